@@ -1,0 +1,57 @@
+"""How a model writes a call and reads an observation.
+
+A format knows text only: it finds calls, renders observations, and tells its stop strings and usage prompt. It knows
+no tool; which tool takes a call is decided by the call's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from verl_tool.protocol import ToolDescription
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as it stands in a model's text."""
+
+    name: str
+    """What the model named: a tag, a fence's language, or the ``name`` of a JSON call."""
+    input: str
+    """The payload as free text (code, expression, query). For a JSON call: the one string argument, if there is just
+    one, else the arguments as JSON."""
+    start: int
+    """Offset of the call's first character in the text."""
+    end: int
+    """Offset behind its last character."""
+    format: Format
+    """The dialect that it is written in; its observation is rendered by the same."""
+    arguments: Mapping[str, Any] | None = None
+    """The arguments of a JSON call."""
+    error: str | None = None
+    """Why the call cannot be run (broken JSON, say), in words for the model; None if it is well formed."""
+    id: str | None = None
+    """The dialect's own id of the call, where it has one."""
+
+
+class Format(Protocol):
+    """One dialect. Every method is total: arbitrary text never raises, and time is linear in its length."""
+
+    name: str
+    """As users write it in configs, such as ``fenced`` or ``hermes``."""
+    stop: tuple[str, ...]
+    """Strings at which generation stops because a call is complete."""
+
+    def find_calls(self, text: str) -> list[Call]:
+        """All calls in `text`, in order, without overlap. Text of an observation is never one."""
+        ...
+
+    def render(self, output: str, call: Call | None = None) -> str:
+        """The observation as the model reads it. `find_calls` finds nothing in it, whatever `output` holds."""
+        ...
+
+    def usage(self, tools: Sequence[ToolDescription]) -> str:
+        """A paragraph for a system prompt that tells how to call these tools."""
+        ...

@@ -1,0 +1,248 @@
+"""What travels between a trajectory and the tool server.
+
+`POST /get_observation` takes one list per field, all of the same length, one entry a trajectory. Two fields are
+ours and may be left out by older clients: ``steps`` (a repeated step is answered from the record and runs nothing)
+and, in the answer, ``faults`` (infrastructure failed: not something a model should learn from).
+
+This module imports nothing else of the project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class FaultKind(str, Enum):
+    """Why a tool call has no observation."""
+
+    UNREACHABLE = "unreachable"
+    """No connection to the server, or the connection broke before the answer."""
+    OVERLOADED = "overloaded"
+    """The server's queue is full (HTTP 503)."""
+    TIMEOUT = "timeout"
+    """The deadline of the call passed before the server answered."""
+    STATE_LOST = "state_lost"
+    """The replica that held this trajectory's state is gone, or the state expired."""
+    SANDBOX = "sandbox"
+    """The sandbox itself failed; the code that it was given is not to blame."""
+    TOOL_CRASHED = "tool_crashed"
+    """The tool's own program raised; a bug in the tool."""
+    BAD_REQUEST = "bad_request"
+    """The caller sent something that no retry will mend."""
+    SHUTTING_DOWN = "shutting_down"
+    """The server is stopping."""
+
+
+class Fault(BaseModel):
+    """A failure of the infrastructure, for one trajectory of a request."""
+
+    model_config = ConfigDict(frozen=True, use_enum_values=False)
+
+    kind: FaultKind
+    message: str
+    """What was wrong, the limit, and what to do."""
+    retryable: bool
+    """Whether the same step may be sent again without running anything twice."""
+
+
+class Observation(BaseModel):
+    """The long form of an observation; a plain string is the short form of ``Observation(obs=...)``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    obs: str = ""
+    reward: float | None = None
+    """A reward for this one step, from the tool."""
+    image: Any | None = None
+    audio: Any | None = None
+    invalid_reason: str | None = None
+    """Why ``valid`` is false, for logs; the model reads ``obs``."""
+    metrics: dict[str, float] | None = None
+
+    def shortened(self) -> str | Observation:
+        """A plain string if the text is all there is."""
+        bare = self.model_dump(exclude={"obs"}, exclude_none=True)
+        return self if bare else self.obs
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """One trajectory's part of a request."""
+
+    trajectory_id: str
+    action: str
+    """The model's text of this turn, stop string included."""
+    step: int | None = None
+    """Number of the turn, counted from 0. With it, sending the same step twice runs it once."""
+    finish: bool = False
+    """Free this trajectory's state; the action is not run."""
+    is_last_step: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """This trajectory's entry of ``extra_fields``, and of every further top-level list."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One trajectory's part of a response."""
+
+    trajectory_id: str
+    observation: str = ""
+    done: bool = False
+    """The trajectory is over: it called `finish`, or the tool ended it."""
+    valid: bool = True
+    """A tool recognised the action."""
+    fault: Fault | None = None
+    reward: float | None = None
+    image: Any | None = None
+    audio: Any | None = None
+    invalid_reason: str | None = None
+    metrics: Mapping[str, float] | None = None
+
+    def as_observation(self) -> str | Observation:
+        """The observation in its wire form."""
+        return Observation(
+            obs=self.observation,
+            reward=self.reward,
+            image=self.image,
+            audio=self.audio,
+            invalid_reason=self.invalid_reason,
+            metrics=dict(self.metrics) if self.metrics else None,
+        ).shortened()
+
+
+class ObservationRequest(BaseModel):
+    """Body of ``POST /get_observation``.
+
+    Every further top-level list must have one entry a trajectory too; it reaches the tool in ``StepRequest.extra``
+    under its own name. Entries of a wrong type are kept here and answered one by one (`step_requests`), so that one
+    bad entry does not cost the others.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    trajectory_ids: list[Any]
+    actions: list[Any]
+    extra_fields: list[Any] | None = None
+    finish: list[Any] | None = None
+    is_last_step: list[Any] | None = None
+    steps: list[Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_entry_a_trajectory(self) -> ObservationRequest:
+        expected = len(self.trajectory_ids)
+        for name, value in self._columns():
+            if value is None:
+                continue
+            if not isinstance(value, list):
+                raise ValueError(
+                    f"{name!r} is a {type(value).__name__}; every top-level field must be a list with one entry a "
+                    f"trajectory ({expected} here). Put data of the whole request into each entry of 'extra_fields'"
+                )
+            if len(value) != expected:
+                raise ValueError(
+                    f"{name!r} has {len(value)} entries and 'trajectory_ids' has {expected}; "
+                    "send one entry a trajectory"
+                )
+        return self
+
+    def _columns(self) -> list[tuple[str, Any]]:
+        own = ("actions", "extra_fields", "finish", "is_last_step", "steps")
+        return [(name, getattr(self, name)) for name in own] + list((self.model_extra or {}).items())
+
+    def step_requests(self) -> list[StepRequest | Fault]:
+        """The request's entries in order; an entry of a wrong type is the `Fault` to answer it with."""
+        extra_columns = self.model_extra or {}
+        return [self._entry(i, extra_columns) for i in range(len(self.trajectory_ids))]
+
+    def _entry(self, i: int, extra_columns: Mapping[str, list[Any]]) -> StepRequest | Fault:
+        trajectory_id, action = self.trajectory_ids[i], self.actions[i]
+        extra = self.extra_fields[i] if self.extra_fields is not None else None
+        finish = self.finish[i] if self.finish is not None else None
+        last = self.is_last_step[i] if self.is_last_step is not None else None
+        step = self.steps[i] if self.steps is not None else None
+        checks = (
+            ("trajectory_ids", trajectory_id, isinstance(trajectory_id, str) and trajectory_id != "", "a string"),
+            ("actions", action, isinstance(action, str), "a string"),
+            ("extra_fields", extra, extra is None or isinstance(extra, dict), "an object or null"),
+            ("finish", finish, finish is None or isinstance(finish, bool), "true, false or null"),
+            ("is_last_step", last, last is None or isinstance(last, bool), "true, false or null"),
+            ("steps", step, step is None or (type(step) is int and step >= 0), "a whole number from 0, or null"),
+        )
+        for name, value, good, wanted in checks:
+            if not good:
+                message = f"{name}[{i}] is {str(value)[:80]!r} ({type(value).__name__}); send {wanted}"
+                return Fault(kind=FaultKind.BAD_REQUEST, message=message, retryable=False)
+        merged = {name: column[i] for name, column in extra_columns.items()} | (extra or {})
+        return StepRequest(trajectory_id, action, step, bool(finish), bool(last), merged)
+
+
+class ObservationResponse(BaseModel):
+    """Answer of ``POST /get_observation``: one entry a trajectory, in the order of the request."""
+
+    observations: list[str | Observation]
+    dones: list[bool]
+    valids: list[bool]
+    faults: list[Fault | None] = Field(default_factory=list)
+    processing_time_ms: float = 0.0
+
+    @classmethod
+    def from_results(cls, results: list[StepResult], processing_time_ms: float) -> ObservationResponse:
+        return cls(
+            observations=[r.as_observation() for r in results],
+            dones=[r.done for r in results],
+            valids=[r.valid for r in results],
+            faults=[r.fault for r in results],
+            processing_time_ms=processing_time_ms,
+        )
+
+    def step_results(self, trajectory_ids: list[str]) -> list[StepResult]:
+        """The entries as `StepResult`. A server that knows no ``faults`` gives none.
+
+        Raises ValueError if the response has another number of entries than ``trajectory_ids``.
+        """
+        n = len(trajectory_ids)
+        faults = self.faults or [None] * n
+        for name, column in (("observations", self.observations), ("dones", self.dones), ("valids", self.valids)):
+            if len(column) != n:
+                raise ValueError(f"the server answered {len(column)} {name} for {n} trajectories")
+        if len(faults) != n:
+            raise ValueError(f"the server answered {len(faults)} faults for {n} trajectories")
+        results = []
+        for tid, obs, done, valid, fault in zip(
+            trajectory_ids, self.observations, self.dones, self.valids, faults, strict=True
+        ):
+            long = Observation(obs=obs) if isinstance(obs, str) else obs
+            results.append(
+                StepResult(
+                    tid,
+                    long.obs,
+                    done,
+                    valid,
+                    fault,
+                    long.reward,
+                    long.image,
+                    long.audio,
+                    long.invalid_reason,
+                    long.metrics,
+                )
+            )
+        return results
+
+
+class ToolDescription(BaseModel):
+    """One tool as ``GET /tools`` tells it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of the arguments, as in OpenAI's ``tools[].function.parameters``."""
+    usage: str
+    """What to put into a system prompt so that a model can call it."""
+    example_actions: list[str]
+    """Actions that this tool recognises, as a model would write them."""
+    stateful: bool = False
