@@ -1,0 +1,125 @@
+# Source this: `source scripts/env.sh [EXTRA...]`. Makes .venv on a fresh machine, activates it, and is a no-op in under a
+# second when all is there.
+#
+# EXTRA: dev (tests, linters), cpu (training without an accelerator), gpu (training on GPUs), train (cpu or gpu, by what
+# this machine has). Without any, only what serves tools is installed. Extras add up over calls.
+#
+# VERL_TOOL_VENV         where the environment lives (default: .venv in the project)
+# VERL_TOOL_SKIP_SYSTEM  1: do not try to install the system package that the sandbox needs
+
+verl_tool_say() { printf '\033[2m[env]\033[0m %s\n' "$*" >&2; }
+verl_tool_fail() { printf '[env] error: %s\n' "$*" >&2; return 1; }
+
+verl_tool_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+verl_tool_venv="${VERL_TOOL_VENV:-$verl_tool_root/.venv}"
+
+# A system Python of a version we support, else the version that uv shall fetch.
+verl_tool_python() {
+    local candidate
+    for candidate in python3 python3.11 python3.12 python3.10; do
+        "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12)); ' 2>/dev/null || continue
+        "$candidate" -c 'import sys; print(sys.executable)' && return 0
+    done
+    echo 3.12
+}
+
+verl_tool_find_uv() {
+    local tools="$verl_tool_root/.tools" python
+    if command -v uv >/dev/null && uv --version >/dev/null 2>&1; then command -v uv; return 0; fi
+    if [ ! -x "$tools/bin/uv" ]; then
+        python="$(command -v python3)" || { verl_tool_fail "python3 is not on PATH; install Python 3.10-3.12"; return 1; }
+        "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip --user >/dev/null 2>&1 ||
+            { verl_tool_fail "neither uv nor pip is here; install one of them (for example: apt-get install python3-pip)"; return 1; }
+        verl_tool_say "installing uv into .tools"
+        "$python" -m pip install --quiet --disable-pip-version-check --target "$tools" uv >&2 ||
+            { verl_tool_fail "pip could not install uv"; return 1; }
+    fi
+    echo "$tools/bin/uv"
+}
+
+verl_tool_has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+
+# Names of extras, one a line, sorted, `train` resolved, those of earlier calls included.
+verl_tool_extras() {
+    local extra
+    {
+        [ -f "$verl_tool_venv/.extras" ] && cat "$verl_tool_venv/.extras"
+        for extra in "$@"; do
+            case "$extra" in
+                dev | cpu | gpu) echo "$extra" ;;
+                train) if verl_tool_has_gpu; then echo gpu; else echo cpu; fi ;;
+                *) verl_tool_fail "extra '$extra' is unknown; known: dev, cpu, gpu, train"; return 1 ;;
+            esac
+        done
+    } | sort -u
+}
+
+# The sandbox needs bubblewrap and libseccomp. Without the right to install them, say so and go on: the server itself
+# refuses to start without isolation, and tells what is missing.
+verl_tool_system_packages() {
+    [ "${VERL_TOOL_SKIP_SYSTEM:-0}" = 1 ] && return 0
+    local missing=() sudo=()
+    command -v bwrap >/dev/null || missing+=(bubblewrap)
+    ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 || [ -n "$(ls /usr/lib*/libseccomp.so.2 /usr/lib/*/libseccomp.so.2 2>/dev/null)" ] ||
+        missing+=(libseccomp2)
+    [ ${#missing[@]} -eq 0 ] && return 0
+    [ "$(id -u)" = 0 ] || { command -v sudo >/dev/null && sudo -n true 2>/dev/null && sudo=(sudo -n); } ||
+        { verl_tool_say "the sandbox needs: ${missing[*]} (no right to install system packages here; ask an administrator)"; return 0; }
+    verl_tool_say "installing ${missing[*]}"
+    if command -v apt-get >/dev/null; then
+        { "${sudo[@]}" apt-get install -y -qq "${missing[@]}" || { "${sudo[@]}" apt-get update -qq && "${sudo[@]}" apt-get install -y -qq "${missing[@]}"; }; } >/dev/null 2>&1
+    elif command -v dnf >/dev/null; then
+        "${sudo[@]}" dnf install -y -q bubblewrap libseccomp >/dev/null 2>&1
+    elif command -v apk >/dev/null; then
+        "${sudo[@]}" apk add --quiet bubblewrap libseccomp >/dev/null 2>&1
+    fi || verl_tool_say "could not install ${missing[*]}; install them by hand"
+}
+
+verl_tool_install() {
+    local uv extras names args=() backend=() pins="$verl_tool_root/scripts/constraints"
+    uv="$(verl_tool_find_uv)" || return 1
+    extras="$1"
+    names="$(echo "$extras" | paste -sd, -)"
+    if grep -qx cpu <<<"$extras" && grep -qx gpu <<<"$extras"; then
+        verl_tool_fail "extras cpu and gpu exclude each other in one environment; remove $verl_tool_venv or set VERL_TOOL_VENV"
+        return 1
+    fi
+    # uv does not read pip's own setting for local wheels.
+    export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
+    [ -n "$UV_FIND_LINKS" ] || unset UV_FIND_LINKS
+    if [ ! -x "$verl_tool_venv/bin/python" ]; then
+        verl_tool_say "making $verl_tool_venv"
+        "$uv" venv --quiet --python "$(verl_tool_python)" "$verl_tool_venv" || return 1
+    fi
+    if grep -qx cpu <<<"$extras"; then
+        args=(--override "$pins/overrides_cpu.txt")
+        # Resolved for 3.11; other versions take what pyproject.toml allows.
+        "$verl_tool_venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' &&
+            args+=(--constraint "$pins/cpu.txt")
+        # A CPU build of torch: a local wheel where there is one, else PyTorch's own CPU builds.
+        ls ${UV_FIND_LINKS:-/nonexistent}/torch-*+cpu-*.whl >/dev/null 2>&1 || backend=(--torch-backend cpu)
+    elif ! grep -qx gpu <<<"$extras"; then
+        args=(--constraint "$pins/server.txt")
+    fi
+    verl_tool_say "installing verl-tool${names:+[$names]}"
+    "$uv" pip install --quiet --python "$verl_tool_venv/bin/python" "${args[@]}" "${backend[@]}" \
+        --editable "$verl_tool_root${names:+[$names]}" || return 1
+    verl_tool_system_packages
+    echo "$extras" >"$verl_tool_venv/.extras"
+}
+
+verl_tool_env() {
+    local extras stamp
+    extras="$(verl_tool_extras "$@")" || return 1
+    stamp="$(cat "$verl_tool_root/pyproject.toml" "$verl_tool_root"/scripts/constraints/*.txt "${BASH_SOURCE[0]}" <(echo "$extras") | cksum)"
+    if [ "$(cat "$verl_tool_venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
+        verl_tool_install "$extras" || { verl_tool_fail "setting up $verl_tool_venv failed; the lines above say why"; return 1; }
+        echo "$stamp" >"$verl_tool_venv/.stamp"
+    fi
+    # Imports are slow without cached bytecode, and there are many processes.
+    unset PYTHONDONTWRITEBYTECODE
+    export VIRTUAL_ENV="$verl_tool_venv"
+    case ":$PATH:" in *":$verl_tool_venv/bin:"*) ;; *) export PATH="$verl_tool_venv/bin:$PATH" ;; esac
+}
+
+verl_tool_env "$@"

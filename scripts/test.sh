@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# The project's checks: format, lint, types, tests. Arguments go to pytest: `bash scripts/test.sh -m "not slow"`.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/env.sh dev
+ruff check .
+ruff format --check .
+mypy
+exec python -m pytest "$@"
