@@ -41,17 +41,15 @@ verl_tool_has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/n
 
 # Names of extras, one a line, sorted, `train` resolved, those of earlier calls included.
 verl_tool_extras() {
-    local extra
-    {
-        [ -f "$verl_tool_venv/.extras" ] && cat "$verl_tool_venv/.extras"
-        for extra in "$@"; do
-            case "$extra" in
-                dev | cpu | gpu) echo "$extra" ;;
-                train) if verl_tool_has_gpu; then echo gpu; else echo cpu; fi ;;
-                *) verl_tool_fail "extra '$extra' is unknown; known: dev, cpu, gpu, train"; return 1 ;;
-            esac
-        done
-    } | sort -u
+    local extra names=""
+    for extra in "$@" $(cat "$verl_tool_venv/.extras" 2>/dev/null); do
+        case "$extra" in
+            dev | cpu | gpu) names+="$extra"$'\n' ;;
+            train) if verl_tool_has_gpu; then names+=$'gpu\n'; else names+=$'cpu\n'; fi ;;
+            *) verl_tool_fail "extra '$extra' is unknown; known: dev, cpu, gpu, train"; return 1 ;;
+        esac
+    done
+    printf '%s' "$names" | sort -u
 }
 
 # The sandbox needs bubblewrap and libseccomp. Without the right to install them, say so and go on: the server itself
