@@ -16,10 +16,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from verl_tool.formats import ALL_FORMATS, Call, Format
 from verl_tool.protocol import ToolDescription
+
+if TYPE_CHECKING:
+    from verl_tool.sandbox import SandboxPool
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,17 @@ class Tool(ABC):
     """The dialects in which it can be called."""
     stateful: ClassVar[bool] = False
     """Whether `create_state` gives a trajectory something of its own that must be there at its next call."""
+    sandbox: SandboxPool | None = None
+    """The pool in which this tool runs Python, set by `start`; the server lends it to ``POST /run_code``."""
 
     async def start(self) -> None:
         """Take what the tool needs (a sandbox pool, a connection). Raise with a clear message if it cannot serve."""
 
     async def close(self) -> None:
         """Give back what `start` took."""
+
+    async def check(self) -> None:
+        """Raise a `VerlToolError` if the tool can no longer serve; called every few seconds, so be quick."""
 
     async def create_state(self, trajectory_id: str, extra: Mapping[str, Any]) -> Any:
         """This trajectory's own state, made before its first call."""
