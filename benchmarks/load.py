@@ -1,0 +1,208 @@
+"""What the benchmarks share: a closed-loop load, what a tree of processes used, percentiles, a table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+Call = Callable[[int], Awaitable[int]]
+"""One request; given its number, it returns how many executions were answered as they should be."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process and all that descend from it used."""
+
+    cpu_seconds: float
+    """User and system time, of children that have ended too."""
+    memory_bytes: int
+    """Proportional set size: shared pages are counted once."""
+    processes: int
+
+
+def usage_of_tree(pids: Sequence[int], without: Sequence[int] = ()) -> Usage:
+    """Sum over `pids` and their descendants, less those of `without`. Processes that end meanwhile are left out."""
+    skipped = {process.pid for pid in without for process in _tree(pid)}
+    members = {process.pid: process for pid in pids for process in _tree(pid) if process.pid not in skipped}
+    cpu, memory = 0.0, 0
+    for process in members.values():
+        try:
+            times = process.cpu_times()
+            memory += _proportional_set_size(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError, FileNotFoundError):
+            continue
+        cpu += times.user + times.system + times.children_user + times.children_system
+    return Usage(cpu, memory, len(members))
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _proportional_set_size(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement."""
+
+    system: str
+    snippet: str
+    concurrency: int
+    executions: int
+    errors: int
+    per_second: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    cpu_ms: float
+    """CPU per execution in milliseconds, of the system under test, without the load generator."""
+    memory_mb: float
+    """Highest memory seen, in MiB."""
+    ratio: float | None = None
+    """Throughput against the baseline of the same snippet and concurrency."""
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The nearest-rank percentile; `q` in [0, 1]."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+async def measure(
+    call: Call,
+    *,
+    system: str,
+    snippet: str,
+    concurrency: int,
+    seconds: float,
+    executions_per_call: int = 1,
+    pids: Sequence[int] = (),
+    without: Sequence[int] = (),
+    max_calls: int | None = None,
+    deadline_seconds: float = 180.0,
+) -> Cell:
+    """Keep `concurrency` calls under way for `seconds`, then wait for those still out.
+
+    Throughput is all executions over all the time until the last answer. A call that raises counts as an error. CPU and
+    memory are those of the processes `pids` and their descendants, less `without` and theirs.
+    """
+    latencies: list[float] = []
+    answered = sent = 0
+    peak = 0
+    start = time.perf_counter()
+
+    async def worker() -> None:
+        nonlocal answered, sent
+        while time.perf_counter() - start < seconds and (max_calls is None or sent < max_calls):
+            number, sent = sent, sent + 1
+            began = time.perf_counter()
+            try:
+                answered += await call(number)
+            except (OSError, RuntimeError, asyncio.TimeoutError, ValueError) as error:
+                if not isinstance(error, asyncio.TimeoutError):
+                    Console(stderr=True).print(
+                        f"[red]{system}/{snippet}[/]: {type(error).__name__}: {str(error)[:200]}"
+                    )
+            latencies.append(time.perf_counter() - began)
+
+    async def watch_memory() -> None:
+        nonlocal peak
+        while True:
+            peak = max(peak, (await asyncio.to_thread(usage_of_tree, pids, without)).memory_bytes)
+            await asyncio.sleep(2.0)
+
+    before = usage_of_tree(pids, without)
+    watcher = asyncio.create_task(watch_memory())
+    try:
+        await asyncio.wait_for(asyncio.gather(*[worker() for _ in range(concurrency)]), deadline_seconds)
+    finally:
+        watcher.cancel()
+    elapsed = time.perf_counter() - start
+    after = usage_of_tree(pids, without)
+    total = sent * executions_per_call
+    return Cell(
+        system=system,
+        snippet=snippet,
+        concurrency=concurrency,
+        executions=total,
+        errors=total - answered,
+        per_second=answered / elapsed,
+        p50_ms=percentile(latencies, 0.50) * 1e3,
+        p95_ms=percentile(latencies, 0.95) * 1e3,
+        p99_ms=percentile(latencies, 0.99) * 1e3,
+        cpu_ms=(after.cpu_seconds - before.cpu_seconds) / max(total, 1) * 1e3,
+        memory_mb=peak / 2**20,
+    )
+
+
+def with_ratios(cells: Sequence[Cell], baseline: str) -> list[Cell]:
+    """The same cells with `ratio` filled in against system `baseline`."""
+    base = {(c.snippet, c.concurrency): c.per_second for c in cells if c.system == baseline}
+    filled = []
+    for cell in cells:
+        against = base.get((cell.snippet, cell.concurrency))
+        filled.append(Cell(**{**asdict(cell), "ratio": cell.per_second / against if against else None}))
+    return filled
+
+
+def print_cells(cells: Sequence[Cell], title: str) -> None:
+    """A readable table."""
+    table = Table(title=title)
+    for column in (
+        "snippet",
+        "at once",
+        "system",
+        "per s",
+        "ratio",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "CPU ms",
+        "MiB",
+        "errors",
+    ):
+        table.add_column(column, justify="left" if column in ("snippet", "system") else "right")
+    for c in sorted(cells, key=lambda c: (c.snippet, c.concurrency)):
+        ratio = "" if c.ratio is None else f"{c.ratio:.1f}x"
+        numbers = [f"{c.p50_ms:.1f}", f"{c.p95_ms:.1f}", f"{c.p99_ms:.1f}", f"{c.cpu_ms:.2f}", f"{c.memory_mb:.0f}"]
+        table.add_row(c.snippet, str(c.concurrency), c.system, f"{c.per_second:.0f}", ratio, *numbers, str(c.errors))
+    Console(width=140).print(table)
+
+
+def markdown(cells: Sequence[Cell]) -> str:
+    """The same table in Markdown."""
+    lines = [
+        "| snippet | at once | system | per second | ratio | p50 ms | p95 ms | p99 ms | CPU ms | MiB | errors |",
+        "|---|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for c in sorted(cells, key=lambda c: (c.snippet, c.concurrency)):
+        ratio = "" if c.ratio is None else f"{c.ratio:.1f}x"
+        times = f"{c.p50_ms:.1f} | {c.p95_ms:.1f} | {c.p99_ms:.1f} | {c.cpu_ms:.2f}"
+        what = f"{c.snippet} | {c.concurrency} | {c.system} | {c.per_second:.0f} | {ratio}"
+        lines.append(f"| {what} | {times} | {c.memory_mb:.0f} | {c.errors} |")
+    return "\n".join(lines)
+
+
+def write_json(path: Path, cells: Sequence[Cell], **facts: object) -> None:
+    """All cells and what is worth knowing about the machine."""
+    machine = {"cores": os.cpu_count(), "memory_bytes": psutil.virtual_memory().total}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine, **facts, "cells": [asdict(c) for c in cells]}, indent=2) + "\n")

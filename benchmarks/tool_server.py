@@ -1,0 +1,342 @@
+"""The tool server against a plain Python subprocess per call, in one run: `python benchmarks/tool_server.py`.
+
+Systems: `subprocess` (a new Python per call, no isolation: what most tool servers do), `sandbox` (the pool alone),
+`server` (HTTP, one call a request), `server x64` (HTTP, 64 trajectories a request). A no-op tool is compared with
+uvicorn + FastAPI beside it. Last comes a soak: thousands of calls at concurrency 256, 5% of them hostile, every answer
+checked.
+
+Ratios are what to read: both sides of one were measured minutes apart on the same machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import typer
+from load import Cell, Usage, markdown, measure, print_cells, usage_of_tree, with_ratios, write_json
+from rich.console import Console
+
+from verl_tool.sandbox import Limits, SandboxPool
+
+console = Console(stderr=True)
+
+SNIPPETS = {
+    "print": "print({n} + 1)",
+    "numpy": "import numpy as np\nprint(int(np.arange(8).sum()) - 28 + {n} + 1)",
+}
+HOSTILE = [
+    "while True: pass",
+    "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "x = []\nwhile True: x.append(bytearray(10_000_000))",
+    "import os, signal\nos.kill(-1, signal.SIGKILL)",
+    "import sys\nwhile True: sys.stdout.write('x' * 100_000)",
+    "import ctypes; ctypes.string_at(0)",
+    "i = 0\nwhile True:\n    open(f'/tmp/{i}', 'wb').write(b'a' * (1 << 20)); i += 1",
+]
+NOOP_TOOL = """
+from verl_tool.servers.tools.base import Tool, ToolResult
+
+
+class Noop(Tool):
+    name = "noop"
+    description = "Answers at once."
+    example_actions = ("<noop>1</noop>",)
+
+    async def run(self, call, context):
+        return ToolResult(call.input)
+"""
+FASTAPI_NOOP = """
+import sys
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+
+class Request(BaseModel):
+    trajectory_ids: list[str]
+    actions: list[str]
+
+
+app = FastAPI()
+
+
+@app.post("/get_observation")
+async def get_observation(request: Request) -> dict:
+    n = len(request.actions)
+    return {"observations": request.actions, "dones": [False] * n, "valids": [True] * n}
+
+
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+async def wait_until_up(url: str, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
+    """Raises RuntimeError if `process` ends or does not answer in time."""
+    deadline = time.monotonic() + seconds
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with exit code {process.returncode}")
+            try:
+                async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)):
+                    return
+            except (aiohttp.ClientError, asyncio.TimeoutError):
+                await asyncio.sleep(0.3)
+    raise RuntimeError(f"no answer from {url} within {seconds} s")
+
+
+@asynccontextmanager
+async def running(command: list[str], url: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A child process that serves `url`; stopped with SIGINT, killed if it does not go."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        await wait_until_up(url, process)
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            await asyncio.to_thread(process.wait, 60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def server_command(port: int, tools: str, queue: int = 4096) -> list[str]:
+    command = [sys.executable, "-m", "verl_tool.servers.ray_serve", "--port", str(port), "--tool_type", tools]
+    return [*command, "--max_concurrent_requests", str(queue)]
+
+
+def get_observation(session: aiohttp.ClientSession, url: str, snippet: str, batch: int = 1):
+    """A call for `measure`: `batch` trajectories a request, each answer checked against its own number."""
+
+    async def call(number: int) -> int:
+        numbers = range(number * batch, number * batch + batch)
+        actions = [f"```python\n{SNIPPETS[snippet].format(n=n)}\n```" for n in numbers]
+        body = {"trajectory_ids": [f"{snippet}-{batch}-{n}" for n in numbers], "actions": actions}
+        async with session.post(url + "/get_observation", json=body) as response:
+            if response.status != 200:
+                raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:200]}")
+            observations = (await response.json())["observations"]
+        return sum(str(n + 1) in str(obs).split() for n, obs in zip(numbers, observations, strict=True))
+
+    return call
+
+
+def plain_subprocess(snippet: str):
+    async def call(number: int) -> int:
+        code = SNIPPETS[snippet].format(n=number)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        return int(out.split() == [str(number + 1).encode()])
+
+    return call
+
+
+def in_pool(pool: SandboxPool, snippet: str):
+    async def call(number: int) -> int:
+        result = await pool.run(SNIPPETS[snippet].format(n=number))
+        return int(result.stdout.split() == [str(number + 1)])
+
+    return call
+
+
+async def compare_executions(seconds: float, levels: list[int]) -> list[Cell]:
+    """`print` and numpy at every concurrency, all systems interleaved."""
+    cells: list[Cell] = []
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    own = [os.getpid()]
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        running(server_command(port, "python_code"), url + "/health") as server,
+        aiohttp.ClientSession(connector=connector) as session,
+        SandboxPool(max_concurrent=256) as pool,
+    ):
+        for snippet in SNIPPETS:
+            await asyncio.gather(in_pool(pool, snippet)(0), get_observation(session, url, snippet)(0))
+            for level in levels:
+                systems = {
+                    "subprocess": (plain_subprocess(snippet), 1, own),
+                    "sandbox": (in_pool(pool, snippet), 1, own),
+                    "server": (get_observation(session, url, snippet), 1, [server.pid]),
+                }
+                for system, (call, batch, pids) in systems.items():
+                    console.print(f"[dim]{snippet:6} {level:4} at once: {system}[/]")
+                    cells.append(
+                        await measure(
+                            call, system=system, snippet=snippet, concurrency=level, seconds=seconds,
+                            executions_per_call=batch, pids=pids, without=[] if system == "server" else [server.pid],
+                        )
+                    )  # fmt: skip
+            cells += await compare_batches(pool, session, url, snippet, seconds, server.pid)
+    return with_ratios(cells, "subprocess")
+
+
+async def compare_batches(
+    pool: SandboxPool, session: aiohttp.ClientSession, url: str, snippet: str, seconds: float, server_pid: int
+) -> list[Cell]:
+    """Requests of 64 trajectories, two at a time, against the pool kept as busy: listed at 128 at once."""
+    run = in_pool(pool, snippet)
+    batch = await measure(
+        get_observation(session, url, snippet, 64), system="server x64", snippet=snippet, concurrency=2,
+        seconds=seconds * 2, executions_per_call=64, pids=[server_pid],
+    )  # fmt: skip
+    alone = await measure(
+        run, system="sandbox", snippet=snippet, concurrency=128, seconds=seconds * 2,
+        pids=[os.getpid()], without=[server_pid],
+    )  # fmt: skip
+    return [Cell(**{**batch.__dict__, "concurrency": 128}), alone]
+
+
+async def time_limits(seconds: float) -> list[Cell]:
+    """A loop that never ends, limit 1 s, 8 at once: how late is the end?"""
+
+    async def in_sandbox(number: int) -> int:
+        return int((await pool.run("while True: pass")).timed_out)
+
+    async def in_subprocess(number: int) -> int:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+        try:
+            await asyncio.wait_for(process.wait(), 1.0)
+        except asyncio.TimeoutError:
+            process.kill()
+            await process.wait()
+            return 1
+        return 0
+
+    async with SandboxPool(limits=Limits(wall_seconds=1.0)) as pool:
+        cells = []
+        for system, call in (("subprocess", in_subprocess), ("sandbox", in_sandbox)):
+            pids, snippet = [os.getpid()], "loop, limit 1 s"
+            cells.append(await measure(call, system=system, snippet=snippet, concurrency=8, seconds=seconds, pids=pids))
+        return with_ratios(cells, "subprocess")
+
+
+async def compare_noop(seconds: float, levels: list[int]) -> list[Cell]:
+    """Our whole server with a tool that does nothing, against uvicorn + FastAPI that does nothing."""
+    cells: list[Cell] = []
+    with tempfile.TemporaryDirectory() as folder:
+        tool, app = Path(folder) / "noop.py", Path(folder) / "fastapi_noop.py"
+        tool.write_text(NOOP_TOOL)
+        app.write_text(FASTAPI_NOOP)
+        ours, theirs = free_port(), free_port()
+        async with (
+            running(server_command(ours, str(tool)), f"http://127.0.0.1:{ours}/health") as server,
+            running([sys.executable, str(app), str(theirs)], f"http://127.0.0.1:{theirs}/docs") as fastapi,
+        ):
+            for level in levels:
+                for system, port, pid in (("uvicorn + FastAPI", theirs, fastapi.pid), ("server", ours, server.pid)):
+                    cells.append(await measure_noop(system, port, pid, level, seconds))
+    return with_ratios(cells, "uvicorn + FastAPI")
+
+
+async def measure_noop(system: str, port: int, pid: int, level: int, seconds: float) -> Cell:
+    url = f"http://127.0.0.1:{port}/get_observation"
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def call(number: int) -> int:
+            body = {"trajectory_ids": [f"t{number}"], "actions": [f"<noop>{number}</noop>"]}
+            async with session.post(url, json=body) as response:
+                observations = (await response.json())["observations"]
+            return int(str(number) in str(observations[0]))
+
+        console.print(f"[dim]no-op {level:4} at once: {system}[/]")
+        await asyncio.gather(*[call(n) for n in range(level)])
+        return await measure(call, system=system, snippet="no-op", concurrency=level, seconds=seconds, pids=[pid])
+
+
+async def soak(calls: int) -> dict[str, object]:
+    """`calls` at concurrency 256, 5% hostile: is every answer the one asked for, does anything grow?"""
+    config = Path(tempfile.mkdtemp()) / "config.json"
+    config.write_text('{"tools": {"python": {"enabled": true, "timeout": 2}}}')
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [*server_command(port, "python_code"), "--tool_config", str(config)]
+    async with (
+        running(command, url + "/health") as server,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+    ):
+        await soak_part(session, url, calls // 10)
+        await asyncio.sleep(3)
+        before = usage_of_tree([server.pid])
+        started = time.perf_counter()
+        counts = await soak_part(session, url, calls)
+        seconds = time.perf_counter() - started
+        await asyncio.sleep(3)
+        after = usage_of_tree([server.pid])
+    return {**counts, "seconds": round(seconds, 1), **growth(before, after)}
+
+
+def growth(before: Usage, after: Usage) -> dict[str, object]:
+    return {
+        "processes_before": before.processes,
+        "processes_after": after.processes,
+        "memory_mb_before": round(before.memory_bytes / 2**20),
+        "memory_mb_after": round(after.memory_bytes / 2**20),
+    }
+
+
+async def soak_part(session: aiohttp.ClientSession, url: str, calls: int) -> dict[str, int]:
+    """Every 20th call is hostile; each of the others must be answered with its own number."""
+    gate = asyncio.Semaphore(256)
+    counts = {"calls": calls, "hostile": 0, "lost": 0, "crossed": 0}
+
+    async def one(number: int) -> None:
+        hostile = number % 20 == 0
+        code = HOSTILE[number // 20 % len(HOSTILE)] if hostile else f"print('answer', {number})"
+        body = {"trajectory_ids": [f"soak-{number}"], "actions": [f"```python\n{code}\n```"]}
+        async with gate, session.post(url + "/get_observation", json=body) as response:
+            answer = await response.json()
+        counts["hostile"] += hostile
+        text = str(answer.get("observations", [""])[0])
+        if not hostile and f"answer {number}" not in text:
+            counts["crossed" if "answer" in text else "lost"] += 1
+
+    await asyncio.wait_for(asyncio.gather(*[one(n) for n in range(calls)]), 900)
+    return counts
+
+
+def main(
+    seconds: float = typer.Option(4.0, help="How long each cell is kept busy."),
+    concurrency: str = typer.Option("1,8,64,256", help="Calls at once, comma separated."),
+    soak_calls: int = typer.Option(10_000, help="Calls of the soak; 0 leaves it out."),
+    output: Path = typer.Option(Path("outputs/benchmarks/tool_server.json"), help="Where the figures go, as JSON."),
+) -> None:
+    """Measure the tool server; print tables, write JSON and Markdown."""
+    levels = [int(level) for level in concurrency.split(",")]
+    cells = asyncio.run(compare_executions(seconds, levels))
+    print_cells(cells, "Running code: against a new Python process per call")
+    limits = asyncio.run(time_limits(seconds))
+    print_cells(limits, "A loop to the time limit")
+    noop = asyncio.run(compare_noop(seconds, levels))
+    print_cells(noop, "A tool that does nothing: against uvicorn + FastAPI")
+    facts: dict[str, object] = {}
+    if soak_calls:
+        facts["soak"] = asyncio.run(soak(soak_calls))
+        Console().print("Soak:", facts["soak"])
+    write_json(output, [*cells, *limits, *noop], **facts)
+    output.with_suffix(".md").write_text("\n\n".join(markdown(part) for part in (cells, limits, noop)) + "\n")
+    console.print(f"figures: {output}, table: {output.with_suffix('.md')}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
