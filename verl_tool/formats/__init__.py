@@ -1,0 +1,55 @@
+"""Dialects: how a model writes a call and reads an observation. One file a dialect."""
+
+from __future__ import annotations
+
+from verl_tool.formats import load, markers
+from verl_tool.formats.bare_json import BareJsonFormat
+from verl_tool.formats.base import Call, Format
+from verl_tool.formats.fenced import FencedFormat
+from verl_tool.formats.hermes import HermesFormat
+from verl_tool.formats.tags import Tag, TagFormat, ToolTagFormat
+from verl_tool.formats.trl import TrlFormat
+
+FENCED = FencedFormat()
+PYTHON_TAGS = TagFormat("python_tags", [Tag.named("python")])
+OPENRLHF = TagFormat("openrlhf", [Tag.named("PYTHON")], ("<PYTHON-OUTPUT>", "</PYTHON-OUTPUT>"))
+TOOL_TAGS = ToolTagFormat()
+SEARCH_TAGS = TagFormat("search_tags", [Tag.named("search")], ("<information>", "</information>"))
+HERMES = HermesFormat()
+TRL = TrlFormat()
+BARE_JSON = BareJsonFormat()
+
+_BUILT_IN = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON)
+for _format in _BUILT_IN:
+    markers.claim(*_format.markers())
+
+ALL_FORMATS: tuple[Format, ...] = _BUILT_IN
+"""The built-in dialects. A tool is called by each of them; tags of its own name come on top (`Tool.formats`)."""
+
+
+def format_by_name(spec: str) -> Format:
+    """A dialect by its name, by an entry point of the group ``verl_tool.formats``, or by the path of a Python file
+    that holds one as ``FORMAT``. Raises ConfigError naming the known ones."""
+    return load.load_format(spec, {fmt.name: fmt for fmt in ALL_FORMATS})
+
+
+__all__ = [
+    "ALL_FORMATS",
+    "BARE_JSON",
+    "FENCED",
+    "HERMES",
+    "OPENRLHF",
+    "PYTHON_TAGS",
+    "SEARCH_TAGS",
+    "TOOL_TAGS",
+    "TRL",
+    "Call",
+    "FencedFormat",
+    "Format",
+    "HermesFormat",
+    "Tag",
+    "TagFormat",
+    "ToolTagFormat",
+    "TrlFormat",
+    "format_by_name",
+]

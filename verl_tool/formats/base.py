@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from verl_tool.protocol import ToolDescription
 
@@ -18,7 +18,7 @@ class Call:
     """One call as it stands in a model's text."""
 
     name: str
-    """What the model named: a tag, a fence's language, or the ``name`` of a JSON call."""
+    """What the model named: a tag, a fence's language, or the ``name`` of a JSON call; empty if it is unreadable."""
     input: str
     """The payload as free text (code, expression, query). For a JSON call: the one string argument, if there is just
     one, else the arguments as JSON."""
@@ -34,8 +34,13 @@ class Call:
     """Why the call cannot be run (broken JSON, say), in words for the model; None if it is well formed."""
     id: str | None = None
     """The dialect's own id of the call, where it has one."""
+    missing: str = ""
+    """The closing string that the engine cut off with the stop string; the observation begins with it."""
+    output_opened: bool = False
+    """The model itself wrote the line that opens the observation (its stop string); the observation leaves it out."""
 
 
+@runtime_checkable
 class Format(Protocol):
     """One dialect. Every method is total: arbitrary text never raises, and time is linear in its length."""
 

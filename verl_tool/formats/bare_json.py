@@ -1,0 +1,45 @@
+"""A turn that is one JSON object and nothing else: ``{"name": "calculator", "arguments": {…}}``, as Llama 3 writes it.
+
+Prose before or behind the object makes it an answer that quotes JSON, not a call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from verl_tool.formats import json_call, markers
+from verl_tool.formats.base import Call
+from verl_tool.formats.usage import usage_by_example
+from verl_tool.protocol import ToolDescription
+
+
+class BareJsonFormat:
+    """The whole text is the call."""
+
+    name = "json"
+    stop: tuple[str, ...] = ()
+
+    def markers(self) -> tuple[str, ...]:
+        """None: an observation is an object too, but has no ``name``."""
+        return ()
+
+    def find_calls(self, text: str) -> list[Call]:
+        stripped = text.strip()
+        if not (stripped.startswith("{") and stripped.endswith("}") and '"name"' in stripped):
+            return []
+        parsed = json_call.parse(stripped)
+        if parsed.error is not None:
+            return []
+        start = text.index("{")
+        return [Call(parsed.name, parsed.input, start, start + len(stripped), self, parsed.arguments)]
+
+    def render(self, output: str, call: Call | None = None) -> str:
+        return f"\n{json.dumps({'result': markers.neutralise(output)}, ensure_ascii=False)}\n"
+
+    def write(self, name: str, payload: str) -> str:
+        """A call as a model would write it, with `payload` as its argument ``input``."""
+        return json.dumps({"name": name, "arguments": {"input": payload}}, ensure_ascii=False)
+
+    def usage(self, tools: Sequence[ToolDescription]) -> str:
+        return usage_by_example(self, tools, lambda tool: self.write(tool.name, "…"))

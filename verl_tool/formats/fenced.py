@@ -1,0 +1,83 @@
+"""Markdown fences: a block opened by ```` ```python ````, answered by a block ```` ```output ````.
+
+The name of a call is the fence's language, so that any tool may be called by it; other languages (a ``json`` block in
+an answer, say) are found too and taken by no tool. A block ends at the next line that begins with a fence of at least
+the same length, else at a fence within a line, as in ``print(1)``` ``. A block without an end is no call: the stop
+string stands behind the end, so an engine that strips it does not strip the end.
+
+Models trained on this dialect open the output block themselves and stop there; the observation then goes on from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from verl_tool.formats import markers
+from verl_tool.formats.base import Call
+from verl_tool.formats.scan import Cursor, Scanner
+from verl_tool.formats.usage import usage_by_example
+from verl_tool.protocol import ToolDescription
+
+OUTPUT = "output"
+_LANGUAGE = r"[A-Za-z][A-Za-z0-9_+.#-]*"
+_OPENING = rf"(?<!`)(?P<fence>`{{3,}})[ \t]*(?P<language>{_LANGUAGE})[ \t]*\r?\n"
+_FENCE_LINE = re.compile(r"^[ \t]*(?P<fence>`{3,})(?P<rest>[^\n]*)", re.MULTILINE)
+
+
+class FencedFormat:
+    """Fenced blocks of code."""
+
+    name = "fenced"
+    stop: tuple[str, ...] = (markers.FENCE + OUTPUT,)
+
+    def __init__(self) -> None:
+        self._scanner = Scanner(_OPENING, (markers.FENCE,), (markers.FENCE + OUTPUT, "\n" + markers.FENCE))
+
+    def markers(self) -> tuple[str, ...]:
+        """The strings that `markers.claim` should know."""
+        return (markers.FENCE,)
+
+    def find_calls(self, text: str) -> list[Call]:
+        calls = self._scanner.calls(text, self._take)
+        if calls and text[calls[-1].end :].strip() == self.stop[0]:
+            first = next(i for i, call in enumerate(calls) if call.name == calls[-1].name)
+            calls[first] = replace(calls[first], output_opened=True)
+        return calls
+
+    def _take(self, match: re.Match[str], cursor: Cursor) -> tuple[Call | None, int]:
+        text, body, fence = cursor.text, match.end(), match["fence"]
+        line = _fence_line(text, body, len(fence))
+        limit = line.start() if line else len(text)
+        if line is None or _opens(line["rest"]):
+            close = text.find(fence, body, limit)
+            if close < 0:
+                return None, limit
+            inner_end, end = close, close + len(fence)
+        else:
+            inner_end = line.start()
+            end = line.start("fence") if line["rest"].strip() == OUTPUT else line.end("fence")
+        return Call(match["language"], text[body:inner_end], match.start(), end, self), end
+
+    def render(self, output: str, call: Call | None = None) -> str:
+        opening = "" if call and call.output_opened else f"\n{markers.FENCE}{OUTPUT}"
+        return f"{opening}\n{markers.neutralise(output)}\n{markers.FENCE}\n"
+
+    def write(self, name: str, payload: str) -> str:
+        """A call as a model would write it."""
+        return f"{markers.FENCE}{name}\n{payload}\n{markers.FENCE}\n"
+
+    def usage(self, tools: Sequence[ToolDescription]) -> str:
+        return usage_by_example(self, tools, lambda tool: self.write(tool.name, "…").rstrip())
+
+
+def _fence_line(text: str, start: int, length: int) -> re.Match[str] | None:
+    """The next line that begins with a fence of at least `length`."""
+    return next((line for line in _FENCE_LINE.finditer(text, start) if len(line["fence"]) >= length), None)
+
+
+def _opens(rest: str) -> bool:
+    """Whether a fence line opens a block of its own, by what follows the fence."""
+    word = rest.strip()
+    return word != OUTPUT and re.fullmatch(_LANGUAGE, word) is not None

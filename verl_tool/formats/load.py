@@ -1,0 +1,39 @@
+"""A dialect by its name, from a user's file, or from an installed package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from verl_tool.errors import ConfigError
+from verl_tool.formats import markers
+from verl_tool.formats.base import Format
+from verl_tool.plugin import import_file
+
+ENTRY_POINTS = "verl_tool.formats"
+
+
+def load_format(spec: str, built_in: Mapping[str, Format]) -> Format:
+    """`spec` is a built-in name, the name of an entry point of the group ``verl_tool.formats``, or a path to a ``.py``
+    file. An entry point gives, and a file holds under the name ``FORMAT``, a `Format`.
+
+    Raises ConfigError if there is none, naming those that are known.
+    """
+    if spec in built_in:
+        return built_in[spec]
+    if spec.endswith(".py"):
+        return _checked(getattr(import_file(Path(spec)), "FORMAT", None), f"{spec} (its FORMAT)")
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if spec in installed:
+        return _checked(installed[spec].load(), f"entry point {spec!r}")
+    known = ", ".join(sorted({*built_in, *installed}))
+    raise ConfigError(f"format {spec!r} is unknown; known: {known}; or give a path to a .py file that holds FORMAT")
+
+
+def _checked(fmt: object, origin: str) -> Format:
+    """`fmt` if it is a `Format`; its stop strings are claimed, so that no observation holds one."""
+    if not isinstance(fmt, Format):
+        raise ConfigError(f"{origin} is {fmt!r:.80}, not a format: it needs name, stop, find_calls, render and usage")
+    markers.claim(*fmt.stop)
+    return fmt

@@ -1,0 +1,80 @@
+"""One pass over a model's text, from opening to opening, never looking inside an observation.
+
+Every dialect finds its calls with a `Scanner`: the dialect says what opens a call and how to read one; the scanner
+steps over observation blocks (of every dialect: a call quoted in a tool's answer is nobody's call) and keeps the
+whole linear in the text's length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from verl_tool.formats.base import Call
+
+OBSERVATIONS: Mapping[str, str] = {
+    "```output": "\n```",
+    "<result>": "</result>",
+    "<PYTHON-OUTPUT>": "</PYTHON-OUTPUT>",
+    "<information>": "</information>",
+    "<tool_response>": "</tool_response>",
+    "<call>": "<response>",
+}
+"""What opens and what closes an observation, in all dialects."""
+
+
+class Cursor:
+    """`str.find` for places that only move forward: what was found or missed once is not searched for again."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._found: dict[str, int] = {}
+
+    def find(self, needle: str, start: int) -> int:
+        """The first place of `needle` at or behind `start`, or -1. `start` may not go back from call to call."""
+        known = self._found.get(needle)
+        if known is None or -1 < known < start:
+            known = self._found[needle] = self.text.find(needle, start)
+        return known
+
+
+Take = Callable[[re.Match[str], Cursor], tuple[Call | None, int]]
+"""Reads what stands at an opening: the call, or None if it is none, and where to go on (behind the opening's start)."""
+
+
+class Scanner:
+    """Finds the calls of one dialect."""
+
+    def __init__(self, opening: str, hints: tuple[str, ...], observation: tuple[str, str] | None = None) -> None:
+        """`opening`: regular expression for what opens a call, in linear time. `hints`: strings one of which every
+        text with a call holds. `observation`: what opens and closes this dialect's own observation block."""
+        self._hints = hints
+        self._own = observation[0] if observation else None
+        self._closing = dict(OBSERVATIONS) | (dict([observation]) if observation else {})
+        literals = sorted(self._closing, key=len, reverse=True)
+        blocks = "|".join(re.escape(o) + (r"(?!\w)" if o[-1].isalnum() else "") for o in literals)
+        self._pattern = re.compile(f"(?P<observation>{blocks})|{opening}")
+
+    def calls(self, text: str, take: Take) -> list[Call]:
+        """All calls, in order, without overlap."""
+        if not any(hint in text for hint in self._hints):
+            return []
+        cursor, position, calls = Cursor(text), 0, []
+        while match := self._pattern.search(text, position):
+            if match["observation"] is not None:
+                position = self._behind_observation(match, cursor)
+                continue
+            call, position = take(match, cursor)
+            if call is not None:
+                calls.append(call)
+        return calls
+
+    def _behind_observation(self, match: re.Match[str], cursor: Cursor) -> int:
+        """Where an observation block ends. One of this dialect that is not closed reaches to the end of the text;
+        one of another dialect that is not closed is taken for ordinary text."""
+        opening = match["observation"]
+        closing = self._closing[opening]
+        close = cursor.find(closing, match.end())
+        if close >= 0:
+            return close + len(closing)
+        return len(cursor.text) if opening == self._own else match.end()

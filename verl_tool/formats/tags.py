@@ -1,0 +1,108 @@
+"""Calls between an opening and a closing tag: ``<python>print(1)</python>``, answered by ``<result>1</result>``.
+
+A closing tag that is missing because the engine cut it off with the stop string is accepted when the call is the last
+thing in the text (no string of any dialect follows); the observation then begins with the missing tag. ``<finish/>``
+is a call with an empty payload. The payload reaches from the first opening tag to the first closing tag behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from verl_tool.formats import json_call, markers
+from verl_tool.formats.base import Call
+from verl_tool.formats.scan import Cursor, Scanner
+from verl_tool.formats.usage import usage_by_example
+from verl_tool.protocol import ToolDescription
+
+TAG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Tag:
+    """What opens and closes a call, and the name that the call then bears."""
+
+    name: str
+    opening: str
+    closing: str
+
+    @classmethod
+    def named(cls, name: str) -> Tag:
+        """``<name>`` and ``</name>``. Raises ValueError if `name` cannot be a tag."""
+        if not TAG_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be a tag: use letters, digits, '_', '-' and '.', a letter first")
+        return cls(name, f"<{name}>", f"</{name}>")
+
+    def empty_forms(self) -> Iterator[str]:
+        """The forms without a payload, ``<name/>`` and ``<name />``, where the opening tag looks like one."""
+        if self.opening.startswith("<") and self.opening.endswith(">"):
+            yield f"{self.opening[:-1]}/>"
+            yield f"{self.opening[:-1]} />"
+
+
+class TagFormat:
+    """One or more tags that share an observation block."""
+
+    def __init__(
+        self, name: str, tags: Sequence[Tag], observation: tuple[str, str] = ("<result>", "</result>")
+    ) -> None:
+        self.name = name
+        self.tags = tuple(tags)
+        self.stop = tuple(dict.fromkeys(tag.closing for tag in tags))
+        self._observation = observation
+        self._openings = {form: tag for tag in tags for form in (tag.opening, *tag.empty_forms())}
+        longest_first = sorted(self._openings, key=len, reverse=True)
+        opening = f"(?:{'|'.join(re.escape(form) for form in longest_first)})"
+        self._scanner = Scanner(opening, tuple(self._openings), observation)
+
+    def markers(self) -> tuple[str, ...]:
+        """The strings that `markers.claim` should know."""
+        return (*self._openings, *self.stop, *self._observation)
+
+    def find_calls(self, text: str) -> list[Call]:
+        return self._scanner.calls(text, self._take)
+
+    def _take(self, match: re.Match[str], cursor: Cursor) -> tuple[Call | None, int]:
+        tag, body = self._openings[match.group()], match.end()
+        if match.group() != tag.opening:
+            return self._call(tag, "", match.start(), body), body
+        close = cursor.find(tag.closing, body)
+        if close >= 0:
+            end = close + len(tag.closing)
+            return self._call(tag, cursor.text[body:close], match.start(), end), end
+        if markers.holds_marker(cursor.text, body):
+            return None, body
+        end = len(cursor.text)
+        return self._call(tag, cursor.text[body:], match.start(), end, missing=tag.closing), end
+
+    def _call(self, tag: Tag, payload: str, start: int, end: int, missing: str = "") -> Call:
+        return Call(tag.name, payload, start, end, self, missing=missing)
+
+    def render(self, output: str, call: Call | None = None) -> str:
+        missing = call.missing if call else ""
+        opening, closing = self._observation
+        return f"{missing}\n{opening}\n{markers.neutralise(output)}\n{closing}\n"
+
+    def write(self, name: str, payload: str) -> str:
+        """A call as a model would write it."""
+        tag = next((tag for tag in self.tags if tag.name == name), self.tags[0])
+        return f"{tag.opening}{payload}{tag.closing}"
+
+    def usage(self, tools: Sequence[ToolDescription]) -> str:
+        return usage_by_example(self, tools, lambda tool: self.write(tool.name, "…"))
+
+
+class ToolTagFormat(TagFormat):
+    """``<tool>…</tool>``: one tag for every tool. A JSON payload ``{"name": …, "arguments": …}`` names the tool; any
+    other payload is a call by the name ``tool``, for the tool that takes free text."""
+
+    def __init__(self, name: str = "tool_tags") -> None:
+        super().__init__(name, [Tag.named("tool")])
+
+    def _call(self, tag: Tag, payload: str, start: int, end: int, missing: str = "") -> Call:
+        parsed = json_call.parse(payload)
+        if parsed.error is not None or not parsed.name:
+            return super()._call(tag, payload, start, end, missing)
+        return Call(parsed.name, parsed.input, start, end, self, parsed.arguments, missing=missing)
