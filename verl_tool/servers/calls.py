@@ -1,0 +1,75 @@
+"""Which tool takes which part of an action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verl_tool.formats import Call, Format
+from verl_tool.servers.tools.base import Tool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One call, and the tool that runs it."""
+
+    tool: Tool
+    call: Call
+
+
+class CallFinder:
+    """Finds the calls of several tools in one action, each format's parser run once."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = tools
+        self._by_name = _first_tool_of_each_name(tools)
+        self._formats = list({id(fmt): fmt for tool in tools for fmt in tool.formats}.values())
+        self._own_ways = [tool for tool in tools if type(tool).recognise is not Tool.recognise]
+
+    def find(self, action: str, only: Tool | None = None) -> tuple[list[Claim], list[Call]]:
+        """The calls to run, in the order of the text, and those that no tool takes.
+
+        Of calls that overlap, the one that begins first is run, and of those that begin at the same place the one of
+        the tool that stands first in the list of tools. `only`: no other tool is asked.
+        """
+        rank = {id(tool): i for i, tool in enumerate(self._tools)}
+        claims: list[Claim] = []
+        strangers: list[Call] = []
+        for fmt in self._formats:
+            for call in fmt.find_calls(action):
+                taker = self._taker(call, fmt)
+                if taker is not None:
+                    claims.append(Claim(taker, call))
+                else:
+                    strangers.append(call)
+        claims += [Claim(tool, call) for tool in self._own_ways for call in tool.recognise(action)]
+        if only is not None:
+            claims = [claim for claim in claims if claim.tool is only]
+        claims.sort(key=lambda claim: (claim.call.start, rank[id(claim.tool)]))
+        return _without_overlap(claims), strangers
+
+    def _taker(self, call: Call, fmt: Format) -> Tool | None:
+        for tool in self._by_name.get(call.name, ()):
+            if fmt in tool.formats:
+                return tool
+        return None
+
+
+def _first_tool_of_each_name(tools: Sequence[Tool]) -> dict[str, list[Tool]]:
+    """The tools that recognise calls by name alone, in their order, by each of their names."""
+    by_name: dict[str, list[Tool]] = {}
+    for tool in tools:
+        if type(tool).recognise is Tool.recognise:
+            for name in {tool.name, *tool.aliases}:
+                by_name.setdefault(name, []).append(tool)
+    return by_name
+
+
+def _without_overlap(claims: list[Claim]) -> list[Claim]:
+    kept: list[Claim] = []
+    end = 0
+    for claim in claims:
+        if claim.call.start >= end or not kept:
+            kept.append(claim)
+            end = claim.call.end
+    return kept

@@ -1,0 +1,313 @@
+"""What one replica remembers of its trajectories: their state, and the answers to their latest steps.
+
+Plain data and bookkeeping: nothing here waits, runs a tool or closes a state. Whoever removes a trajectory gets it
+back and closes its states. Three bounds hold at all times: the number of trajectories, the bytes of recorded answers,
+and the number of trajectories remembered as lost. The least recently used goes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_tool.errors import ToolFault
+from verl_tool.protocol import FaultKind, StepRequest, StepResult
+from verl_tool.servers.tools.base import ToolResult
+
+_RECORD_OVERHEAD_BYTES = 600
+"""Rough size of a record's Python objects without the texts in it."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One step of one trajectory, so that it runs once however often it is sent."""
+
+    fingerprint: int
+    """Hash of the action: the same step with another action is a caller's mistake, not a retry."""
+    task: asyncio.Task[StepResult] | None = None
+    """The run in progress."""
+    progress: list[ToolResult] = field(default_factory=list)
+    """Results of the action's calls that ran before a retryable fault stopped it; a retry goes on behind them."""
+    result: StepResult | None = None
+    """The answer, once there is one."""
+    size: int = 0
+    """Bytes, roughly."""
+    finished: float = 0.0
+    """When the answer was there, on the monotonic clock, seconds."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One live trajectory."""
+
+    id: str
+    last_used: float
+    """Monotonic clock, seconds."""
+    states: dict[str, Any] = field(default_factory=dict)
+    """By name of the tool that has been called; None for a stateless tool."""
+    records: dict[int, Record] = field(default_factory=dict)
+    """By step."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while one of its actions runs."""
+    highest_step: int = -1
+    users: int = 0
+    """Requests that are in it now; only an idle one (0) is ever removed."""
+    over: bool = False
+    """A tool ended it: its states are freed, its last answers are still known."""
+    closed: bool = False
+    """It is no longer in the table."""
+
+
+class TrajectoryTable:
+    """All live trajectories of one replica.
+
+    `stateful`: an unknown trajectory beyond step 0 had its state elsewhere or long ago: it is refused (``state_lost``).
+    `on_removed` gets every trajectory that was expired or evicted; `on_released` each id that this replica no longer
+    knows, and whether a state was lost by it.
+    """
+
+    def __init__(
+        self,
+        *,
+        stateful: bool,
+        state_ttl_seconds: float,
+        record_ttl_seconds: float,
+        max_trajectories: int,
+        max_record_bytes: int,
+        records_per_trajectory: int,
+        on_removed: Callable[[Trajectory], None],
+        on_released: Callable[[str, bool], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stateful = stateful
+        self._state_ttl = state_ttl_seconds
+        self._record_ttl = record_ttl_seconds
+        self._max_trajectories = max_trajectories
+        self._max_record_bytes = max_record_bytes
+        self._records_per_trajectory = records_per_trajectory
+        self._on_removed = on_removed
+        self._on_released = on_released
+        self._clock = clock
+        self._live: OrderedDict[str, Trajectory] = OrderedDict()
+        self._answered: OrderedDict[tuple[str, int], Record] = OrderedDict()
+        self._lost: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self.record_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def ids(self) -> list[str]:
+        """Ids of all live trajectories."""
+        return list(self._live)
+
+    def count_by_tool(self, names: Sequence[str]) -> dict[str, int]:
+        """How many live trajectories have called each tool of `names`."""
+        counts = dict.fromkeys(names, 0)
+        for trajectory in self._live.values():
+            for name in trajectory.states:
+                counts[name] += 1
+        return counts
+
+    def get(self, trajectory_id: str) -> Trajectory | None:
+        """The live trajectory of that id, without touching it."""
+        return self._live.get(trajectory_id)
+
+    def enter(self, request: StepRequest) -> Trajectory:
+        """The trajectory of `request`, made if it may be made; `leave` it afterwards.
+
+        Raises ToolFault: ``state_lost`` if its state is gone, ``overloaded`` if there is no room for another.
+        """
+        trajectory = self._live.get(request.trajectory_id)
+        if trajectory is not None and self._expired(trajectory):
+            self.remove(trajectory, lost_because=f"it was idle for more than {self._state_ttl:g} s")
+            trajectory = None
+        if trajectory is not None and trajectory.over and not self._repeats(trajectory, request):
+            self._make_room_for_next(trajectory, request)
+            trajectory = None
+        if trajectory is None:
+            trajectory = self._create(request)
+        trajectory.users += 1
+        trajectory.last_used = self._clock()
+        self._live.move_to_end(trajectory.id)
+        return trajectory
+
+    def leave(self, trajectory: Trajectory) -> None:
+        """Give back what `enter` gave. A stateless trajectory without a record is forgotten at once."""
+        trajectory.users -= 1
+        trajectory.last_used = self._clock()
+        if not trajectory.closed and self._is_nothing(trajectory):
+            self.remove(trajectory)
+
+    def open_record(self, trajectory: Trajectory, request: StepRequest) -> Record:
+        """The record of the request's step, made if the step is new.
+
+        Raises ToolFault ``bad_request`` if the step was run with another action, or is so old that it is forgotten.
+        """
+        step, fingerprint = request.step or 0, hash(request.action)
+        record = trajectory.records.get(step)
+        if record is None:
+            if step <= trajectory.highest_step:
+                raise _bad_request(
+                    request,
+                    f"step {step} is forgotten: step {trajectory.highest_step} has been sent since; "
+                    "send each step once more at most while no later one is sent",
+                )
+            record = trajectory.records[step] = Record(fingerprint)
+            trajectory.highest_step = step
+        elif record.fingerprint != fingerprint:
+            raise _bad_request(
+                request,
+                f"step {step} was sent before with another action; give each trajectory an id of its own, "
+                "or send it with finish=true before its id is used again",
+            )
+        return record
+
+    def close_record(self, trajectory: Trajectory, step: int, record: Record, result: StepResult) -> None:
+        """Remember `result` as the answer to the step, unless the step may be run again."""
+        record.task = None
+        if result.fault is not None and result.fault.retryable:
+            return
+        record.result, record.progress = result, []
+        record.size, record.finished = _size_of(result), self._clock()
+        if trajectory.closed:
+            return
+        self._answered[trajectory.id, step] = record
+        self.record_bytes += record.size
+        while len(trajectory.records) > self._records_per_trajectory:
+            oldest = next(iter(trajectory.records))
+            if trajectory.records[oldest].task is not None:
+                break
+            self._forget_record(trajectory.id, oldest)
+        while self.record_bytes > self._max_record_bytes and len(self._answered) > 1:
+            self._forget_record(*next(iter(self._answered)))
+
+    def remove(self, trajectory: Trajectory, lost_because: str | None = None) -> None:
+        """Take it out. With `lost_because`, a state that it had is remembered as lost."""
+        del self._live[trajectory.id]
+        trajectory.closed = True
+        for step in list(trajectory.records):
+            self._forget_record(trajectory.id, step, trajectory)
+        lost = lost_because is not None and self._stateful and bool(trajectory.states)
+        if lost:
+            self._lost[trajectory.id] = (f"{lost_because}", self._clock() + self._state_ttl)
+            while len(self._lost) > self._max_trajectories:
+                self._lost.popitem(last=False)
+        self._on_removed(trajectory)
+        self._on_released(trajectory.id, lost)
+
+    def forget_lost(self, trajectory_id: str) -> None:
+        """Its caller has finished it: nobody will ask for the lost state again."""
+        self._lost.pop(trajectory_id, None)
+
+    def sweep(self) -> None:
+        """Drop what is older than its time to live. Takes time in proportion to what it drops."""
+        now = self._clock()
+        while self._answered:
+            (trajectory_id, step), record = next(iter(self._answered.items()))
+            if now - record.finished < self._record_ttl:
+                break
+            self._forget_record(trajectory_id, step)
+            trajectory = self._live[trajectory_id]
+            if self._is_nothing(trajectory):
+                self.remove(trajectory)
+        while self._live:
+            trajectory = next(iter(self._live.values()))
+            if now - trajectory.last_used < self._state_ttl:
+                break
+            if trajectory.users:
+                trajectory.last_used = now
+                self._live.move_to_end(trajectory.id)
+                continue
+            self.remove(trajectory, lost_because=f"it was idle for more than {self._state_ttl:g} s")
+        while self._lost and next(iter(self._lost.values()))[1] < now:
+            self._lost.popitem(last=False)
+
+    def clear(self) -> list[Trajectory]:
+        """Take all out without a word to anybody: the server stops."""
+        trajectories = list(self._live.values())
+        for trajectory in trajectories:
+            trajectory.closed = True
+        self._live.clear()
+        self._answered.clear()
+        self.record_bytes = 0
+        return trajectories
+
+    def _expired(self, trajectory: Trajectory) -> bool:
+        return not trajectory.users and self._clock() - trajectory.last_used >= self._state_ttl
+
+    def _is_nothing(self, trajectory: Trajectory) -> bool:
+        """Whether nobody is in it and there is nothing to remember."""
+        return not trajectory.users and not trajectory.records and (trajectory.over or not self._stateful)
+
+    def _repeats(self, trajectory: Trajectory, request: StepRequest) -> bool:
+        record = trajectory.records.get(request.step) if request.step is not None else None
+        return record is not None and record.fingerprint == hash(request.action)
+
+    def _make_room_for_next(self, trajectory: Trajectory, request: StepRequest) -> None:
+        """Take out a trajectory that is over, because a new one begins under its id."""
+        if request.step or trajectory.users:
+            raise _bad_request(request, f"it is over since step {trajectory.highest_step}; begin a new one at step 0")
+        self.remove(trajectory)
+
+    def _create(self, request: StepRequest) -> Trajectory:
+        if self._stateful:
+            self._refuse_lost(request)
+        if len(self._live) >= self._max_trajectories:
+            self._evict_one()
+        trajectory = Trajectory(request.trajectory_id, self._clock())
+        self._live[trajectory.id] = trajectory
+        return trajectory
+
+    def _refuse_lost(self, request: StepRequest) -> None:
+        reason = self._lost.get(request.trajectory_id)
+        if reason is not None and reason[1] >= self._clock():
+            because = reason[0]
+        elif request.step:
+            because = f"this replica does not know it at step {request.step}; its replica is gone, or it was finished"
+        else:
+            return
+        raise ToolFault(
+            FaultKind.STATE_LOST,
+            f"the state of trajectory {request.trajectory_id[:80]!r} is lost: {because}; start it again as a new one",
+            retryable=False,
+            trajectory_id=request.trajectory_id,
+        )
+
+    def _evict_one(self) -> None:
+        """Take out the least recently used idle trajectory."""
+        for _ in range(len(self._live)):
+            trajectory = next(iter(self._live.values()))
+            if trajectory.users == 0:
+                because = f"the replica holds {self._max_trajectories} trajectories and it was the longest idle one"
+                self.remove(trajectory, lost_because=because)
+                return
+            self._live.move_to_end(trajectory.id)
+        raise ToolFault(
+            FaultKind.OVERLOADED,
+            f"all {self._max_trajectories} trajectories that this replica may hold are busy; send it again later",
+            retryable=True,
+        )
+
+    def _forget_record(self, trajectory_id: str, step: int, trajectory: Trajectory | None = None) -> None:
+        owner = trajectory or self._live[trajectory_id]
+        record = owner.records.pop(step)
+        if self._answered.pop((trajectory_id, step), None) is not None:
+            self.record_bytes -= record.size
+
+
+def _bad_request(request: StepRequest, message: str) -> ToolFault:
+    return ToolFault(
+        FaultKind.BAD_REQUEST,
+        f"trajectory {request.trajectory_id[:80]!r}: {message}",
+        retryable=False,
+        trajectory_id=request.trajectory_id,
+    )
+
+
+def _size_of(result: StepResult) -> int:
+    texts = (result.trajectory_id, result.observation, result.image, result.audio, result.invalid_reason)
+    return _RECORD_OVERHEAD_BYTES + sum(len(text) for text in texts if isinstance(text, (str, bytes)))
