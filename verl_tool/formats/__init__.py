@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from verl_tool.formats import load, markers
+from verl_tool.formats import load
 from verl_tool.formats.bare_json import BareJsonFormat
 from verl_tool.formats.base import Call, Format
 from verl_tool.formats.fenced import FencedFormat
 from verl_tool.formats.hermes import HermesFormat
+from verl_tool.formats.markers import claim, neutralise
 from verl_tool.formats.tags import Tag, TagFormat, ToolTagFormat
 from verl_tool.formats.trl import TrlFormat
 
@@ -20,8 +21,9 @@ TRL = TrlFormat()
 BARE_JSON = BareJsonFormat()
 
 _BUILT_IN = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON)
-for _format in _BUILT_IN:
-    markers.claim(*_format.markers())
+BUILT_IN_MARKERS = frozenset(marker for fmt in _BUILT_IN for marker in fmt.markers())
+"""Every string that means something in a built-in dialect."""
+claim(*BUILT_IN_MARKERS)
 
 ALL_FORMATS: tuple[Format, ...] = _BUILT_IN
 """The built-in dialects. A tool is called by each of them; tags of its own name come on top (`Tool.formats`)."""
@@ -36,6 +38,7 @@ def format_by_name(spec: str) -> Format:
 __all__ = [
     "ALL_FORMATS",
     "BARE_JSON",
+    "BUILT_IN_MARKERS",
     "FENCED",
     "HERMES",
     "OPENRLHF",
@@ -51,5 +54,7 @@ __all__ = [
     "TagFormat",
     "ToolTagFormat",
     "TrlFormat",
+    "claim",
     "format_by_name",
+    "neutralise",
 ]

@@ -29,11 +29,6 @@ def claim(*strings: str) -> None:
     _claimed.update(strings)
 
 
-def claimed(string: str) -> bool:
-    """Whether a dialect or a tool has claimed this very string."""
-    return string in _claimed
-
-
 def neutralise(output: str) -> str:
     """`output` with every claimed string broken up; a text that holds none comes back unchanged."""
     return _pattern(frozenset(_claimed)).sub(r"\g<0> ", output)

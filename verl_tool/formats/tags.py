@@ -28,10 +28,15 @@ class Tag:
     opening: str
     closing: str
 
+    @staticmethod
+    def can_be(name: str) -> bool:
+        """Whether `name` can be the name of a tag."""
+        return TAG_NAME.fullmatch(name) is not None
+
     @classmethod
     def named(cls, name: str) -> Tag:
         """``<name>`` and ``</name>``. Raises ValueError if `name` cannot be a tag."""
-        if not TAG_NAME.fullmatch(name):
+        if not cls.can_be(name):
             raise ValueError(f"{name!r} cannot be a tag: use letters, digits, '_', '-' and '.', a letter first")
         return cls(name, f"<{name}>", f"</{name}>")
 

@@ -9,16 +9,21 @@ A stateless tool needs a name, a description, an example and `run`:
 
         async def run(self, call, context):
             return ToolResult(call.input[::-1])
+
+Options of a tool are fields of a pydantic model of its own: ``Options = ReverseOptions``, read as ``self.options``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from verl_tool.formats import ALL_FORMATS, Call, Format
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from verl_tool.errors import ConfigError
+from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, TagFormat, claim, format_by_name
 from verl_tool.protocol import ToolDescription
 
 if TYPE_CHECKING:
@@ -55,6 +60,30 @@ class Context:
     is_last_step: bool = False
 
 
+class ToolOptions(BaseModel):
+    """What can be set for every tool. A tool with options of its own extends this model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    description: str | None = None
+    """In place of the tool's own description."""
+    formats: tuple[str, ...] | None = None
+    """Names of the dialects in which it can be called (see `format_by_name`); all of them if None."""
+    start_tag: str | None = None
+    """With the next three: a dialect of one's own, such as ``<run>``, ``</run>``, ``<ran>``, ``</ran>``, which comes
+    on top of `formats`."""
+    end_tag: str | None = None
+    output_start_tag: str | None = None
+    output_end_tag: str | None = None
+
+    @model_validator(mode="after")
+    def _all_tags_or_none(self) -> ToolOptions:
+        tags = (self.start_tag, self.end_tag, self.output_start_tag, self.output_end_tag)
+        if any(tags) and not all(tags):
+            raise ValueError("start_tag, end_tag, output_start_tag and output_end_tag go together; set all or none")
+        return self
+
+
 class Tool(ABC):
     """One tool in one server process: made once per replica, called by many trajectories at once.
 
@@ -73,27 +102,36 @@ class Tool(ABC):
         "required": ["input"],
     }
     example_actions: ClassVar[tuple[str, ...]] = ()
-    formats: ClassVar[tuple[Format, ...]] = ALL_FORMATS
-    """The dialects in which it can be called."""
+    formats: tuple[Format, ...] = ALL_FORMATS
+    """The dialects in which it can be called. An instance has tags of its own names besides, such as ``<reverse>``."""
     stateful: ClassVar[bool] = False
     """Whether `create_state` gives a trajectory something of its own that must be there at its next call."""
     sandbox: SandboxPool | None = None
     """The pool in which this tool runs Python, set by `start`; the server lends it to ``POST /run_code``."""
 
-    async def start(self) -> None:
+    Options: ClassVar[type[ToolOptions]] = ToolOptions
+    """The model of its options."""
+    options: ToolOptions = ToolOptions()
+
+    def __init__(self, **options: object) -> None:
+        """Raises ConfigError if an option is unknown, naming the known ones, or of a wrong type."""
+        self.options = _parsed(self, options)
+        self.formats = _formats_of(self, self.options)
+
+    async def start(self) -> None:  # noqa: B027 - most tools need none
         """Take what the tool needs (a sandbox pool, a connection). Raise with a clear message if it cannot serve."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - most tools need none
         """Give back what `start` took."""
 
-    async def check(self) -> None:
+    async def check(self) -> None:  # noqa: B027 - most tools need none
         """Raise a `VerlToolError` if the tool can no longer serve; called every few seconds, so be quick."""
 
     async def create_state(self, trajectory_id: str, extra: Mapping[str, Any]) -> Any:
         """This trajectory's own state, made before its first call."""
         return None
 
-    async def close_state(self, state: Any) -> None:
+    async def close_state(self, state: Any) -> None:  # noqa: B027 - most tools need none
         """Free it: the trajectory finished, expired, or the server stops."""
 
     def recognise(self, action: str) -> list[Call]:
@@ -101,21 +139,79 @@ class Tool(ABC):
         names = {self.name, *self.aliases}
         return [call for fmt in self.formats for call in fmt.find_calls(action) if call.name in names]
 
+    def join(self, calls: Sequence[Call]) -> list[Call]:
+        """What to run for calls of this tool that follow one another in an action; the default is each by itself."""
+        return list(calls)
+
     @abstractmethod
     async def run(self, call: Call, context: Context) -> ToolResult:
         """Run one call. Many run at once; one trajectory's calls run one after the other."""
 
     def describe(self) -> ToolDescription:
         """What ``GET /tools`` tells."""
-        usage = self.formats[0].usage([self._description("")]) if self.formats else ""
-        return self._description(usage)
+        bare = self._description("")
+        return self._description(self._prompt_format().usage([bare]) if self.formats else "")
+
+    def _prompt_format(self) -> Format:
+        """The dialect to teach a model: that of the first example action."""
+        for action in self.example_actions[:1]:
+            for fmt in self.formats:
+                if any(call.name in {self.name, *self.aliases} for call in fmt.find_calls(action)):
+                    return fmt
+        return self.formats[0]
 
     def _description(self, usage: str) -> ToolDescription:
         return ToolDescription(
             name=self.name,
-            description=self.description,
+            description=self.options.description or self.description,
             parameters=dict(self.parameters),
             usage=usage,
             example_actions=list(self.example_actions),
             stateful=self.stateful,
         )
+
+
+def _parsed(tool: Tool, options: dict[str, object]) -> ToolOptions:
+    try:
+        return tool.Options.model_validate(options)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            known = ", ".join(sorted(tool.Options.model_fields))
+            raise ConfigError(f"tool {tool.name} has no option {where!r}; known: {known}") from error
+        given = f"option {where} is {problem['input']!r:.80}: " if where else ""
+        raise ConfigError(f"tool {tool.name}: {given}{problem['msg']}") from error
+
+
+def _formats_of(tool: Tool, options: ToolOptions) -> tuple[Format, ...]:
+    """The dialects of one instance. All their strings are claimed, so that no tool's output can imitate them."""
+    if options.formats is not None:
+        formats = tuple(format_by_name(name) for name in options.formats)
+    elif tool.formats is ALL_FORMATS:
+        formats = ALL_FORMATS + _name_tags(tool)
+    else:
+        formats = tool.formats
+    return _custom_tags(tool, options) + formats
+
+
+def _custom_tags(tool: Tool, options: ToolOptions) -> tuple[TagFormat, ...]:
+    if not (options.start_tag and options.end_tag and options.output_start_tag and options.output_end_tag):
+        return ()
+    tag = Tag(tool.name, options.start_tag, options.end_tag)
+    return (_claimed(tool, TagFormat("custom_tags", [tag], (options.output_start_tag, options.output_end_tag))),)
+
+
+def _name_tags(tool: Tool) -> tuple[TagFormat, ...]:
+    """``<name>…</name>`` for each of its names that is not a tag of a built-in dialect already."""
+    names = dict.fromkeys((tool.name, *tool.aliases))
+    tags = [Tag.named(name) for name in names if Tag.can_be(name) and f"<{name}>" not in BUILT_IN_MARKERS]
+    return (_claimed(tool, TagFormat("name_tags", tags)),) if tags else ()
+
+
+def _claimed(tool: Tool, fmt: TagFormat) -> TagFormat:
+    try:
+        claim(*fmt.markers())
+    except ValueError as error:
+        raise ConfigError(f"tool {tool.name}: {error}") from error
+    return fmt
