@@ -1,0 +1,473 @@
+"""The loop: one trajectory of a model and its tools, over token ids.
+
+    Episode(generator, tools, tokenizer, options).run(prompt_ids)  ->  Trajectory
+
+Training, the eval endpoint and the notebook all drive this loop; none has another. It imports no trainer and no engine.
+
+What the model wrote is never decoded and encoded again: text is only looked at to find actions. At each turn the model
+is fed the very tokens that the trajectory records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from verl_tool.agent_loop.actions import stopped_action, written_call
+from verl_tool.agent_loop.generator import Generation, Generator
+from verl_tool.agent_loop.observation import disarm, truncate
+from verl_tool.agent_loop.options import EpisodeOptions, Side
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.trajectory import Author, CallRecord, LeftOut, Segment, StopReason, Timings, Trajectory
+from verl_tool.agent_loop.turns import Turns, turns_for
+from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.formats import ALL_FORMATS, Format
+from verl_tool.protocol import Fault, FaultKind, StepResult
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 5.0
+"""A tool call's own deadline has this long to answer before the loop gives it up."""
+RELEASE_SECONDS = 10.0
+"""Deadline of telling the tool server that a trajectory is over."""
+
+_SERVER_GONE = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
+
+
+class Tools(Protocol):
+    """What the loop asks of the tools. `verl_tool.client.ToolClient` is one.
+
+    Retries are its business, never the loop's: two layers of retries would multiply.
+    """
+
+    async def call(
+        self,
+        trajectory_id: str,
+        action: str,
+        *,
+        step: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        finish: bool = False,
+        is_last_step: bool = False,
+    ) -> StepResult:
+        """The answer to one action. A failure of the infrastructure is in `StepResult.fault`, or raised as ToolFault.
+
+        With `finish`, the trajectory is over and its state may be freed; the action is not run.
+        """
+        ...
+
+
+class Episode:
+    """Runs trajectories, any number at once, within one event loop."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        tools: Tools | None,
+        tokenizer: Tokenizer,
+        options: EpisodeOptions,
+        *,
+        turns: Turns | None = None,
+        formats: Sequence[Format] = ALL_FORMATS,
+    ) -> None:
+        """`tools` may be None if nothing calls one. `turns` replaces the way that the options name.
+
+        `formats` find the calls in turns that no stop string ends (`action_stop_tokens` is empty).
+        Raises ConfigError if options and chat template do not go together.
+        """
+        self._generator, self._tools, self._tokenizer, self._options = generator, tools, tokenizer, options
+        self._formats = tuple(formats)
+        self._turns = turns if turns is not None else turns_for(options, tokenizer)
+        self._end_token_ids = self._turns.end_token_ids | tokenizer.eos_token_ids
+        self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
+        most = options.max_concurrent_trajectories
+        self._places = asyncio.Semaphore(most) if most is not None else contextlib.nullcontext()
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def run(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        sampling_params: Mapping[str, Any] | None = None,
+        trajectory_id: str | None = None,
+        use_tool: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Trajectory:
+        """One trajectory from `prompt_ids` to its end. Waits for a free place first.
+
+        `sampling_params` reach the generator, with the loop's own limits and stop strings added. `use_tool=False`
+        gives one turn without tools. `extra` is sent to the tools with every call: put no gold answer into it.
+
+        Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it.
+        """
+        uses_tools = use_tool and self._options.enable_agent
+        if uses_tools and self._tools is None:
+            raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
+        async with self._places:
+            draft = _Draft(
+                trajectory_id or uuid.uuid4().hex, uses_tools, dict(sampling_params or {}), dict(extra or {})
+            )
+            draft.set_prompt(prompt_ids, self._start_limit())
+            try:
+                stop = await self._drive(draft)
+            except ToolFault as fault:
+                draft.fault, stop = fault.as_fault(), StopReason.FAULT
+            except asyncio.CancelledError:
+                self._release_later(draft)
+                raise
+            trajectory = draft.finished(stop, self._options)
+        await self._release(draft)
+        return trajectory
+
+    async def aclose(self) -> None:
+        """Wait until the states of cancelled trajectories are freed (at most `RELEASE_SECONDS`)."""
+        if self._releases:
+            await asyncio.wait(set(self._releases))
+
+    # The course of a trajectory
+
+    async def _drive(self, draft: _Draft) -> StopReason:
+        options = self._options
+        if draft.uses_tools and options.call_tool_first:
+            over = await self._tool_first(draft)
+            if over:
+                return over
+        for turn in range(options.max_turns + 1):
+            text, over = await self._model_turn(draft)
+            if over:
+                return over
+            action = self._action(text, turn) if draft.uses_tools else None
+            if action is None:
+                return StopReason.ANSWERED
+            if turn == options.max_turns:
+                break
+            over = await self._tool_turn(draft, action, is_last=turn + 1 == options.max_turns)
+            if over:
+                return over
+            if options.force_finish_for_last_turn and turn + 1 == options.max_turns:
+                break
+        return StopReason.MAX_TURNS
+
+    def _start_limit(self) -> int | None:
+        limits = [n for n in (self._options.max_start_length, self._options.max_prompt_length) if n is not None]
+        return min(limits, default=None)
+
+    # The model's part
+
+    async def _model_turn(self, draft: _Draft) -> tuple[_TurnText, StopReason | None]:
+        """Generate and append one turn."""
+        params = self._sampling_params(draft)
+        most: int | None = params.get("max_tokens")
+        started = _now()
+        try:
+            generation = await asyncio.wait_for(
+                self._generator.generate(list(draft.context), params, draft.trajectory_id),
+                self._options.generation_timeout,
+            )
+        except asyncio.TimeoutError:
+            raise ToolFault(
+                FaultKind.TIMEOUT,
+                f"the model wrote no turn within generation_timeout={self._options.generation_timeout} s; "
+                "raise it, or look at the engine",
+                retryable=False,
+            ) from None
+        finally:
+            draft.generate_seconds += _now() - started
+        _check(generation, most)
+        text = self._read(generation.token_ids)
+        draft.append_generation(generation, text.whole)
+        if generation.stop_reason == "aborted":
+            return text, StopReason.ABORTED
+        return text, self._cut(draft, generation, text, most)
+
+    def _sampling_params(self, draft: _Draft) -> dict[str, Any]:
+        params = dict(draft.sampling_params)
+        limits = [params.get("max_tokens"), self._options.max_action_length, self._room(draft)]
+        most = min((n for n in limits if n is not None), default=None)
+        if most is not None:
+            params["max_tokens"] = most
+        stops = self._stops(draft)
+        if stops:
+            params["stop"] = stops
+            params["include_stop_str_in_output"] = True
+            # A stop string may be a special token, which engines do not look for if they leave it out of the text.
+            params["skip_special_tokens"] = False
+        if self._stop_token_ids:
+            params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *self._stop_token_ids})
+        return params
+
+    def _stops(self, draft: _Draft) -> list[str]:
+        """Strings at which a turn ends: the caller's own and those of actions."""
+        own = draft.sampling_params.get("stop") or ()
+        return [
+            *([own] if isinstance(own, str) else own),
+            *(self._options.action_stop_tokens if draft.uses_tools else ()),
+        ]
+
+    def _room(self, draft: _Draft) -> int | None:
+        most = self._options.max_response_length
+        return None if most is None else most - draft.response_length
+
+    def _read(self, token_ids: Sequence[int]) -> _TurnText:
+        n = len(token_ids)
+        while n and token_ids[n - 1] in self._end_token_ids:
+            n -= 1
+        said = self._tokenizer.decode(token_ids[:n])
+        return _TurnText(said, self._tokenizer.decode(token_ids) if n < len(token_ids) else said)
+
+    def _cut(self, draft: _Draft, generation: Generation, text: _TurnText, most: int | None) -> StopReason | None:
+        """The limit that cut the model's turn before its end, if one did."""
+        full = generation.stop_reason == "length" or (most is not None and len(generation.token_ids) >= most)
+        complete = text.said != text.whole or stopped_action(text.whole, self._stops(draft)) is not None
+        if not full or complete or generation.stop_reason == "stop":
+            return None
+        room = self._room(draft)
+        return StopReason.MAX_RESPONSE_LENGTH if room is not None and room <= 0 else StopReason.MAX_ACTION_LENGTH
+
+    def _action(self, text: _TurnText, turn: int) -> str | None:
+        if self._options.action_stop_tokens:
+            action = stopped_action(text.whole, self._options.action_stop_tokens)
+        else:
+            action = written_call(text.said, self._formats)
+        return text.said if action is None and turn < self._options.min_turns else action
+
+    # The tools' part
+
+    async def _tool_first(self, draft: _Draft) -> StopReason | None:
+        result = await self._call(draft, "", is_last=False)
+        if result.done:
+            return StopReason.TOOL_DONE
+        options = self._options
+        limits = [options.max_obs_length]
+        if options.max_prompt_length is not None:
+            limits.append(max(0, options.max_prompt_length - len(draft.context)))
+        shown = self._shown(result.observation, min((n for n in limits if n is not None), default=None))
+        segments = self._turns.first(draft.context, shown)
+        fitting = segments
+        if options.max_prompt_length is not None:
+            fitting = _cut_segments(segments, options.max_prompt_length, "left", self._tokenizer)
+        draft.prompt_truncated |= fitting is not segments
+        draft.replace_prompt(fitting, shown != result.observation)
+        return None
+
+    async def _tool_turn(self, draft: _Draft, action: str, *, is_last: bool) -> StopReason | None:
+        """Run one action and append what it gave. A reason, if the trajectory ends there."""
+        result = await self._call(draft, action, is_last=is_last)
+        if result.done:
+            return StopReason.TOOL_DONE
+        shown = self._shown(result.observation, self._options.max_obs_length)
+        segments = self._turns.next(draft.context, shown)
+        room = self._room(draft)
+        if room is None or sum(len(s.tokens) for s in segments) < room:
+            draft.append_observation(segments, shown != result.observation)
+            return None
+        fitting = _cut_segments(segments, room, self._options.truncate_response_side, self._tokenizer)
+        draft.append_observation(fitting, shown != result.observation or fitting is not segments)
+        return StopReason.MAX_RESPONSE_LENGTH
+
+    async def _call(self, draft: _Draft, action: str, *, is_last: bool) -> StepResult:
+        """The answer to one action, recorded. Raises ToolFault if there is none."""
+        started = _now()
+        result = await self._ask(draft, action, is_last)
+        seconds = _now() - started
+        draft.record(action, result, seconds)
+        if result.fault is not None:
+            fault = result.fault
+            raise ToolFault(fault.kind, fault.message, fault.retryable, draft.trajectory_id)
+        return result
+
+    async def _ask(self, draft: _Draft, action: str, is_last: bool) -> StepResult:
+        assert self._tools is not None  # run() refuses a row that uses tools without any
+        deadline = self._options.tool_call_timeout + GRACE_SECONDS
+        try:
+            return await asyncio.wait_for(
+                self._tools.call(
+                    draft.trajectory_id, action, step=len(draft.calls), extra=draft.extra, is_last_step=is_last
+                ),
+                deadline,
+            )
+        except asyncio.TimeoutError:
+            message = f"no answer within tool_call_timeout={self._options.tool_call_timeout} s (+{GRACE_SECONDS} s)"
+            fault = Fault(kind=FaultKind.TIMEOUT, message=message, retryable=False)
+        except ToolFault as raised:
+            fault = raised.as_fault()
+        return StepResult(draft.trajectory_id, fault=fault)
+
+    def _shown(self, observation: str, limit: int | None) -> str:
+        text = disarm(observation, self._tokenizer.special_tokens)
+        if limit is None:
+            return text
+        return truncate(text, limit, self._options.truncate_obs_side, self._tokenizer)
+
+    async def _release(self, draft: _Draft) -> None:
+        """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""
+        if self._tools is None or not draft.holds_state:
+            return
+        try:
+            await asyncio.wait_for(self._tools.call(draft.trajectory_id, "", finish=True), RELEASE_SECONDS)
+        except (asyncio.TimeoutError, ToolFault) as error:
+            logger.debug("the tool server was not told that trajectory %s is over: %s", draft.trajectory_id, error)
+
+    def _release_later(self, draft: _Draft) -> None:
+        task = asyncio.get_running_loop().create_task(self._release(draft))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+
+@dataclass(frozen=True)
+class _TurnText:
+    """One turn of the model as text."""
+
+    said: str
+    """Without the tokens that end the turn."""
+    whole: str
+
+
+@dataclass
+class _Draft:
+    """A trajectory under way."""
+
+    trajectory_id: str
+    uses_tools: bool
+    sampling_params: dict[str, Any]
+    extra: dict[str, Any]
+    started: float = field(default_factory=lambda: _now())
+    context: list[int] = field(default_factory=list)
+    """All tokens so far: what the model is fed next."""
+    segments: list[Segment] = field(default_factory=list)
+    prompt_segments: int = 1
+    prompt_length: int = 0
+    prompt_truncated: bool = False
+    calls: list[CallRecord] = field(default_factory=list)
+    fault: Fault | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    generate_seconds: float = 0.0
+
+    @property
+    def response_length(self) -> int:
+        return len(self.context) - self.prompt_length
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether the tool server may hold something for this trajectory, and can be told."""
+        if not self.calls or self.calls[-1].done:
+            return False
+        fault = self.calls[-1].fault
+        return fault is None or fault.kind not in _SERVER_GONE
+
+    def set_prompt(self, prompt_ids: Sequence[int], limit: int | None) -> None:
+        if not prompt_ids:
+            raise ValueError("the prompt is empty; a model needs at least one token to continue")
+        self.prompt_truncated = limit is not None and len(prompt_ids) > limit
+        kept = prompt_ids[-limit:] if limit is not None else prompt_ids
+        self.replace_prompt([Segment(Author.PROMPT, tuple(kept))])
+
+    def replace_prompt(self, segments: list[Segment], truncated: bool = False) -> None:
+        self.segments = list(segments)
+        self.context = [token for segment in segments for token in segment.tokens]
+        self.prompt_segments, self.prompt_length = len(segments), len(self.context)
+        if self.calls:
+            self._note_shown(segments, truncated)
+
+    def append_generation(self, generation: Generation, text: str) -> None:
+        self.details = generation.details
+        if generation.token_ids:
+            log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
+            self._append(Segment(Author.MODEL, tuple(generation.token_ids), log_probs, text))
+
+    def append_observation(self, segments: list[Segment], truncated: bool) -> None:
+        for segment in segments:
+            self._append(segment)
+        self._note_shown(segments, truncated)
+
+    def _append(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self.context.extend(segment.tokens)
+
+    def _note_shown(self, segments: list[Segment], truncated: bool) -> None:
+        shown = sum(len(s.tokens) for s in segments if s.author is Author.TOOL)
+        self.calls[-1] = replace(self.calls[-1], shown_tokens=shown, truncated=truncated)
+
+    def record(self, action: str, result: StepResult, seconds: float) -> None:
+        media = (("image", result.image), ("audio", result.audio))
+        self.calls.append(
+            CallRecord(
+                step=len(self.calls),
+                action=action,
+                observation=disarm(result.observation, ()),
+                valid=result.valid and result.fault is None,
+                done=result.done,
+                reward=result.reward,
+                invalid_reason=result.invalid_reason,
+                fault=result.fault,
+                metrics=dict(result.metrics or {}),
+                dropped_media=tuple(name for name, value in media if value is not None),
+                seconds=seconds,
+            )
+        )
+
+    def finished(self, stop: StopReason, options: EpisodeOptions) -> Trajectory:
+        tools = sum(call.seconds for call in self.calls)
+        return Trajectory(
+            trajectory_id=self.trajectory_id,
+            segments=tuple(self.segments),
+            stop=stop,
+            prompt_segments=self.prompt_segments,
+            calls=tuple(self.calls),
+            fault=self.fault,
+            left_out=self._left_out(stop, options),
+            loss_on_observations=not options.mask_observations,
+            prompt_truncated=self.prompt_truncated,
+            timings=Timings(self.generate_seconds, tools, _now() - self.started),
+            generator=dict(self.details),
+        )
+
+    def _left_out(self, stop: StopReason, options: EpisodeOptions) -> LeftOut | None:
+        if stop is StopReason.FAULT:
+            return LeftOut.FAULT
+        if stop is StopReason.ABORTED:
+            return LeftOut.ABORTED
+        if options.mask_overlong_loss and stop.overlong:
+            return LeftOut.OVERLONG
+        if options.mask_void_traj and self._is_void(options):
+            return LeftOut.VOID
+        return None
+
+    def _is_void(self, options: EpisodeOptions) -> bool:
+        written = "".join(s.text for s in self.segments if s.author is Author.MODEL)
+        answered = any(marker in written for marker in options.answer_markers)
+        return not answered and not any(call.valid for call in self.calls)
+
+
+def _check(generation: Generation, most: int | None) -> None:
+    """Raise ValueError if a generator does not keep its promise: the masks would be wrong from here on."""
+    n = len(generation.token_ids)
+    if generation.log_probs is not None and len(generation.log_probs) != n:
+        raise ValueError(f"the generator gave {n} tokens and {len(generation.log_probs)} log-probabilities")
+    if most is not None and n > most:
+        raise ValueError(f"the generator gave {n} tokens for max_tokens={most}")
+
+
+def _cut_segments(segments: list[Segment], room: int, side: Side, tokenizer: Tokenizer) -> list[Segment]:
+    """At most `room` tokens of `segments`, the tokens at `side` dropped."""
+    tokens = [(segment.author, token) for segment in segments for token in segment.tokens]
+    if len(tokens) <= room:
+        return segments
+    n_head = {"left": 0, "right": room, "middle": room - room // 2}[side]
+    kept = tokens[:n_head] + tokens[len(tokens) - (room - n_head) :]
+    cut = []
+    for author, run in itertools.groupby(kept, key=lambda pair: pair[0]):
+        ids = tuple(token for _, token in run)
+        cut.append(Segment(author, ids, text=tokenizer.decode(ids)))
+    return cut
+
+
+def _now() -> float:
+    """Seconds on the event loop's clock."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,266 @@
+"""The options of the loop, under the names that verl-tool's users set. One table of them: assets/docs/options.md.
+
+Unknown, mistyped and contradictory options are errors before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from verl_tool.errors import ConfigError
+
+Side = Literal["left", "right", "middle"]
+"""The side that is dropped."""
+
+TOOL_CONFIG_ALIASES = {
+    "enabled": "enable_agent",
+    "server_url": "tool_server_url",
+    "max_tool_turns": "max_turns",
+    "max_retries": "tool_call_max_retries",
+    "retry_delay": "tool_call_retry_delay",
+    "timeout": "tool_call_timeout",
+    "max_workers": "tool_call_max_workers",
+    "request_interval": "tool_call_request_interval",
+}
+"""``tool_config.<key>`` and the option that it sets."""
+
+_MENDS = {
+    "tool_call_time_out": "it is called tool_call_timeout",
+    "min_action_num": "it is called min_turns",
+    "retokenization": "leave it out: what the model wrote is never decoded and encoded again",
+    "rolling_with_prompt": "leave it out: the context is never rolled, so that what is trained is what was seen",
+    "rollout_mode": "leave it out: rollouts are always asynchronous",
+    "over_sampling": "leave it out; see data.gen_batch_size and the trainer's group filter",
+    "assistant_role": "leave it out: the chat template names the assistant",
+    "max_model_len": "set actor_rollout_ref.rollout.max_model_len",
+    "n": "set actor_rollout_ref.rollout.n",
+    "num_gpus": "set trainer.n_gpus_per_node",
+    "logprobs": "set actor_rollout_ref.rollout.calculate_log_probs",
+}
+"""Options of other versions that are not ours, and what to do instead."""
+
+_Tokens = Annotated[int, Field(ge=1)]
+
+
+class EpisodeOptions(BaseModel):
+    """How a trajectory runs. Lengths are in tokens, times in seconds; None means no limit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enable_agent: bool = True
+    """False: every row is answered in one turn, without tools."""
+    tool_server_url: str | None = None
+    """Base URL of the tool server; a trailing ``/get_observation`` is accepted."""
+
+    max_turns: int = Field(10, ge=0)
+    """Most tool turns of a trajectory. Behind the last observation the model writes one more turn."""
+    min_turns: int = Field(0, ge=0)
+    """Before this many tool turns, a turn without an action goes to the tool server too, and its answer continues."""
+    force_finish_for_last_turn: bool = False
+    """End the trajectory behind the observation of turn `max_turns`; the model writes nothing after it."""
+    call_tool_first: bool = False
+    """Ask the tool server with an empty action before the model's first turn; its observation ends the prompt."""
+
+    max_start_length: _Tokens | None = None
+    """The row's own prompt; a longer one loses its head."""
+    max_prompt_length: _Tokens | None = None
+    """The prompt as the model first sees it: the row's own, and what `call_tool_first` added."""
+    max_response_length: _Tokens | None = None
+    """All tokens behind the prompt, the model's and the tools'."""
+    max_action_length: _Tokens | None = None
+    """One turn of the model."""
+    max_obs_length: _Tokens | None = 512
+    """One observation, the mark of truncation counted, the tokens of the chat template not counted."""
+    truncate_obs_side: Side = "middle"
+    """The side of an observation above `max_obs_length` that is dropped."""
+    truncate_response_side: Side = "right"
+    """The side of the observation that crosses `max_response_length` that is dropped. The trajectory ends there.
+    Tokens of the model are never dropped."""
+
+    action_stop_tokens: tuple[str, ...] = ()
+    """Strings that end an action: a list, or the path of a file with a JSON list or with comma-separated strings."""
+    additional_eos_token_ids: tuple[int, ...] = ()
+    """Token ids that end the model's turn, like the tokenizer's own end-of-sequence token."""
+    turn_end_token: str | None = None
+    """The token that closes the model's turn. It ends generation, and it is added (mask 0) behind a turn that a stop
+    string ended in chat mode. None: what the chat template writes."""
+
+    enable_mtrl: bool = False
+    """Chat mode: an observation is a new turn of the chat. False: it continues the model's own turn (inline)."""
+    mtrl_role: str = Field("user", min_length=1)
+    """The role of that turn."""
+    mtrl_sep: str | None = None
+    """Text of that turn with ``{obs}`` in it, in place of the chat template."""
+
+    mask_observations: bool = True
+    """False puts the loss on tool and template tokens too."""
+    mask_overlong_loss: bool = False
+    """Leave a trajectory out of the loss that a limit of length or turns ended."""
+    mask_void_traj: bool = False
+    """Leave a trajectory out of the loss that has neither a valid tool call nor a final answer."""
+    answer_markers: tuple[str, ...] = ("\\boxed{", "final_answer(", "<answer>", "<submit>")
+    """Strings that show a final answer, for `mask_void_traj`."""
+
+    max_concurrent_trajectories: Annotated[int, Field(ge=1)] | None = 1024
+    """Most trajectories that one `Episode` runs at a time."""
+    generation_timeout: float = Field(3600.0, gt=0)
+    """Deadline of one turn of the model."""
+    tool_call_timeout: float = Field(60.0, gt=0)
+    """Deadline of one tool call, all retries counted."""
+    tool_call_max_retries: int = Field(3, ge=0)
+    """Retries of a call where a retry is safe."""
+    tool_call_retry_delay: float = Field(0.5, ge=0)
+    """First pause before a retry."""
+    tool_call_max_workers: int = Field(256, ge=1)
+    """Most requests to the tool server at a time."""
+    tool_call_request_interval: float = Field(0.0, ge=0)
+    """Least time between two requests to the tool server."""
+    max_fault_fraction: float = Field(0.5, ge=0, le=1)
+    """A step in which more trajectories than this fault ends the run."""
+    enable_tqdm: bool = True
+    """Show a progress bar."""
+
+    @classmethod
+    def load(cls, values: Mapping[str, Any]) -> EpisodeOptions:
+        """Options from a config file's or a command line's mapping, ``tool_config`` aliases resolved.
+
+        Raises ConfigError that names each wrong option and its mend.
+        """
+        flat = _without_aliases(values)
+        unknown = sorted(set(flat) - set(cls.model_fields))
+        if unknown:
+            raise ConfigError(_unknown_message(unknown, sorted(cls.model_fields)))
+        try:
+            return cls(**flat)
+        except ValidationError as error:
+            raise ConfigError(_validation_message(error)) from error
+
+    def client_settings(self) -> dict[str, float | int]:
+        """Keyword arguments of `verl_tool.client.ToolClient`."""
+        return {
+            "timeout": self.tool_call_timeout,
+            "max_retries": self.tool_call_max_retries,
+            "retry_delay": self.tool_call_retry_delay,
+            "max_workers": self.tool_call_max_workers,
+            "request_interval": self.tool_call_request_interval,
+        }
+
+    @field_validator("action_stop_tokens", mode="before")
+    @classmethod
+    def _stops_from_file(cls, value: object) -> object:
+        return _read_stops(Path(value)) if isinstance(value, str) else value
+
+    @field_validator("action_stop_tokens", "answer_markers")
+    @classmethod
+    def _no_empty_string(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty string stands in every text; take it out of the list")
+        return value
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> EpisodeOptions:
+        for wrong, message in self._contradictions():
+            if wrong:
+                raise ValueError(message)
+        return self
+
+    def _contradictions(self) -> list[tuple[bool, str]]:
+        start, prompt = self.max_start_length, self.max_prompt_length
+        return [
+            (
+                self.min_turns > self.max_turns,
+                f"min_turns={self.min_turns} is above max_turns={self.max_turns}; lower it or raise max_turns",
+            ),
+            (
+                self.force_finish_for_last_turn and self.max_turns == 0,
+                "force_finish_for_last_turn=True with max_turns=0 lets the model write nothing; raise max_turns",
+            ),
+            (
+                start is not None and prompt is not None and start > prompt,
+                f"max_start_length={start} is above max_prompt_length={prompt}; the prompt holds the start",
+            ),
+            (
+                not self.enable_agent and (self.call_tool_first or self.min_turns > 0),
+                "enable_agent=False calls no tool, but call_tool_first or min_turns asks for calls; drop one of them",
+            ),
+            (
+                self.enable_agent and not self.enable_mtrl and not self.action_stop_tokens,
+                "inline actions need action_stop_tokens (nothing else ends an action within a turn); "
+                "set them, or enable_mtrl=True for chat turns, or enable_agent=False",
+            ),
+            *self._separator_contradictions(),
+        ]
+
+    def _separator_contradictions(self) -> list[tuple[bool, str]]:
+        sep = self.mtrl_sep
+        if sep is None:
+            return []
+        return [
+            (not self.enable_mtrl, "mtrl_sep is set and enable_mtrl is False; set enable_mtrl=True or drop mtrl_sep"),
+            (
+                sep.count("{obs}") != 1,
+                f"mtrl_sep={sep!r} holds {{obs}} {sep.count('{obs}')} times; write it just once",
+            ),
+            (
+                "mtrl_role" in self.model_fields_set,
+                "mtrl_sep and mtrl_role are both set; mtrl_sep writes the whole turn, its role too: drop mtrl_role",
+            ),
+        ]
+
+
+def _without_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {name: value for name, value in values.items() if name != "tool_config"}
+    aliases = values.get("tool_config") or {}
+    if not isinstance(aliases, Mapping):
+        raise ConfigError(f"tool_config is a {type(aliases).__name__}; give a mapping of {sorted(TOOL_CONFIG_ALIASES)}")
+    unknown = sorted(set(aliases) - set(TOOL_CONFIG_ALIASES))
+    if unknown:
+        raise ConfigError(f"tool_config.{unknown[0]} is unknown; known: {', '.join(sorted(TOOL_CONFIG_ALIASES))}")
+    for alias, value in aliases.items():
+        name = TOOL_CONFIG_ALIASES[alias]
+        if name in flat and flat[name] != value:
+            raise ConfigError(
+                f"tool_config.{alias}={value!r} and {name}={flat[name]!r} set the same option; give just one of them"
+            )
+        flat[name] = value
+    return flat
+
+
+def _unknown_message(unknown: list[str], known: list[str]) -> str:
+    told = [f"{name} ({_MENDS[name]})" if name in _MENDS else name for name in unknown]
+    return f"unknown option {'; '.join(told)}; known: {', '.join(known)}, tool_config"
+
+
+def _validation_message(error: ValidationError) -> str:
+    problems = []
+    for detail in error.errors():
+        where = ".".join(str(part) for part in detail["loc"])
+        got = f" (got {detail['input']!r})" if where else ""
+        problems.append(f"{where}: {detail['msg']}{got}" if where else detail["msg"].removeprefix("Value error, "))
+    return "; ".join(problems)
+
+
+def _read_stops(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"action_stop_tokens={str(path)!r} is no readable file ({error.strerror}); "
+            'give a list such as ["</python>"], or the path of a file with one'
+        ) from error
+    if text.lstrip().startswith("["):
+        return _json_stops(path, text)
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _json_stops(path: Path, text: str) -> list[str]:
+    try:
+        stops: list[str] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} starts like a JSON list and is none: {error}") from error
+    return stops

@@ -1,0 +1,91 @@
+"""What the loop asks of a tokenizer, and the adapter for those of transformers (which is not imported here)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Tokenizer(Protocol):
+    """Text and token ids, nothing added and nothing cleaned on the way."""
+
+    eos_token_ids: frozenset[int]
+    """Tokens that end a sequence."""
+    special_tokens: tuple[str, ...]
+    """Control tokens as text (``<|im_end|>``). Tool output may not forge one."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, without a start token. Special tokens written in `text` become their ids."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens shown."""
+        ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as text. `messages` have ``role`` and ``content``; `tools` are OpenAI's."""
+        ...
+
+
+class PreTrainedTokenizer(Protocol):
+    """The part of transformers' tokenizers that `HFTokenizer` uses."""
+
+    eos_token_id: int | list[int] | None
+    all_special_tokens: list[str]
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str | list[str]: ...
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any: ...
+
+
+class HFTokenizer:
+    """A transformers tokenizer as the loop's `Tokenizer`."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizer, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
+        """`chat_template_kwargs` go to every rendering, such as ``enable_thinking``."""
+        self.tokenizer = tokenizer
+        self.special_tokens = tuple(tokenizer.all_special_tokens)
+        eos = tokenizer.eos_token_id
+        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+        self._template_kwargs = dict(chat_template_kwargs or {})
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)  # a list of ids gives one text; a list of lists would give a list
+        return text
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            tools=[dict(tool) for tool in tools] if tools else None,
+            **self._template_kwargs,
+        )
+        return text
+
+
+def render_prompt(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[int]:
+    """Token ids of a conversation up to the place where the model's turn begins."""
+    return tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools))

@@ -1,0 +1,234 @@
+"""What happened in one trajectory: who wrote which tokens, which calls were made, what failed, how long it took.
+
+One line of JSON a trajectory, both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from verl_tool.protocol import Fault
+
+
+class Author(str, Enum):
+    """Who wrote a segment's tokens."""
+
+    PROMPT = "prompt"
+    """The data set's row, rendered."""
+    MODEL = "model"
+    """The generator. The only tokens with mask 1."""
+    TOOL = "tool"
+    """The tool server: text of an observation."""
+    TEMPLATE = "template"
+    """The chat template (or `mtrl_sep`): the tokens that close a turn and open the next."""
+
+
+class StopReason(str, Enum):
+    """Why a trajectory ended."""
+
+    ANSWERED = "answered"
+    """The model ended its turn without an action."""
+    TOOL_DONE = "tool_done"
+    """A tool ended the trajectory (`finish`, say)."""
+    MAX_TURNS = "max_turns"
+    """`max_turns` tool turns were made, and the model asked for more or may write no more."""
+    MAX_ACTION_LENGTH = "max_action_length"
+    """The model's turn was cut at `max_action_length`."""
+    MAX_RESPONSE_LENGTH = "max_response_length"
+    """No room is left for the model to go on, or its turn was cut there."""
+    FAULT = "fault"
+    """Infrastructure failed; see `Trajectory.fault`."""
+    ABORTED = "aborted"
+    """The generator gave up this request (the engine stopped or changed its weights)."""
+
+    @property
+    def finished(self) -> bool:
+        """The trajectory came to an end of its own: no limit and no fault cut it."""
+        return self in (StopReason.ANSWERED, StopReason.TOOL_DONE)
+
+    @property
+    def overlong(self) -> bool:
+        """A limit of length or turns ended the trajectory."""
+        return self in (StopReason.MAX_TURNS, StopReason.MAX_ACTION_LENGTH, StopReason.MAX_RESPONSE_LENGTH)
+
+
+class LeftOut(str, Enum):
+    """Why a trajectory is left out of the loss and, for `FAULT` and `ABORTED`, of its group's baseline."""
+
+    FAULT = "fault"
+    ABORTED = "aborted"
+    OVERLONG = "overlong"
+    """`mask_overlong_loss`: a limit ended it."""
+    VOID = "void"
+    """`mask_void_traj`: no valid call and no final answer."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens of one author, in the order in which the model saw them."""
+
+    author: Author
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...] | None = None
+    """One a token, of the model's segments only; None if the generator gave none."""
+    text: str = ""
+    """The tokens as text, for readers; nothing is ever encoded from it. Empty if nobody decoded them."""
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One call of the tool server."""
+
+    step: int
+    """Number of the call in its trajectory, from 0."""
+    action: str
+    observation: str = ""
+    """As the server gave it, before any truncation."""
+    valid: bool = True
+    done: bool = False
+    reward: float | None = None
+    invalid_reason: str | None = None
+    fault: Fault | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    shown_tokens: int = 0
+    """Tokens of the observation that the model was fed, the template's not counted."""
+    truncated: bool = False
+    """The model was shown less than `observation`."""
+    dropped_media: tuple[str, ...] = ()
+    """``image`` or ``audio``, if the observation held one: this loop feeds text only."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time went, in seconds."""
+
+    generate: float = 0.0
+    tools: float = 0.0
+    total: float = 0.0
+    """From the start of the trajectory (not of its wait for a free place) to its end."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One finished trajectory. The prompt's segments come first; all that follows is the response."""
+
+    trajectory_id: str
+    segments: tuple[Segment, ...]
+    stop: StopReason
+    prompt_segments: int = 1
+    """How many of `segments` are the prompt: more than one if `call_tool_first` added an observation."""
+    calls: tuple[CallRecord, ...] = ()
+    fault: Fault | None = None
+    left_out: LeftOut | None = None
+    loss_on_observations: bool = False
+    """`mask_observations=False`."""
+    prompt_truncated: bool = False
+    reward: float | None = None
+    """The reward manager's, once it is known."""
+    timings: Timings = Timings()
+    generator: dict[str, Any] = field(default_factory=dict)
+    """What the generator told besides tokens, of its last turn (JSON values)."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Whatever the caller wants in the record (JSON values)."""
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Token ids that the model was first fed. [prompt_length]"""
+        return _tokens(self.segments[: self.prompt_segments])
+
+    @property
+    def response(self) -> tuple[Segment, ...]:
+        """The segments behind the prompt."""
+        return self.segments[self.prompt_segments :]
+
+    @property
+    def response_ids(self) -> list[int]:
+        """Token ids behind the prompt, of the model and of the tools. [response_length]"""
+        return _tokens(self.response)
+
+    @property
+    def response_mask(self) -> list[int]:
+        """1 on tokens that the model wrote, 0 on all others. [response_length]"""
+        return [int(s.author is Author.MODEL) for s in self.response for _ in s.tokens]
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """The tokens that the loss is put on, `left_out` and `mask_observations` regarded. [response_length]"""
+        if self.left_out is not None:
+            return [0] * sum(len(s.tokens) for s in self.response)
+        if self.loss_on_observations:
+            return [1] * sum(len(s.tokens) for s in self.response)
+        return self.response_mask
+
+    @property
+    def response_log_probs(self) -> list[float] | None:
+        """Log-probabilities by the generator, 0.0 on tokens that it did not write. [response_length]
+
+        None if the generator gave none.
+        """
+        written = [s for s in self.response if s.author is Author.MODEL]
+        if any(s.log_probs is None for s in written):
+            return None
+        return [p for s in self.response for p in (s.log_probs or (0.0,) * len(s.tokens))]
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of the model."""
+        return sum(s.author is Author.MODEL for s in self.response)
+
+    @property
+    def tool_rewards(self) -> list[float]:
+        """Rewards that tools gave, in order of the calls that gave one."""
+        return [c.reward for c in self.calls if c.reward is not None]
+
+    @property
+    def response_text(self) -> str:
+        """Text behind the prompt, as far as segments hold it."""
+        return "".join(s.text for s in self.response)
+
+    @property
+    def model_text(self) -> str:
+        """What the model wrote, tool output left out: what a reward should look at."""
+        return "".join(s.text for s in self.response if s.author is Author.MODEL)
+
+    def with_reward(self, reward: float | None) -> Trajectory:
+        """The same with a reward."""
+        return replace(self, reward=reward)
+
+    def to_json(self) -> str:
+        """One line of JSON, without the line's end."""
+        return _ADAPTER.dump_json(self).decode()
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Trajectory:
+        """The trajectory of one line. Raises pydantic's ValidationError if the line is none."""
+        return _ADAPTER.validate_json(line)
+
+
+def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write one line a trajectory, replacing the file."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(t.to_json() + "\n" for t in trajectories)
+
+
+def read_jsonl(path: Path) -> Iterator[Trajectory]:
+    """The trajectories of a file, one by one."""
+    with path.open("rb") as file:
+        for line in file:
+            yield Trajectory.from_json(line)
+
+
+def _tokens(segments: Sequence[Segment]) -> list[int]:
+    return [token for segment in segments for token in segment.tokens]
+
+
+# A log-probability may be -inf: JSON has no such number, so it is written as the string "-Infinity".
+with_config(ConfigDict(ser_json_inf_nan="strings"))(Trajectory)
+_ADAPTER = TypeAdapter(Trajectory)

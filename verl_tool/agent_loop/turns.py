@@ -1,0 +1,204 @@
+"""How an observation continues what the model has seen: within its own turn, or as a new turn of the chat.
+
+Whatever is appended is encoded alone. The tokens before it stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.trajectory import Author, Segment
+from verl_tool.errors import ConfigError
+
+_MODEL_MARK = "MODELWROTETHIS7f3a"
+_TOOL_MARK = "TOOLWROTETHIS7f3a"
+# Words that no template changes, and that no observation holds by chance.
+
+
+class Turns(Protocol):
+    """One way of putting an observation behind tokens."""
+
+    end_token_ids: frozenset[int]
+    """Tokens by which the model closes its turn."""
+
+    def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
+        """The whole prompt with an observation that comes before the model's first turn."""
+        ...
+
+    def next(self, context: Sequence[int], observation: str) -> list[Segment]:
+        """The segments to append behind the model's turn, which `context` ends with."""
+        ...
+
+
+class InlineTurns:
+    """The observation is put right behind the action, and the model's turn goes on."""
+
+    def __init__(self, tokenizer: Tokenizer, end_token_ids: frozenset[int]) -> None:
+        self.end_token_ids = end_token_ids
+        self._tokenizer = tokenizer
+
+    def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
+        return [Segment(Author.PROMPT, tuple(prompt)), *self.next(prompt, observation)]
+
+    def next(self, context: Sequence[int], observation: str) -> list[Segment]:
+        tokens = tuple(self._tokenizer.encode(observation))
+        return [Segment(Author.TOOL, tokens, text=observation)] if tokens else []
+
+
+class SeparatorTurns:
+    """The observation is put into the text of `mtrl_sep`, behind `turn_end_token` if the model did not write it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, end_token_ids: frozenset[int], separator: str, turn_end_token: str | None
+    ) -> None:
+        self.end_token_ids = end_token_ids
+        self._close = turn_end_token or ""
+        before, after = separator.split("{obs}")
+        self._before, self._after = before.removeprefix(self._close), after
+        self._pieces = _Pieces(tokenizer, self._close, self._before, self._after)
+
+    def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
+        text = self._before + observation + self._after
+        return [Segment(Author.PROMPT, tuple(prompt)), *self._pieces.split(text, observation)]
+
+    def next(self, context: Sequence[int], observation: str) -> list[Segment]:
+        text = self._close + self._before + observation + self._after
+        return self._pieces.behind(context, self.end_token_ids, text, observation)
+
+
+class ChatTemplateTurns:
+    """The observation is a turn that the model's own chat template renders.
+
+    A made-up conversation is rendered with the observation as its last turn; what stands behind the made-up turn of
+    the assistant is appended. If the model closed its turn itself, the template's closing is left out up to the token
+    that the model wrote. The result equals the whole conversation rendered at once if the template (a) treats a turn
+    alike wherever it stands, (b) separates turns by tokens that merge with no text, and (c) leaves the model's text
+    unchanged; Qwen3's, which drops the thoughts of earlier turns, breaks (c), and what the model saw is kept then.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, end_token_ids: frozenset[int], role: str, turn_end_token: str | None = None
+    ) -> None:
+        self.end_token_ids = end_token_ids
+        self._tokenizer, self._role = tokenizer, role
+        tail = self._behind_the_model([{"role": role, "content": _TOOL_MARK}])
+        if tail.count(_TOOL_MARK) != 1:
+            raise ConfigError(
+                f"the chat template writes a turn of role {role!r} {tail.count(_TOOL_MARK)} times; it must write it "
+                "once: set another mtrl_role, or mtrl_sep"
+            )
+        before, after = tail.split(_TOOL_MARK)
+        self._close = before[: _common_prefix(before, self._behind_the_model([]))]
+        if turn_end_token is not None and turn_end_token not in self._close:
+            raise ConfigError(
+                f"turn_end_token={turn_end_token!r}, but the chat template closes the model's turn with "
+                f"{self._close!r}; leave turn_end_token out, or set mtrl_sep"
+            )
+        self._pieces = _Pieces(tokenizer, self._close, before[len(self._close) :], after)
+        self._opening = _generation_prompt(tokenizer)
+
+    def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
+        # The prompt already opens the model's turn; the observation's turn goes before that opening.
+        kept = _without_suffix(tuple(prompt), self._opening)
+        text = self._text(observation)[len(self._close) :]
+        return [Segment(Author.PROMPT, kept), *self._pieces.split(text, observation)]
+
+    def next(self, context: Sequence[int], observation: str) -> list[Segment]:
+        return self._pieces.behind(context, self.end_token_ids, self._text(observation), observation)
+
+    def _text(self, observation: str) -> str:
+        return self._behind_the_model([{"role": self._role, "content": observation}])
+
+    def _behind_the_model(self, messages: list[dict[str, Any]]) -> str:
+        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MODEL_MARK}, *messages]
+        text = self._tokenizer.apply_chat_template(made_up, add_generation_prompt=bool(messages))
+        _, mark, tail = text.partition(_MODEL_MARK)
+        if not mark:
+            raise ConfigError("the chat template leaves out what the assistant wrote; set mtrl_sep to render turns")
+        return tail
+
+
+def turns_for(options: EpisodeOptions, tokenizer: Tokenizer) -> InlineTurns | SeparatorTurns | ChatTemplateTurns:
+    """The way that the options ask for. Raises ConfigError if the chat template cannot serve."""
+    ends = tokenizer.eos_token_ids | set(options.additional_eos_token_ids) | _turn_end_id(options, tokenizer)
+    if not options.enable_mtrl:
+        return InlineTurns(tokenizer, ends)
+    if options.mtrl_sep is not None:
+        return SeparatorTurns(tokenizer, ends, options.mtrl_sep, options.turn_end_token)
+    return ChatTemplateTurns(tokenizer, ends, options.mtrl_role, options.turn_end_token)
+
+
+class _Pieces:
+    """Splits appended text into the template's tokens and the tool's, and leaves out what the model wrote itself."""
+
+    def __init__(self, tokenizer: Tokenizer, close: str, before: str, after: str) -> None:
+        self._tokenizer = tokenizer
+        self._n_close = len(tokenizer.encode(close))
+        self._closed_before = tokenizer.encode(close + before)
+        self._before = tokenizer.encode(before)
+        self._after_text, self._after = after, tokenizer.encode(after)
+
+    def behind(
+        self, context: Sequence[int], end_token_ids: frozenset[int], text: str, observation: str
+    ) -> list[Segment]:
+        """Segments of `text`, which starts with the closing of the model's turn."""
+        ids = self._tokenizer.encode(text)
+        n_before = _common_prefix(ids, self._closed_before)
+        said = 0
+        if context and context[-1] in end_token_ids and context[-1] in ids[: self._n_close]:
+            said = ids.index(context[-1]) + 1
+        return self._segments(ids[said:], max(0, n_before - said), observation)
+
+    def split(self, text: str, observation: str) -> list[Segment]:
+        """Segments of `text`, which starts with the observation's turn."""
+        ids = self._tokenizer.encode(text)
+        return self._segments(ids, _common_prefix(ids, self._before), observation)
+
+    def _segments(self, ids: list[int], n_before: int, observation: str) -> list[Segment]:
+        # A token in which template and observation meet counts as the observation's.
+        n_after = _common_prefix(ids[n_before:][::-1], self._after[::-1])
+        middle = len(ids) - n_after
+        before, tool, after = ids[:n_before], ids[n_before:middle], ids[middle:]
+        segments = [
+            Segment(Author.TEMPLATE, tuple(before), text=self._tokenizer.decode(before)),
+            Segment(Author.TOOL, tuple(tool), text=observation),
+            Segment(Author.TEMPLATE, tuple(after), text=self._after_text),
+        ]
+        return [segment for segment in segments if segment.tokens]
+
+
+def _turn_end_id(options: EpisodeOptions, tokenizer: Tokenizer) -> frozenset[int]:
+    if options.turn_end_token is None:
+        return frozenset()
+    ids = tokenizer.encode(options.turn_end_token)
+    if len(ids) != 1:
+        raise ConfigError(
+            f"turn_end_token={options.turn_end_token!r} is {len(ids)} tokens in this tokenizer; it must be one. "
+            "Leave it out to use what the chat template writes"
+        )
+    return frozenset(ids)
+
+
+def _generation_prompt(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens by which the template opens the model's turn."""
+    message = [{"role": "user", "content": _TOOL_MARK}]
+    closed = tokenizer.apply_chat_template(message, add_generation_prompt=False)
+    opened = tokenizer.apply_chat_template(message, add_generation_prompt=True)
+    return tuple(tokenizer.encode(opened.removeprefix(closed))) if opened.startswith(closed) else ()
+
+
+def _without_suffix(ids: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int, ...]:
+    return ids[: len(ids) - len(suffix)] if suffix and ids[-len(suffix) :] == suffix else ids
+
+
+def _common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many items the two have in common at their start."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
