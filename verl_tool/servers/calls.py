@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from verl_tool.formats import Call, Format
 from verl_tool.servers.tools.base import Tool
@@ -46,7 +47,7 @@ class CallFinder:
         if only is not None:
             claims = [claim for claim in claims if claim.tool is only]
         claims.sort(key=lambda claim: (claim.call.start, rank[id(claim.tool)]))
-        return _without_overlap(claims), strangers
+        return _joined(_without_overlap(claims)), strangers
 
     def _taker(self, call: Call, fmt: Format) -> Tool | None:
         for tool in self._by_name.get(call.name, ()):
@@ -73,3 +74,11 @@ def _without_overlap(claims: list[Claim]) -> list[Claim]:
             kept.append(claim)
             end = claim.call.end
     return kept
+
+
+def _joined(claims: list[Claim]) -> list[Claim]:
+    """Calls of one tool that follow one another, as the tool wants them run (`Tool.join`)."""
+    groups = [list(group) for _, group in groupby(claims, key=lambda claim: id(claim.tool))]
+    return [
+        Claim(group[0].tool, call) for group in groups for call in group[0].tool.join([claim.call for claim in group])
+    ]
