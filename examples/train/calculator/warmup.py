@@ -1,7 +1,8 @@
 """A tiny language model that has just begun to use a calculator: `python examples/train/calculator/warmup.py`.
 
-A tokenizer and a Qwen3-style model are made from scratch and trained by supervised learning (transformers' `Trainer`) on
-traces in TRL's dialect, until a trace comes out right with the wanted probability. Reinforcement learning does the rest.
+A tokenizer and a Qwen3-style model are made from scratch and trained by supervised learning (transformers' `Trainer`)
+on traces in TRL's dialect, until a trace comes out right with the wanted probability. Reinforcement learning does the
+rest.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from transformers import (
 )
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "data_preprocess"))
-from calculator import Problem, problem  # noqa: E402
+from calculator import Problem, problem
 
 IGNORED = -100
 """Label of a token that is not learned from (PyTorch's cross entropy)."""
