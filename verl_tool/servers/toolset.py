@@ -105,6 +105,10 @@ class ToolSet:
         self._started: list[Tool] = []
         self._closing = False
 
+    def __len__(self) -> int:
+        """Live trajectories that are remembered."""
+        return len(self._table)
+
     async def start(self) -> None:
         """Start all tools; if one cannot, those that were started are closed again and its error is raised."""
         try:

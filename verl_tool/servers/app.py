@@ -1,0 +1,300 @@
+"""The tool server as an ASGI application. Ray Serve and uvicorn run it alike.
+
+Plain ASGI rather than a framework: the work per request is a few dictionaries, and a framework would cost more than
+the rest of it. Routes: POST /get_observation, POST /run_code, GET /health, /tools, /metrics, /replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.protocol import Fault, FaultKind, StepRequest, StepResult
+from verl_tool.servers.admission import Admission
+from verl_tool.servers.http import (
+    PROMETHEUS_TEXT,
+    Disconnected,
+    Headers,
+    HttpError,
+    Receive,
+    Reply,
+    Scope,
+    Send,
+    answer_lifespan,
+    header,
+    path_of,
+    read_body,
+    send_reply,
+)
+from verl_tool.servers.metrics import HttpMetrics
+from verl_tool.servers.routing import FORWARDED_HEADER, REPLICA_HEADER, HealthReport, LocalRouter, Router
+from verl_tool.servers.run_code import RunCodeRequest, run_code
+from verl_tool.servers.toolset import ToolSet
+from verl_tool.servers.wire import BadBody, decode_model, decode_request, encode_json, encode_response
+
+if TYPE_CHECKING:
+    from verl_tool.sandbox import SandboxPool
+
+log = logging.getLogger(__name__)
+access_log = logging.getLogger(f"{__name__}.access")
+
+RETRY_AFTER_SECONDS = 1
+_WATCH_AFTER_SECONDS = 0.05
+"""Requests that end sooner are not watched for a client that leaves."""
+_FIELD_OF_FAULT = re.compile(r"(?:[a-z_]+\[\d+\]|tool_name)(?= )")
+
+Handler = Callable[[Scope, bytes], Awaitable[Reply]]
+
+
+class ToolServerApp:
+    """All routes over one `ToolSet`, which the caller starts and closes.
+
+    `max_concurrent_requests`: entries (trajectories, not HTTP requests) that run at the same time. `max_queued`:
+    entries that may wait beyond them; past that the answer is 503 with ``Retry-After``. `request_timeout_seconds`:
+    after it, what has no answer yet is answered with the fault ``timeout``. `api_key`: every route but ``/health`` asks
+    for it as a bearer token. `router`: what to do with entries that belong to another replica.
+    """
+
+    def __init__(
+        self,
+        toolset: ToolSet,
+        *,
+        max_concurrent_requests: int = 256,
+        max_queued: int = 8192,
+        api_key: str | None = None,
+        max_body_bytes: int = 64 << 20,
+        request_timeout_seconds: float = 300.0,
+        router: Router | None = None,
+    ) -> None:
+        if max_body_bytes < 1 or not request_timeout_seconds > 0:
+            raise ConfigError(
+                f"max_body_bytes is {max_body_bytes} and request_timeout_seconds is {request_timeout_seconds}; "
+                "both must be above 0"
+            )
+        self.toolset = toolset
+        self.admission = Admission(max_concurrent_requests, max_queued)
+        self.router: Router = router or LocalRouter()
+        self._token = None if api_key is None else f"Bearer {api_key}".encode()
+        self._max_body_bytes = max_body_bytes
+        self._timeout = request_timeout_seconds
+        self._metrics = HttpMetrics(toolset.metrics.registry)
+        toolset.metrics.add_gauge("verl_tool_queue_length", "Actions that wait for a place.", self._queue_lengths)
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/get_observation": ("POST", self._get_observation),
+            "/run_code": ("POST", self._run_code),
+            "/health": ("GET", self._health),
+            "/tools": ("GET", self._tools),
+            "/metrics": ("GET", self._metrics_text),
+            "/replicas": ("GET", self._replicas),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry point."""
+        if scope["type"] == "lifespan":
+            await answer_lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"an ASGI connection of type {scope['type']!r} is not served; only http is")
+        began = time.perf_counter()
+        path = path_of(scope)
+        route = path if path in self._routes else "other"
+        body = b""
+        try:
+            handler = self._handler(scope, path)
+            body = await read_body(scope, receive, self._max_body_bytes)
+            reply = await self._until_disconnect(handler(scope, body), receive)
+        except Disconnected:
+            return
+        except HttpError as error:
+            reply = error.reply()
+        except Exception:
+            # The last line of defence: a bug of ours must not leave a client without an answer.
+            log.exception("%s %s failed", scope["method"], path)
+            reply = HttpError(500, "internal", "the server failed; its log holds the traceback").reply()
+        await send_reply(send, reply, self._own_headers())
+        self._account(scope, route, reply, time.perf_counter() - began, len(body))
+
+    async def run_local(self, requests: Sequence[StepRequest]) -> list[StepResult]:
+        """Run entries in this process, deadline included."""
+        return await self.toolset.step(requests, timeout_seconds=self._timeout, admission=self.admission)
+
+    def _handler(self, scope: Scope, path: str) -> Handler:
+        if self._token is not None and path != "/health":
+            given = header(scope, b"authorization") or b""
+            if not hmac.compare_digest(given, self._token):
+                message = "the api key is missing or wrong; send the header 'Authorization: Bearer <api_key>'"
+                raise HttpError(401, "unauthorized", message, headers=((b"www-authenticate", b"Bearer"),))
+        found = self._routes.get(path)
+        if found is None:
+            known = ", ".join(f"{method} {known_path}" for known_path, (method, _) in self._routes.items())
+            raise HttpError(404, "unknown_path", f"there is no {path[:80]!r} here; known: {known}")
+        method, handler = found
+        if scope["method"] != method:
+            message = f"{path} takes {method}, not {scope['method']}"
+            raise HttpError(405, "wrong_method", message, headers=((b"allow", method.encode()),))
+        return handler
+
+    async def _until_disconnect(self, handling: Awaitable[Reply], receive: Receive) -> Reply:
+        """The handler's reply; it is cancelled and Disconnected is raised if the client leaves before."""
+        work = asyncio.ensure_future(handling)
+        watchers: list[asyncio.Task[None]] = []
+
+        def watch() -> None:
+            watchers.append(asyncio.create_task(_cancel_on_disconnect(receive, work)))
+
+        timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, watch)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if watchers and watchers[0].done() and not watchers[0].cancelled():
+                raise Disconnected from None
+            work.cancel()
+            raise
+        finally:
+            timer.cancel()
+            for watcher in watchers:
+                watcher.cancel()
+
+    async def _get_observation(self, scope: Scope, body: bytes) -> Reply:
+        began = time.perf_counter()
+        try:
+            request = decode_request(body)
+        except BadBody as error:
+            raise HttpError(400, "bad_request", error.message, error.field) from None
+        entries = request.step_requests()
+        self._admit(len(entries))
+        try:
+            results = await self._step(entries, forwarded=_is_forwarded(scope))
+        finally:
+            self.admission.release(len(entries))
+        milliseconds = (time.perf_counter() - began) * 1e3
+        if _is_forwarded(scope):
+            return Reply(encode_response(results, milliseconds))
+        return _reply_of(results, milliseconds)
+
+    def _admit(self, entries: int) -> None:
+        limit = self.admission.limit
+        if entries > limit:
+            message = f"'trajectory_ids' has {entries} entries; this server takes at most {limit} at a time"
+            raise HttpError(413, "batch_too_large", message, "trajectory_ids")
+        if not self.admission.admit(entries):
+            message = f"the queue is full ({self.admission.inside} of {limit} entries); send it again later"
+            raise HttpError(503, FaultKind.OVERLOADED.value, message, headers=_retry_after())
+
+    async def _step(self, entries: Sequence[StepRequest | Fault], forwarded: bool) -> list[StepResult]:
+        """Results of all entries in their order; the malformed ones are answered without being run."""
+        good = [entry for entry in entries if isinstance(entry, StepRequest)]
+        results = await (self.run_local(good) if forwarded else self.router.step(good, self.run_local))
+        if len(good) == len(entries):
+            return results
+        answered = iter(results)
+        return [
+            StepResult("", valid=False, fault=entry) if isinstance(entry, Fault) else next(answered)
+            for entry in entries
+        ]
+
+    async def _run_code(self, scope: Scope, body: bytes) -> Reply:
+        pool = self._sandbox()
+        try:
+            request = decode_model(body, RunCodeRequest)
+        except BadBody as error:
+            raise HttpError(400, "bad_request", error.message, error.field) from None
+        self._admit(1)
+        try:
+            async with self.admission.place("run_code"):
+                answer = await asyncio.wait_for(run_code(pool, request, self._timeout), self._timeout)
+        except asyncio.TimeoutError:
+            message = f"no answer within {self._timeout:g} s"
+            raise HttpError(504, FaultKind.TIMEOUT.value, message) from None
+        finally:
+            self.admission.release(1)
+        return Reply(encode_json(answer.model_dump()))
+
+    def _sandbox(self) -> SandboxPool:
+        for tool in self.toolset.tools:
+            if tool.sandbox is not None:
+                return tool.sandbox
+        names = ", ".join(tool.name for tool in self.toolset.tools)
+        message = f"no tool here runs code (tools: {names}); start the server with --tool_type python_code"
+        raise HttpError(404, "no_sandbox", message)
+
+    async def _health(self, scope: Scope, body: bytes) -> Reply:
+        report = HealthReport(
+            status="healthy",
+            replica=self.router.replica_id,
+            tools=[tool.name for tool in self.toolset.tools],
+            running=self.admission.running,
+            queued=self.admission.queued,
+            trajectories=len(self.toolset),
+        )
+        try:
+            await self.toolset.check()
+        except VerlToolError as error:
+            report = report.model_copy(update={"status": "unhealthy", "message": str(error)})
+        if not _is_forwarded(scope):
+            report = await self.router.health(report)
+        return Reply(encode_json(report.model_dump()), 200 if report.status == "healthy" else 503)
+
+    async def _tools(self, scope: Scope, body: bytes) -> Reply:
+        return Reply(encode_json({"tools": [tool.model_dump() for tool in self.toolset.describe()]}))
+
+    async def _metrics_text(self, scope: Scope, body: bytes) -> Reply:
+        text = self.toolset.metrics.exposition()
+        if not _is_forwarded(scope):
+            text = await self.router.metrics(text)
+        return Reply(text, content_type=PROMETHEUS_TEXT)
+
+    async def _replicas(self, scope: Scope, body: bytes) -> Reply:
+        return Reply(encode_json((await self.router.replicas()).model_dump()))
+
+    def _queue_lengths(self) -> dict[str, float]:
+        return {tool.name: self.admission.waiting(tool.name) for tool in self.toolset.tools}
+
+    def _own_headers(self) -> Headers:
+        return ((REPLICA_HEADER.encode(), self.router.replica_id.encode()),)
+
+    def _account(self, scope: Scope, route: str, reply: Reply, seconds: float, bytes_in: int) -> None:
+        self._metrics.answered(route, reply.status, seconds, bytes_in, len(reply.body))
+        if access_log.isEnabledFor(logging.DEBUG):
+            access_log.debug(
+                "method=%s route=%s status=%d seconds=%.6f bytes_in=%d bytes_out=%d",
+                scope["method"], route, reply.status, seconds, bytes_in, len(reply.body),
+            )  # fmt: skip
+
+
+async def _cancel_on_disconnect(receive: Receive, work: asyncio.Future[Reply]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()
+
+
+def _is_forwarded(scope: Scope) -> bool:
+    return header(scope, FORWARDED_HEADER.encode()) == b"1"
+
+
+def _reply_of(results: Sequence[StepResult], milliseconds: float) -> Reply:
+    """200, unless not one entry could be served: 400 if all were wrong, 503 if there was room for none."""
+    kinds = {result.fault.kind if result.fault else None for result in results}
+    if kinds == {FaultKind.BAD_REQUEST}:
+        return Reply(encode_response(results, milliseconds, _error_of(results[0])), 400)
+    if kinds and kinds <= {FaultKind.OVERLOADED, FaultKind.SHUTTING_DOWN}:
+        return Reply(encode_response(results, milliseconds, _error_of(results[0])), 503, headers=_retry_after())
+    return Reply(encode_response(results, milliseconds))
+
+
+def _error_of(result: StepResult) -> dict[str, str | None]:
+    if result.fault is None:
+        raise ValueError("a result without a fault is no error")
+    field = _FIELD_OF_FAULT.match(result.fault.message)
+    kind = result.fault.kind.value
+    return {"message": result.fault.message, "type": kind, "field": field.group() if field else None}
+
+
+def _retry_after() -> Headers:
+    return ((b"retry-after", str(RETRY_AFTER_SECONDS).encode()),)

@@ -1,0 +1,120 @@
+"""The little of HTTP that the server needs on top of ASGI."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_tool.servers.wire import encode_json
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = tuple[tuple[bytes, bytes], ...]
+
+JSON = b"application/json"
+PROMETHEUS_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, whole."""
+
+    body: bytes
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Headers = ()
+
+
+class HttpError(Exception):
+    """A request that is refused. `type` is a word for programs, `message` names what is wrong and the mend."""
+
+    def __init__(self, status: int, type: str, message: str, field: str | None = None, headers: Headers = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.message = message
+        self.field = field
+        self.headers = headers
+
+    def reply(self) -> Reply:
+        """``{"error": {"message", "type", "field"}}``."""
+        error = {"message": self.message, "type": self.type, "field": self.field}
+        return Reply(encode_json({"error": error}), self.status, headers=self.headers)
+
+
+class Disconnected(Exception):
+    """The client has left; nobody reads an answer."""
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The value of the first header of that name (in lower case)."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return value
+    return None
+
+
+def path_of(scope: Scope) -> str:
+    """The path below the place where the app is mounted, without a closing slash."""
+    path, root = scope["path"], scope.get("root_path", "")
+    if root and path.startswith(root):
+        path = path[len(root) :]
+    return path.rstrip("/") or "/"
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body. Raises HttpError 413 as soon as it is too large, and Disconnected."""
+    length = header(scope, b"content-length")
+    if length is not None and length.isdigit() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise Disconnected
+    if not message.get("more_body"):
+        return _within(message.get("body", b""), max_bytes)
+    parts, size = [message.get("body", b"")], len(message.get("body", b""))
+    while message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+    return b"".join(parts)
+
+
+async def send_reply(send: Send, reply: Reply, further: Headers = ()) -> None:
+    """Send it, with `further` headers."""
+    headers = [
+        (b"content-type", reply.content_type),
+        (b"content-length", str(len(reply.body)).encode()),
+        *further,
+        *reply.headers,
+    ]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+async def answer_lifespan(receive: Receive, send: Send) -> None:
+    """Take part in the server's start and stop; nothing is done at either."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+def _within(body: bytes, max_bytes: int) -> bytes:
+    if len(body) > max_bytes:
+        raise _too_large(max_bytes)
+    return body
+
+
+def _too_large(max_bytes: int) -> HttpError:
+    message = f"the body is larger than {max_bytes} bytes; send fewer trajectories in one request"
+    # What is left of the body is not read, so the connection cannot be used again.
+    return HttpError(413, "body_too_large", message, headers=((b"connection", b"close"),))
