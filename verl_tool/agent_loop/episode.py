@@ -81,7 +81,8 @@ class Episode:
         `formats` find the calls in turns that no stop string ends (`action_stop_tokens` is empty).
         Raises ConfigError if options and chat template do not go together.
         """
-        self._generator, self._tools, self._tokenizer, self._options = generator, tools, tokenizer, options
+        self.options = options
+        self._generator, self._tools, self._tokenizer = generator, tools, tokenizer
         self._formats = tuple(formats)
         self._turns = turns if turns is not None else turns_for(options, tokenizer)
         self._end_token_ids = self._turns.end_token_ids | tokenizer.eos_token_ids
@@ -106,7 +107,7 @@ class Episode:
 
         Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it.
         """
-        uses_tools = use_tool and self._options.enable_agent
+        uses_tools = use_tool and self.options.enable_agent
         if uses_tools and self._tools is None:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         async with self._places:
@@ -121,7 +122,7 @@ class Episode:
             except asyncio.CancelledError:
                 self._release_later(draft)
                 raise
-            trajectory = draft.finished(stop, self._options)
+            trajectory = draft.finished(stop, self.options)
         await self._release(draft)
         return trajectory
 
@@ -133,7 +134,7 @@ class Episode:
     # The course of a trajectory
 
     async def _drive(self, draft: _Draft) -> StopReason:
-        options = self._options
+        options = self.options
         if draft.uses_tools and options.call_tool_first:
             over = await self._tool_first(draft)
             if over:
@@ -155,7 +156,7 @@ class Episode:
         return StopReason.MAX_TURNS
 
     def _start_limit(self) -> int | None:
-        limits = [n for n in (self._options.max_start_length, self._options.max_prompt_length) if n is not None]
+        limits = [n for n in (self.options.max_start_length, self.options.max_prompt_length) if n is not None]
         return min(limits, default=None)
 
     # The model's part
@@ -168,12 +169,12 @@ class Episode:
         try:
             generation = await asyncio.wait_for(
                 self._generator.generate(list(draft.context), params, draft.trajectory_id),
-                self._options.generation_timeout,
+                self.options.generation_timeout,
             )
         except asyncio.TimeoutError:
             raise ToolFault(
                 FaultKind.TIMEOUT,
-                f"the model wrote no turn within generation_timeout={self._options.generation_timeout} s; "
+                f"the model wrote no turn within generation_timeout={self.options.generation_timeout} s; "
                 "raise it, or look at the engine",
                 retryable=False,
             ) from None
@@ -188,7 +189,7 @@ class Episode:
 
     def _sampling_params(self, draft: _Draft) -> dict[str, Any]:
         params = dict(draft.sampling_params)
-        limits = [params.get("max_tokens"), self._options.max_action_length, self._room(draft)]
+        limits = [params.get("max_tokens"), self.options.max_action_length, self._room(draft)]
         most = min((n for n in limits if n is not None), default=None)
         if most is not None:
             params["max_tokens"] = most
@@ -207,11 +208,11 @@ class Episode:
         own = draft.sampling_params.get("stop") or ()
         return [
             *([own] if isinstance(own, str) else own),
-            *(self._options.action_stop_tokens if draft.uses_tools else ()),
+            *(self.options.action_stop_tokens if draft.uses_tools else ()),
         ]
 
     def _room(self, draft: _Draft) -> int | None:
-        most = self._options.max_response_length
+        most = self.options.max_response_length
         return None if most is None else most - draft.response_length
 
     def _read(self, token_ids: Sequence[int]) -> _TurnText:
@@ -231,11 +232,11 @@ class Episode:
         return StopReason.MAX_RESPONSE_LENGTH if room is not None and room <= 0 else StopReason.MAX_ACTION_LENGTH
 
     def _action(self, text: _TurnText, turn: int) -> str | None:
-        if self._options.action_stop_tokens:
-            action = stopped_action(text.whole, self._options.action_stop_tokens)
+        if self.options.action_stop_tokens:
+            action = stopped_action(text.whole, self.options.action_stop_tokens)
         else:
             action = written_call(text.said, self._formats)
-        return text.said if action is None and turn < self._options.min_turns else action
+        return text.said if action is None and turn < self.options.min_turns else action
 
     # The tools' part
 
@@ -243,7 +244,7 @@ class Episode:
         result = await self._call(draft, "", is_last=False)
         if result.done:
             return StopReason.TOOL_DONE
-        options = self._options
+        options = self.options
         limits = [options.max_obs_length]
         if options.max_prompt_length is not None:
             limits.append(max(0, options.max_prompt_length - len(draft.context)))
@@ -261,13 +262,13 @@ class Episode:
         result = await self._call(draft, action, is_last=is_last)
         if result.done:
             return StopReason.TOOL_DONE
-        shown = self._shown(result.observation, self._options.max_obs_length)
+        shown = self._shown(result.observation, self.options.max_obs_length)
         segments = self._turns.next(draft.context, shown)
         room = self._room(draft)
         if room is None or sum(len(s.tokens) for s in segments) < room:
             draft.append_observation(segments, shown != result.observation)
             return None
-        fitting = _cut_segments(segments, room, self._options.truncate_response_side, self._tokenizer)
+        fitting = _cut_segments(segments, room, self.options.truncate_response_side, self._tokenizer)
         draft.append_observation(fitting, shown != result.observation or fitting is not segments)
         return StopReason.MAX_RESPONSE_LENGTH
 
@@ -284,7 +285,7 @@ class Episode:
 
     async def _ask(self, draft: _Draft, action: str, is_last: bool) -> StepResult:
         assert self._tools is not None  # run() refuses a row that uses tools without any
-        deadline = self._options.tool_call_timeout + GRACE_SECONDS
+        deadline = self.options.tool_call_timeout + GRACE_SECONDS
         try:
             return await asyncio.wait_for(
                 self._tools.call(
@@ -293,7 +294,7 @@ class Episode:
                 deadline,
             )
         except asyncio.TimeoutError:
-            message = f"no answer within tool_call_timeout={self._options.tool_call_timeout} s (+{GRACE_SECONDS} s)"
+            message = f"no answer within tool_call_timeout={self.options.tool_call_timeout} s (+{GRACE_SECONDS} s)"
             fault = Fault(kind=FaultKind.TIMEOUT, message=message, retryable=False)
         except ToolFault as raised:
             fault = raised.as_fault()
@@ -303,7 +304,7 @@ class Episode:
         text = disarm(observation, self._tokenizer.special_tokens)
         if limit is None:
             return text
-        return truncate(text, limit, self._options.truncate_obs_side, self._tokenizer)
+        return truncate(text, limit, self.options.truncate_obs_side, self._tokenizer)
 
     async def _release(self, draft: _Draft) -> None:
         """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""

@@ -1,0 +1,81 @@
+"""Many trajectories at once, each at its own pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.errors import VerlToolError
+from verl_tool.protocol import Fault
+
+
+class TooManyFaultsError(VerlToolError):
+    """Most trajectories of a step ended in a fault: what is left is no basis for an update."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What `Episode.run` takes, for one of many trajectories."""
+
+    prompt_ids: Sequence[int]
+    trajectory_id: str | None = None
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    use_tool: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def rollout(episode: Episode, starts: Sequence[Start], title: str = "rollout") -> list[Trajectory]:
+    """Run all of them, at most `max_concurrent_trajectories` at a time; results in the order of `starts`.
+
+    None waits for another: a trajectory goes on as soon as its own model or tool answers. `enable_tqdm` shows a bar.
+    If one raises, the others are cancelled and the exception is raised. A fault does not raise; it ends its trajectory.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, disable=not episode.options.enable_tqdm) as progress:
+        bar = progress.add_task(title, total=len(starts))
+
+        async def one(start: Start) -> Trajectory:
+            trajectory = await episode.run(
+                start.prompt_ids,
+                sampling_params=start.sampling_params,
+                trajectory_id=start.trajectory_id,
+                use_tool=start.use_tool,
+                extra=start.extra,
+            )
+            progress.advance(bar)
+            return trajectory
+
+        return await _all_or_none([asyncio.ensure_future(one(start)) for start in starts])
+
+
+async def _all_or_none(tasks: list[asyncio.Future[Trajectory]]) -> list[Trajectory]:
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def check_faults(faults: Sequence[Fault | None], most: float) -> None:
+    """Raise TooManyFaultsError if more than the fraction `most` of trajectories faulted.
+
+    `faults` has one entry a trajectory, None where none happened. The message counts the kinds and quotes one.
+    """
+    happened = [fault for fault in faults if fault is not None]
+    if not happened or len(happened) <= most * len(faults):
+        return
+    kinds = ", ".join(f"{kind.value} {n}" for kind, n in Counter(fault.kind for fault in happened).most_common())
+    commonest = Counter(fault.message for fault in happened).most_common(1)[0][0]
+    raise TooManyFaultsError(
+        f"{len(happened)} of {len(faults)} trajectories ended in a fault ({kinds}), which is more than "
+        f"max_fault_fraction={most}. The most frequent: {commonest}. "
+        "Look at the tool server's log and /health; raise max_fault_fraction to train on what is left"
+    )
