@@ -115,8 +115,22 @@ class Tool(ABC):
 
     def __init__(self, **options: object) -> None:
         """Raises ConfigError if an option is unknown, naming the known ones, or of a wrong type."""
-        self.options = _parsed(self, options)
+        self.options = self.check_options(options)
         self.formats = _formats_of(self, self.options)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, object]) -> ToolOptions:
+        """The options as this tool's own model. Raises ConfigError naming the option and the known ones."""
+        try:
+            return cls.Options.model_validate(options)
+        except ValidationError as error:
+            problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            known = ", ".join(sorted(cls.Options.model_fields))
+            raise ConfigError(f"tool {cls.name} has no option {where!r}; known: {known}")
+        given = f"option {where} is {problem['input']!r:.80}: " if where else ""
+        raise ConfigError(f"tool {cls.name}: {given}{problem['msg']}")
 
     async def start(self) -> None:  # noqa: B027 - most tools need none
         """Take what the tool needs (a sandbox pool, a connection). Raise with a clear message if it cannot serve."""
@@ -169,19 +183,6 @@ class Tool(ABC):
             example_actions=list(self.example_actions),
             stateful=self.stateful,
         )
-
-
-def _parsed(tool: Tool, options: dict[str, object]) -> ToolOptions:
-    try:
-        return tool.Options.model_validate(options)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            known = ", ".join(sorted(tool.Options.model_fields))
-            raise ConfigError(f"tool {tool.name} has no option {where!r}; known: {known}") from error
-        given = f"option {where} is {problem['input']!r:.80}: " if where else ""
-        raise ConfigError(f"tool {tool.name}: {given}{problem['msg']}") from error
 
 
 def _formats_of(tool: Tool, options: ToolOptions) -> tuple[Format, ...]:
