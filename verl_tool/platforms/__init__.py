@@ -1,0 +1,1 @@
+"""Hardware that verl does not know by itself."""

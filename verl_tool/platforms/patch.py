@@ -1,0 +1,51 @@
+"""Replacing one function of another package, and noticing when that function has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any
+
+import wrapt
+from packaging.specifiers import SpecifierSet
+
+from verl_tool.errors import VerlToolError
+
+
+class PatchError(VerlToolError, ImportError):
+    """What a patch replaces is gone; the installed version is not one that it was written for."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replacement. It takes effect when its module is imported, and costs nothing before."""
+
+    distribution: str
+    """The package as pip knows it."""
+    versions: SpecifierSet
+    """The versions that need it. Others are left alone."""
+    module: str
+    attribute: str
+    why: str
+    replace: Callable[[Any], Any]
+    """Takes the original, returns what to put in its place."""
+
+    def install(self) -> bool:
+        """Arrange for the replacement. Returns whether the installed version needs it."""
+        if not self.versions.contains(version(self.distribution), prereleases=True):
+            return False
+        wrapt.register_post_import_hook(self._apply, self.module)
+        return True
+
+    def _apply(self, module: ModuleType) -> None:
+        try:
+            original = vars(module)[self.attribute]
+        except KeyError:
+            raise PatchError(
+                f"{self.distribution} {version(self.distribution)} has no {self.module}.{self.attribute}, which must "
+                f"be replaced to train without an accelerator ({self.why}). Install a version that verl-tool is "
+                "checked with: pip install 'verl-tool[cpu]'"
+            ) from None
+        setattr(module, self.attribute, self.replace(original))

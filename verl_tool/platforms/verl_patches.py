@@ -1,0 +1,65 @@
+"""What verl takes for granted about accelerators, and has no door for. Written for verl 0.9.0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from verl_tool.platforms.patch import Patch
+
+
+def _gloo_for_the_cpu(original: Callable[..., None]) -> Callable[..., None]:
+    def initialize_global_process_group_ray(timeout_second: float | None = None, backend: str | None = None) -> None:
+        original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    return initialize_global_process_group_ray
+
+
+def _unpinned(policy: Any) -> type:
+    class UnpinnedOffloadPolicy(policy):
+        """An offload policy that pins no memory, whatever it is told."""
+
+        def __init__(self, pin_memory: bool = False) -> None:
+            super().__init__(pin_memory=False)
+
+    return UnpinnedOffloadPolicy
+
+
+def _padding_in_plain_torch(original: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
+    def _get_attention_functions() -> tuple[Any, ...]:
+        from verl.utils.npu_flash_attn_utils import index_first_axis, pad_input, rearrange, unpad_input
+
+        return index_first_axis, pad_input, rearrange, unpad_input
+
+    return _get_attention_functions
+
+
+PATCHES = (
+    Patch(
+        distribution="verl",
+        versions=SpecifierSet(">=0.9.0"),
+        module="verl.utils.distributed",
+        attribute="initialize_global_process_group_ray",
+        why="it names a backend for the CPU and one for the device, which torch refuses when both are the CPU",
+        replace=_gloo_for_the_cpu,
+    ),
+    Patch(
+        distribution="verl",
+        versions=SpecifierSet(">=0.9.0"),
+        module="verl.utils.fsdp_utils",
+        attribute="CPUOffloadPolicy",
+        why="the reference model is offloaded to pinned memory, and without an accelerator no memory can be pinned",
+        replace=_unpinned,
+    ),
+    Patch(
+        distribution="verl",
+        # 0.9.1 falls back to plain torch by itself.
+        versions=SpecifierSet("==0.9.0"),
+        module="verl.utils.attention_utils",
+        attribute="_get_attention_functions",
+        why="it imports flash_attn, which has no CPU build, unless it finds an NPU",
+        replace=_padding_in_plain_torch,
+    ),
+)
