@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from verl_tool.errors import ConfigError
 
@@ -52,17 +50,34 @@ class Admission:
         """They have been answered."""
         self.inside -= entries
 
-    @asynccontextmanager
-    async def place(self, tool: str) -> AsyncIterator[None]:
-        """Hold a place while running `tool`, in the order of arrival."""
+    def place(self, tool: str) -> Place:
+        """``async with`` it to hold a place while running `tool`, in the order of arrival."""
+        return Place(self, tool)
+
+    async def _take(self, tool: str) -> None:
         self._waiting[tool] += 1
         try:
             await self._places.acquire()
         finally:
             self._waiting[tool] -= 1
         self.running += 1
-        try:
-            yield
-        finally:
-            self.running -= 1
-            self._places.release()
+
+    def _give_back(self) -> None:
+        self.running -= 1
+        self._places.release()
+
+
+class Place:
+    """A place to run, held in an ``async with`` block."""
+
+    __slots__ = ("_admission", "_tool")
+
+    def __init__(self, admission: Admission, tool: str) -> None:
+        self._admission = admission
+        self._tool = tool
+
+    async def __aenter__(self) -> None:
+        await self._admission._take(self._tool)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._admission._give_back()

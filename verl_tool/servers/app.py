@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.protocol import Fault, FaultKind, StepRequest, StepResult
 from verl_tool.servers.admission import Admission
+from verl_tool.servers.disconnect import until_disconnect
 from verl_tool.servers.http import (
     PROMETHEUS_TEXT,
     Disconnected,
@@ -45,8 +46,6 @@ log = logging.getLogger(__name__)
 access_log = logging.getLogger(f"{__name__}.access")
 
 RETRY_AFTER_SECONDS = 1
-_WATCH_AFTER_SECONDS = 0.05
-"""Requests that end sooner are not watched for a client that leaves."""
 _FIELD_OF_FAULT = re.compile(r"(?:[a-z_]+\[\d+\]|tool_name)(?= )")
 
 Handler = Callable[[Scope, bytes], Awaitable[Reply]]
@@ -108,7 +107,7 @@ class ToolServerApp:
         try:
             handler = self._handler(scope, path)
             body = await read_body(scope, receive, self._max_body_bytes)
-            reply = await self._until_disconnect(handler(scope, body), receive)
+            reply = await until_disconnect(handler(scope, body), receive)
         except Disconnected:
             return
         except HttpError as error:
@@ -139,27 +138,6 @@ class ToolServerApp:
             message = f"{path} takes {method}, not {scope['method']}"
             raise HttpError(405, "wrong_method", message, headers=((b"allow", method.encode()),))
         return handler
-
-    async def _until_disconnect(self, handling: Awaitable[Reply], receive: Receive) -> Reply:
-        """The handler's reply; it is cancelled and Disconnected is raised if the client leaves before."""
-        work = asyncio.ensure_future(handling)
-        watchers: list[asyncio.Task[None]] = []
-
-        def watch() -> None:
-            watchers.append(asyncio.create_task(_cancel_on_disconnect(receive, work)))
-
-        timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_SECONDS, watch)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if watchers and watchers[0].done() and not watchers[0].cancelled():
-                raise Disconnected from None
-            work.cancel()
-            raise
-        finally:
-            timer.cancel()
-            for watcher in watchers:
-                watcher.cancel()
 
     async def _get_observation(self, scope: Scope, body: bytes) -> Reply:
         began = time.perf_counter()
@@ -266,12 +244,6 @@ class ToolServerApp:
                 "method=%s route=%s status=%d seconds=%.6f bytes_in=%d bytes_out=%d",
                 scope["method"], route, reply.status, seconds, bytes_in, len(reply.body),
             )  # fmt: skip
-
-
-async def _cancel_on_disconnect(receive: Receive, work: asyncio.Future[Reply]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    work.cancel()
 
 
 def _is_forwarded(scope: Scope) -> bool:

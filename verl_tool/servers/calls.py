@@ -22,7 +22,7 @@ class CallFinder:
     """Finds the calls of several tools in one action, each format's parser run once."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._tools = tools
+        self._rank = {id(tool): i for i, tool in enumerate(tools)}
         self._by_name = _first_tool_of_each_name(tools)
         self._formats = list({id(fmt): fmt for tool in tools for fmt in tool.formats}.values())
         self._own_ways = [tool for tool in tools if type(tool).recognise is not Tool.recognise]
@@ -33,7 +33,6 @@ class CallFinder:
         Of calls that overlap, the one that begins first is run, and of those that begin at the same place the one of
         the tool that stands first in the list of tools. `only`: no other tool is asked.
         """
-        rank = {id(tool): i for i, tool in enumerate(self._tools)}
         claims: list[Claim] = []
         strangers: list[Call] = []
         for fmt in self._formats:
@@ -43,11 +42,14 @@ class CallFinder:
                     claims.append(Claim(taker, call))
                 else:
                     strangers.append(call)
-        claims += [Claim(tool, call) for tool in self._own_ways for call in tool.recognise(action)]
+        if self._own_ways:
+            claims += [Claim(tool, call) for tool in self._own_ways for call in tool.recognise(action)]
         if only is not None:
             claims = [claim for claim in claims if claim.tool is only]
-        claims.sort(key=lambda claim: (claim.call.start, rank[id(claim.tool)]))
-        return _joined(_without_overlap(claims)), strangers
+        if len(claims) > 1:
+            claims.sort(key=lambda claim: (claim.call.start, self._rank[id(claim.tool)]))
+            claims = _without_overlap(claims)
+        return _joined(claims), strangers
 
     def _taker(self, call: Call, fmt: Format) -> Tool | None:
         for tool in self._by_name.get(call.name, ()):

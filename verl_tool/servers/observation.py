@@ -16,6 +16,8 @@ def merge(trajectory_id: str, claims: Sequence[Claim], results: Sequence[ToolRes
     Texts follow one another, rewards and metrics add up, the last image and audio stand, and the action is valid if one
     of its calls was. `results` may be shorter than `claims`: a call ended the trajectory.
     """
+    if len(results) == 1:
+        return _alone(trajectory_id, claims[0].call, results[0])
     rewards = [result.reward for result in results if result.reward is not None]
     reasons = [result.invalid_reason for result in results if result.invalid_reason]
     metrics: dict[str, float] = {}
@@ -33,6 +35,22 @@ def merge(trajectory_id: str, claims: Sequence[Claim], results: Sequence[ToolRes
         audio=_last([result.audio for result in results]),
         invalid_reason="; ".join(reasons) or None,
         metrics=metrics or None,
+    )
+
+
+def _alone(trajectory_id: str, call: Call, result: ToolResult) -> StepResult:
+    """The usual case: one call."""
+    return StepResult(
+        trajectory_id,
+        _render(call, result),
+        result.done,
+        result.valid,
+        None,
+        result.reward,
+        result.image,
+        result.audio,
+        result.invalid_reason,
+        result.metrics or None,
     )
 
 

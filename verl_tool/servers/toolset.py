@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from verl_tool.errors import ConfigError, SandboxError, ToolFault
+from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind, StepRequest, StepResult, ToolDescription
+from verl_tool.servers.action_runner import ActionRunner
 from verl_tool.servers.admission import Admission
-from verl_tool.servers.calls import CallFinder, Claim
-from verl_tool.servers.metrics import NO_TOOL, ToolMetrics
-from verl_tool.servers.observation import merge, not_understood, unrunnable
-from verl_tool.servers.tools.base import Context, Tool, ToolResult
+from verl_tool.servers.metrics import ToolMetrics
+from verl_tool.servers.tools.base import Tool
 from verl_tool.servers.trajectory_table import Record, Trajectory, TrajectoryTable
 
 log = logging.getLogger(__name__)
-
-TOOL_FIELD = "tool_name"
-"""Entry of a request's extra data that names the one tool that may take this trajectory's action."""
-
-
-class _CallFault(ToolFault):
-    """A fault of one tool's call."""
-
-    def __init__(self, tool: Tool, kind: FaultKind, message: str, retryable: bool) -> None:
-        super().__init__(kind, message, retryable)
-        self.tool = tool.name
 
 
 @dataclass(frozen=True)
@@ -84,10 +70,10 @@ class ToolSet:
             "verl_tool_live_trajectories", "Live trajectories that have called the tool.", self._live_by_tool
         )
         self._by_name = {tool.name: tool for tool in self.tools}
-        self._finder = CallFinder(self.tools)
-        self._call_timeout = call_timeout_seconds
+        self._runner = ActionRunner(
+            self.tools, self.metrics, done_if_invalid=done_if_invalid, call_timeout_seconds=call_timeout_seconds
+        )
         self._sweep_every = min(30.0, state_ttl_seconds / 4, record_ttl_seconds / 4)
-        self._done_if_invalid = done_if_invalid
         self._on_released = on_released
         self._table = TrajectoryTable(
             stateful=self.stateful,
@@ -152,13 +138,16 @@ class ToolSet:
         """
         if not requests:
             return []
-        tasks = [self._track(self._answer(request, admission)) for request in requests]
+        begun = [self._begin(request, admission) for request in requests]
+        runs = {run for run in begun if isinstance(run, asyncio.Task)}
         try:
-            await asyncio.wait(tasks, timeout=timeout_seconds)
+            if runs:
+                await asyncio.wait(runs, timeout=timeout_seconds)
         finally:
-            for task in tasks:
-                task.cancel()
-        return [self._outcome(*pair, timeout_seconds) for pair in zip(requests, tasks, strict=True)]
+            for request, run in zip(requests, begun, strict=True):
+                if isinstance(run, asyncio.Task) and request.step is None and not request.finish:
+                    run.cancel()
+        return [self._outcome(*pair, timeout_seconds) for pair in zip(requests, begun, strict=True)]
 
     async def check(self) -> None:
         """Raise a `VerlToolError` if one of the tools can no longer serve."""
@@ -185,172 +174,71 @@ class ToolSet:
         """Drop what is older than its time to live; the set does so by itself every few seconds."""
         self._table.sweep()
 
-    async def _answer(self, request: StepRequest, admission: Admission | None) -> StepResult:
+    def _begin(self, request: StepRequest, admission: Admission | None) -> asyncio.Task[StepResult] | StepResult:
+        """The run that answers `request`, or the answer where none is needed. All that is not a run is done here at
+        once, so that a batch costs one task an entry and keeps one trajectory's entries in order."""
+        trajectory = record = None
         try:
             if self._closing:
                 raise _stopping()
             if request.finish:
-                return await self._finish(request)
+                return self._spawn(self._finish(request))
             trajectory = self._table.enter(request)
+            if request.step is not None:
+                record = self._table.open_record(trajectory, request)
         except ToolFault as fault:
-            return self._faulted(request, fault)
-        try:
-            if request.step is None:
-                return await self._run(trajectory, request, [], admission)
-            return await self._run_once(trajectory, request, admission)
-        except ToolFault as fault:
-            return self._faulted(request, fault)
-        finally:
+            if trajectory is not None:
+                self._table.leave(trajectory)
+            return self._runner.faulted(request, fault)
+        if record is None or (record.result is None and record.task is None):
+            return self._spawn_run(trajectory, request, record, admission)
+        self._table.leave(trajectory)
+        return record.result or record.task or self._runner.faulted(request, _stopping())
+
+    def _spawn_run(
+        self, trajectory: Trajectory, request: StepRequest, record: Record | None, admission: Admission | None
+    ) -> asyncio.Task[StepResult]:
+        """Run the action in a task that leaves the trajectory, even if it is cancelled before it began."""
+        task = self._spawn(self._run(trajectory, request, record, admission))
+
+        def ended(_: asyncio.Task[StepResult]) -> None:
+            if record is not None:
+                record.task = None
             self._table.leave(trajectory)
 
-    async def _run_once(self, trajectory: Trajectory, request: StepRequest, admission: Admission | None) -> StepResult:
-        record = self._table.open_record(trajectory, request)
-        if record.result is not None:
-            return record.result
-        if record.task is None:
-            record.task = self._track(self._run_recorded(trajectory, request, record, admission))
-        return await asyncio.shield(record.task)
-
-    async def _run_recorded(
-        self, trajectory: Trajectory, request: StepRequest, record: Record, admission: Admission | None
-    ) -> StepResult:
-        trajectory.users += 1
-        try:
-            result = await self._run(trajectory, request, record.progress, admission)
-            self._table.close_record(trajectory, request.step or 0, record, result)
-        except BaseException:
-            record.task = None
-            raise
-        finally:
-            self._table.leave(trajectory)
-        return result
-
-    def _track(self, run: Coroutine[Any, Any, StepResult]) -> asyncio.Task[StepResult]:
-        task = asyncio.create_task(run)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(ended)
+        if record is not None:
+            record.task = task
         return task
 
     async def _run(
-        self, trajectory: Trajectory, request: StepRequest, progress: list[ToolResult], admission: Admission | None
+        self, trajectory: Trajectory, request: StepRequest, record: Record | None, admission: Admission | None
     ) -> StepResult:
-        """Run the action; a failure becomes the fault of this one result."""
-        try:
-            return await asyncio.wait_for(
-                self._run_in_turn(trajectory, request, progress, admission), self._call_timeout
-            )
-        except asyncio.TimeoutError:
-            fault = ToolFault(
-                FaultKind.TIMEOUT,
-                f"the action took more than {self._call_timeout:g} s (call_timeout_seconds) and was stopped",
-                retryable=False,
-            )
-        except ToolFault as error:
-            fault = error
-        # Without a record, a retry would run the action's earlier calls again.
-        return self._faulted(request, fault, retryable=fault.retryable and not (progress and request.step is None))
-
-    async def _run_in_turn(
-        self, trajectory: Trajectory, request: StepRequest, progress: list[ToolResult], admission: Admission | None
-    ) -> StepResult:
-        async with trajectory.lock:
-            self._refuse_ended(trajectory, request)
-            claims, strangers = self._finder.find(request.action, self._wanted_tool(request))
-            if claims:
-                async with admission.place(claims[0].tool.name) if admission else nullcontext():
-                    await self._run_claims(claims, trajectory, request, progress)
-                result = merge(request.trajectory_id, claims, progress)
-            else:
-                self.metrics.not_understood()
-                result = not_understood(request.trajectory_id, self.tools, strangers, self._done_if_invalid)
-            if result.done:
-                trajectory.over = True
-                await self._free(trajectory)
-            return result
-
-    async def _run_claims(
-        self, claims: Sequence[Claim], trajectory: Trajectory, request: StepRequest, progress: list[ToolResult]
-    ) -> None:
-        """Run the calls that `progress` does not hold yet, up to one that ends the trajectory."""
-        for claim in claims[len(progress) :]:
-            if progress and progress[-1].done:
-                return
-            progress.append(await self._run_claim(claim, trajectory, request))
-
-    async def _run_claim(self, claim: Claim, trajectory: Trajectory, request: StepRequest) -> ToolResult:
-        tool, call = claim.tool, claim.call
-        if call.error is not None:
-            self.metrics.not_understood(tool.name)
-            return unrunnable(call)
-        began = time.perf_counter()
-        try:
-            result = await tool.run(call, await self._context(tool, trajectory, request))
-            if not isinstance(result, ToolResult):
-                raise TypeError(f"run returned {type(result).__name__}; a tool returns ToolResult")
-        except ToolFault as fault:
-            raise _CallFault(tool, fault.kind, fault.message, fault.retryable) from fault
-        except SandboxError as error:
-            raise _CallFault(tool, FaultKind.SANDBOX, str(error), error.retryable) from error
-        except Exception as error:
-            # A tool is anybody's code, and may raise anything; what it raises is the fault of this trajectory alone.
-            log.exception("tool %s crashed on trajectory %s", tool.name, trajectory.id)
-            words = f"tool {tool.name}: {type(error).__name__}: {error}; the traceback is in the server's log"
-            raise _CallFault(tool, FaultKind.TOOL_CRASHED, words, retryable=False) from error
-        self.metrics.called(tool.name, time.perf_counter() - began, valid=result.valid, error=result.error)
+        if record is None:
+            return await self._runner.run(trajectory, request, [], admission)
+        result = await self._runner.run(trajectory, request, record.progress, admission)
+        self._table.close_record(trajectory, request.step or 0, record, result)
         return result
-
-    async def _context(self, tool: Tool, trajectory: Trajectory, request: StepRequest) -> Context:
-        """Who calls `tool`; a state is made at the trajectory's first call."""
-        if tool.name not in trajectory.states:
-            state = await tool.create_state(trajectory.id, request.extra) if tool.stateful else None
-            trajectory.states[tool.name] = state
-        state = trajectory.states[tool.name]
-        return Context(trajectory.id, request.step, state, request.extra, request.is_last_step)
-
-    def _refuse_ended(self, trajectory: Trajectory, request: StepRequest) -> None:
-        """An action that waited for its turn while an earlier one ended the trajectory."""
-        if trajectory.over or trajectory.closed:
-            message = f"trajectory {request.trajectory_id[:80]!r} ended while this action waited for its turn"
-            raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
-
-    def _wanted_tool(self, request: StepRequest) -> Tool | None:
-        name = request.extra.get(TOOL_FIELD)
-        if name is None:
-            return None
-        tool = self._by_name.get(name) if isinstance(name, str) else None
-        if tool is None:
-            known = ", ".join(tool.name for tool in self.tools)
-            message = f"{TOOL_FIELD} {str(name)[:80]!r} is unknown; known: {known}"
-            raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
-        return tool
 
     async def _finish(self, request: StepRequest) -> StepResult:
         """Free a trajectory, after what it runs now. Doing so twice, or to an unknown one, is no error."""
         self._table.forget_lost(request.trajectory_id)
         trajectory = self._table.get(request.trajectory_id)
         if trajectory is not None:
-            async with trajectory.lock:
-                trajectory.over = True
-                await self._free(trajectory)
+            await self._runner.end(trajectory)
             if not trajectory.closed:
                 self._table.remove(trajectory)
         return StepResult(request.trajectory_id, done=True)
 
-    async def _free(self, trajectory: Trajectory) -> None:
-        """Close all its states. A tool that fails to is logged: its trajectory is over either way."""
-        states, trajectory.states = trajectory.states, {}
-        for name, state in states.items():
-            if not self._by_name[name].stateful:
-                continue
-            try:
-                await asyncio.wait_for(self._by_name[name].close_state(state), self._call_timeout)
-            except Exception:
-                # A tool is anybody's code, and may raise anything.
-                log.exception("tool %s failed to close the state of trajectory %s", name, trajectory.id)
+    def _spawn(self, run: Coroutine[Any, Any, StepResult]) -> asyncio.Task[StepResult]:
+        task = asyncio.create_task(run)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
 
     def _free_later(self, trajectory: Trajectory) -> None:
         if trajectory.states:
-            task = asyncio.create_task(self._free(trajectory))
+            task = asyncio.create_task(self._runner.free(trajectory))
             self._freeing.add(task)
             task.add_done_callback(self._freeing.discard)
 
@@ -373,23 +261,18 @@ class ToolSet:
                 log.exception("tool %s failed to close", tool.name)
 
     def _outcome(
-        self, request: StepRequest, task: asyncio.Task[StepResult], timeout_seconds: float | None
+        self, request: StepRequest, run: asyncio.Task[StepResult] | StepResult, timeout_seconds: float | None
     ) -> StepResult:
-        if not task.done():
+        if isinstance(run, StepResult):
+            return run
+        if not run.done():
             return self._timed_out(request, timeout_seconds or 0.0)
-        if task.cancelled():
-            return self._faulted(request, _stopping())
-        return task.result()
-
-    def _faulted(self, request: StepRequest, fault: ToolFault, retryable: bool | None = None) -> StepResult:
-        self.metrics.faulted(fault.kind, fault.tool if isinstance(fault, _CallFault) else NO_TOOL)
-        wire = fault.as_fault() if retryable is None else fault.as_fault().model_copy(update={"retryable": retryable})
-        return StepResult(request.trajectory_id, valid=False, fault=wire)
+        return self._runner.faulted(request, _stopping()) if run.cancelled() else run.result()
 
     def _timed_out(self, request: StepRequest, seconds: float) -> StepResult:
         again = "send the same step again to get its answer" if request.step is not None else "it was stopped"
         message = f"no answer within {seconds:g} s; {again}"
-        return self._faulted(request, ToolFault(FaultKind.TIMEOUT, message, retryable=request.step is not None))
+        return self._runner.faulted(request, ToolFault(FaultKind.TIMEOUT, message, retryable=request.step is not None))
 
     def _live_by_tool(self) -> dict[str, int]:
         return self._table.count_by_tool([tool.name for tool in self.tools])
