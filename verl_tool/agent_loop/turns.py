@@ -76,7 +76,8 @@ class ChatTemplateTurns:
     the assistant is appended. If the model closed its turn itself, the template's closing is left out up to the token
     that the model wrote. The result equals the whole conversation rendered at once if the template (a) treats a turn
     alike wherever it stands, (b) separates turns by tokens that merge with no text, and (c) leaves the model's text
-    unchanged; Qwen3's, which drops the thoughts of earlier turns, breaks (c), and what the model saw is kept then.
+    unchanged, and if (d) the model chose the tokens that the tokenizer would. Qwen3's template, which drops thoughts
+    of earlier turns, breaks (c). What the model saw is kept in any case.
     """
 
     def __init__(
