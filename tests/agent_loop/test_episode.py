@@ -183,6 +183,18 @@ async def test_the_room_of_a_turn_is_what_the_response_has_left() -> None:
     assert [fed.params["max_tokens"] for fed in run.engine.fed] == [90, 100 - len(CALL) - len("<obs0>")]
 
 
+async def test_prompt_and_response_fit_into_the_model() -> None:
+    n = len(Run([]).prompt)
+    run = Run([CALL], max_model_len=n + len(CALL) + 3)
+    trajectory = await run()
+    assert run.response(trajectory) == f"{CALL}<ob"
+    assert trajectory.stop is StopReason.MAX_RESPONSE_LENGTH
+    full = Run([], max_model_len=n)
+    trajectory = await full()
+    assert (trajectory.stop, trajectory.response_ids) == (StopReason.MAX_RESPONSE_LENGTH, [])
+    assert full.engine.fed == []
+
+
 @pytest.mark.parametrize(("side", "kept"), [("right", "012345"), ("left", "456789"), ("middle", "012789")])
 async def test_the_observation_that_crosses_the_limit_is_cut_at_its_side(side: str, kept: str) -> None:
     run = Run([CALL], lambda a, n: "0123456789", truncate_response_side=side, max_response_length=len(CALL) + 6)

@@ -53,6 +53,7 @@ def any_options(draw: st.DrawFn) -> dict[str, Any]:
         "call_tool_first": draw(st.booleans()),
         "max_prompt_length": draw(st.none() | st.integers(1, 90)),
         "max_response_length": draw(LENGTH),
+        "max_model_len": draw(st.none() | st.integers(20, 160)),
         "max_action_length": draw(st.integers(1, 30)),
         "max_obs_length": draw(LENGTH),
         "truncate_obs_side": draw(st.sampled_from(["left", "right", "middle"])),
@@ -115,6 +116,8 @@ def check_limits(trajectory: Trajectory, engine: RandomEngine, options: EpisodeO
     assert trajectory.num_turns <= options.max_turns + 1
     if options.max_response_length is not None:
         assert len(trajectory.response_ids) <= options.max_response_length
+    if options.max_model_len is not None and trajectory.response_ids:
+        assert len(trajectory.prompt_ids) + len(trajectory.response_ids) <= options.max_model_len
     if options.max_prompt_length is not None:
         assert len(trajectory.prompt_ids) <= options.max_prompt_length
     for segment in trajectory.response:

@@ -102,7 +102,7 @@ async def test_turns_equal_the_conversation_rendered_at_once(template: str, role
 
 def test_a_role_that_the_template_does_not_know_is_refused_at_once() -> None:
     options = EpisodeOptions(enable_mtrl=True, mtrl_role="tool")
-    with pytest.raises(Exception, match="no such role"):
+    with pytest.raises(ConfigError, match="refuses a turn of role 'tool' behind the model's: no such role"):
         Episode(None, None, HFTokenizer(make(BRACKETS)), options)  # type: ignore[arg-type]
     swallows = "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
     with pytest.raises(ConfigError, match="writes a turn of role 'tool' 0 times"):

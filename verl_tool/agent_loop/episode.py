@@ -139,6 +139,9 @@ class Episode:
             over = await self._tool_first(draft)
             if over:
                 return over
+        room = self._room(draft)
+        if room is not None and room <= 0:
+            return StopReason.MAX_RESPONSE_LENGTH
         for turn in range(options.max_turns + 1):
             text, over = await self._model_turn(draft)
             if over:
@@ -212,8 +215,13 @@ class Episode:
         ]
 
     def _room(self, draft: _Draft) -> int | None:
-        most = self.options.max_response_length
-        return None if most is None else most - draft.response_length
+        """Tokens that may still follow; None if nothing limits them."""
+        response, model = self.options.max_response_length, self.options.max_model_len
+        rooms = [
+            None if response is None else response - draft.response_length,
+            None if model is None else model - len(draft.context),
+        ]
+        return min((n for n in rooms if n is not None), default=None)
 
     def _read(self, token_ids: Sequence[int]) -> _TurnText:
         n = len(token_ids)

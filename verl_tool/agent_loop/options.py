@@ -37,7 +37,6 @@ _MENDS = {
     "rollout_mode": "leave it out: rollouts are always asynchronous",
     "over_sampling": "leave it out; see data.gen_batch_size and the trainer's group filter",
     "assistant_role": "leave it out: the chat template names the assistant",
-    "max_model_len": "set actor_rollout_ref.rollout.max_model_len",
     "n": "set actor_rollout_ref.rollout.n",
     "num_gpus": "set trainer.n_gpus_per_node",
     "logprobs": "set actor_rollout_ref.rollout.calculate_log_probs",
@@ -72,6 +71,8 @@ class EpisodeOptions(BaseModel):
     """The prompt as the model first sees it: the row's own, and what `call_tool_first` added."""
     max_response_length: _Tokens | None = None
     """All tokens behind the prompt, the model's and the tools'."""
+    max_model_len: _Tokens | None = None
+    """Prompt and response together: what the engine takes."""
     max_action_length: _Tokens | None = None
     """One turn of the model."""
     max_obs_length: _Tokens | None = 512

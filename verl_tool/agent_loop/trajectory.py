@@ -41,7 +41,7 @@ class StopReason(str, Enum):
     MAX_ACTION_LENGTH = "max_action_length"
     """The model's turn was cut at `max_action_length`."""
     MAX_RESPONSE_LENGTH = "max_response_length"
-    """No room is left for the model to go on, or its turn was cut there."""
+    """`max_response_length` or `max_model_len` leaves no room to go on, or the model's turn was cut there."""
     FAULT = "fault"
     """Infrastructure failed; see `Trajectory.fault`."""
     ABORTED = "aborted"

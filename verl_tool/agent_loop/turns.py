@@ -85,7 +85,7 @@ class ChatTemplateTurns:
     ) -> None:
         self.end_token_ids = end_token_ids
         self._tokenizer, self._role = tokenizer, role
-        tail = self._behind_the_model([{"role": role, "content": _TOOL_MARK}])
+        tail = self._probe()
         if tail.count(_TOOL_MARK) != 1:
             raise ConfigError(
                 f"the chat template writes a turn of role {role!r} {tail.count(_TOOL_MARK)} times; it must write it "
@@ -109,6 +109,15 @@ class ChatTemplateTurns:
 
     def next(self, context: Sequence[int], observation: str) -> list[Segment]:
         return self._pieces.behind(context, self.end_token_ids, self._text(observation), observation)
+
+    def _probe(self) -> str:
+        try:
+            return self._text(_TOOL_MARK)
+        except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes
+            raise ConfigError(
+                f"the chat template refuses a turn of role {self._role!r} behind the model's: {error}; "
+                "set another mtrl_role, or mtrl_sep"
+            ) from error
 
     def _text(self, observation: str) -> str:
         return self._behind_the_model([{"role": self._role, "content": observation}])
