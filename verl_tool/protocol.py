@@ -51,9 +51,12 @@ class Fault(BaseModel):
 
 
 class Observation(BaseModel):
-    """The long form of an observation; a plain string is the short form of ``Observation(obs=...)``."""
+    """The long form of an observation; a plain string is the short form of ``Observation(obs=...)``.
 
-    model_config = ConfigDict(extra="forbid")
+    A detail that is not known here is passed over: other servers of this protocol send some of their own.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     obs: str = ""
     reward: float | None = None
@@ -246,3 +249,48 @@ class ToolDescription(BaseModel):
     example_actions: list[str]
     """Actions that this tool recognises, as a model would write them."""
     stateful: bool = False
+
+
+REPLICA_HEADER = "x-verl-tool-replica"
+"""Response header: id of the replica that took the request (not always the one that ran it)."""
+
+
+class ReplicaInfo(BaseModel):
+    """One replica as ``GET /replicas`` tells it."""
+
+    id: str
+    url: str
+    """Base URL of its own door, such as ``http://127.0.0.1:40123``."""
+    node: str = ""
+    started: float = 0.0
+    """Unix time, seconds."""
+
+
+class ReplicaList(BaseModel):
+    """Answer of ``GET /replicas``. An empty list: there is nobody but whoever answers at this address."""
+
+    epoch: int = 0
+    """Grows whenever the list changes."""
+    replicas: list[ReplicaInfo] = []
+    sticky: bool = False
+    """Whether owners are remembered beyond the present list (stateful tools). Then the rendezvous owner is only a good
+    guess for an older trajectory; the replica that is asked forwards if the guess was wrong."""
+
+
+class HealthReport(BaseModel):
+    """Answer of ``GET /health``. HTTP 200 if `status` is ``healthy``, else 503."""
+
+    status: str
+    """``healthy``, ``starting``, ``stopping`` or ``unhealthy``."""
+    message: str = ""
+    """What is wrong, if something is."""
+    replica: str = ""
+    tools: list[str] = []
+    running: int = 0
+    """Entries being run."""
+    queued: int = 0
+    """Entries admitted and waiting for a place."""
+    trajectories: int = 0
+    """Live trajectories that are remembered."""
+    replicas: list[HealthReport] = []
+    """The peers' own reports, where a router gathers them."""

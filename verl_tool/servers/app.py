@@ -15,7 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.protocol import Fault, FaultKind, StepRequest, StepResult
+from verl_tool.json_text import encode_json
+from verl_tool.protocol import REPLICA_HEADER, Fault, FaultKind, HealthReport, StepRequest, StepResult
+from verl_tool.sandbox_fusion import RunCodeRequest
 from verl_tool.servers.admission import Admission
 from verl_tool.servers.disconnect import until_disconnect
 from verl_tool.servers.http import (
@@ -34,10 +36,10 @@ from verl_tool.servers.http import (
     send_reply,
 )
 from verl_tool.servers.metrics import HttpMetrics
-from verl_tool.servers.routing import FORWARDED_HEADER, REPLICA_HEADER, HealthReport, LocalRouter, Router
-from verl_tool.servers.run_code import RunCodeRequest, run_code
+from verl_tool.servers.routing import FORWARDED_HEADER, LocalRouter, Router
+from verl_tool.servers.run_code import run_code
 from verl_tool.servers.toolset import ToolSet
-from verl_tool.servers.wire import BadBody, decode_model, decode_request, encode_json, encode_response
+from verl_tool.servers.wire import BadBody, decode_model, decode_request, encode_response
 
 if TYPE_CHECKING:
     from verl_tool.sandbox import SandboxPool

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 
 class Deadline:
-    """``with Deadline(5):`` cancels what the block awaits after 5 seconds, and asyncio.TimeoutError leaves the block."""
+    """``with Deadline(5):`` cancels what the block awaits after 5 seconds, and raises asyncio.TimeoutError."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_tool.servers.wire import encode_json
+from verl_tool.json_text import encode_json
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -10,58 +10,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from pydantic import BaseModel
+from verl_tool.protocol import HealthReport, ReplicaInfo, ReplicaList, StepRequest, StepResult
 
-from verl_tool.protocol import StepRequest, StepResult
+__all__ = [
+    "FORWARDED_HEADER",
+    "HealthReport",
+    "LocalRouter",
+    "ReplicaInfo",
+    "ReplicaList",
+    "Router",
+    "RunLocal",
+]
 
 FORWARDED_HEADER = "x-verl-tool-forwarded"
 """Request header: run this here, and answer for this replica only. Its value is ``1``."""
-REPLICA_HEADER = "x-verl-tool-replica"
-"""Response header: id of the replica that took the request (not always the one that ran it)."""
-
 RunLocal = Callable[[Sequence[StepRequest]], Awaitable[list[StepResult]]]
 """Runs entries in this process, admission and deadline included. Never raises for a single entry."""
-
-
-class ReplicaInfo(BaseModel):
-    """One replica as ``GET /replicas`` tells it."""
-
-    id: str
-    url: str
-    """Base URL of its own door, such as ``http://127.0.0.1:40123``."""
-    node: str = ""
-    started: float = 0.0
-    """Unix time, seconds."""
-
-
-class ReplicaList(BaseModel):
-    """Answer of ``GET /replicas``. An empty list: there is nobody but whoever answers at this address."""
-
-    epoch: int = 0
-    """Grows whenever the list changes."""
-    replicas: list[ReplicaInfo] = []
-    sticky: bool = False
-    """Whether owners are remembered beyond the present list (stateful tools). Then the rendezvous owner is only a good
-    guess for an older trajectory; the replica that is asked forwards if the guess was wrong."""
-
-
-class HealthReport(BaseModel):
-    """Answer of ``GET /health``. HTTP 200 if `status` is ``healthy``, else 503."""
-
-    status: str
-    """``healthy``, ``starting``, ``stopping`` or ``unhealthy``."""
-    message: str = ""
-    """What is wrong, if something is."""
-    replica: str = ""
-    tools: list[str] = []
-    running: int = 0
-    """Entries being run."""
-    queued: int = 0
-    """Entries admitted and waiting for a place."""
-    trajectories: int = 0
-    """Live trajectories that are remembered."""
-    replicas: list[HealthReport] = []
-    """The peers' own reports, where a router gathers them."""
 
 
 class Router(Protocol):

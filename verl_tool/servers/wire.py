@@ -1,22 +1,16 @@
-"""JSON in and out of the server, for text that a model or a program wrote.
-
-The usual body is valid and goes the fast way. A lone surrogate (half of a UTF-16 pair, which JSON can spell and UTF-8
-cannot) becomes U+FFFD, NaN and infinity become null; neither costs the rest of its batch anything.
-"""
+"""Bodies in and out of the server. A request that is refused is refused with the field and the mend."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 from pydantic import BaseModel, ValidationError
 
+from verl_tool.json_text import BadJsonError, decode_json, encode_json
 from verl_tool.protocol import Fault, FaultKind, ObservationRequest, StepResult
 
 Model = TypeVar("Model", bound=BaseModel)
-_encode = msgspec.json.Encoder().encode
 
 
 class BadBody(ValueError):
@@ -28,14 +22,6 @@ class BadBody(ValueError):
         self.field = field
 
 
-def decode_json(body: bytes) -> Any:
-    """The JSON value in `body`. Raises BadBody that says where it breaks."""
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _decode_patiently(body)
-
-
 def decode_request(body: bytes) -> ObservationRequest:
     """Body of ``POST /get_observation``. Raises BadBody that names the field and the mend."""
     return decode_model(body, ObservationRequest)
@@ -43,21 +29,16 @@ def decode_request(body: bytes) -> ObservationRequest:
 
 def decode_model(body: bytes, model: type[Model]) -> Model:
     """`body` as a pydantic model. Raises BadBody that names the field and the mend."""
-    value = decode_json(body)
+    try:
+        value = decode_json(body)
+    except BadJsonError as error:
+        raise BadBody(str(error)) from None
     if not isinstance(value, dict):
         raise BadBody(f"the body is a JSON {_json_type(value)}; send an object with the fields {_fields(model)}")
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise _bad_field(error, model) from None
-
-
-def encode_json(value: object) -> bytes:
-    """`value` as JSON. Raises TypeError for what JSON cannot hold."""
-    try:
-        return _encode(value)
-    except UnicodeEncodeError:
-        return _encode(_without_surrogates(value))
 
 
 def encode_response(
@@ -100,30 +81,6 @@ def _encodable(result: StepResult) -> StepResult:
         fault = Fault(kind=FaultKind.TOOL_CRASHED, message=message, retryable=False)
         return StepResult(result.trajectory_id, done=result.done, valid=False, fault=fault)
     return result
-
-
-def _decode_patiently(body: bytes) -> Any:
-    try:
-        return _without_surrogates(json.loads(body.decode("utf-8")))
-    except UnicodeDecodeError as error:
-        raise BadBody(
-            f"the body is not UTF-8: byte {error.start} is {body[error.start]:#04x}; encode it as UTF-8"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise BadBody(f"the body is not JSON: {error}") from None
-    except RecursionError:
-        raise BadBody("the body is nested too deeply; JSON of fewer than 500 levels is taken") from None
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        # A pair of surrogates is one character; a lone one is none.
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-    return value
 
 
 def _bad_field(error: ValidationError, model: type[BaseModel]) -> BadBody:
