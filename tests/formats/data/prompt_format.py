@@ -1,0 +1,23 @@
+"""A user's format: the call is a line that begins with ``>>``."""
+
+import re
+
+from verl_tool.formats import Call, neutralise
+
+
+class PromptFormat:
+    name = "prompt"
+    stop = (">>>>",)
+
+    def find_calls(self, text):
+        found = re.finditer(r"^>> (\w+) (.*)$", text, re.MULTILINE)
+        return [Call(match[1], match[2], match.start(), match.end(), self) for match in found]
+
+    def render(self, output, call=None):
+        return f"\n<< {neutralise(output)}\n"
+
+    def usage(self, tools):
+        return "Begin a line with >> and a tool's name."
+
+
+FORMAT = PromptFormat()
