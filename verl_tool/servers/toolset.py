@@ -166,6 +166,10 @@ class ToolSet:
         """Ids of all live trajectories that are remembered here."""
         return self._table.ids()
 
+    def unfinished(self) -> int:
+        """Trajectories whose state would be lost if this replica ended now."""
+        return self._table.unfinished()
+
     def stats(self) -> ToolSetStats:
         """What is held at this moment."""
         return ToolSetStats(len(self._table), len(self._running), self._table.record_bytes, self._live_by_tool())

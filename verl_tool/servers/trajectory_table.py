@@ -112,6 +112,14 @@ class TrajectoryTable:
                 counts[name] += 1
         return counts
 
+    def unfinished(self) -> int:
+        """Live trajectories that run an action or hold a state of their own: what would be lost with this replica."""
+        return sum(
+            trajectory.users > 0 or any(state is not None for state in trajectory.states.values())
+            for trajectory in self._live.values()
+            if not trajectory.over
+        )
+
     def get(self, trajectory_id: str) -> Trajectory | None:
         """The live trajectory of that id, without touching it."""
         return self._live.get(trajectory_id)
