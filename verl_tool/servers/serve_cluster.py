@@ -1,0 +1,216 @@
+"""The Ray cluster and the Serve instance below a tool server: joined or started, and left as they were found."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve import Application, RunTarget
+from ray.serve.config import HTTPOptions
+from ray.serve.schema import ApplicationStatus
+
+from verl_tool.errors import VerlToolError
+from verl_tool.servers.data_path import DataPath, environment
+from verl_tool.servers.directory import NAMESPACE, directory_name
+
+POLL_SECONDS = 0.2
+"""How often the state of the application is looked at while it starts."""
+REPLICA_LEAVING_SECONDS = 1.0
+"""How long a replica that is taken away still answers, so that HAProxy hears of it first."""
+OBJECT_STORE_BYTES = 100 << 20
+"""Of a local cluster. Tool calls do not go through Ray's object store."""
+
+
+class StartError(VerlToolError):
+    """The server could not start; the message says why and what to do."""
+
+
+class ServeCluster:
+    """Ray and Serve for one tool server; a context manager that gives back what it took.
+
+    `ray_address`: a running cluster to join; None: a local one is started, which ends with this process.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        data_path: DataPath,
+        ray_address: str | None = None,
+        logical_cpus: int | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.data_path = data_path
+        self.local = ray_address is None
+        self._address = ray_address
+        self._logical_cpus = logical_cpus
+        self._folder: Path | None = None
+        self._apps: list[str] = []
+
+    def __enter__(self) -> ServeCluster:
+        """Connect to Ray and start Serve. Raises StartError."""
+        refuse_busy_port(self.host, self.port)
+        self._folder = Path(tempfile.mkdtemp(prefix="vt-"))
+        try:
+            self._connect()
+            self._refuse_running_serve()
+            self._start_serve(self._folder)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop Serve and what else this object started."""
+        try:
+            self._stop_directories()
+            serve.shutdown()
+        except RayError:
+            # The cluster is gone already; there is nothing left to stop in it.
+            pass
+        finally:
+            self._leave()
+
+    @property
+    def url(self) -> str:
+        """Base URL of the front door, as seen from this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"http://{host}:{self.port}"
+
+    def deploy(self, app: Application, name: str, timeout_seconds: float) -> None:
+        """Deploy `app`, or update it without losing a request if it runs; return once it serves.
+
+        Raises StartError with the words of the replica that could not start.
+        """
+        if name not in self._apps:
+            self._apps.append(name)
+        serve.run_many(
+            [RunTarget(app, name=name, route_prefix="/")],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            time.sleep(POLL_SECONDS)
+            status = serve.status().applications.get(name)
+            if status is not None and status.status == ApplicationStatus.RUNNING:
+                return
+            words = "\n".join(d.message for d in status.deployments.values()) if status else ""
+            if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
+                raise StartError(_cause(f"{status.message}\n{words}"))
+            if time.monotonic() > deadline:
+                raise StartError(f"the tool replicas were not ready in {timeout_seconds:g} s. {_cause(words)}")
+
+    def state(self, name: str) -> str:
+        """The application's state in Serve's words, such as ``RUNNING``. Raises RayError if the cluster is gone."""
+        status = serve.status().applications.get(name)
+        return status.status.value if status is not None else "NOT_STARTED"
+
+    def _connect(self) -> None:
+        try:
+            if self.local:
+                ray.init(
+                    address="local",
+                    namespace=NAMESPACE,
+                    logging_level=logging.WARNING,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    num_cpus=self._logical_cpus,
+                )
+            else:
+                ray.init(address=self._address, namespace=NAMESPACE, logging_level=logging.WARNING)
+        except (RayError, ConnectionError, OSError, ValueError, RuntimeError) as error:
+            where = "a local Ray cluster could not be started" if self.local else f"no Ray cluster at {self._address!r}"
+            raise StartError(f"{where}: {error}") from error
+
+    def _refuse_running_serve(self) -> None:
+        running = serve.status()
+        if running.proxies:
+            apps = ", ".join(running.applications) or "none"
+            raise StartError(
+                f"Ray Serve runs on this cluster already (applications: {apps}), and a cluster has one front door. "
+                "Stop it (`serve shutdown`), join another cluster, or leave out --ray_address to start one"
+            )
+
+    def _start_serve(self, folder: Path) -> None:
+        variables = environment(self.data_path, folder, REPLICA_LEAVING_SECONDS, loopback_only=self.local)
+        try:
+            serve.start(
+                http_options=HTTPOptions(host=self.host, port=self.port),
+                controller_options={"runtime_env": {"env_vars": variables}},
+            )
+        except (RayError, RuntimeError, TimeoutError) as error:
+            raise StartError(f"Ray Serve did not start: {_cause(str(error))}") from error
+
+    def _stop_directories(self) -> None:
+        for app in self._apps:
+            try:
+                directory = ray.get_actor(directory_name(app), namespace=NAMESPACE)
+            except ValueError:
+                continue
+            # Told that all stops, replicas do not wait for their trajectories.
+            ray.get(directory.stop.remote(), timeout=5.0)
+
+    def _leave(self) -> None:
+        for app in self._apps:
+            _kill_actor(directory_name(app))
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def refuse_busy_port(host: str, port: int) -> None:
+    """Raises StartError if nobody can listen on `port` of `host`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            # Two sockets that allow reuse may both bind; only one may listen.
+            probe.listen(1)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise StartError(f"port {port} on {host} cannot be used: {reason}; choose another with --port") from error
+
+
+def wait_until(condition: Callable[[], bool], timeout_seconds: float, what: str) -> None:
+    """Return once `condition` holds. Raises StartError, naming `what`, after `timeout_seconds`."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise StartError(f"{what} did not happen in {timeout_seconds:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+def _kill_actor(name: str) -> None:
+    if not ray.is_initialized():
+        return
+    try:
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+    except (ValueError, RayError):
+        # It is gone already.
+        return
+
+
+def _cause(text: str) -> str:
+    """The line of a replica's traceback that a user needs: our own error if there is one, else the last."""
+    ours = re.findall(r"verl_tool\.errors\.\w+: (.+)", text)
+    if ours:
+        return str(ours[-1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "Ray gave no reason"

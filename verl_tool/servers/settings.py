@@ -1,0 +1,57 @@
+"""What a server is told at its start, in the form in which it travels to every replica."""
+
+from __future__ import annotations
+
+import secrets
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from verl_tool.servers.tool_config import ToolConfig
+
+
+class AutoscalingSettings(BaseModel):
+    """``--num_replicas auto``: how many replicas there are follows the length of the queue."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_replicas: PositiveInt = 1
+    max_replicas: PositiveInt = 8
+    target_entries: PositiveFloat = 32.0
+    """Entries (trajectories' calls) running or queued per replica that are aimed at."""
+    upscale_delay_seconds: float = 5.0
+    downscale_delay_seconds: float = 120.0
+    look_back_seconds: PositiveFloat = 5.0
+
+
+class ReplicaSettings(BaseModel):
+    """Everything that one replica needs to know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    app_name: str = "verl_tool"
+    tool_type: str = ""
+    """Comma-separated names and paths of tools; empty: those that the config enables."""
+    tool_config: ToolConfig | None = None
+    workers_per_tool: PositiveInt | None = None
+    isolation: str | None = None
+    """Lowest level of isolation to accept; None: the sandbox's own default."""
+    max_concurrent_requests: PositiveInt = 256
+    """Entries that run at a time in one replica."""
+    max_queued_requests: PositiveInt = 4096
+    """Entries that wait in one replica before it answers 503."""
+    request_timeout_seconds: PositiveFloat = 300.0
+    state_ttl_seconds: PositiveFloat = 3600.0
+    max_trajectories: PositiveInt = 100_000
+    """Trajectories that one replica remembers."""
+    max_body_bytes: PositiveInt = 64 << 20
+    drain_seconds: PositiveFloat = 60.0
+    """The longest that a replica which is taken away stays for the trajectories that it holds."""
+    done_if_invalid: bool = False
+    api_key: str | None = Field(default=None, repr=False)
+    door_key: str = Field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    """By which the replicas of this server know each other."""
+    front_host: str = "127.0.0.1"
+    """Host of the front door."""
+    several_nodes: bool = False
+    """Whether peers may sit on other machines, so that side doors listen on the node's address."""
+    log_level: str = "INFO"
