@@ -1,0 +1,25 @@
+"""Running untrusted Python code: isolated, limited, fast, many at a time. Knows nothing of tools or HTTP.
+
+    async with SandboxPool() as pool:
+        result = await pool.run("print(1 + 1)")
+"""
+
+from verl_tool.errors import IsolationError, SandboxError
+from verl_tool.sandbox.isolation import Isolation, Level
+from verl_tool.sandbox.limits import Limits
+from verl_tool.sandbox.policy import Policy
+from verl_tool.sandbox.pool import WARM_MODULES, PoolStats, SandboxPool
+from verl_tool.sandbox.result import RunResult
+
+__all__ = [
+    "WARM_MODULES",
+    "Isolation",
+    "IsolationError",
+    "Level",
+    "Limits",
+    "Policy",
+    "PoolStats",
+    "RunResult",
+    "SandboxError",
+    "SandboxPool",
+]

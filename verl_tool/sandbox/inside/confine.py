@@ -1,0 +1,111 @@
+"""From a fresh fork of the forkserver to a place where the user's code may run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from dataclasses import dataclass
+
+from . import linux, wire
+
+_GIVES_WAY = 5
+"""Niceness of a run: the forkserver, which ends runs, and the server go first."""
+_NO_CORE = 1
+"""Bytes of core file. Zero would still start a crash handler that the host has piped cores to; one does not."""
+_MEMORY_LOCKED = 1 << 16
+_STACK = 64 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """The isolation that a forkserver gives its runs; the same for all of them."""
+
+    isolated: bool
+    """Whether there are namespaces; False only at the level ``none``."""
+    as_root: bool
+    """Whether each run gets a uid of its own; else an empty user namespace."""
+    uid_base: int
+    """The uid of slot 0."""
+    scratch: str
+    """Where runs have their folders if there are no namespaces."""
+    base_memory: int
+    """Bytes of address space that the warmed interpreter takes by itself."""
+
+    def work_directory(self, slot: int) -> str:
+        """The run's own folder."""
+        return wire.WORK_DIRECTORY if self.isolated else f"{self.scratch}/{slot}/work"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run, as the pool asked for it. Fields as in `wire.RUN`."""
+
+    id: int
+    wall: float
+    cpu: float
+    memory: int
+    processes: int
+    open_files: int
+    output: int
+    disk: int
+    disk_files: int
+    fetch: int
+
+
+def enter(place: Place, request: Request, slot: int, init_fd: int) -> None:
+    """Confine this process for good, all but the seccomp filter. Raises OSError if the kernel refuses any of it."""
+    os.setsid()
+    with contextlib.suppress(OSError):  # an absent or read-only /proc costs only the preference among victims
+        _prefer_as_oom_victim()
+    os.nice(_GIVES_WAY)
+    if place.isolated:
+        _enter_namespaces(place, request, slot, init_fd)
+    box = os.path.dirname(place.work_directory(slot))
+    for name in ("work", "tmp", "shm"):
+        os.mkdir(f"{box}/{name}", 0o700)
+    os.chdir(f"{box}/work")
+    set_limits(place, request)
+
+
+def _prefer_as_oom_victim() -> None:
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"1000")
+    finally:
+        os.close(fd)
+
+
+def _enter_namespaces(place: Place, request: Request, slot: int, init_fd: int) -> None:
+    """Join the mount namespace of the run's pid 1, mount its own folders there, and give up every privilege."""
+    linux.setns(init_fd, linux.CLONE_NEWNS)
+    uid = place.uid_base + slot if place.as_root else 0
+    options = f"size={request.disk},nr_inodes={request.disk_files},mode=0755,uid={uid},gid={uid}"
+    linux.mount(b"tmpfs", b"/box", linux.MS_NOSUID | linux.MS_NODEV, options.encode())
+    linux.mount(b"proc", b"/proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, None)
+    if place.as_root:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    else:
+        linux.unshare(linux.CLONE_NEWUSER)
+        linux.drop_capabilities()
+
+
+def set_limits(place: Place, request: Request) -> None:
+    """The kernel's own limits, per process. `watch` adds those over all processes of a run."""
+
+    def limit(what: int, value: int) -> None:
+        resource.setrlimit(what, (value, value))
+
+    limit(resource.RLIMIT_CORE, _NO_CORE)
+    limit(resource.RLIMIT_FSIZE, max(request.disk, request.output))
+    limit(resource.RLIMIT_NOFILE, request.open_files)
+    limit(resource.RLIMIT_AS, request.memory + place.base_memory)
+    limit(resource.RLIMIT_NPROC, request.processes)
+    limit(resource.RLIMIT_MEMLOCK, _MEMORY_LOCKED)
+    limit(resource.RLIMIT_MSGQUEUE, 0)
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
+    if request.cpu:
+        seconds = int(request.cpu) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

@@ -1,0 +1,374 @@
+"""The trusted process inside the isolation: warmed once, forked for every run, never running user code itself.
+
+For each run it makes a *pid 1* (`linux.clone_idle`: a process that only sleeps, with new pid and mount namespaces) and
+forks itself into that pid namespace. The fork confines itself (`confine`) and runs the user's program (`program`).
+When the program's first process ends, or a limit is hit, pid 1 is killed, and the kernel kills all that lives in its
+namespace. The reply is sent when pid 1 is gone, so nothing of a run outlives its reply.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import math
+import mmap
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from typing import NoReturn
+
+from . import confine, guard, linux, program, streams, wire
+from .watch import Use, Watch
+
+_FIRST_LOOK = 0.05
+"""Seconds that a run lives before its use is looked at; most never get that old."""
+_LOOK_EVERY = 0.1
+
+
+@dataclass
+class Run:
+    """One live run."""
+
+    request: confine.Request
+    slot: int
+    main: int
+    main_fd: int
+    """pidfd of its first process."""
+    init: int
+    """Its pid 1, as the forkserver sees it; -1 without namespaces."""
+    init_fd: int
+    started_at: float
+    deadline: float
+    limit_hit: int = wire.NO_LIMIT
+    group: str | None = None
+    """What `Watch.group_of` says of it."""
+    status: int = 0
+    wall: float = 0.0
+    cpu: float = 0.0
+    peak: int = 0
+    folder: int = -1
+
+
+class Forkserver:
+    """Serves one control channel until it closes."""
+
+    def __init__(self, channel: socket.socket, config: dict) -> None:  # type: ignore[type-arg]
+        """`config`: as the pool's `worker` module sends it."""
+        self._channel = channel
+        self._filter = linux.SeccompFilter(bytes.fromhex(config["filter"])) if config["filter"] else None
+        self._guard = guard.Guard(**config["policy"])
+        self.loaded, self.missing = _warm(config["modules"])
+        sys.stdout, sys.stderr = streams.open_output(1), streams.open_output(2)
+        slots: int = config["slots"]
+        self._free_slots = list(range(slots))
+        self._stacks = [ctypes.create_string_buffer(linux.STACK_BYTES) for _ in range(slots)]
+        self._reached = mmap.mmap(-1, mmap.PAGESIZE * -(-slots // mmap.PAGESIZE))
+        """One byte a slot, shared with the forks: 1 once its run has got to the user's code."""
+        self._own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._runs: dict[int, Run] = {}
+        """By request id."""
+        self._by_fd: dict[int, Run] = {}
+        """By pidfd that is waited on."""
+        self._epoll = select.epoll()
+        self._epoll.register(channel, select.EPOLLIN)
+        self._next_look = math.inf
+        self._place = confine.Place(
+            isolated=config["isolated"],
+            as_root=config["as_root"],
+            uid_base=config["uid_base"],
+            scratch=config["scratch"],
+            base_memory=_address_space(),
+        )
+        self._watch = Watch(self._place.isolated)
+
+    def serve(self) -> None:
+        """Answer until the pool closes the channel."""
+        channel = self._channel.fileno()
+        while True:
+            for fd, _ in self._epoll.poll(self._patience()):
+                if fd == channel:
+                    if not self._receive():
+                        return
+                else:
+                    self._process_ended(fd)
+            now = time.monotonic()
+            for run in self._runs.values():
+                if run.deadline <= now:
+                    self._kill(run, wire.WALL)
+            if self._next_look <= now:
+                self._look(now)
+
+    def _patience(self) -> float | None:
+        """Seconds until something must be done unasked; None for ever."""
+        until = min((run.deadline for run in self._runs.values()), default=math.inf)
+        until = min(until, self._next_look)
+        return None if until == math.inf else max(0.0, until - time.monotonic())
+
+    def _receive(self) -> bool:
+        """Take one message. False when the channel is closed."""
+        try:
+            message, fds, _, _ = socket.recv_fds(self._channel, 256, 3)
+        except ConnectionError:
+            return False
+        if not message:
+            return False
+        if message[0] == wire.OP_KILL:
+            run = self._runs.get(wire.KILL.unpack(message)[1])
+            if run is not None:
+                self._kill(run, wire.CANCELLED)
+            return True
+        request = confine.Request(*wire.RUN.unpack(message)[1:])
+        try:
+            self._start(request, fds)
+        except OSError as error:
+            _note_failure(linux.map_shared(fds[0], wire.JOURNAL_BYTES), error)
+            self._channel.send(wire.REPLY.pack(request.id, 0, wire.NO_LIMIT, 0, 0.0, 0.0, 0))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _start(self, request: confine.Request, fds: list[int]) -> None:
+        now = time.monotonic()
+        slot = self._free_slots.pop()
+        init = init_fd = -1
+        self._reached[slot] = 0
+        try:
+            if self._place.isolated:
+                flags = linux.CLONE_NEWPID | linux.CLONE_NEWNS
+                init, init_fd = linux.clone_idle(self._stacks[slot], flags)
+            main = self._fork_into(init_fd)
+        except OSError:
+            self._discard(init, init_fd)
+            self._free_slots.append(slot)
+            raise
+        if main == 0:
+            self._become_run(request, fds, slot, init_fd)
+        main_fd = os.pidfd_open(main)
+        run = Run(request, slot, main, main_fd, init, init_fd, now, now + request.wall)
+        self._runs[request.id] = run
+        self._wait_for(main_fd, run)
+        self._next_look = min(self._next_look, now + _FIRST_LOOK)
+
+    def _fork_into(self, init_fd: int) -> int:
+        """Fork; the child is born in the pid namespace of the process behind `init_fd`."""
+        if init_fd < 0:
+            return os.fork()
+        linux.setns(init_fd, linux.CLONE_NEWPID)
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                linux.setns(self._own_namespace, linux.CLONE_NEWPID)
+        return pid
+
+    @staticmethod
+    def _discard(init: int, init_fd: int) -> None:
+        if init_fd >= 0:
+            signal.pidfd_send_signal(init_fd, signal.SIGKILL)
+            os.waitpid(init, 0)
+            os.close(init_fd)
+
+    def _become_run(self, request: confine.Request, fds: list[int], slot: int, init_fd: int) -> NoReturn:
+        """The fork's life. Whatever happens, it does not return into the forkserver's loop."""
+        status = 125
+        try:
+            job_fd, out_fd, err_fd = fds
+            journal = linux.map_shared(job_fd, wire.JOURNAL_BYTES).cast("Q")
+            try:
+                main, job = self._prepare(request, (job_fd, out_fd, err_fd), slot, init_fd, journal)
+            except (OSError, MemoryError, ValueError) as error:
+                _note_failure(journal, error)
+                return
+            journal[wire.STATE] = wire.STARTED
+            status = program.run(job.code, main)
+        finally:
+            os._exit(status)
+
+    def _prepare(
+        self, request: confine.Request, fds: tuple[int, int, int], slot: int, init_fd: int, journal: memoryview
+    ) -> tuple[program.types.ModuleType, program.Job]:
+        """Confine this process, lay out the run's files and streams, and let go of all that is the forkserver's."""
+        job = program.read_job(fds[0])
+        for fd in (1, 2):
+            os.dup2(fds[fd], fd)
+        if not self._place.isolated:
+            self._make_scratch(slot)
+        confine.enter(self._place, request, slot, init_fd)
+        program.write_files(job)
+        if job.stdin:
+            program.open_stdin(job.stdin)
+        main = program.new_main_module()
+        program.reseed()
+        streams.attach(streams.Journal(journal), request.output)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        self._reached[slot] = 1
+        self._reached.close()
+        if self._filter:
+            self._filter.install()
+        gc.enable()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._guard.activate(main)
+        return main, job
+
+    def _make_scratch(self, slot: int) -> None:
+        box = f"{self._place.scratch}/{slot}"
+        os.mkdir(box, 0o700)
+        os.environ.update(HOME=f"{box}/work", TMPDIR=f"{box}/tmp")
+
+    def _wait_for(self, fd: int, run: Run) -> None:
+        self._by_fd[fd] = run
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _process_ended(self, fd: int) -> None:
+        run = self._by_fd.pop(fd, None)
+        if run is None:
+            return
+        self._epoll.unregister(fd)
+        if fd == run.main_fd:
+            self._main_ended(run)
+        else:
+            _, _, use = os.wait4(run.init, 0)
+            run.cpu += use.ru_utime + use.ru_stime
+            self._reply(run)
+
+    def _main_ended(self, run: Run) -> None:
+        _, run.status, use = os.wait4(run.main, 0)
+        os.close(run.main_fd)
+        run.wall = time.monotonic() - run.started_at
+        run.deadline = math.inf
+        run.cpu = max(run.cpu, use.ru_utime + use.ru_stime)
+        run.peak = max(run.peak, use.ru_maxrss << 10)
+        if run.request.fetch:
+            run.folder = self._open_folder(run)
+        if not self._place.isolated:
+            with contextlib.suppress(ProcessLookupError):  # nobody is left of its session
+                os.killpg(run.main, signal.SIGKILL)
+            self._reply(run)
+            return
+        run.cpu = max(run.cpu, 0.0)
+        signal.pidfd_send_signal(run.init_fd, signal.SIGKILL)
+        self._wait_for(run.init_fd, run)
+
+    def _open_folder(self, run: Run) -> int:
+        """The run's folder, reached through its pid 1, whose root nobody but the forkserver can change; -1 if gone."""
+        root = f"/proc/{run.init}/root" if self._place.isolated else ""
+        try:
+            return os.open(root + self._place.work_directory(run.slot), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return -1
+
+    def _reply(self, run: Run) -> None:
+        reply = wire.REPLY.pack(
+            run.request.id, self._reached[run.slot], run.limit_hit, run.status, run.wall, run.cpu, run.peak
+        )
+        socket.send_fds(self._channel, [reply], [run.folder] if run.folder >= 0 else [])
+        for fd in (run.folder, run.init_fd):
+            if fd >= 0:
+                os.close(fd)
+        if not self._place.isolated:
+            shutil.rmtree(f"{self._place.scratch}/{run.slot}", ignore_errors=True)
+        del self._runs[run.request.id]
+        self._free_slots.append(run.slot)
+
+    def _kill(self, run: Run, reason: int) -> None:
+        """End a run, all of it. The first reason counts."""
+        if run.deadline == math.inf:
+            return
+        run.limit_hit = reason
+        run.deadline = math.inf
+        if self._place.isolated:
+            signal.pidfd_send_signal(run.init_fd, signal.SIGKILL)
+        else:
+            with contextlib.suppress(ProcessLookupError):  # not yet leader of its own session
+                os.killpg(run.main, signal.SIGKILL)
+            signal.pidfd_send_signal(run.main_fd, signal.SIGKILL)
+
+    def _look(self, now: float) -> None:
+        """Hold the runs that are not brand new to the limits over all their processes."""
+        self._next_look = now + _LOOK_EVERY if self._runs else math.inf
+        old = [run for run in self._runs.values() if now - run.started_at >= _FIRST_LOOK and run.deadline < math.inf]
+        if not old:
+            return
+        use_of = self._watch.survey({os.getpid(), *(run.init for run in self._runs.values())})
+        for run in old:
+            run.group = run.group or self._watch.group_of(run.init if self._place.isolated else run.main)
+            use = use_of.get(run.group or "")
+            if use is not None:
+                self._hold(run, use)
+
+    def _hold(self, run: Run, use: Use) -> None:
+        run.cpu = max(run.cpu, use.cpu_seconds)
+        if run.request.cpu and use.cpu_seconds >= run.request.cpu:
+            self._kill(run, wire.CPU)
+        elif use.memory_bytes > run.request.memory and len(use.pids) > 1:
+            # The sum counts shared pages more than once: look closely before killing.
+            if self._watch.proportional_bytes(use.pids) > run.request.memory:
+                self._kill(run, wire.MEMORY)
+
+
+def _warm(modules: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Import what runs are likely to import; an absent or broken module is left to the run that wants it.
+
+    Returns:
+        The modules imported, and for each of the others why not.
+
+    Raises:
+        RuntimeError: a module started a thread, which a fork cannot copy.
+    """
+    loaded: list[str] = []
+    missing: dict[str, str] = {}
+    for name in modules:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(name)
+            loaded.append(name)
+        except Exception as error:  # noqa: BLE001  (a third party's import may raise anything)
+            missing[name] = f"{type(error).__name__}: {error}"
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError(f"one of the warm modules {loaded} starts threads, which a fork cannot copy; leave it out")
+    return loaded, missing
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * mmap.PAGESIZE
+
+
+def _note_failure(journal: memoryview, error: BaseException) -> None:
+    """Tell the pool, by the job file, why the user's code was not reached."""
+    words = journal if journal.format == "Q" else journal.cast("Q")
+    text = f"{type(error).__name__}: {error}".encode(errors="replace")[:1000]
+    start = wire.FIRST_SWITCH * 8
+    words.cast("B")[start : start + len(text)] = text
+    words[wire.STATE] = wire.SETUP_FAILED
+
+
+def main(channel_fd: int) -> None:
+    """Start up as the pool's first message says, tell how that went, and serve."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    channel = socket.socket(fileno=channel_fd)
+    config = json.loads(channel.recv(1 << 20))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        server = Forkserver(channel, config)
+    except (OSError, RuntimeError, ValueError) as error:
+        channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        return
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    channel.send(json.dumps({"loaded": server.loaded, "missing": server.missing}).encode())
+    server.serve()

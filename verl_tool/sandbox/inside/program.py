@@ -1,0 +1,166 @@
+"""The user's program: its files, its main module, and its end as Python ends a script."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import random
+import sys
+import threading
+import types
+from dataclasses import dataclass
+
+from . import wire
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the pool wants to be run."""
+
+    code: bytes
+    stdin: bytes
+    files: dict[str, bytes]
+
+
+def read_job(fd: int) -> Job:
+    """The job in a job file."""
+    view = memoryview(os.pread(fd, os.fstat(fd).st_size - wire.JOURNAL_BYTES, wire.JOURNAL_BYTES))
+    code_size, stdin_size, count = wire.JOB.unpack_from(view)
+    at = wire.JOB.size
+    code, at = bytes(view[at : at + code_size]), at + code_size
+    stdin, at = bytes(view[at : at + stdin_size]), at + stdin_size
+    files = {}
+    for _ in range(count):
+        name_size, size = wire.FILE.unpack_from(view, at)
+        at += wire.FILE.size
+        name, at = str(view[at : at + name_size], "utf-8"), at + name_size
+        files[name], at = bytes(view[at : at + size]), at + size
+    return Job(code, stdin, files)
+
+
+def write_files(job: Job) -> None:
+    """Put the job's files and the code itself into the current directory."""
+    for name, content in {wire.SCRIPT_NAME: job.code, **job.files}.items():
+        folder = os.path.dirname(name)
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            while content:
+                content = content[os.write(fd, content) :]
+        finally:
+            os.close(fd)
+
+
+def new_main_module() -> types.ModuleType:
+    """An empty `__main__`, as if Python had been started with the script in the current directory."""
+    directory = os.getcwd()
+    main = types.ModuleType("__main__")
+    main.__file__ = f"{directory}/{wire.SCRIPT_NAME}"
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    sys.argv = [wire.SCRIPT_NAME]
+    sys.path[0] = directory
+    return main
+
+
+def reseed() -> None:
+    """No two runs may share random numbers. Python's own generator reseeds itself after a fork."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(random.getrandbits(32))
+
+
+def run(code: bytes, main: types.ModuleType) -> int:
+    """Run the code in `main` and do all that Python does at the end of a script.
+
+    Returns:
+        The exit code.
+    """
+    status = _guarded(lambda: exec(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
+    status = _guarded(threading._shutdown) or status  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    _guarded(lambda: _forget(main))
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed or replaced by the user's code
+            status = status or 120  # as CPython does
+    return status
+
+
+def _guarded(step: types.FunctionType | object) -> int:
+    try:
+        step()  # type: ignore[operator]
+    except SystemExit as error:
+        return _exit_code(error.code)
+    except BaseException as error:  # whatever the user's code raises is its own result
+        _report(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    _print_error(str(code))
+    return 1
+
+
+def _forget(main: types.ModuleType) -> None:
+    """Let the main module's objects go, so that their `__del__` runs as at the end of a script."""
+    for name in [name for name in main.__dict__ if not name.startswith("__")]:
+        main.__dict__[name] = None
+
+
+def _report(error: BaseException) -> None:
+    """Show the error as Python would, without the frames of this package."""
+    seen: set[int] = set()
+    queue: list[BaseException | None] = [error]
+    while queue:
+        link = queue.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        link.__traceback__ = _users_part(link.__traceback__)
+        queue += [link.__cause__, link.__context__]
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException as failure:  # the user's own hook, or no memory left to format a traceback
+        _print_error(f"{type(error).__name__} (and no traceback: {type(failure).__name__})")
+
+
+def _users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    kept = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_HERE):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    following = None
+    for link in reversed(kept):
+        link.tb_next = following
+        following = link
+    return following
+
+
+def _print_error(text: str) -> None:
+    try:
+        print(text, file=sys.stderr)
+    except (OSError, ValueError, AttributeError):  # stderr was closed or replaced by the user's code
+        return
+
+
+def open_stdin(content: bytes) -> None:
+    """Let file descriptor 0 read `content`, then end."""
+    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)

@@ -1,0 +1,80 @@
+"""The run's stdout and stderr: files of the pool, with a journal of the order in which they were written."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+from . import wire
+
+
+class Journal:
+    """Where the run notes each change from one stream to the other (see `wire.JOURNAL_BYTES`)."""
+
+    def __init__(self, words: memoryview) -> None:
+        """`words`: the journal as unsigned 64-bit words, shared with the pool."""
+        self._words = words
+        self.current = 1
+        """File descriptor last written to."""
+
+    def switch(self, fd: int) -> None:
+        """Note how far the stream now left has got. When the journal is full, order is kept no more."""
+        left, self.current = self.current, fd
+        count = self._words[wire.COUNT]
+        if count < wire.SWITCHES:
+            try:
+                position = os.fstat(left).st_size
+            except OSError:  # the user's code closed it
+                return
+            self._words[wire.FIRST_SWITCH + count] = position << 1 | (left - 1)
+            self._words[wire.COUNT] = count + 1
+
+    def drop(self, fd: int, size: int) -> None:
+        """Note that `size` bytes were written to `fd` beyond the limit."""
+        self._words[wire.DROPPED_OUT + fd - 1] += size
+
+
+class OutputFile(io.FileIO):
+    """File descriptor 1 or 2: keeps what fits the limit and counts the rest, so that printing never fails."""
+
+    journal: Journal | None = None
+    room = 0
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._fd = fd
+
+    def write(self, data, /):  # type: ignore[no-untyped-def, override]
+        """As `io.RawIOBase.write`; reports all of `data` as written."""
+        journal = self.journal
+        if journal is None:
+            return super().write(data)
+        if journal.current != self._fd:
+            journal.switch(self._fd)
+        size = len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+        if size <= self.room:
+            written = super().write(data)
+            self.room -= written
+            return written
+        kept = super().write(memoryview(data).cast("B")[: self.room]) if self.room else 0
+        self.room -= kept
+        if self.room == 0:
+            journal.drop(self._fd, size - kept)
+            return size
+        return kept
+
+
+def open_output(fd: int) -> io.TextIOWrapper:
+    """A text stream on `fd` that passes on each line as it ends: what was printed before a kill is not lost."""
+    buffer = io.BufferedWriter(OutputFile(fd))
+    stream = io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    stream.mode = "w"  # type: ignore[misc]
+    return stream
+
+
+def attach(journal: Journal, limit: int) -> None:
+    """Make this process's stdout and stderr those of a run: journalled, and `limit` bytes of each kept."""
+    for stream in (sys.stdout, sys.stderr):
+        raw = stream.buffer.raw  # type: ignore[attr-defined]
+        raw.journal, raw.room = journal, limit

@@ -1,0 +1,47 @@
+"""What the pool and a forkserver say to each other, and what a run's job file holds.
+
+The control channel is a unix socket of type SEQPACKET; every message is one packet:
+
+    pool -> forkserver   JSON             once: how to start
+    forkserver -> pool   JSON             once: ready, or why not
+    pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr
+    pool -> forkserver   KILL             end a run
+    forkserver -> pool   REPLY (+ 1 fd)   the run has ended, all its processes are gone; the fd is its folder
+
+The job file is an anonymous file (memfd). Its first `JOURNAL_BYTES` are written by the run, the rest by the pool.
+"""
+
+from __future__ import annotations
+
+import struct
+
+OP_RUN, OP_KILL = 1, 2
+
+RUN = struct.Struct("<BQddQIIQQII")
+"""op, id, wall seconds, CPU seconds (0: none), memory bytes, processes, open files, output bytes, disk bytes,
+disk files, whether the run's folder is asked for."""
+KILL = struct.Struct("<BQ")
+"""op, id."""
+REPLY = struct.Struct("<QBBiddQ")
+"""id, whether the user's code was reached, which limit was hit, wait status, wall seconds, CPU seconds, peak bytes."""
+
+LIMIT_NAMES = (None, "wall_seconds", "cpu_seconds", "memory_bytes", "cancelled")
+NO_LIMIT, WALL, CPU, MEMORY, CANCELLED = range(5)
+
+JOURNAL_BYTES = 1 << 16
+"""The journal: unsigned 64-bit words. Untrusted from the moment that the user's code runs."""
+STATE, COUNT, DROPPED_OUT, DROPPED_ERR, FIRST_SWITCH = range(5)
+"""Index of each word; from FIRST_SWITCH on: (position << 1 | stream) at each change of the stream written to."""
+SWITCHES = JOURNAL_BYTES // 8 - FIRST_SWITCH
+NOT_STARTED, STARTED, SETUP_FAILED = range(3)
+"""Values of STATE. After SETUP_FAILED the words from FIRST_SWITCH on hold a message, closed by a zero byte."""
+
+JOB = struct.Struct("<QQI")
+"""Length of code, length of stdin, number of files; then code, stdin, and FILE + name + content of each file."""
+FILE = struct.Struct("<IQ")
+"""Length of name, length of content."""
+
+WORK_DIRECTORY = "/box/work"
+"""The run's own folder, its current directory and home."""
+SCRIPT_NAME = "main.py"
+"""The file within it that holds the code."""

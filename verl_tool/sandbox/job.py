@@ -1,0 +1,170 @@
+"""One run's files as the pool sees them: the job that goes in, the output that comes back.
+
+They are anonymous files in memory, passed by descriptor, so nothing has to be drained while the code runs. What a run
+wrote is read only after its last process is gone, and never trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from verl_tool.errors import ConfigError
+from verl_tool.sandbox.inside import wire
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a run left in its files."""
+
+    stdout: bytes
+    """Up to the limit."""
+    stderr: bytes
+    """Up to the limit."""
+    interleaved: bytes
+    """Both, in the order of writing."""
+    stdout_bytes: int
+    stderr_bytes: int
+
+
+class JobFiles:
+    """The three files of a run. `close` them; a run that is still alive keeps its own descriptors."""
+
+    def __init__(self, code: bytes, stdin: bytes, files: Mapping[str, bytes]) -> None:
+        """Write the job. Raises OSError if memory or descriptors run out."""
+        self._fds: list[int] = []
+        try:
+            for name in ("job", "stdout", "stderr"):
+                self._fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
+            _write_job(self._fds[0], code, stdin, files)
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def fds(self) -> list[int]:
+        """Job, stdout, stderr."""
+        return self._fds
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+    def state(self) -> int:
+        """How far the run got, as it says itself: `wire.NOT_STARTED`, `STARTED` or `SETUP_FAILED`."""
+        return int(struct.unpack("<Q", os.pread(self._fds[0], 8, 0))[0])
+
+    def failure(self) -> str:
+        """Why the user's code was not reached."""
+        text = os.pread(self._fds[0], 1000, wire.FIRST_SWITCH * 8).split(b"\0")[0]
+        return text.decode(errors="replace") or "its process ended before the user's code was reached"
+
+    def output(self, limit: int) -> Output:
+        """What was written, `limit` bytes of each stream."""
+        kept, total = [], []
+        dropped = struct.unpack("<QQ", os.pread(self._fds[0], 16, wire.DROPPED_OUT * 8))
+        for fd, beyond in zip(self._fds[1:], dropped, strict=True):
+            size = os.fstat(fd).st_size
+            kept.append(os.pread(fd, min(size, limit), 0) if size else b"")
+            total.append(size + beyond)
+        return Output(kept[0], kept[1], self._interleave(kept[0], kept[1]), total[0], total[1])
+
+    def _interleave(self, stdout: bytes, stderr: bytes) -> bytes:
+        if not stderr or not stdout:
+            return stdout or stderr
+        count = min(struct.unpack("<Q", os.pread(self._fds[0], 8, wire.COUNT * 8))[0], wire.SWITCHES)
+        words = struct.unpack(f"<{count}Q", os.pread(self._fds[0], 8 * count, wire.FIRST_SWITCH * 8))
+        return interleave(stdout, stderr, words)
+
+
+def interleave(stdout: bytes, stderr: bytes, switches: Sequence[int]) -> bytes:
+    """Put two streams together by the journal that the run kept, whose words may be anything.
+
+    Args:
+        stdout: what was kept of it.
+        stderr: what was kept of it.
+        switches: at each change of stream, ``position << 1 | stream`` (0 stdout, 1 stderr) of the one left.
+
+    Returns:
+        Every byte of both, once, each stream in its own order.
+    """
+    streams = (stdout, stderr)
+    done = [0, 0]
+    parts = []
+    current = 0
+    for word in switches:
+        left, position = word & 1, word >> 1
+        if position > done[left]:
+            parts.append(streams[left][done[left] : position])
+            done[left] = min(position, len(streams[left]))
+        current = 1 - left
+    for stream in (current, 1 - current):
+        parts.append(streams[stream][done[stream] :])
+    return b"".join(parts)
+
+
+def _write_job(fd: int, code: bytes, stdin: bytes, files: Mapping[str, bytes]) -> None:
+    parts = [wire.JOB.pack(len(code), len(stdin), len(files)), code, stdin]
+    for name, content in files.items():
+        raw = name.encode()
+        parts += [wire.FILE.pack(len(raw), len(content)), raw, content]
+    view = memoryview(b"".join(parts))
+    position = wire.JOURNAL_BYTES
+    while view:
+        written = os.pwrite(fd, view, position)
+        view, position = view[written:], position + written
+
+
+def check_name(name: str) -> str:
+    """A file's path within the run's folder.
+
+    Raises:
+        ConfigError: it would leave the folder.
+    """
+    parts = name.split("/")
+    if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(f"file name {name!r} must be a plain path within the run's folder, as 'data/in.csv'")
+    return name
+
+
+def fetch(folder_fd: int, names: Sequence[str], limit: int) -> dict[str, bytes]:
+    """Read files out of a run's folder after the run has ended, following no link.
+
+    Args:
+        folder_fd: the folder.
+        names: paths within it; those that are absent, links, or no plain files are left out.
+        limit: bytes of all files together; the first that would exceed it and those after it are left out.
+    """
+    found: dict[str, bytes] = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            content = _read_beneath(folder_fd, name.split("/"), limit)
+            if content is not None:
+                found[name] = content
+                limit -= len(content)
+    return found
+
+
+def _read_beneath(folder_fd: int, parts: Sequence[str], limit: int) -> bytes | None:
+    opened: list[int] = []
+    try:
+        at = folder_fd
+        for part in parts[:-1]:
+            at = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            opened.append(at)
+        # O_NONBLOCK: a fifo must not hold us.
+        at = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        opened.append(at)
+        status = os.fstat(at)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+            return None
+        return os.pread(at, status.st_size, 0)
+    finally:
+        for fd in opened:
+            os.close(fd)

@@ -1,0 +1,344 @@
+"""The sandbox pool: any number of runs, spread over warm forkservers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+
+from verl_tool.errors import SandboxError
+from verl_tool.sandbox import interpreter as interpreters
+from verl_tool.sandbox import isolation as isolations
+from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.isolation import Isolation, Level
+from verl_tool.sandbox.job import JobFiles, check_name, fetch
+from verl_tool.sandbox.limits import Limits
+from verl_tool.sandbox.policy import Policy
+from verl_tool.sandbox.result import RunResult
+from verl_tool.sandbox.worker import MAX_SLOTS, Ended, Setup, Worker, WorkerGone
+
+WARM_MODULES = ("numpy", "sympy")
+_ATTEMPTS = 3
+_CHECK_SECONDS = 10.0
+_NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """A pool at one moment."""
+
+    workers: int
+    """Forkservers that take runs."""
+    live: int
+    """Runs going on."""
+    queued: int
+    """Runs that wait for a slot."""
+    slots: int
+    """Runs that may go on at once."""
+    restarts: int
+    """Forkservers that died and were replaced."""
+    finished: int
+    """Runs that gave a result."""
+
+
+class SandboxPool:
+    """Runs untrusted Python code, many at a time.
+
+        async with SandboxPool() as pool:
+            result = await pool.run("print(1 + 1)")
+
+    Every run starts from the same warm interpreter and leaves nothing behind. Bound to the event loop that enters it.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int | None = None,
+        limits: Limits | None = None,
+        policy: Policy | None = None,
+        required_level: Level | str = Level.full,
+        warm_modules: Sequence[str] = WARM_MODULES,
+        max_concurrent: int | None = None,
+        max_queued: int = 20_000,
+        interpreter: str = sys.executable,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            workers: forkserver processes; one per core by default.
+            limits: of runs that bring none of their own.
+            policy: rules on top of isolation.
+            required_level: refuse to start below this level; the strongest that works is taken in any case.
+            warm_modules: imported once, before the first run; those not installed are skipped.
+            max_concurrent: runs at once; four per core by default.
+            max_queued: runs that may wait; one more is refused.
+            interpreter: the Python that runs the code; its installed packages can be imported.
+        """
+        cores = len(os.sched_getaffinity(0))
+        self._workers_wanted = workers or cores
+        self._limits = limits or Limits()
+        self._policy = policy or Policy()
+        self._required = Level.parse(required_level)
+        self._warm_modules = tuple(dict.fromkeys((*warm_modules, *self._policy.pre_imported_modules)))
+        self._slots = max(max_concurrent or 4 * cores, 1)
+        self._max_queued = max_queued
+        self._interpreter = interpreter
+        self._isolation: Isolation | None = None
+        self._setup: Setup | None = None
+        self._workers: list[Worker] = []
+        self._replacements: set[asyncio.Task[None]] = set()
+        self._queue: deque[asyncio.Future[None]] = deque()
+        self._live = 0
+        self._restarts = 0
+        self._finished = 0
+        self._closed = False
+
+    @property
+    def level(self) -> Isolation:
+        """The isolation in force, with its `describe()`; known once the pool has started."""
+        if self._isolation is None:
+            raise SandboxError("the pool has not started", retryable=False)
+        return self._isolation
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of a run that brings none of its own."""
+        return self._limits
+
+    async def __aenter__(self) -> SandboxPool:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Find the isolation and warm the forkservers.
+
+        Raises:
+            IsolationError: this machine cannot give the level required.
+        """
+        found = await asyncio.to_thread(isolations.strongest)
+        self._isolation = isolations.require(found, self._required)
+        per_worker = min(-(-self._slots // self._workers_wanted), MAX_SLOTS)
+        self._slots = min(self._slots, per_worker * self._workers_wanted)
+        self._setup = Setup(
+            interpreter=await asyncio.to_thread(interpreters.inspect, self._interpreter),
+            isolation=self._isolation,
+            policy=self._policy,
+            modules=self._warm_modules,
+            slots=per_worker,
+            memory_ceiling=_memory_ceiling(self._workers_wanted),
+        )
+        workers = [Worker(self._setup, self._replace) for _ in range(self._workers_wanted)]
+        try:
+            await asyncio.gather(*(worker.start() for worker in workers))
+        except BaseException:
+            await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
+            raise
+        self._workers = workers
+
+    async def close(self) -> None:
+        """End all runs and forkservers. Runs that wait or go on raise `SandboxError`."""
+        self._closed = True
+        for task in self._replacements:
+            task.cancel()
+        await asyncio.gather(*self._replacements, return_exceptions=True)
+        for ticket in self._queue:
+            if not ticket.done():
+                ticket.set_exception(SandboxError("the pool was closed", retryable=True))
+        self._queue.clear()
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+        self._workers = []
+
+    def stats(self) -> PoolStats:
+        """The pool now."""
+        return PoolStats(
+            workers=sum(worker.alive for worker in self._workers),
+            live=self._live,
+            queued=len(self._queue),
+            slots=self._slots,
+            restarts=self._restarts,
+            finished=self._finished,
+        )
+
+    async def check(self) -> None:
+        """See that the pool does its work.
+
+        Raises:
+            SandboxError: it does not.
+        """
+        try:
+            result = await asyncio.wait_for(self.run("print(6 * 7)"), _CHECK_SECONDS)
+        except asyncio.TimeoutError as error:
+            raise SandboxError(f"no answer from the sandbox within {_CHECK_SECONDS:g} s") from error
+        if result.stdout != "42\n":
+            raise SandboxError(f"the sandbox answered {result.output[:200]!r} to print(6 * 7)")
+
+    async def run(
+        self,
+        code: str | bytes,
+        *,
+        stdin: str | bytes = "",
+        files: Mapping[str, bytes] = _NO_FILES,
+        fetch_files: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> RunResult:
+        """Run a Python program to its end or to a limit. Cancelling kills it.
+
+        Args:
+            code: the program's source.
+            stdin: what it reads from standard input; nothing by default, so that `input()` raises EOFError.
+            files: put into its folder first; content by path within the folder.
+            fetch_files: paths within its folder to bring back, if they are there at the end.
+            limits: instead of the pool's own.
+
+        Raises:
+            ConfigError: a file name would leave the folder.
+            SandboxError: the sandbox failed or is full; `retryable` says whether the code certainly did not run.
+        """
+        limits = limits or self._limits
+        for name in (*files, *fetch_files):
+            check_name(name)
+        await self._enter()
+        try:
+            job = JobFiles(_encode(code), _encode(stdin), files)
+            try:
+                return await self._attempt(job, limits, fetch_files)
+            finally:
+                job.close()
+        except OSError as error:
+            raise SandboxError(f"no memory or file descriptors for a run: {error}") from error
+        finally:
+            self._leave()
+
+    async def _enter(self) -> None:
+        """Take a slot, in turn."""
+        if self._closed or not self._workers:
+            raise SandboxError("the pool is not running", retryable=True)
+        if self._live < self._slots and not self._queue:
+            self._live += 1
+            return
+        if len(self._queue) >= self._max_queued:
+            raise SandboxError(f"the sandbox's queue is full ({self._max_queued} runs wait); try again later")
+        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(ticket)
+        try:
+            await ticket
+        except asyncio.CancelledError:
+            if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
+                self._leave()  # the slot was ours already
+            raise
+
+    def _leave(self) -> None:
+        """Pass the slot on to the next in line, or give it back."""
+        while self._queue:
+            ticket = self._queue.popleft()
+            if not ticket.done():
+                ticket.set_result(None)
+                return
+        self._live -= 1
+
+    async def _attempt(self, job: JobFiles, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
+        """Run the job; again on another worker if one died before the code was reached."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                ended = await self._run_once(await self._pick(), job, limits, bool(fetch_files))
+            except WorkerGone as error:
+                untouched = error.retryable or job.state() == wire.NOT_STARTED
+                if self._closed or not untouched or attempt == _ATTEMPTS:
+                    raise SandboxError(str(error), retryable=untouched) from error
+                continue
+            try:
+                return self._result(job, ended, limits, fetch_files)
+            finally:
+                if ended.folder_fd >= 0:
+                    os.close(ended.folder_fd)
+        raise AssertionError("unreachable")
+
+    async def _pick(self) -> Worker:
+        """The live worker with the fewest runs; waits while all are being replaced."""
+        while True:
+            alive = [worker for worker in self._workers if worker.alive]
+            if alive:
+                return min(alive, key=lambda worker: worker.live)
+            if not self._replacements:
+                raise SandboxError("every forkserver is dead and none could be restarted", retryable=True)
+            await asyncio.wait(self._replacements, return_when=asyncio.FIRST_COMPLETED)
+
+    @staticmethod
+    async def _run_once(worker: Worker, job: JobFiles, limits: Limits, fetch_files: bool) -> Ended:
+        run_id, future = worker.begin(job, limits, fetch_files)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            worker.kill(run_id)
+            raise
+
+    def _result(self, job: JobFiles, ended: Ended, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
+        if not ended.reached and ended.limit_hit is None:
+            raise SandboxError(f"a run could not be set up: {job.failure()}", retryable=True)
+        output = job.output(limits.output_bytes)
+        killed_by = os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
+        self._finished += 1
+        return RunResult(
+            stdout=output.stdout.decode(errors="replace"),
+            stderr=output.stderr.decode(errors="replace"),
+            output=output.interleaved.decode(errors="replace"),
+            stdout_bytes=output.stdout_bytes,
+            stderr_bytes=output.stderr_bytes,
+            stdout_truncated=output.stdout_bytes > limits.output_bytes,
+            stderr_truncated=output.stderr_bytes > limits.output_bytes,
+            exit_code=None if killed_by else os.WEXITSTATUS(ended.status),
+            signal=killed_by,
+            limit_hit=_limit_hit(ended, killed_by),
+            wall_seconds=ended.wall_seconds,
+            cpu_seconds=ended.cpu_seconds,
+            peak_memory_bytes=ended.peak_memory_bytes,
+            files=fetch(ended.folder_fd, fetch_files, limits.disk_bytes) if ended.folder_fd >= 0 else {},
+            stdout_raw=output.stdout,
+            stderr_raw=output.stderr,
+        )
+
+    def _replace(self, dead: Worker) -> None:
+        """Called when a worker died: bury it and start another in its place."""
+        if self._closed:
+            return
+        task = asyncio.get_running_loop().create_task(self._restart(dead))
+        self._replacements.add(task)
+        task.add_done_callback(self._replacements.discard)
+
+    async def _restart(self, dead: Worker) -> None:
+        assert self._setup is not None
+        await dead.close()
+        fresh = Worker(self._setup, self._replace)
+        try:
+            await fresh.start()
+        except BaseException:
+            await fresh.close()
+            raise
+        self._restarts += 1
+        self._workers = [fresh if worker is dead else worker for worker in self._workers]
+
+
+def _encode(text: str | bytes) -> bytes:
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
+
+
+def _limit_hit(ended: Ended, killed_by: int | None) -> str | None:
+    if ended.limit_hit is None and killed_by == signal.SIGXCPU:
+        return "cpu_seconds"
+    return ended.limit_hit
+
+
+def _memory_ceiling(workers: int) -> int:
+    """Bytes for one worker: an equal share of nine tenths of the machine's memory."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total * 9 // 10 // workers

@@ -1,0 +1,52 @@
+"""What one run gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Everything that a caller can know of a run that ended, by itself or by a limit."""
+
+    stdout: str
+    """What it wrote to stdout, up to the limit; bytes that are no UTF-8 are replaced by U+FFFD."""
+    stderr: str
+    """The same of stderr."""
+    output: str
+    """Both, interleaved as they were written."""
+    stdout_bytes: int
+    """Bytes written to stdout in all, kept or dropped."""
+    stderr_bytes: int
+    """Bytes written to stderr in all, kept or dropped."""
+    stdout_truncated: bool
+    stderr_truncated: bool
+    exit_code: int | None
+    """0 to 255, or None if a signal ended the run."""
+    signal: int | None
+    """The signal that ended the run, or None if it exited."""
+    limit_hit: str | None
+    """The limit that ended it: ``wall_seconds``, ``cpu_seconds`` or ``memory_bytes``; None if no limit did."""
+    wall_seconds: float
+    """From the fork to the end of the run's first process."""
+    cpu_seconds: float
+    """User and system time of the run's processes, set-up included."""
+    peak_memory_bytes: int
+    """Most resident memory of the largest process, the warmed interpreter's share included."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The files that were asked for and were there, by the name asked for."""
+    stdout_raw: bytes = field(default=b"", repr=False)
+    """stdout byte for byte, up to the limit."""
+    stderr_raw: bytes = field(default=b"", repr=False)
+    """stderr byte for byte, up to the limit."""
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the limit of wall or CPU time ended it."""
+        return self.limit_hit in ("wall_seconds", "cpu_seconds")
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
+        return self.exit_code == 0

@@ -1,0 +1,290 @@
+"""One forkserver, as the pool sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from verl_tool.errors import IsolationError, SandboxError
+from verl_tool.sandbox import bubblewrap
+from verl_tool.sandbox.cgroup import ControlGroup
+from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.interpreter import Interpreter
+from verl_tool.sandbox.isolation import Isolation, Level
+from verl_tool.sandbox.job import JobFiles
+from verl_tool.sandbox.limits import Limits
+from verl_tool.sandbox.policy import Policy
+
+START_SECONDS = 60.0
+"""For a forkserver to start and to import the warm modules."""
+_END_SECONDS = 5.0
+_CHANNEL_BYTES = 1 << 20
+_UID_BASE = 1 << 28
+_UIDS_PER_WORKER = 1 << 8
+"""Runs have uids of their own, for the kernel counts processes by uid. They are far above any that a host gives out,
+and derived from the worker's pid, so that pools on one machine do not share them."""
+MAX_SLOTS = _UIDS_PER_WORKER
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all workers of a pool have in common."""
+
+    interpreter: Interpreter
+    isolation: Isolation
+    policy: Policy
+    modules: tuple[str, ...]
+    """To be imported before the first run."""
+    slots: int
+    """Runs at once in one worker."""
+    memory_ceiling: int
+    """Bytes for all runs of a worker together, where the host lets us set that."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a forkserver says of a run."""
+
+    reached: bool
+    """Whether the user's code was reached."""
+    limit_hit: str | None
+    status: int
+    """As of waitpid."""
+    wall_seconds: float
+    cpu_seconds: float
+    peak_memory_bytes: int
+    folder_fd: int
+    """The run's folder, to be closed by the receiver; -1 if it was not asked for or is gone."""
+
+
+class WorkerGone(SandboxError):
+    """The forkserver died with the run in it, or before it took the run."""
+
+
+class Worker:
+    """A live forkserver and the runs in it. `start` it once; when it dies, `on_death` is called once."""
+
+    def __init__(self, setup: Setup, on_death: Callable[[Worker], None]) -> None:
+        self._setup = setup
+        self._on_death = on_death
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._scratch: str | None = None
+        self._group: ControlGroup | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        self._alive = False
+        self.loaded: list[str] = []
+        self.missing: dict[str, str] = {}
+        """Warm modules that could not be imported, and why."""
+
+    @property
+    def live(self) -> int:
+        """Runs in it now."""
+        return len(self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes runs."""
+        return self._alive
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of its outermost process."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start the forkserver and wait until it is warm.
+
+        Raises:
+            IsolationError: it cannot do its work here.
+            SandboxError: it did not get ready in time.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel = ours
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHANNEL_BYTES)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHANNEL_BYTES)
+        with theirs:
+            self._process = self._spawn(theirs.fileno())
+        try:
+            answer = await asyncio.wait_for(self._introduce(), START_SECONDS)
+        except (asyncio.TimeoutError, OSError) as error:
+            await self.close()
+            raise SandboxError(f"a forkserver did not get ready within {START_SECONDS:g} s: {error!r}") from error
+        if "error" in answer:
+            await self.close()
+            raise IsolationError(f"a forkserver could not start: {answer['error']}")
+        self.loaded, self.missing = answer["loaded"], answer["missing"]
+        self._alive = True
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
+
+    def _spawn(self, channel_fd: int) -> subprocess.Popen[bytes]:
+        setup = self._setup
+        if setup.isolation.level is Level.none:
+            self._scratch = tempfile.mkdtemp(prefix="verl-tool-")
+            command = bubblewrap.forkserver_command(setup.interpreter, bubblewrap.INSIDE, channel_fd)
+        else:
+            command = bubblewrap.isolated_command(
+                setup.isolation.bwrap, setup.interpreter, channel_fd, setup.isolation.as_root
+            )
+        self._group = ControlGroup.create(setup.memory_ceiling)
+        if self._group is not None:
+            command = self._group.joining(command)
+        return subprocess.Popen(
+            command,
+            pass_fds=(channel_fd,),
+            env=_environment(setup.interpreter),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._complaints,
+            start_new_session=True,
+        )
+
+    async def _introduce(self) -> dict:  # type: ignore[type-arg]
+        """Tell the forkserver how to start; its answer."""
+        assert self._process is not None
+        setup, policy = self._setup, self._setup.policy
+        config = {
+            "isolated": setup.isolation.level is not Level.none,
+            "as_root": setup.isolation.as_root,
+            "filter": setup.isolation.seccomp_filter.hex(),
+            "uid_base": _UID_BASE + self._process.pid * _UIDS_PER_WORKER,
+            "slots": setup.slots,
+            "scratch": self._scratch or "",
+            "modules": list(setup.modules),
+            "policy": {
+                "allowed_modules": None if policy.allowed_modules is None else list(policy.allowed_modules),
+                "restricted_functions": list(policy.restricted_functions),
+                "pre_import": list(policy.pre_import),
+            },
+        }
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._channel, json.dumps(config).encode())
+        answer = await loop.sock_recv(self._channel, _CHANNEL_BYTES)
+        return json.loads(answer) if answer else {"error": self._complaint()}  # type: ignore[no-any-return]
+
+    def _complaint(self) -> str:
+        """The last of what the forkserver wrote to its stderr before it died."""
+        self._complaints.seek(0)
+        text = self._complaints.read().decode(errors="replace").strip()
+        return text[-2000:] or "it ended without a word"
+
+    def begin(self, job: JobFiles, limits: Limits, fetch: bool) -> tuple[int, asyncio.Future[Ended]]:
+        """Hand a run to the forkserver.
+
+        Returns:
+            The run's id, and a future of its end: an `Ended`, or a `WorkerGone`.
+
+        Raises:
+            WorkerGone: the forkserver is dead; the run has not begun.
+        """
+        run_id = next(self._ids)
+        message = wire.RUN.pack(
+            wire.OP_RUN,
+            run_id,
+            limits.wall_seconds,
+            limits.cpu_seconds or 0.0,
+            limits.memory_bytes,
+            limits.processes,
+            limits.open_files,
+            limits.output_bytes,
+            limits.disk_bytes,
+            limits.disk_files,
+            fetch,
+        )
+        try:
+            socket.send_fds(self._channel, [message], job.fds)
+        except OSError as error:
+            raise WorkerGone(f"a forkserver takes no more runs: {error}", retryable=True) from error
+        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._waiting[run_id] = future
+        return run_id, future
+
+    def kill(self, run_id: int) -> None:
+        """End a run early; its future still tells when it is over."""
+        with contextlib.suppress(OSError):  # a dead forkserver has taken its runs with it
+            self._channel.send(wire.KILL.pack(wire.OP_KILL, run_id))
+
+    def _receive(self) -> None:
+        while self._alive:
+            try:
+                message, fds, _, _ = socket.recv_fds(self._channel, 256, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                message, fds = b"", []
+            if not message:
+                self._died()
+                return
+            run_id, reached, limit, status, wall, cpu, peak = wire.REPLY.unpack(message)
+            folder_fd = fds[0] if fds else -1
+            future = self._waiting.pop(run_id, None)
+            if future is None or future.done():
+                if folder_fd >= 0:
+                    os.close(folder_fd)
+                continue
+            future.set_result(Ended(bool(reached), wire.LIMIT_NAMES[limit], status, wall, cpu, peak, folder_fd))
+
+    def _died(self) -> None:
+        if not self._alive:
+            return
+        self._stop_reading()
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(WorkerGone("a forkserver died with the run in it", retryable=False))
+        self._on_death(self)
+
+    def _stop_reading(self) -> None:
+        if self._alive:
+            self._alive = False
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+
+    async def close(self) -> None:
+        """End the forkserver and all that runs in it."""
+        self._stop_reading()
+        self._channel.close()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(WorkerGone("the pool was closed", retryable=True))
+        self._waiting = {}
+        if self._process is not None:
+            await asyncio.to_thread(self._reap, self._process)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.remove)
+        if self._scratch is not None:
+            await asyncio.to_thread(shutil.rmtree, self._scratch, True)
+        self._complaints.close()
+
+    @staticmethod
+    def _reap(process: subprocess.Popen[bytes]) -> None:
+        # A forkserver that is busy has no reason to be waited for: its own death takes all its runs along.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+
+
+def _environment(interpreter: Interpreter) -> dict[str, str]:
+    """All that runs find in `os.environ`: nothing of the server's own."""
+    folder = os.path.dirname(interpreter.executable)
+    one_thread = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    return {
+        "PATH": f"{folder}:/usr/bin:/bin" if folder not in ("/usr/bin", "/bin") else "/usr/bin:/bin",
+        "HOME": wire.WORK_DIRECTORY,
+        "LANG": "C.UTF-8",
+        "MPLBACKEND": "Agg",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **dict.fromkeys(one_thread, "1"),
+    }
