@@ -56,9 +56,9 @@ class EpisodeOptions(BaseModel):
     tool_server_url: str | None = None
     """Base URL of the tool server; a trailing ``/get_observation`` is accepted."""
 
-    max_turns: int = Field(10, ge=0)
+    max_turns: int = Field(default=10, ge=0)
     """Most tool turns of a trajectory. Behind the last observation the model writes one more turn."""
-    min_turns: int = Field(0, ge=0)
+    min_turns: int = Field(default=0, ge=0)
     """Before this many tool turns, a turn without an action goes to the tool server too, and its answer continues."""
     force_finish_for_last_turn: bool = False
     """End the trajectory behind the observation of turn `max_turns`; the model writes nothing after it."""
@@ -93,7 +93,7 @@ class EpisodeOptions(BaseModel):
 
     enable_mtrl: bool = False
     """Chat mode: an observation is a new turn of the chat. False: it continues the model's own turn (inline)."""
-    mtrl_role: str = Field("user", min_length=1)
+    mtrl_role: str = Field(default="user", min_length=1)
     """The role of that turn."""
     mtrl_sep: str | None = None
     """Text of that turn with ``{obs}`` in it, in place of the chat template."""
@@ -109,19 +109,19 @@ class EpisodeOptions(BaseModel):
 
     max_concurrent_trajectories: Annotated[int, Field(ge=1)] | None = 1024
     """Most trajectories that one `Episode` runs at a time."""
-    generation_timeout: float = Field(3600.0, gt=0)
+    generation_timeout: float = Field(default=3600.0, gt=0)
     """Deadline of one turn of the model."""
-    tool_call_timeout: float = Field(60.0, gt=0)
+    tool_call_timeout: float = Field(default=60.0, gt=0)
     """Deadline of one tool call, all retries counted."""
-    tool_call_max_retries: int = Field(3, ge=0)
+    tool_call_max_retries: int = Field(default=3, ge=0)
     """Retries of a call where a retry is safe."""
-    tool_call_retry_delay: float = Field(0.5, ge=0)
+    tool_call_retry_delay: float = Field(default=0.5, ge=0)
     """First pause before a retry."""
-    tool_call_max_workers: int = Field(256, ge=1)
+    tool_call_max_workers: int = Field(default=256, ge=1)
     """Most requests to the tool server at a time."""
-    tool_call_request_interval: float = Field(0.0, ge=0)
+    tool_call_request_interval: float = Field(default=0.0, ge=0)
     """Least time between two requests to the tool server."""
-    max_fault_fraction: float = Field(0.5, ge=0, le=1)
+    max_fault_fraction: float = Field(default=0.5, ge=0, le=1)
     """A step in which more trajectories than this fault ends the run."""
     enable_tqdm: bool = True
     """Show a progress bar."""

@@ -113,7 +113,7 @@ class ChatTemplateTurns:
     def _probe(self) -> str:
         try:
             return self._text(_TOOL_MARK)
-        except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes
+        except Exception as error:  # a template is a program, and raises what it likes
             raise ConfigError(
                 f"the chat template refuses a turn of role {self._role!r} behind the model's: {error}; "
                 "set another mtrl_role, or mtrl_sep"

@@ -1,0 +1,319 @@
+"""The notebook front: on a scripted model, and on a small random model of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from verl_tool.agent_loop.function_tools import FunctionTools
+from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.trajectory import Author, StopReason
+from verl_tool.formats import HERMES, TRL
+from verl_tool.text_environment import TextEnvironment
+from verl_tool.text_history import TextHistory
+
+FEW_SHOT = "13.1-3= <request><SimpleCalculatorTool>13.1-3<call>10.1<response> Result=10.1<submit>\n"
+MARKERS = ("<request>", "<call>", "<response>", "<submit>", "</s>")
+
+
+class SmallTokenizer:
+    """transformers' interface over characters; the dialect's markers are single tokens."""
+
+    eos_token_id = 4
+    all_special_tokens = ("</s>",)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        pieces = re.findall("|".join(map(re.escape, MARKERS)) + "|.", text, re.DOTALL)
+        return [MARKERS.index(p) if p in MARKERS else 10 + ord(p) for p in pieces]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        return "".join(MARKERS[i] if i < 10 else chr(i - 10) for i in token_ids)
+
+
+class Solver:
+    """A model that calls the calculator for ``a+b=`` and submits what it answers."""
+
+    def __init__(self, tokenizer: SmallTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.params: list[dict[str, Any]] = []
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+        self.params.append(sampling_params)
+        text = self.tokenizer.decode(prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        said = self.say(text.removeprefix(FEW_SHOT))
+        return Generation(self.tokenizer.encode(said, add_special_tokens=False)[: sampling_params.get("max_tokens")])
+
+    def say(self, text: str) -> str:
+        task, _, rest = text.partition("=")
+        if not rest:
+            return f"<request><add>{task}<call>"
+        return f"Result={rest.removesuffix('<response>').rpartition('<call>')[2]}<submit>"
+
+
+def add(query: str) -> float:
+    a, b = query.split("+")
+    return float(a) + float(b)
+
+
+def exact(segments: list[str], answers: list[str]) -> list[float]:
+    return [float(s == f"Result={a}<submit>") for s, a in zip(segments, answers, strict=True)]
+
+
+def environment(tools: Any = (add,), model: type[Solver] = Solver, **kwargs: Any) -> TextEnvironment:
+    tokenizer = SmallTokenizer()
+    return TextEnvironment(model(tokenizer), tokenizer, tools, exact, FEW_SHOT, **kwargs)
+
+
+def text(env: TextEnvironment, ids: list[int]) -> str:
+    return env.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def test_tasks_are_solved_with_the_tool_and_rewarded() -> None:
+    env = environment(generation_kwargs={"temperature": 0.5})
+    queries, responses, masks, rewards, histories = env.run(["1+2=", "3+4="], answers=["3.0", "8.0"])
+    assert [text(env, q) for q in queries] == [FEW_SHOT + "1+2=", FEW_SHOT + "3+4="]
+    assert text(env, responses[0]) == "<request><add>1+2<call>3.0<response>Result=3.0<submit>"
+    assert [
+        text(env, [t for t, m in zip(r, k, strict=True) if not m]) for r, k in zip(responses, masks, strict=True)
+    ] == [
+        "3.0<response>",
+        "7.0<response>",
+    ]
+    assert rewards == [1.0, 0.0]
+    assert [h.reward for h in histories] == rewards
+    assert not histories[0].truncated
+    assert env.model.params[0]["temperature"] == 0.5
+
+
+async def test_it_runs_where_an_event_loop_runs_already() -> None:
+    await asyncio.sleep(0)
+    assert environment().run(["1+2="], answers=["3.0"])[3] == [1.0]
+    with pytest.raises(ValueError, match="zip"):
+        environment().run(["1+2="], answers=[])
+
+
+def test_a_history_knows_its_parts() -> None:
+    env = environment()
+    queries, responses, masks, _, (history,) = env.run(["1+2="], answers=["3.0"])
+    assert history.text == FEW_SHOT + "1+2=<request><add>1+2<call>3.0<response>Result=3.0<submit>"
+    assert [history.text[a:b] for a, b in history.text_spans][2:] == ["3.0<response>", "Result=3.0<submit>"]
+    assert history.tokens == queries[0] + responses[0]
+    assert [text(env, history.tokens[a:b]) for a, b in history.token_spans][3:] == ["Result=3.0<submit>"]
+    assert history.token_masks == [0] * len(queries[0]) + masks[0]
+    assert history.system_spans == [True, False, True, False]
+    assert history.last_text_segment == "Result=3.0<submit>"
+    assert history.completed
+    assert history.fault is None
+
+
+def test_turns_are_counted_as_in_trl() -> None:
+    class Asking(Solver):
+        def say(self, text: str) -> str:
+            return "<request><add>1+1<call>"
+
+    _, _, _, _, (history,) = environment(model=Asking, max_turns=2).run(["1+1="], answers=[""])
+    assert history.trajectory.stop is StopReason.MAX_TURNS
+    assert [s.author for s in history.trajectory.response] == [Author.MODEL, Author.TOOL] * 2
+    assert history.truncated
+
+
+def test_long_histories_are_cut() -> None:
+    class Talking(Solver):
+        def say(self, text: str) -> str:
+            return "blah" * 100
+
+    _, responses, _, _, (history,) = environment(model=Talking, max_length=120).run(["1+1="], answers=[""])
+    assert len(history.tokens) == 120
+    assert history.truncated
+    assert len(responses[0]) < 120
+
+
+@pytest.mark.parametrize(
+    ("tools", "answer"),
+    [
+        ({"add": lambda query: "x" * 200}, "x" * 97 + "..."),
+        ([lambda query: 1], "Unknown tool add. Known: <lambda>."),
+        ({"add": lambda query: 1 / 0}, "Tool error: division by zero"),
+    ],
+)
+def test_what_a_function_gives_is_an_observation(tools: Any, answer: str) -> None:
+    _, _, _, _, (history,) = environment(tools).run(["1+2="], answers=[""])
+    assert history.trajectory.segments[2].text == answer + "<response>"
+
+
+async def test_functions_take_the_arguments_of_json_calls() -> None:
+    def power(base: int, exponent: int) -> int:
+        return base**exponent
+
+    tools = FunctionTools([power], [HERMES])
+    call = '<tool_call>{"name": "power", "arguments": {"base": 2, "exponent": 5}}</tool_call>'
+    result = await tools.call("t", f"{call} and {call}")
+    assert result.valid
+    assert result.observation.count("32") == 2
+    broken = await tools.call("t", '<tool_call>{"name": "power", "arg</tool_call>')
+    assert not broken.valid or "32" not in broken.observation
+    assert (await tools.call("t", "no call")).valid is False
+    assert (await tools.call("t", call, finish=True)).observation == ""
+
+
+async def test_objects_that_can_be_called_are_named_by_their_class() -> None:
+    class SimpleCalculatorTool:
+        def __call__(self, query: str) -> str:
+            return query[::-1]
+
+    tools = FunctionTools([SimpleCalculatorTool()], [TRL])
+    result = await tools.call("t", "<request><SimpleCalculatorTool>12<call>")
+    assert result.observation == "21<response>"
+
+
+def test_text_and_tokens_are_shown_in_colours(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    env = environment({"add": lambda query: "3.0 \x1b[2J <b>"})
+    _, _, _, _, (history,) = env.run(["1+2="], answers=[""])
+    history.show_text(show_legend=True)
+    out = capsys.readouterr().out
+    assert "\x1b[2J" not in out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert "<call>3.0 ␛[2J" in plain
+    assert "Reward: 0.0" in plain
+    assert "(Prompt|Model|Tool|Template|Reward)" in plain
+    assert len(set(re.findall(r"\x1b\[[0-9;]*m", out))) >= 4
+    history.show_tokens(env.tokenizer)
+    tokens = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "<request> < a d d > 1 + 2 <call>" in tokens
+    assert "⏎" in tokens
+
+
+def test_a_notebook_gets_html_with_the_text_escaped() -> None:
+    env = environment({"add": lambda query: "<script>alert(1)</script>"})
+    _, _, _, _, (history,) = env.run(["1+2="], answers=[""])
+    shown = history._repr_html_()
+    assert "<script>" not in shown
+    assert re.sub("<[^>]*>", "", shown) == html.escape(history.text + "\nReward: 0.0", quote=True)
+    assert len(set(re.findall("background:#([0-9a-f]+)", shown))) == 4
+    assert shown.count("<span") < len(history.tokens) <= history.to_html(env.tokenizer).count("<span")
+
+
+def test_without_a_reward_function_rewards_are_zero() -> None:
+    tokenizer = SmallTokenizer()
+    assert TextEnvironment(Solver(tokenizer), tokenizer, [add]).run(["1+2="])[3] == [0.0]
+
+
+def test_torch_is_not_imported_for_a_generator() -> None:
+    before = "torch" in sys.modules
+    environment().run(["1+2="], answers=[""])
+    assert ("torch" in sys.modules) == before
+
+
+# A random model with real weights: what it says is noise, what is recorded must be exact.
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    pytest.importorskip("transformers")
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(torch: Any) -> Any:
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = importlib.import_module("transformers")
+    letters = [*MARKERS, *map(chr, range(32, 127)), "\n"]
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({t: i for i, t in enumerate(letters)}, "?"))
+    core.add_tokens(list(MARKERS[:4]))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    core.decoder = tokenizers.decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
+
+
+@pytest.fixture(scope="module")
+def model(torch: Any, tokenizer: Any) -> Any:
+    transformers = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+    return transformers.Qwen2ForCausalLM(config).eval()
+
+
+@pytest.fixture
+def calling(model: Any, tokenizer: Any, torch: Any) -> Any:
+    """The model with ``<call>`` and ``<submit>`` made likely, so that all kinds of turns happen."""
+    with torch.no_grad():
+        head = torch.nn.Linear(32, len(tokenizer), bias=True)
+        head.weight.copy_(model.lm_head.weight)
+        head.bias.zero_()
+        for marker, bias in (("<call>", 2.5), ("<submit>", 1.0), ("</s>", 1.0)):
+            head.bias[tokenizer.convert_tokens_to_ids(marker)] = bias
+        model.lm_head = head
+    return model
+
+
+def test_a_batch_is_generated_and_recorded_exactly(calling: Any, tokenizer: Any, torch: Any) -> None:
+    torch.manual_seed(1)
+    env = TextEnvironment(
+        calling,
+        tokenizer,
+        {"add": add},
+        lambda segments: [float(len(s)) for s in segments],
+        FEW_SHOT,
+        max_turns=3,
+        generation_kwargs={"do_sample": True, "max_new_tokens": 24, "top_k": 0},
+    )
+    tasks = [f"{i}+{i * i}=" for i in range(12)]
+    queries, responses, masks, _, histories = env.run(tasks)
+    assert all(isinstance(t, torch.Tensor) for t in (*queries, *responses, *masks))
+    assert tokenizer.decode(queries[3]) == FEW_SHOT + "3+9="
+    stops = {h.trajectory.stop for h in histories}
+    assert {StopReason.MAX_TURNS, StopReason.TOOL_DONE} <= stops or len(stops) >= 2
+    for history in histories:
+        check_exact(calling, torch, history)
+
+
+def check_exact(model: Any, torch: Any, history: TextHistory) -> None:
+    trajectory = history.trajectory
+    with torch.no_grad():
+        logits = model(torch.tensor([history.tokens])).logits[0]
+    start = len(trajectory.prompt_ids)
+    exact_log_probs = logits.log_softmax(-1)[start - 1 : -1]
+    log_probs = trajectory.response_log_probs
+    assert log_probs is not None
+    for i, (token, mask) in enumerate(zip(trajectory.response_ids, trajectory.response_mask, strict=True)):
+        expected = exact_log_probs[i, token].item() if mask else 0.0
+        assert log_probs[i] == pytest.approx(expected, abs=1e-4)
+    for segment in trajectory.response:
+        if segment.author is Author.MODEL:
+            body = segment.text.rstrip()
+            ends = [body.find(m) + len(m) for m in ("<call>", "<submit>", "</s>") if m in body]
+            assert len(segment.tokens) <= 24
+            assert not ends or min(ends) == len(body)
+
+
+def test_an_engines_parameter_is_refused(model: Any, tokenizer: Any) -> None:
+    module = importlib.import_module("verl_tool.agent_loop.transformers_generator")
+    hf = importlib.import_module("verl_tool.agent_loop.tokenizer").HFTokenizer(tokenizer)
+    with pytest.raises(ValueError, match="sampling parameter 'best_of' is an engine's"):
+        asyncio.run(module.TransformersGenerator(model, hf).generate([1], {"best_of": 2}, "r"))
+
+
+def test_what_goes_wrong_in_the_model_reaches_the_caller(model: Any, tokenizer: Any) -> None:
+    env = TextEnvironment(model, tokenizer, [add], generation_kwargs={"no_such_argument": 1})
+    with pytest.raises(ValueError, match="no_such_argument"):
+        env.run(["1+1="])

@@ -1,0 +1,91 @@
+"""Plain Python functions as the loop's tools, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from verl_tool.formats import ALL_FORMATS, Call, Format
+from verl_tool.protocol import StepResult
+
+Function = Callable[..., object]
+_ENDINGS = frozenset({"submit", "finish"})
+
+
+class FunctionTools:
+    """Runs the calls of an action one after the other, each function in a thread of its own.
+
+    A function gets the call's text, or a JSON call's arguments by name. What it raises is an observation: it is the
+    caller's own code, and the model may learn from it. A call of ``submit`` or ``finish`` ends the trajectory.
+    There is no sandbox here: use a tool server to run what a model wrote.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, Function] | Iterable[Function],
+        formats: Sequence[Format] = ALL_FORMATS,
+        max_chars: int | None = None,
+    ) -> None:
+        """`functions` by the names that the model uses, or by their own. Longer outputs than `max_chars` are cut."""
+        self.functions = dict(functions) if isinstance(functions, Mapping) else {_name(f): f for f in functions}
+        self._formats, self._max_chars = tuple(formats), max_chars
+
+    async def call(
+        self,
+        trajectory_id: str,
+        action: str,
+        *,
+        step: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        finish: bool = False,
+        is_last_step: bool = False,
+    ) -> StepResult:
+        if finish:
+            return StepResult(trajectory_id)
+        calls = _in_order(call for fmt in self._formats for call in fmt.find_calls(action))
+        if not calls:
+            return StepResult(trajectory_id, self._formats[0].render(self._no_call()), valid=False)
+        shown: list[str] = []
+        for call in calls:
+            if call.name in _ENDINGS and call.name not in self.functions:
+                return StepResult(trajectory_id, "".join(shown), done=True)
+            shown.append(call.format.render(self._cut(await self._run(call)), call))
+        known = all(call.name in self.functions for call in calls)
+        return StepResult(trajectory_id, "".join(shown), valid=known)
+
+    async def _run(self, call: Call) -> str:
+        if call.name not in self.functions:
+            return f"Unknown tool {call.name}. Known: {', '.join(self.functions)}."
+        if call.error is not None:
+            return call.error
+        function = self.functions[call.name]
+        try:
+            if call.arguments is not None:
+                return str(await asyncio.to_thread(function, **call.arguments))
+            return str(await asyncio.to_thread(function, call.input))
+        except Exception as error:  # noqa: BLE001 - a function of the user's may raise anything, and the model reads it
+            return f"Tool error: {error}"
+
+    def _no_call(self) -> str:
+        return f"No tool call was found. Known tools: {', '.join(self.functions)}."
+
+    def _cut(self, text: str) -> str:
+        if self._max_chars is None or len(text) <= self._max_chars:
+            return text
+        return text[: max(0, self._max_chars - 3)] + "..."
+
+
+def _name(function: Function) -> str:
+    """A function's own name, or the class of an object that can be called."""
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name
+
+
+def _in_order(calls: Iterable[Call]) -> list[Call]:
+    """The calls by position, those left out that lie within an earlier one."""
+    kept: list[Call] = []
+    for call in sorted(calls, key=lambda call: call.start):
+        if not kept or call.start >= kept[-1].end:
+            kept.append(call)
+    return kept
