@@ -170,6 +170,10 @@ class ToolSet:
         """Trajectories whose state would be lost if this replica ended now."""
         return self._table.unfinished()
 
+    def unfinished(self) -> int:
+        """Live trajectories that nobody has ended: what a replica that is to go may wait for."""
+        return self._table.count_unfinished()
+
     def stats(self) -> ToolSetStats:
         """What is held at this moment."""
         return ToolSetStats(len(self._table), len(self._running), self._table.record_bytes, self._live_by_tool())
