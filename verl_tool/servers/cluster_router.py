@@ -17,19 +17,21 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from verl_tool.protocol import Fault, FaultKind, StepRequest, StepResult
+from verl_tool.protocol import Fault, FaultKind, HealthReport, ReplicaInfo, ReplicaList, StepRequest, StepResult
 from verl_tool.rendezvous import owner as rendezvous_owner
 from verl_tool.servers.directory_client import DirectoryUnreachableError
 from verl_tool.servers.membership import Membership
 from verl_tool.servers.merged_metrics import merge_expositions
-from verl_tool.servers.ownership import LOST, NOBODY
+from verl_tool.servers.ownership import LOST, NOBODY, Owner
 from verl_tool.servers.peers import PeerAwayError, PeerBrokenError, Peers, PeerTimeoutError
-from verl_tool.servers.routing import HealthReport, ReplicaInfo, ReplicaList, RunLocal
+from verl_tool.servers.routing import RunLocal
 
 logger = logging.getLogger(__name__)
 
 SPREAD_FROM = 16
 """A batch of at least so many stateless entries is spread over the replicas."""
+MAX_PLACEMENTS = 3
+"""A new trajectory whose owner turns out to be dead is given to another, so often at most."""
 REPORT_SECONDS = 2.0
 """Deadline for a peer's health or metrics."""
 
@@ -50,14 +52,17 @@ class ClusterRouter:
 
     async def step(self, requests: Sequence[StepRequest], run_local: RunLocal) -> list[StepResult]:
         """Answer `requests` in order: what is ours runs here, the rest at its owners, all at the same time."""
+        return await self._step(requests, run_local, MAX_PLACEMENTS)
+
+    async def _step(self, requests: Sequence[StepRequest], run_local: RunLocal, placements: int) -> list[StepResult]:
         owners = await self._owners(requests)
-        if all(owner == self.replica_id for owner in owners):
+        if all(owner.replica_id == self.replica_id for owner in owners):
             return await run_local(requests)
-        groups: dict[str, list[int]] = {}
+        groups: dict[Owner, list[int]] = {}
         for index, owner in enumerate(owners):
             groups.setdefault(owner, []).append(index)
         parts = await asyncio.gather(
-            *(self._at(owner, [requests[i] for i in indexes], run_local) for owner, indexes in groups.items())
+            *(self._at(owner, [requests[i] for i in group], run_local, placements) for owner, group in groups.items())
         )
         results: dict[int, StepResult] = {}
         for indexes, part in zip(groups.values(), parts, strict=True):
@@ -86,48 +91,48 @@ class ClusterRouter:
         expositions |= {peer.id: text for peer, text in zip(peers, texts, strict=True) if text is not None}
         return merge_expositions(expositions)
 
-    async def _owners(self, requests: Sequence[StepRequest]) -> list[str]:
-        """Where each entry is to go: a replica's id, `LOST`, or `NOBODY` if that could not be found out."""
+    async def _owners(self, requests: Sequence[StepRequest]) -> list[Owner]:
+        """Where each entry is to go."""
         if self._stateful:
             return await self._stateful_owners(requests)
-        candidates = self._membership.assignable()
-        if len(candidates) == 1 and candidates[0] == self.replica_id:
-            return [self.replica_id] * len(requests)
+        candidates = self._membership.assignable
+        if candidates == [self.replica_id]:
+            return [Owner(self.replica_id)] * len(requests)
         spread = len(requests) >= SPREAD_FROM
         return [
-            rendezvous_owner(r.trajectory_id, candidates) if spread or r.step is not None else self.replica_id
+            Owner(rendezvous_owner(r.trajectory_id, candidates) if spread or r.step is not None else self.replica_id)
             for r in requests
         ]
 
-    async def _stateful_owners(self, requests: Sequence[StepRequest]) -> list[str]:
-        finishing = [i for i, r in enumerate(requests) if r.finish]
-        running = [i for i, r in enumerate(requests) if not r.finish]
-        owners = [self.replica_id] * len(requests)
+    async def _stateful_owners(self, requests: Sequence[StepRequest]) -> list[Owner]:
+        running = {r.trajectory_id: None for r in requests if not r.finish}
+        finishing = {r.trajectory_id: None for r in requests if r.finish and r.trajectory_id not in running}
         try:
-            for i, owner in zip(running, await self._membership.owners(_ids(requests, running)), strict=True):
-                owners[i] = owner
-            if finishing:
-                for i, owner in zip(finishing, await self._finishing_owners(_ids(requests, finishing)), strict=True):
-                    owners[i] = owner
+            owners = dict(zip(running, await self._membership.owners(list(running)), strict=True))
+            owners |= dict(zip(finishing, await self._finishing_owners(list(finishing)), strict=True))
         except DirectoryUnreachableError as error:
             logger.warning("owners are not known now: %s", error)
-            return [self._membership.cached_owner(r.trajectory_id) for r in requests]
-        return owners
+            return [Owner(self._membership.cached_owner(r.trajectory_id)) for r in requests]
+        return [owners[r.trajectory_id] for r in requests]
 
-    async def _finishing_owners(self, ids: Sequence[str]) -> list[str]:
+    async def _finishing_owners(self, ids: Sequence[str]) -> list[Owner]:
         """Owners of trajectories to be freed. To free a lost or unknown one, it is forgotten, and nothing more."""
+        if not ids:
+            return []
         owners = await self._membership.locate(ids)
         lost = [i for i, owner in zip(ids, owners, strict=True) if owner == LOST]
         if lost:
             await self._membership.forget_lost(lost)
-        return [self.replica_id if owner in (LOST, NOBODY) else owner for owner in owners]
+        return [Owner(self.replica_id if owner in (LOST, NOBODY) else owner) for owner in owners]
 
-    async def _at(self, owner: str, requests: Sequence[StepRequest], run_local: RunLocal) -> list[StepResult]:
-        if owner == self.replica_id:
+    async def _at(
+        self, owner: Owner, requests: Sequence[StepRequest], run_local: RunLocal, placements: int
+    ) -> list[StepResult]:
+        if owner.replica_id == self.replica_id:
             return await run_local(requests)
-        if owner == LOST:
-            return [_faulted(r, FaultKind.STATE_LOST, _lost(r), retryable=False) for r in requests]
-        peer = self._membership.find(owner)
+        if owner.replica_id == LOST:
+            return _state_lost(requests)
+        peer = self._membership.find(owner.replica_id)
         if peer is None:
             message = "it is not known at the moment which replica has this trajectory; send it again"
             return [_faulted(r, FaultKind.UNREACHABLE, message, retryable=True) for r in requests]
@@ -136,26 +141,15 @@ class ClusterRouter:
         except PeerTimeoutError as error:
             return [_faulted(r, FaultKind.TIMEOUT, str(error), retryable=r.step is not None) for r in requests]
         except (PeerAwayError, PeerBrokenError) as error:
-            return await self._without(peer, requests, run_local, error)
-
-    async def _without(
-        self,
-        peer: ReplicaInfo,
-        requests: Sequence[StepRequest],
-        run_local: RunLocal,
-        error: PeerAwayError | PeerBrokenError,
-    ) -> list[StepResult]:
-        """`peer` could not be reached. Stateless: run it here. Stateful: lost if it is dead, else a later try helps."""
-        logger.warning("%s", error)
-        dead = await self._membership.suspect(peer.id)
-        if not self._stateful:
-            return await run_local(requests)
-        if dead:
-            return [_faulted(r, FaultKind.STATE_LOST, _lost(r), retryable=False) for r in requests]
-        unsent = isinstance(error, PeerAwayError)
-        return [
-            _faulted(r, FaultKind.UNREACHABLE, str(error), retryable=unsent or r.step is not None) for r in requests
-        ]
+            logger.warning("%s", error)
+            dead = await self._membership.suspect(peer.id)
+            if not self._stateful:
+                return await run_local(requests)
+            never_there = owner.fresh and isinstance(error, PeerAwayError)
+            if dead and never_there and placements > 1:
+                await self._membership.forget_lost([r.trajectory_id for r in requests])
+                return await self._step(requests, run_local, placements - 1)
+            return _state_lost(requests) if dead else _not_reached(requests, error)
 
     async def _peer_health(self, peer: ReplicaInfo) -> HealthReport:
         try:
@@ -171,15 +165,15 @@ class ClusterRouter:
             return None
 
 
-def _ids(requests: Sequence[StepRequest], indexes: Sequence[int]) -> list[str]:
-    return [requests[i].trajectory_id for i in indexes]
+def _state_lost(requests: Sequence[StepRequest]) -> list[StepResult]:
+    message = "the replica that held trajectory {!r} is gone and its state with it; start it again as a new one"
+    return [_faulted(r, FaultKind.STATE_LOST, message.format(r.trajectory_id[:80]), retryable=False) for r in requests]
 
 
-def _lost(request: StepRequest) -> str:
-    return (
-        f"the replica that held trajectory {request.trajectory_id[:80]!r} is gone and its state with it; "
-        "start it again as a new one"
-    )
+def _not_reached(requests: Sequence[StepRequest], error: PeerAwayError | PeerBrokenError) -> list[StepResult]:
+    """Faults for a replica that lives and could not be reached: a later try helps."""
+    unsent = isinstance(error, PeerAwayError)
+    return [_faulted(r, FaultKind.UNREACHABLE, str(error), retryable=unsent or r.step is not None) for r in requests]
 
 
 def _faulted(request: StepRequest, kind: FaultKind, message: str, *, retryable: bool) -> StepResult:

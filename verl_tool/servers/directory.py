@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import ray
 from ray.actor import ActorHandle
 
-from verl_tool.servers.ownership import Ownership, View
-from verl_tool.servers.routing import ReplicaInfo
+from verl_tool.protocol import ReplicaInfo
+from verl_tool.servers.ownership import Owner, Ownership, View
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Directory:
         view = self._ownership.view()
         return BeatAnswer(known, view if view.epoch != beat.epoch else None, self._stopping)
 
-    async def claim(self, trajectory_ids: Sequence[str], assign: Sequence[bool]) -> tuple[list[str], View]:
+    async def claim(self, trajectory_ids: Sequence[str], assign: bool) -> tuple[list[Owner], View]:
         """The owners (see `Ownership.claim`), and the replicas among which they were chosen."""
         await self._until_complete()
         return self._ownership.claim(trajectory_ids, assign, time.monotonic()), self._ownership.view()

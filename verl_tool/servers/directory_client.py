@@ -11,9 +11,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from verl_tool.errors import VerlToolError
+from verl_tool.protocol import ReplicaInfo
 from verl_tool.servers.directory import Beat, BeatAnswer
-from verl_tool.servers.ownership import View
-from verl_tool.servers.routing import ReplicaInfo
+from verl_tool.servers.ownership import Owner, View
 
 CALL_SECONDS = 10.0
 """Deadline of one question, all tries together: long enough for a restart of the directory."""
@@ -41,10 +41,9 @@ class DirectoryClient:
         """See `Directory.beat`."""
         return await _ask(lambda: self._actor.beat.remote(beat))
 
-    async def claim(self, trajectory_ids: Sequence[str], assign: bool) -> tuple[list[str], View]:
-        """See `Directory.claim`; `assign` is for all of them."""
-        ids = list(trajectory_ids)
-        return await _ask(lambda: self._actor.claim.remote(ids, [assign] * len(ids)))
+    async def claim(self, trajectory_ids: Sequence[str], assign: bool) -> tuple[list[Owner], View]:
+        """See `Directory.claim`."""
+        return await _ask(lambda: self._actor.claim.remote(list(trajectory_ids), assign))
 
     async def forget_lost(self, trajectory_ids: Sequence[str]) -> None:
         """See `Directory.forget_lost`."""

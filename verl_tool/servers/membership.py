@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from verl_tool.protocol import ReplicaInfo
 from verl_tool.servers.directory import BEAT_SECONDS, Beat
 from verl_tool.servers.directory_client import DirectoryClient, DirectoryUnreachableError
-from verl_tool.servers.ownership import LOST, NOBODY, View
-from verl_tool.servers.routing import ReplicaInfo
+from verl_tool.servers.ownership import LOST, NOBODY, Owner, View
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,10 @@ class Membership:
         cache_size: int = 200_000,
     ) -> None:
         self.info = info
-        self.view = View(0, (info,), frozenset())
+        self.view = View(0, (), frozenset())
+        self.assignable: list[str] = []
+        """Ids of the replicas that take new trajectories; this one alone if there are none."""
+        self._by_id: dict[str, ReplicaInfo] = {}
         self.stopping = False
         """The whole server stops."""
         self.draining = False
@@ -55,9 +58,10 @@ class Membership:
         self._owners: OrderedDict[str, str] = OrderedDict()
         self._cache_size = cache_size
         self._released = _Released(set(), set())
-        self._waiting: dict[str, asyncio.Future[str]] = {}
+        self._waiting: dict[str, asyncio.Future[Owner]] = {}
         self._claiming: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None
+        self._take_view(View(1, (info,), frozenset()))
 
     async def start(self) -> None:
         """Sign on. Raises `DirectoryUnreachableError`."""
@@ -83,38 +87,36 @@ class Membership:
 
     def find(self, replica_id: str) -> ReplicaInfo | None:
         """A live replica's entry."""
-        return next((info for info in self.view.replicas if info.id == replica_id), None)
-
-    def assignable(self) -> list[str]:
-        """Ids of the replicas that take new trajectories."""
-        ids = [info.id for info in self.view.replicas if info.id not in self.view.draining]
-        return ids or [self.info.id]
+        return self._by_id.get(replica_id)
 
     def released(self, trajectory_id: str, lost: bool) -> None:
         """This replica no longer knows the trajectory; the directory hears of it with the next beat."""
         self._owners.pop(trajectory_id, None)
         (self._released.lost if lost else self._released.finished).add(trajectory_id)
 
-    async def owners(self, trajectory_ids: Sequence[str]) -> list[str]:
+    async def owners(self, trajectory_ids: Sequence[str]) -> list[Owner]:
         """The owner of each trajectory, or `LOST`; a new one gets an owner.
 
         Raises `DirectoryUnreachableError`.
         """
-        known = [self.cached_owner(trajectory_id) for trajectory_id in trajectory_ids]
-        unknown = [trajectory_id for trajectory_id, owner in zip(trajectory_ids, known, strict=True) if not owner]
-        if unknown:
-            answers = dict(zip(unknown, await asyncio.gather(*map(self._claim, unknown)), strict=True))
-            known = [owner or answers[t] for t, owner in zip(trajectory_ids, known, strict=True)]
-        return known
+        known = [Owner(self.cached_owner(trajectory_id)) for trajectory_id in trajectory_ids]
+        unknown = [t for t, owner in zip(trajectory_ids, known, strict=True) if owner.replica_id == NOBODY]
+        if not unknown:
+            return known
+        answers = dict(zip(unknown, await asyncio.gather(*map(self._claim, unknown)), strict=True))
+        return [answers.get(t, owner) for t, owner in zip(trajectory_ids, known, strict=True)]
 
     async def locate(self, trajectory_ids: Sequence[str]) -> list[str]:
-        """As `owners`, but an unknown trajectory gets none (`NOBODY`)."""
+        """Ids of the owners, `LOST` or `NOBODY`; an unknown trajectory gets none.
+
+        Raises `DirectoryUnreachableError`.
+        """
         known = [self.cached_owner(trajectory_id) for trajectory_id in trajectory_ids]
         if all(known):
             return known
         owners, view = await self._directory.claim(trajectory_ids, assign=False)
         self._take_view(view)
-        return owners
+        return [owner.replica_id for owner in owners]
 
     async def forget_lost(self, trajectory_ids: Sequence[str]) -> None:
         """Their caller gave these up: their ids may be used anew."""
@@ -132,12 +134,12 @@ class Membership:
     def cached_owner(self, trajectory_id: str) -> str:
         """The live owner as far as it is known here, else `NOBODY`."""
         owner = self._owners.get(trajectory_id, NOBODY)
-        if owner and self.find(owner) is None:
+        if owner and owner not in self._by_id:
             del self._owners[trajectory_id]
             return NOBODY
         return owner
 
-    async def _claim(self, trajectory_id: str) -> str:
+    async def _claim(self, trajectory_id: str) -> Owner:
         """Many ask at once; all that wait go into the next question."""
         future = self._waiting.get(trajectory_id)
         if future is None:
@@ -159,11 +161,11 @@ class Membership:
                 continue
             self._take_view(view)
             for trajectory_id, owner, future in zip(ids, owners, self._take_waiting(ids), strict=True):
-                if owner not in (LOST, NOBODY):
-                    self._remember(trajectory_id, owner)
+                if owner.replica_id not in (LOST, NOBODY):
+                    self._remember(trajectory_id, owner.replica_id)
                 future.set_result(owner)
 
-    def _take_waiting(self, ids: Sequence[str]) -> list[asyncio.Future[str]]:
+    def _take_waiting(self, ids: Sequence[str]) -> list[asyncio.Future[Owner]]:
         return [self._waiting.pop(trajectory_id) for trajectory_id in ids]
 
     def _remember(self, trajectory_id: str, owner: str) -> None:
@@ -172,8 +174,12 @@ class Membership:
             self._owners.popitem(last=False)
 
     def _take_view(self, view: View) -> None:
-        if view.epoch > self.view.epoch:
-            self.view = view
+        if view.epoch <= self.view.epoch:
+            return
+        self.view = view
+        self._by_id = {info.id: info for info in view.replicas}
+        self.assignable = [replica_id for replica_id in self._by_id if replica_id not in view.draining]
+        self.assignable = self.assignable or [self.info.id]
 
     async def _join(self) -> None:
         view = await self._directory.join(self.info, list(self._held()), self.draining)

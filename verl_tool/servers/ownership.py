@@ -10,13 +10,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from verl_tool.protocol import ReplicaInfo
 from verl_tool.rendezvous import owner as rendezvous_owner
-from verl_tool.servers.routing import ReplicaInfo
 
 LOST = "lost"
-"""Answer of `Ownership.claim` for a trajectory whose state is gone. No replica has this id."""
+"""In place of a replica's id: the trajectory's state is gone."""
 NOBODY = ""
-"""Answer of `Ownership.claim` for an unknown trajectory that is not to be assigned, or if no replica is there."""
+"""In place of a replica's id: the trajectory has no owner, or none is known."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,16 @@ class View:
     """All that answer, draining ones included."""
     draining: frozenset[str]
     """Ids of those that serve what they own and are given nothing new."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Where one trajectory belongs."""
+
+    replica_id: str
+    """`LOST` or `NOBODY` if to no replica."""
+    fresh: bool = False
+    """It was given to this replica just now: nothing of it can be there yet."""
 
 
 @dataclass
@@ -123,16 +133,15 @@ class Ownership:
         member = self._members.get(replica_id)
         return member.info if member else None
 
-    def claim(self, trajectory_ids: Sequence[str], assign: Sequence[bool], now: float) -> list[str]:
-        """The owner of each trajectory: a replica's id, `LOST`, or `NOBODY`.
+    def claim(self, trajectory_ids: Sequence[str], assign: bool, now: float) -> list[Owner]:
+        """The owner of each trajectory.
 
-        An unknown trajectory gets an owner if its entry in `assign` is true, by rendezvous hashing over the replicas
-        that are not draining.
+        With `assign`, an unknown trajectory gets one, by rendezvous hashing over the replicas that are not draining.
         """
         self._forget_expired(now)
         candidates = [replica_id for replica_id, member in self._members.items() if not member.draining]
         candidates = candidates or list(self._members)
-        return [self._claim(t, a, candidates) for t, a in zip(trajectory_ids, assign, strict=True)]
+        return [self._claim(trajectory_id, assign, candidates) for trajectory_id in trajectory_ids]
 
     def release(self, replica_id: str, finished: Iterable[str], lost: Iterable[str], now: float) -> None:
         """The replica holds these no longer: over and done with, or lost because they expired."""
@@ -148,17 +157,17 @@ class Ownership:
         for trajectory_id in trajectory_ids:
             self._lost.pop(trajectory_id, None)
 
-    def _claim(self, trajectory_id: str, assign: bool, candidates: Sequence[str]) -> str:
+    def _claim(self, trajectory_id: str, assign: bool, candidates: Sequence[str]) -> Owner:
         known = self._owner.get(trajectory_id)
         if known is not None:
-            return known
+            return Owner(known)
         if trajectory_id in self._lost:
-            return LOST
+            return Owner(LOST)
         if not assign or not candidates:
-            return NOBODY
+            return Owner(NOBODY)
         chosen = rendezvous_owner(trajectory_id, candidates)
         self._assign(trajectory_id, self._members[chosen])
-        return chosen
+        return Owner(chosen, fresh=True)
 
     def _assign(self, trajectory_id: str, member: _Member) -> None:
         before = self._owner.get(trajectory_id)

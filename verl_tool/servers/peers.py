@@ -10,8 +10,8 @@ import aiohttp
 from pydantic import ValidationError
 
 from verl_tool.errors import VerlToolError
-from verl_tool.protocol import Fault, FaultKind, ObservationResponse, StepRequest, StepResult
-from verl_tool.servers.routing import FORWARDED_HEADER, ReplicaInfo
+from verl_tool.protocol import Fault, FaultKind, ObservationResponse, ReplicaInfo, StepRequest, StepResult
+from verl_tool.servers.routing import FORWARDED_HEADER
 from verl_tool.servers.wire import encode_json
 
 DOOR_KEY_HEADER = "x-verl-tool-door-key"
