@@ -19,6 +19,7 @@ from ray import serve
 from ray.serve import Application
 
 from verl_tool.errors import VerlToolError
+from verl_tool.protocol import ReplicaInfo
 from verl_tool.servers.app import ToolServerApp
 from verl_tool.servers.autoscaling import ENTRIES, autoscaling_config
 from verl_tool.servers.cluster_router import ClusterRouter
@@ -26,7 +27,6 @@ from verl_tool.servers.directory import directory_handle
 from verl_tool.servers.directory_client import DirectoryClient, DirectoryUnreachableError
 from verl_tool.servers.membership import Membership
 from verl_tool.servers.peers import Peers
-from verl_tool.servers.routing import ReplicaInfo
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 from verl_tool.servers.side_door import SideDoor, guarded
 from verl_tool.servers.toolbox import make_tools
@@ -172,6 +172,8 @@ def application(
         ray_actor_options={"num_cpus": cpus_per_replica},
         # The app's own admission refuses at its limit, for both doors; Serve's must never come first.
         max_ongoing_requests=2 * (settings.max_concurrent_requests + settings.max_queued_requests),
+        # A rolling update starts the new before it takes away the old.
+        max_surge_percent=25,
         graceful_shutdown_timeout_s=settings.drain_seconds + CLOSE_SECONDS,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,

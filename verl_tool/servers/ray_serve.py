@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import signal
 import threading
@@ -255,8 +256,8 @@ def _replicas(text: str, most: int) -> int | AutoscalingSettings:
 def _logical_cpus(replicas: int | AutoscalingSettings, cpus_per_replica: float) -> int:
     """A local cluster offers as many CPUs as its replicas ask for, so that they all find a place."""
     most = replicas.max_replicas if isinstance(replicas, AutoscalingSettings) else replicas
-    # A rolling update needs room for one replica more.
-    return max(os.cpu_count() or 1, int((most + 1) * cpus_per_replica) + 1)
+    # In a rolling update the old ones stay for the trajectories that live in them.
+    return max(os.cpu_count() or 1, math.ceil(2 * most * cpus_per_replica) + 1)
 
 
 def _words(error: VerlToolError | ValidationError) -> str:
