@@ -62,9 +62,20 @@ def _capabilities(as_root: bool) -> Iterable[str]:
 def _read_only(interpreter: Interpreter) -> list[str]:
     options: list[str] = []
     bound: list[str] = []
+    made: set[str] = set()
+
+    def make_parents(path: str) -> None:
+        # Left to itself bubblewrap makes some that only root may enter, and runs are not root.
+        folder = os.path.dirname(path)
+        if folder in made or folder == "/" or folder in bound:
+            return
+        make_parents(folder)
+        made.add(folder)
+        options.extend(["--perms", "0755", "--dir", folder])
 
     def bind(path: str) -> None:
         if not any(path == above or path.startswith(above + "/") for above in bound):
+            make_parents(path)
             options.extend(["--ro-bind", path, path])
             bound.append(path)
 
@@ -82,6 +93,7 @@ def _read_only(interpreter: Interpreter) -> list[str]:
     for path in interpreter.readable_paths():
         bind(path)
     for link in _links_to(interpreter, bound):
+        make_parents(link)
         options.extend(["--symlink", interpreter.real_executable, link])
     return options
 
