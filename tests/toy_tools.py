@@ -1,0 +1,99 @@
+"""Tools for tests. `Puppet` does what its input says, so that a test reads as its own script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from verl_tool.errors import SandboxError, ToolFault, VerlToolError
+from verl_tool.formats import Call
+from verl_tool.protocol import FaultKind
+from verl_tool.servers.tools.base import Context, Tool, ToolResult
+
+
+class Puppet(Tool):
+    """``<puppet>say x</puppet>``: the first word is the verb, the rest its object."""
+
+    name = "puppet"
+    description = "Does what it is told."
+    example_actions = ("<puppet>say hello</puppet>",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[str] = []
+        """Inputs in the order in which they began."""
+        self.ended: list[str] = []
+        """Inputs of the runs that were not cancelled."""
+        self.failures = 0
+        """How many more runs of ``flaky`` fail."""
+        self.sick = False
+
+    async def check(self) -> None:
+        if self.sick:
+            raise VerlToolError("the puppet is sick")
+
+    async def run(self, call: Call, context: Context) -> ToolResult:
+        verb, _, rest = call.input.strip().partition(" ")
+        self.runs.append(call.input.strip())
+        result = await self._act(verb, rest, context)
+        self.ended.append(call.input.strip())
+        return result
+
+    async def _act(self, verb: str, rest: str, context: Context) -> ToolResult:
+        if verb == "sleep":
+            await asyncio.sleep(float(rest))
+        elif verb == "crash":
+            raise RuntimeError(rest)
+        elif verb == "fault":
+            raise ToolFault(FaultKind.SANDBOX, rest, retryable=True)
+        elif verb == "flaky" and self.failures > 0:
+            self.failures -= 1
+            raise SandboxError("the sandbox stumbled", retryable=True)
+        return self._result(verb, rest, context)
+
+    def _result(self, verb: str, rest: str, context: Context) -> ToolResult:
+        if verb == "end":
+            return ToolResult(rest, done=True)
+        if verb == "reward":
+            return ToolResult(rest, reward=float(rest), metrics={"rewarded": 1.0})
+        if verb == "image":
+            return ToolResult("an image", image=rest)
+        if verb == "bytes":
+            return ToolResult("an object", image=object())
+        if verb == "surrogate":
+            return ToolResult("\ud800 and \udfff")
+        if verb == "extra":
+            return ToolResult(str(context.extra.get(rest)))
+        return ToolResult(rest)
+
+
+class Ledger(Tool):
+    """Stateful: each call appends its input to the trajectory's own list and answers the whole list."""
+
+    name = "ledger"
+    description = "Keeps a list for each trajectory."
+    example_actions = ("<ledger>bread</ledger>",)
+    stateful = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed: list[list[str]] = []
+
+    async def create_state(self, trajectory_id: str, extra: Mapping[str, Any]) -> list[str]:
+        return []
+
+    async def close_state(self, state: list[str]) -> None:
+        self.closed.append(state)
+
+    async def run(self, call: Call, context: Context) -> ToolResult:
+        entry, _, seconds = call.input.partition("@")
+        if seconds:
+            await asyncio.sleep(float(seconds))
+        context.state.append(entry)
+        return ToolResult(",".join(context.state))
+
+
+def text(observation: str) -> str:
+    """What stands between the tags of an observation that has one block."""
+    return observation.strip().removeprefix("<result>").removesuffix("</result>").strip()
