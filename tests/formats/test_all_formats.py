@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.formats.strategies import PIECES, plain, texts
+from tests.formats.strategies import plain, texts
 from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.protocol import ToolDescription
 from verl_tool.servers.tools.base import Tool
@@ -65,7 +65,9 @@ def test_text_without_marks_holds_no_call(fmt: Format, text: str) -> None:
     assert fmt.find_calls(text) == []
 
 
-@pytest.mark.parametrize("output", ["a < b and c > d", "x = `y`", "<html><b>bold</b></html>", "if a <b>c: pass", "1 <|> 2"])
+@pytest.mark.parametrize(
+    "output", ["a < b and c > d", "x = `y`", "<html><b>bold</b></html>", "if a <b>c: pass", "1 <|> 2"]
+)
 def test_look_alikes_in_an_output_are_left_alone(output: str) -> None:
     assert all(output in fmt.render(output) for fmt in FORMATS)
 
@@ -76,13 +78,36 @@ def test_chat_control_tokens_are_broken_up(fmt: Format) -> None:
         assert token not in fmt.render(f"a{token}b")
 
 
+NEAR_MISSES = (
+    "<python>",
+    "<tool_call>",
+    '<tool_call>["',
+    '<tool_call>{"name": "a", </tool_call>',
+    "<request><T>",
+    "<request><T>x<cal",
+    "<finish/>",
+    "<result>",
+    "`",
+    "```a\n",
+    "```a\n``",
+    "```a\nb```python",
+    "````a\n```\n",
+    "```a\nb```c ````d\n",
+    " \t",
+    '{"name": ',
+)
+
+
 @every_format
-@pytest.mark.parametrize("piece", [*PIECES, '<tool_call>["', "<python>x</pytho", "```a\n``", "<request><T>x<cal", "<a"])
-def test_a_megabyte_of_near_misses_takes_no_quadratic_time(fmt: Format, piece: str) -> None:
+@pytest.mark.parametrize("piece", NEAR_MISSES)
+def test_searching_a_megabyte_of_near_misses_takes_no_quadratic_time(fmt: Format, piece: str) -> None:
     """A quadratic search would take minutes; the test's time limit is the assertion."""
-    text = piece * (1_000_000 // len(piece))
-    fmt.find_calls(text)
-    fmt.render(text)
+    fmt.find_calls(piece * (1_000_000 // len(piece)))
+
+
+@pytest.mark.parametrize("piece", NEAR_MISSES)
+def test_cleaning_a_megabyte_of_near_misses_takes_no_quadratic_time(piece: str) -> None:
+    FORMATS[0].render(piece * (1_000_000 // len(piece)))
 
 
 @every_format

@@ -22,8 +22,12 @@ from verl_tool.protocol import ToolDescription
 
 OUTPUT = "output"
 _LANGUAGE = r"[A-Za-z][A-Za-z0-9_+.#-]*"
-_OPENING = rf"(?<!`)(?P<fence>`{{3,}})[ \t]*(?P<language>{_LANGUAGE})[ \t]*\r?\n"
-_FENCE_LINE = re.compile(r"^[ \t]*(?P<fence>`{3,})(?P<rest>[^\n]*)", re.MULTILINE)
+_LENGTHS = range(3, 9)
+"""How many backticks a fence may have; bounded, since each length is searched for by itself."""
+_OPENING = rf"(?<!`)(?P<fence>`{{{_LENGTHS[0]},{_LENGTHS[-1]}}})(?!`)[ \t]*(?P<language>{_LANGUAGE})[ \t]*\r?\n"
+_FENCE_LINE = {n: re.compile(rf"^[ \t]*(?P<fence>`{{{n},}})(?P<rest>[^\n]*)", re.MULTILINE) for n in _LENGTHS}
+"""A line that begins with a fence of at least so many backticks."""
+_WORD = re.compile(_LANGUAGE)
 
 
 class FencedFormat:
@@ -48,7 +52,7 @@ class FencedFormat:
 
     def _take(self, match: re.Match[str], cursor: Cursor) -> tuple[Call | None, int]:
         text, body, fence = cursor.text, match.end(), match["fence"]
-        line = _fence_line(text, body, len(fence))
+        line = cursor.search(_FENCE_LINE[len(fence)], body)
         limit = line.start() if line else len(text)
         if line is None or _opens(line["rest"]):
             close = text.find(fence, body, limit)
@@ -72,12 +76,7 @@ class FencedFormat:
         return usage_by_example(self, tools, lambda tool: self.write(tool.name, "…").rstrip())
 
 
-def _fence_line(text: str, start: int, length: int) -> re.Match[str] | None:
-    """The next line that begins with a fence of at least `length`."""
-    return next((line for line in _FENCE_LINE.finditer(text, start) if len(line["fence"]) >= length), None)
-
-
 def _opens(rest: str) -> bool:
     """Whether a fence line opens a block of its own, by what follows the fence."""
     word = rest.strip()
-    return word != OUTPUT and re.fullmatch(_LANGUAGE, word) is not None
+    return word != OUTPUT and _WORD.fullmatch(word) is not None

@@ -24,17 +24,30 @@ OBSERVATIONS: Mapping[str, str] = {
 
 
 class Cursor:
-    """`str.find` for places that only move forward: what was found or missed once is not searched for again."""
+    """Searches from places that only move forward: what was found or missed once is not searched for again.
+
+    Without that, a text of many openings that wait for one far or missing end would be read once for each of them.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._found: dict[str, int] = {}
+        self._matched: dict[re.Pattern[str], re.Match[str] | None] = {}
 
     def find(self, needle: str, start: int) -> int:
         """The first place of `needle` at or behind `start`, or -1. `start` may not go back from call to call."""
         known = self._found.get(needle)
         if known is None or -1 < known < start:
             known = self._found[needle] = self.text.find(needle, start)
+        return known
+
+    def search(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
+        """The first match that begins at or behind `start`, which may not go back from call to call."""
+        if pattern not in self._matched:
+            self._matched[pattern] = pattern.search(self.text, start)
+        known = self._matched[pattern]
+        if known is not None and known.start() < start:
+            known = self._matched[pattern] = pattern.search(self.text, start)
         return known
 
 
