@@ -33,7 +33,6 @@ class LiveServer:
     async def stop(self) -> None:
         """Stop to answer, then close the tools."""
         self.server.should_exit = True
-        self.server.force_exit = True
         await asyncio.wait_for(self.task, START_SECONDS)
         await self.app.toolset.close(grace_seconds=0.5)
 
@@ -62,7 +61,13 @@ class LiveServers:
 async def serve_asgi(app: Callable[..., Awaitable[None]]) -> tuple[str, uvicorn.Server, asyncio.Task[None]]:
     """Serve any ASGI application at a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")  # type: ignore[arg-type]
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=1,
+    )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     deadline = asyncio.get_running_loop().time() + START_SECONDS

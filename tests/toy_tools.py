@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl_tool.errors import SandboxError, ToolFault, VerlToolError
@@ -97,3 +97,11 @@ class Ledger(Tool):
 def text(observation: str) -> str:
     """What stands between the tags of an observation that has one block."""
     return observation.strip().removeprefix("<result>").removesuffix("</result>").strip()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for something that becomes true by itself; fail if it does not in time."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it did not come true in time"
+        await asyncio.sleep(0.01)

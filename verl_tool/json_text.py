@@ -26,6 +26,8 @@ def decode_json(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _decode_patiently(body)
+    except RecursionError:
+        raise _too_deep() from None
 
 
 def encode_json(value: object) -> bytes:
@@ -46,7 +48,11 @@ def _decode_patiently(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise BadJsonError(f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise BadJsonError("the body is nested too deeply; JSON of fewer than 500 levels is taken") from None
+        raise _too_deep() from None
+
+
+def _too_deep() -> BadJsonError:
+    return BadJsonError("the body is nested too deeply; nest it less than some hundred levels")
 
 
 def _without_surrogates(value: Any) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from toy_tools import Ledger, Puppet, text
+from toy_tools import Ledger, Puppet, text, until
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.formats import Call
@@ -400,7 +400,7 @@ class TestState:
         options = {"state_ttl_seconds": 0.1, "on_released": lambda tid, lost: released.append((tid, lost))}
         async with running([ledger], **options) as toolset:
             await one(toolset, "t", note("a"))
-            await _until(lambda: ledger.closed == [["a"]])
+            await until(lambda: ledger.closed == [["a"]])
             assert released == [("t", True)]
             lost = await one(toolset, "t", note("b"))
             assert fault_kind(lost) is FaultKind.STATE_LOST
@@ -419,7 +419,7 @@ class TestState:
             lost = await one(toolset, "t0", note("b"))
             assert fault_kind(lost) is FaultKind.STATE_LOST
             assert "3 trajectories" in lost.fault.message  # type: ignore[union-attr]
-            await _until(lambda: len(ledger.closed) == 1)
+            await until(lambda: len(ledger.closed) == 1)
 
     async def test_when_all_are_busy_another_is_told_to_come_later(self) -> None:
         async with running([Ledger()], max_trajectories=2) as toolset:
@@ -431,7 +431,7 @@ class TestState:
         async with running([Puppet()], record_ttl_seconds=0.05) as toolset:
             await one(toolset, "t", say("x"), 0)
             assert toolset.trajectories() == ["t"]
-            await _until(lambda: toolset.trajectories() == [])
+            await until(lambda: toolset.trajectories() == [])
             assert toolset.stats().record_bytes == 0
 
     async def test_a_state_that_cannot_be_closed_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -496,10 +496,3 @@ class TestAdmission:
             await asyncio.gather(blocker, waiter, return_exceptions=True)
             (result,) = await toolset.step([StepRequest("c", say("y"))], admission=admission)
             assert text(result.observation) == "y"
-
-
-async def _until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "it did not come true in time"
-        await asyncio.sleep(0.01)
