@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.formats.strategies import plain, texts
+from tests.formats.strategies import PIECES, plain, texts
 from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.protocol import ToolDescription
 from verl_tool.servers.tools.base import Tool
 from verl_tool.servers.tools.calculator import CalculatorTool
 from verl_tool.servers.tools.finish import FinishTool
+from verl_tool.servers.tools.python_code import PythonCodeTool
 
-TOOLS: tuple[Tool, ...] = (CalculatorTool(), FinishTool())
+TOOLS: tuple[Tool, ...] = (PythonCodeTool(), CalculatorTool(), FinishTool())
 FORMATS: tuple[Format, ...] = tuple({id(f): f for f in (*ALL_FORMATS, *(f for t in TOOLS for f in t.formats))}.values())
 """The built-in dialects and the tags of the tools' own names."""
 
@@ -103,6 +104,12 @@ NEAR_MISSES = (
 def test_searching_a_megabyte_of_near_misses_takes_no_quadratic_time(fmt: Format, piece: str) -> None:
     """A quadratic search would take minutes; the test's time limit is the assertion."""
     fmt.find_calls(piece * (1_000_000 // len(piece)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(formats, st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join))
+def test_no_repetition_takes_quadratic_time(fmt: Format, unit: str) -> None:
+    fmt.find_calls(unit * (100_000 // len(unit)))
 
 
 @pytest.mark.parametrize("piece", NEAR_MISSES)

@@ -11,7 +11,7 @@ from typing import Any
 _DECODER = json.JSONDecoder(strict=False)
 """Models write line ends into strings; that is harmless here, so it is allowed."""
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
-SHAPE = '{"name": <tool>, "arguments": {…}}'
+SHAPE = '{"name": "…", "arguments": {…}}'
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from verl_tool.servers.tools.base import Context, Tool, ToolOptions, ToolResult
 class CalculatorOptions(ToolOptions):
     """Bounds of one calculation."""
 
-    max_expression_chars: int = Field(1000, ge=1, le=10_000)
-    digits: int = Field(15, ge=1, le=50)
+    max_expression_chars: int = Field(default=1000, ge=1, le=10_000)
+    digits: int = Field(default=15, ge=1, le=50)
     """Significant digits of an answer that is not a whole number."""
 
 
