@@ -43,12 +43,12 @@ class LiveServers:
     def __init__(self) -> None:
         self._running: list[LiveServer] = []
 
-    async def start(self, tools: Sequence[Tool] | ToolSet, **app_options: Any) -> LiveServer:
-        """A server of `tools`; `app_options` are those of `ToolServerApp`."""
+    async def start(self, tools: Sequence[Tool] | ToolSet, *, port: int = 0, **app_options: Any) -> LiveServer:
+        """A server of `tools` at `port` (0: a free one); `app_options` are those of `ToolServerApp`."""
         toolset = tools if isinstance(tools, ToolSet) else ToolSet(tools)
         await toolset.start()
         app = ToolServerApp(toolset, **app_options)
-        url, server, task = await serve_asgi(app)
+        url, server, task = await serve_asgi(app, port)
         live = LiveServer(url, app, server, task)
         self._running.append(live)
         return live
@@ -58,9 +58,11 @@ class LiveServers:
             await self._running.pop().stop()
 
 
-async def serve_asgi(app: Callable[..., Awaitable[None]]) -> tuple[str, uvicorn.Server, asyncio.Task[None]]:
-    """Serve any ASGI application at a free port."""
-    listener = socket.create_server(("127.0.0.1", 0))
+async def serve_asgi(
+    app: Callable[..., Awaitable[None]], port: int = 0
+) -> tuple[str, uvicorn.Server, asyncio.Task[None]]:
+    """Serve any ASGI application at `port` (0: a free one)."""
+    listener = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         log_level="warning",
