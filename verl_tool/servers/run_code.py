@@ -7,7 +7,7 @@ import binascii
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from verl_tool.errors import SandboxError
+from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox_fusion import CommandRunResult, RunCodeRequest, RunCodeResponse
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: floa
         files = {path: base64.b64decode(text or "", validate=True) for path, text in request.files.items()}
     except binascii.Error as error:
         return _refused(f"'files': {error}; send each file's content as base64")
-    limits = _limits(pool.limits, request, max_seconds)
     try:
+        limits = _limits(pool.limits, request, max_seconds)
         result = await pool.run(
             request.code,
             stdin=request.stdin or "",
@@ -31,7 +31,7 @@ async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: floa
             fetch_files=request.fetch_files,
             limits=limits,
         )
-    except (SandboxError, ValueError) as error:
+    except (SandboxError, ConfigError) as error:
         return _refused(str(error))
     return _told(result)
 
