@@ -17,6 +17,8 @@ from verl_tool.servers.ownership import Owner, View
 
 CALL_SECONDS = 10.0
 """Deadline of one question, all tries together: long enough for a restart of the directory."""
+JOIN_SECONDS = 60.0
+"""Deadline for signing on: the directory may have to be started first."""
 RETRY_SECONDS = 0.25
 """Pause between two tries."""
 
@@ -35,7 +37,7 @@ class DirectoryClient:
 
     async def join(self, info: ReplicaInfo, held: Sequence[str], draining: bool) -> View:
         """See `Directory.join`."""
-        return await _ask(lambda: self._actor.join.remote(info, held, draining))
+        return await _ask(lambda: self._actor.join.remote(info, held, draining), JOIN_SECONDS)
 
     async def beat(self, beat: Beat) -> BeatAnswer:
         """See `Directory.beat`."""

@@ -24,16 +24,14 @@ from rich.table import Table
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.data_path import find_data_path
-from verl_tool.servers.deployment import LOOPBACK, ReplicaDescription, application
+from verl_tool.servers.deployment import LOOPBACK, ReplicaDescription
 from verl_tool.servers.serve_cluster import ServeCluster, StartError, wait_until
-from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
+from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_door_key
 from verl_tool.servers.tool_config import ToolConfig
 from verl_tool.servers.toolbox import make_tools
 from verl_tool.servers.tools import inactive_tools
 
 APP_NAME = "verl_tool"
-START_SECONDS = 180.0
-"""Deadline for the replicas to serve."""
 FRONT_DOOR_SECONDS = 30.0
 """Deadline for the front door to find a replica."""
 LOOK_SECONDS = 5.0
@@ -103,7 +101,7 @@ def run_server(
     signals.install()
     settings = settings_now()
     with cluster:
-        cluster.deploy(application(settings, replicas, cpus_per_replica=cpus_per_replica), APP_NAME, START_SECONDS)
+        cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
         wait_until(lambda: _front_door_answers(cluster.url), FRONT_DOOR_SECONDS, f"an answer of {cluster.url}/health")
         _print_table(cluster, settings)
         signals.serving = True
@@ -200,6 +198,8 @@ def serve_tools(
     Stop it with Ctrl-C. SIGUSR1 reads the tool config and your tool files anew and replaces the replicas one by one.
     """
 
+    door_key = new_door_key()
+
     def settings_now() -> ReplicaSettings:
         return ReplicaSettings(
             app_name=APP_NAME,
@@ -214,6 +214,7 @@ def serve_tools(
             drain_seconds=drain_seconds,
             done_if_invalid=done_if_invalid,
             api_key=api_key,
+            door_key=door_key,
             front_host=host,
             several_nodes=ray_address is not None,
             log_level=log_level.value,
@@ -290,7 +291,7 @@ def _update(
     try:
         settings = settings_now()
         make_tools(settings)
-        cluster.deploy(application(settings, replicas, cpus_per_replica=cpus_per_replica), APP_NAME, START_SECONDS)
+        cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
     except (VerlToolError, ValidationError) as error:
         console.print(f"[bold red]not updated:[/bold red] {_words(error)}", highlight=False)
     else:

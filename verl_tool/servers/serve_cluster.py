@@ -16,13 +16,15 @@ from types import TracebackType
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve import Application, RunTarget
+from ray.serve import RunTarget
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus
 
 from verl_tool.errors import VerlToolError
 from verl_tool.servers.data_path import DataPath, environment
-from verl_tool.servers.directory import NAMESPACE, directory_name
+from verl_tool.servers.deployment import application
+from verl_tool.servers.directory import NAMESPACE, directory_handle, directory_name
+from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 
 POLL_SECONDS = 0.2
 """How often the state of the application is looked at while it starts."""
@@ -92,13 +94,24 @@ class ServeCluster:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         return f"http://{host}:{self.port}"
 
-    def deploy(self, app: Application, name: str, timeout_seconds: float) -> None:
-        """Deploy `app`, or update it without losing a request if it runs; return once it serves.
+    def deploy(
+        self,
+        settings: ReplicaSettings,
+        replicas: int | AutoscalingSettings,
+        *,
+        cpus_per_replica: float = 1.0,
+        timeout_seconds: float = 180.0,
+    ) -> None:
+        """Deploy the tools, or update them without losing a request if they run; return once they serve.
 
         Raises StartError with the words of the replica that could not start.
         """
+        name = settings.app_name
         if name not in self._apps:
             self._apps.append(name)
+            # It starts while the replicas do.
+            directory_handle(name, settings.state_ttl_seconds)
+        app = application(settings, replicas, cpus_per_replica=cpus_per_replica)
         serve.run_many(
             [RunTarget(app, name=name, route_prefix="/")],
             wait_for_ingress_deployment_creation=False,

@@ -23,6 +23,11 @@ class AutoscalingSettings(BaseModel):
     look_back_seconds: PositiveFloat = 5.0
 
 
+def new_door_key() -> str:
+    """A key that nobody can guess."""
+    return secrets.token_urlsafe(24)
+
+
 class ReplicaSettings(BaseModel):
     """Everything that one replica needs to know."""
 
@@ -48,8 +53,8 @@ class ReplicaSettings(BaseModel):
     """The longest that a replica which is taken away stays for the trajectories that it holds."""
     done_if_invalid: bool = False
     api_key: str | None = Field(default=None, repr=False)
-    door_key: str = Field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
-    """By which the replicas of this server know each other."""
+    door_key: str = Field(repr=False)
+    """By which the replicas of this server know each other (`new_door_key`). It stays the same over updates."""
     front_host: str = "127.0.0.1"
     """Host of the front door."""
     several_nodes: bool = False
