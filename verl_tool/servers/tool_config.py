@@ -133,4 +133,6 @@ def _explain(error: ValidationError) -> str:
         sections: dict[object, type[BaseModel]] = {"execution": ExecutionSection, "security": SecuritySection}
         section = sections.get(problem["loc"][0], ToolConfig)
         return f"unknown key {where!r}; known here: {', '.join(sorted(section.model_fields))}"
+    if problem["type"] == "missing":
+        return f"key {where!r} is missing"
     return f"{where or 'the content'} is {problem['input']!r:.80}: {problem['msg']}"

@@ -149,9 +149,18 @@ class Tool(ABC):
         """Free it: the trajectory finished, expired, or the server stops."""
 
     def recognise(self, action: str) -> list[Call]:
-        """The calls in `action` that are for this tool. The default takes those that bear one of its names."""
+        """The calls in `action` that are for this tool, in order and without overlap.
+
+        The default takes those that bear one of its names; of two that overlap, the first one, and of two that begin at
+        the same place that of the dialect which stands first in `formats`.
+        """
         names = {self.name, *self.aliases}
-        return [call for fmt in self.formats for call in fmt.find_calls(action) if call.name in names]
+        found = [call for fmt in self.formats for call in fmt.find_calls(action) if call.name in names]
+        calls: list[Call] = []
+        for call in sorted(found, key=lambda call: call.start):
+            if not calls or call.start >= calls[-1].end:
+                calls.append(call)
+        return calls
 
     def join(self, calls: Sequence[Call]) -> list[Call]:
         """What to run for calls of this tool that follow one another in an action; the default is each by itself."""

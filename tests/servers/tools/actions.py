@@ -1,0 +1,20 @@
+"""Asking one tool as a server would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl_tool.servers.tools.base import Context, Tool, ToolResult
+
+
+async def results(tool: Tool, action: str, extra: Mapping[str, Any] | None = None) -> list[ToolResult]:
+    """What the tool answers to each call that it recognises in `action`, joined as it wishes."""
+    context = Context("t", None, None, extra or {})
+    return [await tool.run(call, context) for call in tool.join(tool.recognise(action))]
+
+
+async def text(tool: Tool, action: str, extra: Mapping[str, Any] | None = None) -> str:
+    """The text of the one answer."""
+    [result] = await results(tool, action, extra)
+    return result.text

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from tests.servers.tools.actions import text
+from verl_tool.errors import ConfigError
+from verl_tool.formats import FENCED, PYTHON_TAGS
+from verl_tool.servers.tools import tool_class
+from verl_tool.servers.tools.base import Tool, ToolOptions, ToolResult
+
+REVERSE = Path(__file__).parent / "data" / "reverse.py"
+TAGS = {"start_tag": "<<RUN>>", "end_tag": "<<END>>", "output_start_tag": "<<OUT>>", "output_end_tag": "<<DONE>>"}
+
+
+class ShoutOptions(ToolOptions):
+    times: int = Field(default=1, ge=1)
+
+
+class Shout(Tool):
+    name = "shout"
+    aliases = ("yell", "submit", "not a tag")
+    description = "Shouts a text."
+    example_actions = ("<shout>hey</shout>",)
+    Options = ShoutOptions
+    options: ShoutOptions
+
+    async def run(self, call, context):
+        return ToolResult(call.input.upper() * self.options.times)
+
+
+def reverse(**options: object) -> Tool:
+    return tool_class(str(REVERSE))(**options)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "<reverse>abc</reverse>",
+        "```reverse\nabc\n```",
+        '<tool_call>{"name": "reverse", "arguments": {"input": "abc"}}</tool_call>',
+        '<tool>{"name": "reverse", "arguments": {"input": "abc"}}</tool>',
+        '{"name": "reverse", "arguments": {"input": "abc"}}',
+        "<request><reverse>abc<call>",
+        "<reverse>abc",
+    ],
+)
+async def test_a_tool_of_ten_lines_is_called_in_every_dialect(action: str) -> None:
+    assert (await text(reverse(), action)).strip() == "cba"
+
+
+def test_a_stateless_tool_takes_less_than_thirty_lines() -> None:
+    assert len(REVERSE.read_text().splitlines()) < 30
+
+
+async def test_an_alias_is_a_tag_too_but_not_one_that_a_dialect_has() -> None:
+    tool = Shout()
+    assert await text(tool, "<yell>a</yell>") == "A"
+    assert [call.format.name for call in tool.recognise("a<submit>")] == ["trl"]
+
+
+async def test_options_are_read_and_checked() -> None:
+    assert await text(Shout(times=2), "<shout>a</shout>") == "AA"
+    with pytest.raises(ConfigError, match=r"tool shout has no option 'tims'; known: description, .*, times"):
+        Shout(tims=2)
+    with pytest.raises(ConfigError, match=r"tool shout: option times is 0: .*greater than or equal to 1"):
+        Shout(times=0)
+
+
+def test_a_description_of_ones_own() -> None:
+    described = reverse(description="Turns it round.").describe()
+    assert described.description == "Turns it round."
+    assert "Turns it round." in described.usage
+    assert "<reverse>abc</reverse>" in described.usage
+
+
+def test_formats_can_be_restricted() -> None:
+    tool = reverse(formats=("fenced",))
+    assert tool.formats == (FENCED,)
+    assert tool.recognise("<reverse>abc</reverse>") == []
+    with pytest.raises(ConfigError, match="format 'fencd' is unknown"):
+        reverse(formats=("fencd",))
+
+
+def test_custom_tags_become_a_dialect() -> None:
+    tool = reverse(**TAGS)
+    [call] = tool.recognise("x <<RUN>>abc<<END>>")
+    assert (call.name, call.input) == ("reverse", "abc")
+    assert call.format.render("cba", call) == "\n<<OUT>>\ncba\n<<DONE>>\n"
+    assert call.format.stop == ("<<END>>",)
+    assert "<<RUN>>" not in PYTHON_TAGS.render("another tool printed <<RUN>>abc<<END>>")
+
+
+def test_custom_tags_go_together() -> None:
+    with pytest.raises(ConfigError, match="go together; set all or none"):
+        reverse(start_tag="<<RUN>>")
+    with pytest.raises(ConfigError, match="cannot mark a call"):
+        reverse(**{**TAGS, "start_tag": "<"})
+
+
+def test_no_tools_output_can_imitate_the_tags_of_a_tool() -> None:
+    reverse()
+    assert "<reverse>" not in FENCED.render("<reverse>abc</reverse>")
