@@ -1,0 +1,32 @@
+"""`reward.reward_manager.name=acecoder`: the model's last code block against hidden tests, as in AceCoder (2502.01718).
+
+Score: `right` (1) if all tests pass, else `wrong` (-1); with `binary=False` the share of tests that pass, from
+`wrong` to `right`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.experimental.reward_loop.reward_manager import register
+
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
+from verl_tool.agent_workers.reward_manager.code_grader import DETAILS, CodeGrader, CodeOptions, server_url
+from verl_tool.agent_workers.reward_manager.grade import Grade
+from verl_tool.agent_workers.reward_manager.sample import Sample
+
+
+@register("acecoder")
+class AceCoderRewardManager(GradingRewardManager[CodeOptions]):
+    """Runs assert-style and stdin tests in the tool server's sandbox; `code_grader` has the options."""
+
+    Options = CodeOptions
+    details = DETAILS
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self._grader = CodeGrader(self.options, server_url(self.options, config))
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Raises GraderFault if the server or its sandbox fails."""
+        return await self._grader.grade(sample)

@@ -1,0 +1,110 @@
+"""What the reward managers have in common: the model's own words are graded, within a deadline, and faults are told.
+
+On verl's reward loop (`verl.experimental.reward_loop`, verl 0.9.0). Options come from ``reward.reward_kwargs``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar, Generic, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from verl.experimental.reward_loop.reward_manager.base import RawRewardFn, RewardManagerBase
+
+from verl import DataProto
+from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
+from verl_tool.agent_workers.reward_manager.sample import Decoder, Sample, sample_of
+from verl_tool.agent_workers.reward_manager.shaping import Shaping
+from verl_tool.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+REWARD_FAULT = "reward_fault"
+"""Key of ``reward_extra_info``: why there is no reward, or ``""``. The trainer must leave such a row out of the loss,
+of its group's baseline and of validation's means, as it leaves out a trajectory whose tools failed."""
+PLACEHOLDER = 0.0
+"""``reward_score`` of a row without reward, since verl's tensors need a number there."""
+
+
+class RewardOptions(BaseModel):
+    """Options of every reward manager. One with options of its own extends this model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    timeout_seconds: float = Field(60.0, gt=0)
+    """For grading one trajectory, all waits included."""
+    shaping: Shaping = Shaping()
+
+
+OptionsT = TypeVar("OptionsT", bound=RewardOptions)
+
+
+class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
+    """One `grade` a trajectory, plus shaping.
+
+    ``reward_extra_info`` has the same keys for every trajectory: ``acc`` (0 or 1), ``base_score``, ``reward_fault``,
+    each of `details`, and ``shaping/<term>``. Where there is no reward the numbers are NaN.
+    """
+
+    Options: ClassVar[type[RewardOptions]] = RewardOptions
+    details: ClassVar[tuple[str, ...]] = ()
+    """Names of all that `Grade.details` may hold."""
+
+    def __init__(
+        self,
+        config: DictConfig,
+        tokenizer: Decoder,
+        compute_score: RawRewardFn = None,
+        reward_router_address: str | None = None,
+        reward_model_tokenizer: Decoder | None = None,
+    ) -> None:
+        """The last three are verl's, and without use here. Raises ConfigError if an option is unknown or wrong."""
+        super().__init__(config, tokenizer, compute_score)
+        self.options: OptionsT = self._options_in(config)
+
+    @abstractmethod
+    async def grade(self, sample: Sample) -> Grade:
+        """Grade one trajectory. Raises GraderFault if the grader fails."""
+
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        """verl's entry point: ``{"reward_score": float, "reward_extra_info": {...}}`` of the last row of `data`."""
+        item = data[-1]
+        sample = sample_of(item.non_tensor_batch, item.batch, self.tokenizer)
+        if sample.trajectory.fault is not None:
+            return self._without_reward(f"trajectory: {sample.trajectory.fault.kind.value}")
+        try:
+            grade = await asyncio.wait_for(self.grade(sample), self.options.timeout_seconds)
+        except asyncio.TimeoutError:
+            return self._without_reward(f"grader: no end within {self.options.timeout_seconds:g} s")
+        except GraderFault as fault:
+            return self._without_reward(f"grader: {fault}")
+        except Exception as error:  # a bug of the grader: it must not become the score 0, nor end the training
+            log.exception("%s crashed on trajectory %s", type(self).__name__, sample.trajectory.trajectory_id)
+            return self._without_reward(f"grader: {type(error).__name__}: {error}")
+        return self._with_reward(grade, self.options.shaping.values(sample))
+
+    def _with_reward(self, grade: Grade, shaping: dict[str, float]) -> dict[str, Any]:
+        told = {REWARD_FAULT: "", "acc": float(grade.correct), "base_score": grade.score}
+        told |= {name: float(grade.details.get(name, math.nan)) for name in self.details}
+        told |= {f"shaping/{name}": value for name, value in shaping.items()}
+        return {"reward_score": grade.score + sum(shaping.values()), "reward_extra_info": told}
+
+    def _without_reward(self, why: str) -> dict[str, Any]:
+        log.warning("no reward: %s", why)
+        numbers = ("acc", "base_score", *self.details, *(f"shaping/{name}" for name in self.options.shaping.terms()))
+        told = {REWARD_FAULT: why, **dict.fromkeys(numbers, math.nan)}
+        return {"reward_score": PLACEHOLDER, "reward_extra_info": told}
+
+    def _options_in(self, config: DictConfig) -> Any:
+        given = OmegaConf.to_container(OmegaConf.create(config.reward.get("reward_kwargs") or {}), resolve=True)
+        try:
+            return self.Options.model_validate(given)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(["reward.reward_kwargs", *map(str, problem["loc"])])
+            known = ", ".join(sorted(self.Options.model_fields))
+            raise ConfigError(f"{where}: {problem['msg']}; known options of {type(self).__name__}: {known}") from None

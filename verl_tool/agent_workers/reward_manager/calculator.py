@@ -1,0 +1,40 @@
+"""`reward.reward_manager.name=calculator`: one number behind ``Result=``, as in TRL's calculator experiment.
+
+``Result=10.1<submit>`` in the model's last turn. Score: `right` (1) or `wrong` (0).
+"""
+
+from __future__ import annotations
+
+from verl.experimental.reward_loop.reward_manager import register
+
+from verl_tool.agent_workers.reward_manager.answers import as_number
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.grade import Grade
+from verl_tool.agent_workers.reward_manager.sample import Sample
+
+_MARK = "Result="
+
+
+class CalculatorOptions(RewardOptions):
+    """How results are graded."""
+
+    right: float = 1.0
+    wrong: float = 0.0
+
+
+@register("calculator")
+class CalculatorRewardManager(GradingRewardManager[CalculatorOptions]):
+    """Compares decimals, digit for digit."""
+
+    Options = CalculatorOptions
+    details = ("answered",)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Raises ValueError if the ground truth is no number."""
+        wanted = as_number(str(sample.ground_truth))
+        if wanted is None:
+            raise ValueError(f"ground_truth {sample.ground_truth!r} is no number")
+        _, mark, behind = sample.answer.rpartition(_MARK)
+        given = as_number(behind.partition("<")[0]) if mark else None
+        right = given is not None and given == wanted
+        return Grade(self.options.right if right else self.options.wrong, right, {"answered": given is not None})

@@ -1,0 +1,23 @@
+"""What grading a trajectory gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from verl_tool.errors import VerlToolError
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The score of one answer, before shaping."""
+
+    score: float
+    correct: bool
+    """Whether the answer counts as right: verl's ``acc``, the mean of which is the accuracy of a validation."""
+    details: Mapping[str, float] = field(default_factory=dict)
+    """Values for the logs, under the names that the manager declares."""
+
+
+class GraderFault(VerlToolError):
+    """The grader failed, not the answer: no server, a crash, no end in time. Such a trajectory has no score."""

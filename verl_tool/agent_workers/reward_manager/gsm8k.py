@@ -1,0 +1,54 @@
+r"""`reward.reward_manager.name=gsm8k`: the number behind ``####``, or in ``\boxed{}``, must be the ground truth.
+
+With `flexible` the last number of the model's text counts if there is neither. Score: `right` (1) or `wrong` (0).
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from verl.experimental.reward_loop.reward_manager import register
+
+from verl_tool.agent_workers.reward_manager.answers import as_number, last_boxed, last_number
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.grade import Grade
+from verl_tool.agent_workers.reward_manager.sample import Sample
+
+_MARK = "####"
+
+
+class Gsm8kOptions(RewardOptions):
+    """How numbers are graded."""
+
+    right: float = 1.0
+    wrong: float = 0.0
+    flexible: bool = False
+
+
+@register("gsm8k")
+class Gsm8kRewardManager(GradingRewardManager[Gsm8kOptions]):
+    """Compares numbers, digit for digit: no tolerance."""
+
+    Options = Gsm8kOptions
+    details = ("answered",)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Raises ValueError if the ground truth is no number."""
+        wanted = as_number(str(sample.ground_truth).rpartition(_MARK)[2])
+        if wanted is None:
+            raise ValueError(f"ground_truth {sample.ground_truth!r} is no number")
+        given = final_number(sample.text, self.options.flexible)
+        right = given is not None and given == wanted
+        return Grade(self.options.right if right else self.options.wrong, right, {"answered": given is not None})
+
+
+def final_number(text: str, flexible: bool) -> Decimal | None:
+    """The number that the text ends on."""
+    _, mark, behind = text.rpartition(_MARK)
+    if mark:
+        words = behind.strip().split(maxsplit=1)
+        return as_number(words[0]) if words else None
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return as_number(boxed)
+    return last_number(text) if flexible else None

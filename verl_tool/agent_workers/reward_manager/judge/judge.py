@@ -1,0 +1,165 @@
+"""Runs tests against a solution inside the sandbox and prints a verdict for each. The program that `/run_code` is sent.
+
+Stdin: one JSON object, see `Job`. Stdout: lines of ``<token> <json>``; the first says that the judge is ready. The
+solution runs in other processes (`processes`), which have no access to this one: its tests, memory, stdin or stdout.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from types import SimpleNamespace
+
+DETAIL = 200
+"""Characters of a verdict's detail."""
+
+
+class OutOfTime(BaseException):
+    """No test may catch it, so it is no Exception."""
+
+
+def only_trusted_paths():
+    """Keep the judge from importing a file that the solution has written."""
+    prefixes = tuple(f"{prefix}{os.sep}" for prefix in (sys.base_prefix, sys.prefix))
+    sys.path[:] = [path for path in sys.path if path.startswith(prefixes)]
+
+
+def may_look_into_others():
+    """Whether this user may read the memory of any process (root, CAP_SYS_PTRACE), so that nothing can be hidden."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> 19 & 1)
+
+
+class Judge:
+    """`job` has ``token``, ``solution``, ``tests`` (Python texts), ``programs`` (pairs of stdin and expected stdout),
+    ``test_seconds``, ``total_seconds``."""
+
+    def __init__(self, nursery, job, report):
+        self._nursery = nursery
+        self._job = job
+        self._report = report
+        self._link = None
+        self._names = {}
+        self._ends = time.monotonic() + job.total_seconds
+
+    def run(self):
+        """Report a verdict for each test, then for each program."""
+        for number, test in enumerate(self._job.tests):
+            self._verdict(number, self._run_test, test)
+        self._forget()
+        for number, program in enumerate(self._job.programs, len(self._job.tests)):
+            self._verdict(number, self._run_program, *program)
+        self._nursery.stop()
+
+    def _verdict(self, number, run, *what):
+        seconds = min(self._job.test_seconds, self._ends - time.monotonic())
+        if seconds <= 0:
+            self._report(test=number, passed=False, reason="budget", detail="the time for all tests is over")
+            return
+        reason, detail = "time", f"no end within {seconds:.3g} s"
+        try:
+            # Again and again, in case that a test catches everything.
+            signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
+            try:
+                reason, detail = run(*what)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except OutOfTime:
+            self._forget()
+        self._report(test=number, passed=reason == "passed", reason=reason, detail=detail[:DETAIL])
+
+    def _run_test(self, test):
+        try:
+            if self._link is None:
+                self._load()
+        except Exception as error:  # noqa: BLE001  whatever the solution raises is what is found out here
+            self._forget()
+            return "load", _told(error)
+        except (Gone, SystemExit) as error:
+            self._forget()
+            return "load", f"the solution ended while it was loaded: {error}"
+        try:
+            exec(compile(test, "test.py", "exec"), dict(self._names, __name__="test"))
+            return "passed", ""
+        except AssertionError as error:
+            return "assertion", str(error)
+        except Unsupported as error:
+            return "unsupported", str(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a test raises, it has failed
+            return "error", _told(error)
+        except Gone as error:
+            self._forget()
+            return "ended", f"the solution's process: {error}"
+
+    def _load(self):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._nursery.start(MODULE, [theirs.fileno()])
+        link = JudgeLink(ours, frozenset(sys.stdlib_module_names) | {"numpy"})
+        self._names = link.namespace(self._job.solution)
+        self._link = link
+
+    def _forget(self):
+        """The next test starts a process anew."""
+        self._link = None
+        self._nursery.stop()
+
+    def _run_program(self, stdin, expected):
+        with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+            source.write(self._job.solution.encode("utf-8", "replace"))
+            given.write(stdin.encode("utf-8", "surrogatepass"))
+            for file in (source, given):
+                file.flush()
+                file.seek(0)
+            self._nursery.start(PROGRAM, [source.fileno(), given.fileno(), output.fileno()])
+            code = self._nursery.wait()
+            output.seek(0)
+            text = output.read(LONGEST_MESSAGE).decode("utf-8", "replace")
+        if code:
+            return "error", f"exit code {code}"
+        if _lines(text) == _lines(expected):
+            return "passed", ""
+        return "output", f"got {text[:80]!r}"
+
+
+def _lines(text):
+    """Lines without the space at their ends, empty ones at the end left out."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _told(error):
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def main():
+    """Judge the job on stdin."""
+    set_dumpable(False)
+    only_trusted_paths()
+    protected = not may_look_into_others()
+    nursery = Nursery()
+    # Nothing that must stay hidden is read before the nursery is forked.
+    job = SimpleNamespace(**json.loads(sys.stdin.buffer.read()))
+
+    def report(**fields):
+        sys.stdout.write(f"{job.token} {json.dumps(fields)}\n")
+        sys.stdout.flush()
+
+    def out_of_time(*_):
+        raise OutOfTime
+
+    signal.signal(signal.SIGALRM, out_of_time)
+    report(ready=True, protected=protected)
+    Judge(nursery, job, report).run()
+
+
+sys.path.insert(0, os.getcwd())
+from link import LONGEST_MESSAGE, Gone, Unsupported  # noqa: E402
+from processes import MODULE, PROGRAM, Nursery, set_dumpable  # noqa: E402
+from remote import JudgeLink  # noqa: E402
+
+main()

@@ -1,0 +1,161 @@
+"""Requests and answers between the judge and the solution's process, over one socket, nested as calls are.
+
+Either side may ask; while it waits for its answer it performs what the other side asks (a function that a test passed
+to the solution, say). Sent into the sandbox beside the judge: the standard library and `values` are all it may import.
+"""
+
+import builtins
+import json
+import struct
+from collections import deque
+
+from values import CONTAINERS, decode, encode
+
+LONGEST_MESSAGE = 16 << 20
+"""Bytes. A longer message is not read."""
+LONGEST_TEXT = 500
+"""Characters of an exception's message."""
+_HEADER = struct.Struct(">I")
+
+
+class Gone(BaseException):
+    """The other process has ended, or has sent what is no message. No test may catch it, so it is no Exception."""
+
+
+class Unsupported(Exception):
+    """A value that has no form in which it could travel."""
+
+
+class Link:
+    """One end. A subclass says what it refers to, what it performs, and which exceptions it knows by name."""
+
+    def __init__(self, socket):
+        self._socket = socket
+
+    def refer(self, value):
+        """The JSON that stands for an object of this side's, or of the other's that is held here."""
+        raise NotImplementedError
+
+    def resolve(self, data):
+        """The object that such JSON stands for."""
+        raise NotImplementedError
+
+    def perform(self, operation, args, kwargs):
+        """Do what the other side asks."""
+        raise NotImplementedError
+
+    def exception(self, names, message):
+        """The exception that stands for the other side's: the first of its classes' `names` that is known here."""
+        for name in names:
+            kind = getattr(builtins, name, None)
+            if isinstance(kind, type) and issubclass(kind, BaseException):
+                try:
+                    return kind(message)
+                except TypeError:  # UnicodeDecodeError and its like want more than a message
+                    continue
+        return Exception(message)
+
+    def ask(self, operation, *args, **kwargs):
+        """What the other side answers. Raises what it raised; `Gone` if it ended."""
+        sent = [encode(arg, self.refer) for arg in args]
+        named = {name: encode(arg, self.refer) for name, arg in kwargs.items()}
+        self._send({"operation": operation, "args": sent, "kwargs": named})
+        answer = self._wait()
+        try:
+            return self._accept(answer, args, sent)
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            raise Gone(f"no answer of the form agreed on: {error}") from None
+
+    def serve(self):
+        """Perform what is asked until the other side closes."""
+        while True:
+            self._answer(self._receive())
+
+    def _wait(self):
+        """The answer; requests that come before it are performed."""
+        while True:
+            message = self._receive()
+            if "operation" not in message:
+                break
+            self._answer(message)
+        if "error" in message:
+            names, text = message["error"]
+            raise self.exception([str(name) for name in names], str(text)[:LONGEST_TEXT])
+        return message
+
+    def _accept(self, answer, args, sent):
+        for arg, before, after in zip(args, sent, answer["after"], strict=True):
+            if after is not None and after != before:
+                _update(arg, decode(after, self.resolve))
+        if answer.get("same") is not None:
+            return args[answer["same"]]
+        return decode(answer["value"], self.resolve)
+
+    def _answer(self, request):
+        try:
+            args = [decode(arg, self.resolve) for arg in request["args"]]
+            kwargs = {name: decode(arg, self.resolve) for name, arg in request["kwargs"].items()}
+            value = self.perform(request["operation"], args, kwargs)
+            same = next((i for i, arg in enumerate(args) if arg is value and isinstance(arg, CONTAINERS)), None)
+            after = [encode(arg, self.refer) if isinstance(arg, CONTAINERS) else None for arg in args]
+            answer = {"value": None if same is not None else encode(value, self.refer), "same": same, "after": after}
+            text = json.dumps(answer)
+        except Exception as error:  # noqa: BLE001  whatever the code raises is the asker's to know
+            text = json.dumps({"error": _description(error)})
+        except SystemExit as error:
+            text = json.dumps({"error": _description(error)})
+        self._send_text(text)
+
+    def _send(self, message):
+        self._send_text(json.dumps(message))
+
+    def _send_text(self, text):
+        body = text.encode()
+        try:
+            self._socket.sendall(_HEADER.pack(len(body)) + body)
+        except OSError as error:
+            raise Gone(str(error)) from None
+
+    def _receive(self):
+        (length,) = _HEADER.unpack(self._read(_HEADER.size))
+        if length > LONGEST_MESSAGE:
+            raise Gone(f"a message of {length} bytes; at most {LONGEST_MESSAGE} are read")
+        try:
+            message = json.loads(self._read(length))
+        except (ValueError, RecursionError) as error:
+            raise Gone(f"a message that is not JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise Gone("a message that is no object")
+        return message
+
+    def _read(self, length):
+        parts = []
+        while length:
+            try:
+                part = self._socket.recv(min(length, 1 << 20))
+            except OSError as error:
+                raise Gone(str(error)) from None
+            if not part:
+                raise Gone("the process has ended")
+            parts.append(part)
+            length -= len(part)
+        return b"".join(parts)
+
+
+def _description(error):
+    """Names of an exception's classes, nearest first, and its message."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  an exception class of the solution's may fail at this too
+        text = ""
+    return [names, text[:LONGEST_TEXT]]
+
+
+def _update(mine, state):
+    """Bring a container of this side's into the state that the other side left its copy in."""
+    if isinstance(mine, (list, bytearray)):
+        mine[:] = state
+    else:
+        mine.clear()
+        (mine.extend if isinstance(mine, deque) else mine.update)(state)

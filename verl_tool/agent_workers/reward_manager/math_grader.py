@@ -1,0 +1,88 @@
+"""Comparing mathematical answers within a deadline: in child processes (`math_process`), killed when they overrun."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from verl_tool.agent_workers.reward_manager.grade import GraderFault
+
+_PROGRAM = Path(__file__).with_name("math_process.py")
+_START_SECONDS = 60.0
+"""For the imports of a new process on a machine under load."""
+
+
+class MathGrader:
+    """At most `processes` comparisons at a time, each within `seconds`. Belongs to the event loop of its first use."""
+
+    def __init__(self, processes: int, seconds: float) -> None:
+        self._seconds = seconds
+        self._places = asyncio.Semaphore(processes)
+        self._idle: list[asyncio.subprocess.Process] = []
+
+    async def equal(self, gold: str, answer: str) -> bool:
+        r"""Whether two answers, LaTeX without ``\boxed``, are the same.
+
+        Raises GraderFault if there is no verdict: the comparison takes too long, or its process dies.
+        """
+        if answer.strip() == gold.strip():
+            return True
+        async with self._places:
+            process = self._idle.pop() if self._idle else await self._started()
+            sound = False
+            try:
+                told = await asyncio.wait_for(_asked(process, gold, answer), self._seconds)
+                sound = True
+            except asyncio.TimeoutError:
+                raise GraderFault(f"comparing {answer[:80]!r} took more than {self._seconds:g} s") from None
+            except (OSError, ValueError) as error:
+                raise GraderFault(f"comparing {answer[:80]!r} ended its process: {error}") from error
+            finally:
+                if sound:
+                    self._idle.append(process)
+                else:  # also after a cancellation: it may still be at work
+                    await _killed(process)
+        return told
+
+    async def close(self) -> None:
+        """End the child processes. They end with this process in any case."""
+        while self._idle:
+            await _killed(self._idle.pop())
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", str(_PROGRAM), stdin=pipe, stdout=pipe, stderr=null
+        )
+        try:
+            await asyncio.wait_for(_asked(process, "1", "1"), _START_SECONDS)
+        except (asyncio.TimeoutError, OSError, ValueError) as error:
+            await _killed(process)
+            raise GraderFault(
+                f"the process that compares answers does not start ({type(error).__name__}); is math-verify installed? "
+                "pip install 'verl-tool[recipes]'"
+            ) from error
+        except BaseException:
+            await _killed(process)
+            raise
+        return process
+
+
+async def _asked(process: asyncio.subprocess.Process, gold: str, answer: str) -> bool:
+    if process.stdin is None or process.stdout is None:
+        raise ValueError("the process has no pipes")
+    process.stdin.write(json.dumps({"gold": gold, "answer": answer}).encode() + b"\n")
+    await process.stdin.drain()
+    line = await process.stdout.readline()
+    if not line:
+        raise ValueError(f"it ended with exit code {await process.wait()}")
+    return bool(json.loads(line)["equal"])
+
+
+async def _killed(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

@@ -1,0 +1,42 @@
+"""`reward.reward_manager.name=mathcoder`: mathematics and code in one training, graded as a row's ``ability`` says.
+
+``ability`` "code" is graded as `acecoder` does, "math" as `torl` does, with the options of both. The logs' values
+of the other kind are NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.experimental.reward_loop.reward_manager import register
+
+from verl_tool.agent_workers.reward_manager import code_grader, torl
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
+from verl_tool.agent_workers.reward_manager.grade import Grade
+from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.errors import ConfigError
+
+
+class MathCoderOptions(code_grader.CodeOptions, torl.MathOptions):
+    """The options of both kinds."""
+
+
+@register("mathcoder")
+class MathCoderRewardManager(GradingRewardManager[MathCoderOptions]):
+    """Code by tests, mathematics by boxed answers."""
+
+    Options = MathCoderOptions
+    details = (*code_grader.DETAILS, *torl.DETAILS)
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self._code = code_grader.CodeGrader(self.options, code_grader.server_url(self.options, config))
+        self._math = torl.MathJudge(self.options)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Raises GraderFault if the grader of the row's kind fails, ConfigError if it is of another kind."""
+        if sample.ability == "code":
+            return await self._code.grade(sample)
+        if sample.ability == "math":
+            return await self._math.grade(sample)
+        raise ConfigError(f"a row of {sample.data_source!r} has ability {sample.ability!r}; known: code, math")

@@ -1,0 +1,89 @@
+"""What a reward manager is given to grade: one trajectory, and its row's ground truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
+from verl_tool.errors import ConfigError
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that grading needs."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory to grade. Nothing in `turns` or `text` was written by a tool or by the chat template."""
+
+    data_source: str
+    ground_truth: Any
+    turns: tuple[str, ...]
+    """The model's own text, one entry a turn, special tokens left out."""
+    trajectory: Trajectory
+    ability: str = ""
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    """The row's; it stays with the trainer."""
+
+    @property
+    def text(self) -> str:
+        """All that the model wrote."""
+        return "\n".join(self.turns)
+
+    @property
+    def answer(self) -> str:
+        """The model's last turn."""
+        return self.turns[-1] if self.turns else ""
+
+
+def sample_of(row: Mapping[str, Any], tensors: Mapping[str, Any], tokenizer: Decoder) -> Sample:
+    """The sample of one row of verl's batch.
+
+    `row`: its non-tensor part; ``tool_extra_fields["trajectory"]`` holds the trajectory as JSON. `tensors`:
+    ``responses`` and ``attention_mask`` (and ``response_mask``), each [length]. A trajectory of another loop than
+    verl-tool's has no record; its mask tells who wrote what, and one of a single turn is the model's as a whole.
+
+    Raises ConfigError if neither tells which tokens the model wrote.
+    """
+    record = (row.get("tool_extra_fields") or row).get("trajectory")
+    trajectory = Trajectory.from_json(record) if record is not None else _without_record(row, tensors)
+    written = (segment.tokens for segment in trajectory.response if segment.author is Author.MODEL)
+    return Sample(
+        data_source=str(row["data_source"]),
+        ground_truth=row["reward_model"]["ground_truth"],
+        turns=tuple(tokenizer.decode(list(tokens), skip_special_tokens=True) for tokens in written),
+        trajectory=trajectory,
+        ability=str(row.get("ability") or ""),
+        extra_info=dict(row.get("extra_info") or {}),
+    )
+
+
+def _without_record(row: Mapping[str, Any], tensors: Mapping[str, Any]) -> Trajectory:
+    ids = tensors["responses"].tolist()
+    length = int(tensors["attention_mask"][-len(ids) :].sum())
+    if "response_mask" in tensors:
+        mask = tensors["response_mask"].tolist()
+    elif int(row.get("__num_turns__") or 2) <= 2:
+        mask = [1] * len(ids)
+    else:
+        raise ConfigError(
+            f"a trajectory of {row['__num_turns__']} turns came without its record, so nothing tells the model's text "
+            "from the tools'; put Trajectory.to_json() into extra_fields['trajectory'], as verl_tool's agent loop does"
+        )
+    return Trajectory("", (Segment(Author.PROMPT, ()), *_segments(ids[:length], mask)), StopReason.ANSWERED)
+
+
+def _segments(ids: Sequence[int], mask: Sequence[int]) -> list[Segment]:
+    """Runs of tokens of one author: the model's where the mask is 1."""
+    segments: list[Segment] = []
+    start = 0
+    for i in range(1, len(ids) + 1):
+        if i == len(ids) or mask[i] != mask[start]:
+            author = Author.MODEL if mask[start] else Author.TOOL
+            segments.append(Segment(author, tuple(ids[start:i])))
+            start = i
+    return segments

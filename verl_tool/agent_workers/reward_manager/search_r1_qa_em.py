@@ -1,0 +1,71 @@
+"""`reward.reward_manager.name=search_r1_qa_em`: questions answered by search, as in Search-R1 (arXiv 2503.09516).
+
+The last ``<answer>…</answer>`` of the model's own text must equal one of the golden answers after SQuAD's
+normalisation: lower case, no punctuation, no articles, single spaces. Score: `right` (1), or `wrong` (0), or
+`no_answer` (0).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from verl.experimental.reward_loop.reward_manager import register
+
+from verl_tool.agent_workers.reward_manager.answers import last_tagged
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.grade import Grade
+from verl_tool.agent_workers.reward_manager.sample import Sample
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+class SearchOptions(RewardOptions):
+    """How answers are graded."""
+
+    right: float = 1.0
+    wrong: float = 0.0
+    no_answer: float = 0.0
+
+
+@register("search_r1_qa_em")
+class SearchR1RewardManager(GradingRewardManager[SearchOptions]):
+    """Exact match of normalised answers."""
+
+    Options = SearchOptions
+    details = ("answered",)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Raises ValueError if the row has no golden answer."""
+        wanted = {normalised(answer) for answer in golden_answers(sample.ground_truth)}
+        answer = last_tagged(sample.text, "answer")
+        if answer is None:
+            return Grade(self.options.no_answer, False, {"answered": 0.0})
+        right = normalised(answer) in wanted
+        return Grade(self.options.right if right else self.options.wrong, right, {"answered": 1.0})
+
+
+def normalised(answer: str) -> str:
+    """SQuAD's normal form (Rajpurkar et al. 2016, the official evaluation script)."""
+    without = _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION))
+    return " ".join(without.split())
+
+
+def golden_answers(ground_truth: Any) -> list[str]:
+    """The answers of a row: JSON text of a list, a list, one text, or Search-R1's own ``{"target": …}``.
+
+    Raises ValueError if there is none.
+    """
+    given = ground_truth
+    if isinstance(given, str) and given.lstrip().startswith(("[", "{")):
+        given = json.loads(given)
+    if isinstance(given, Mapping):
+        given = given.get("target")
+    answers = [given] if isinstance(given, str) else [] if given is None else [str(answer) for answer in given]
+    if not answers:
+        raise ValueError("the row has no golden answer in its ground_truth")
+    return answers

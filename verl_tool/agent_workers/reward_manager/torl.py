@@ -1,0 +1,82 @@
+r"""`reward.reward_manager.name=torl`: mathematics with code, as in ToRL (arXiv 2503.23383).
+
+The last ``\boxed{…}`` of the model's own text against the ground truth, by math-verify. Score: `right` (1) or `wrong`
+(-1); `code_error_penalty` (0; the paper's ablation has -0.5) is added if any call ended in an error of the model's
+code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from verl.experimental.reward_loop.reward_manager import register
+
+from verl_tool.agent_workers.reward_manager.answers import last_boxed
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.grade import Grade
+from verl_tool.agent_workers.reward_manager.math_grader import MathGrader
+from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.agent_workers.reward_manager.shaping import error_rate
+
+DETAILS = ("answered", "code_error")
+
+
+class MathOptions(RewardOptions):
+    """How mathematics is graded."""
+
+    right: float = 1.0
+    wrong: float = -1.0
+    code_error_penalty: float = Field(0.0, le=0)
+    compare_seconds: float = Field(10.0, gt=0)
+    """For one comparison; past it the trajectory is a fault."""
+    compare_processes: int = Field(2, ge=1)
+    """Comparisons at a time, of one reward worker. Each process holds about 100 MB."""
+    max_answer_chars: int = Field(1000, ge=1)
+    """A longer answer is wrong without being compared."""
+
+
+class MathJudge:
+    """Grades boxed answers."""
+
+    def __init__(self, options: MathOptions) -> None:
+        self._options = options
+        self._grader = MathGrader(options.compare_processes, options.compare_seconds)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Raises GraderFault if the comparison fails."""
+        options = self._options
+        answer = last_boxed(sample.text)
+        right = False
+        if answer and len(answer) <= options.max_answer_chars:
+            right = await self._grader.equal(gold_answer(sample.ground_truth), answer)
+        failed = error_rate(sample) > 0
+        score = (options.right if right else options.wrong) + (options.code_error_penalty if failed else 0.0)
+        return Grade(score, right, {"answered": answer is not None, "code_error": failed})
+
+    async def close(self) -> None:
+        """End the child processes."""
+        await self._grader.close()
+
+
+@register("torl")
+class ToRLRewardManager(GradingRewardManager[MathOptions]):
+    """Boxed answers by math-verify."""
+
+    Options = MathOptions
+    details = DETAILS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._judge = MathJudge(self.options)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Raises GraderFault if the comparison fails."""
+        return await self._judge.grade(sample)
+
+
+def gold_answer(ground_truth: Any) -> str:
+    r"""The ground truth as LaTeX, a ``\boxed`` around it taken off."""
+    text = str(ground_truth)
+    boxed = last_boxed(text)
+    return text if boxed is None else boxed
