@@ -7,9 +7,11 @@ import pytest
 
 from tests.servers.tools.actions import results, text
 from verl_tool.errors import ConfigError
+from verl_tool.protocol import StepRequest
 from verl_tool.servers.tool_config import ToolConfig
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.python_code import PythonCodeTool
+from verl_tool.servers.toolset import ToolSet
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tool_config.json"
 
@@ -58,6 +60,25 @@ def test_tags_become_the_first_dialect() -> None:
 def test_serial_execution_is_one_run_at_a_time() -> None:
     assert python_code({"execution": {"parallel_execution": False}}).options.max_concurrent == 1
     assert python_code({"execution": {"parallel_execution": True}}).options.max_concurrent is None
+
+
+async def test_calls_beyond_the_greatest_number_are_refused_in_words() -> None:
+    config = ToolConfig.parse({"execution": {"max_tools_per_generation": 1}})
+    toolset = ToolSet(load_tools("calculator", config), max_calls=config.execution.max_tools_per_generation)
+    await toolset.start()
+    try:
+        action = "<calculator>1+1</calculator> <calculator>2+2</calculator>"
+        [result] = await toolset.step([StepRequest("t", action)])
+    finally:
+        await toolset.close()
+    assert (
+        result.observation.split()
+        == (
+            "<result> 2 </result> <result> Error: at most 1 call of one turn are run; this one was not. "
+            "Send it in your next turn. </result>"
+        ).split()
+    )
+    assert result.valid
 
 
 def test_a_tools_own_entry_wins_over_the_sections() -> None:

@@ -14,7 +14,7 @@ from verl_tool.servers.admission import Admission
 from verl_tool.servers.calls import CallFinder, Claim
 from verl_tool.servers.deadline import Deadline
 from verl_tool.servers.metrics import NO_TOOL, ToolMetrics
-from verl_tool.servers.observation import merge, not_understood, unrunnable
+from verl_tool.servers.observation import merge, not_run, not_understood, unrunnable
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
 from verl_tool.servers.trajectory_table import Trajectory
 
@@ -36,13 +36,20 @@ class ActionRunner:
     """Runs actions of many trajectories with the same tools; one trajectory's actions one after the other."""
 
     def __init__(
-        self, tools: Sequence[Tool], metrics: ToolMetrics, *, done_if_invalid: bool, call_timeout_seconds: float
+        self,
+        tools: Sequence[Tool],
+        metrics: ToolMetrics,
+        *,
+        done_if_invalid: bool,
+        max_calls: int | None,
+        call_timeout_seconds: float,
     ) -> None:
         self._tools = tools
         self._by_name = {tool.name: tool for tool in tools}
         self._finder = CallFinder(tools)
         self._metrics = metrics
         self._done_if_invalid = done_if_invalid
+        self._max_calls = max_calls
         self._call_timeout = call_timeout_seconds
 
     async def run(
@@ -118,11 +125,15 @@ class ActionRunner:
     async def _run_claims(
         self, claims: Sequence[Claim], trajectory: Trajectory, request: StepRequest, progress: list[ToolResult]
     ) -> None:
-        """Run the calls that `progress` does not hold yet, up to one that ends the trajectory."""
-        for claim in claims[len(progress) :]:
+        """Run the calls that `progress` does not hold yet, up to one that ends the trajectory; those beyond the
+        greatest number for one action are answered with a refusal."""
+        for place in range(len(progress), len(claims)):
             if progress and progress[-1].done:
                 return
-            progress.append(await self._run_claim(claim, trajectory, request))
+            if self._max_calls is not None and place >= self._max_calls:
+                progress.append(not_run(self._max_calls))
+            else:
+                progress.append(await self._run_claim(claims[place], trajectory, request))
 
     async def _run_claim(self, claim: Claim, trajectory: Trajectory, request: StepRequest) -> ToolResult:
         tool, call = claim.tool, claim.call

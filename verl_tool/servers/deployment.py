@@ -194,6 +194,7 @@ def _make_toolset(settings: ReplicaSettings, on_released: Callable[[str, bool], 
         max_trajectories=settings.max_trajectories,
         call_timeout_seconds=settings.request_timeout_seconds,
         done_if_invalid=settings.done_if_invalid,
+        max_calls=settings.tool_config.execution.max_tools_per_generation if settings.tool_config else None,
         on_released=on_released,
     )
 

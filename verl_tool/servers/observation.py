@@ -59,6 +59,14 @@ def unrunnable(call: Call) -> ToolResult:
     return ToolResult(f"Error: {call.error}", valid=False, invalid_reason=call.error)
 
 
+def not_run(limit: int) -> ToolResult:
+    """The answer to a call beyond the `limit` of one action."""
+    words = f"at most {limit} call{'s' if limit > 1 else ''} of one turn are run"
+    return ToolResult(
+        f"Error: {words}; this one was not. Send it in your next turn.", valid=False, invalid_reason=words
+    )
+
+
 def not_understood(trajectory_id: str, tools: Sequence[Tool], strangers: Sequence[Call], done: bool) -> StepResult:
     """The answer to an action in which no tool found a call; `strangers` are the calls that name no tool here."""
     if strangers and strangers[0].error is not None:

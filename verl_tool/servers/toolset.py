@@ -46,6 +46,7 @@ class ToolSet:
 
     `state_ttl_seconds`: an idle trajectory's state is freed after it. `record_ttl_seconds`: how long the answer to a
     step is known. `call_timeout_seconds`: the longest that one action may take, its wait for its turn included.
+    `max_calls`: calls of one action that are run, None for all; a call beyond is answered with a refusal.
     `on_released(trajectory_id, lost)`: called when this replica no longer knows a trajectory; `lost` if a state of it
     was dropped before anybody had finished it.
     """
@@ -60,6 +61,7 @@ class ToolSet:
         max_record_bytes: int = 256 << 20,
         call_timeout_seconds: float = 600.0,
         done_if_invalid: bool = False,
+        max_calls: int | None = None,
         on_released: Callable[[str, bool], None] | None = None,
     ) -> None:
         _refuse_bad_options(tools, state_ttl_seconds, record_ttl_seconds, max_trajectories, call_timeout_seconds)
@@ -71,7 +73,11 @@ class ToolSet:
         )
         self._by_name = {tool.name: tool for tool in self.tools}
         self._runner = ActionRunner(
-            self.tools, self.metrics, done_if_invalid=done_if_invalid, call_timeout_seconds=call_timeout_seconds
+            self.tools,
+            self.metrics,
+            done_if_invalid=done_if_invalid,
+            max_calls=max_calls,
+            call_timeout_seconds=call_timeout_seconds,
         )
         self._sweep_every = min(30.0, state_ttl_seconds / 4, record_ttl_seconds / 4)
         self._on_released = on_released

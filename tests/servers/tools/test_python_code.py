@@ -45,7 +45,6 @@ async def test_every_example_action_is_answered(tool: PythonCodeTool, action: st
         ("", NO_OUTPUT),
         ("x = 1", NO_OUTPUT),
         ("print('é ✓')", "é ✓"),
-        ("print('\ud800')", "?"),
     ],
 )
 async def test_payloads(tool: PythonCodeTool, payload: str, answer: str) -> None:
@@ -67,6 +66,10 @@ async def test_json_calls_are_programs_of_their_own(tool: PythonCodeTool) -> Non
 async def test_nothing_is_kept_from_turn_to_turn(tool: PythonCodeTool) -> None:
     await text(tool, "<python>x = 1</python>")
     assert "NameError" in await text(tool, "<python>print(x)</python>")
+
+
+async def test_text_that_is_no_unicode_is_answered_with_pythons_own_error(tool: PythonCodeTool) -> None:
+    assert "SyntaxError" in await text(tool, "<python>print('\ud800')</python>")
 
 
 async def test_stdin_comes_from_the_extra_field_or_the_call(tool: PythonCodeTool) -> None:
