@@ -1,0 +1,113 @@
+"""One trajectory's way to the engine and to the tools, and who is told of what passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from eval_service.engines.base import Engine, Piece
+from verl_tool.agent_loop.episode import Tools
+from verl_tool.agent_loop.generator import Generation
+from verl_tool.errors import ConfigError
+from verl_tool.protocol import StepResult
+
+TOOL_NAMES_FIELD = "tool_names"
+"""Entry of a call's extra data by which the tool server is told the only tools that may take the action."""
+
+
+class Witness(Protocol):
+    """Is told of a trajectory while it runs. What it awaits holds the trajectory up: a slow reader slows the writer."""
+
+    async def wrote(self, piece: Piece) -> None:
+        """The model wrote these tokens."""
+        ...
+
+    async def turn_over(self) -> None:
+        """The model's turn has ended; all of its tokens were told."""
+        ...
+
+    async def called(self, action: str) -> None:
+        """The turn is an action; a tool is about to run it."""
+        ...
+
+    async def answered(self, result: StepResult) -> None:
+        """The tools answered the action."""
+        ...
+
+    async def appended(self, token_ids: Sequence[int]) -> None:
+        """The next turn begins; these tokens, which the model did not write, stand between the two."""
+        ...
+
+
+class Conversation:
+    """The `Generator` and the `Tools` of one trajectory.
+
+    `token_limit`: most tokens that the model writes over all its turns. `tool_names`: the only tools that may be used;
+    None: all.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tools: Tools | None,
+        *,
+        witness: Witness | None = None,
+        token_limit: int | None = None,
+        tool_names: Sequence[str] | None = None,
+    ) -> None:
+        self._engine, self._tools, self._witness = engine, tools, witness
+        self._left = token_limit
+        self._restriction = {} if tool_names is None else {TOOL_NAMES_FIELD: list(tool_names)}
+        self._seen: int | None = None
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+        """The model's next turn, within what is left of the tokens; without any left it is empty."""
+        witness = self._witness
+        if witness is not None and self._seen is not None:
+            await witness.appended(prompt_ids[self._seen :])
+        most = self._most(len(prompt_ids), sampling_params.get("max_tokens"))
+        if most <= 0:
+            return Generation((), stop_reason="length")
+        params = sampling_params | {"max_tokens": most}
+        generation = await self._engine.generate(
+            prompt_ids, params, request_id, None if witness is None else witness.wrote
+        )
+        n = len(generation.token_ids)
+        self._seen = len(prompt_ids) + n
+        if self._left is not None:
+            self._left -= n
+        if witness is not None:
+            await witness.turn_over()
+        return generation
+
+    async def call(
+        self,
+        trajectory_id: str,
+        action: str,
+        *,
+        step: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        finish: bool = False,
+        is_last_step: bool = False,
+    ) -> StepResult:
+        """The tools' answer to one action."""
+        if self._tools is None:
+            raise ConfigError("no tool server is set; start the service with --tool_server_url or --tool_type")
+        told = self._witness if not finish else None
+        if told is not None:
+            await told.called(action)
+        result = await self._tools.call(
+            trajectory_id,
+            action,
+            step=step,
+            extra={**(extra or {}), **self._restriction},
+            finish=finish,
+            is_last_step=is_last_step,
+        )
+        if told is not None and result.fault is None:
+            await told.answered(result)
+        return result
+
+    def _most(self, prompt_length: int, asked: int | None) -> int:
+        limits = (asked, self._left, self._engine.max_model_len - prompt_length)
+        return min(limit for limit in limits if limit is not None)

@@ -1,0 +1,1 @@
+"""Models behind the endpoint: token ids in, token ids out."""

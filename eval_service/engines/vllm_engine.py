@@ -1,0 +1,133 @@
+"""vLLM in this process: token ids in, token ids out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import TokensPrompt
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from eval_service.engines.base import EngineError, Listener, Piece, RefusedError, TokenLogProb
+from eval_service.settings import VllmSettings
+from verl_tool.agent_loop.generator import Generation
+
+SHUTDOWN_SECONDS = 10.0
+MOST_LOG_PROBS = 20
+"""Most likeliest tokens that can be asked for."""
+_ABORTED = "abort"
+_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""On a machine without an accelerator, unless they are set: GiB of key-value cache, and no compiler."""
+
+
+class VllmEngine:
+    """An `Engine` over vLLM's `AsyncLLM`. Make it inside a running event loop."""
+
+    def __init__(self, model: str, settings: VllmSettings, *, trust_remote_code: bool = False) -> None:
+        """Load the model; takes from seconds to minutes. Raises EngineError that holds vLLM's own words."""
+        try:
+            self._llm = AsyncLLM.from_engine_args(_arguments(model, settings, trust_remote_code))
+        except (ValueError, RuntimeError, OSError) as error:
+            raise EngineError(f"vLLM could not load {model!r}: {error}") from error
+        self.max_model_len: int = self._llm.vllm_config.model_config.max_model_len
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        listen: Listener | None = None,
+    ) -> Generation:
+        """See `Engine.generate`."""
+        prompt = TokensPrompt(prompt_token_ids=prompt_ids)
+        params = _sampling_params(sampling_params, RequestOutputKind.DELTA if listen else RequestOutputKind.FINAL_ONLY)
+        token_ids: list[int] = []
+        log_probs: list[float] | None = None if params.logprobs is None else []
+        finish_reason: str | None = None
+        try:
+            async for output in self._llm.generate(prompt, params, request_id):
+                piece = output.outputs[0]
+                entries = _log_probs(piece, params.logprobs or 0)
+                token_ids += piece.token_ids
+                if log_probs is not None:
+                    log_probs += [entry.log_prob for entry in entries or ()]
+                finish_reason = piece.finish_reason
+                if listen is not None and piece.token_ids:
+                    await listen(Piece(list(piece.token_ids), entries))
+        except VLLMClientError as error:
+            raise RefusedError(str(error)) from error
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineError(f"vLLM failed: {error}") from error
+        aborted = finish_reason == _ABORTED
+        return Generation(token_ids, log_probs, "aborted" if aborted else finish_reason)
+
+    async def check(self) -> None:
+        """Raise EngineError if vLLM's engine process is dead."""
+        try:
+            await self._llm.check_health()
+        except EngineDeadError as error:
+            raise EngineError(f"vLLM's engine process is dead: {error}") from error
+
+    async def close(self) -> None:
+        """Stop the engine process."""
+        await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown, SHUTDOWN_SECONDS)
+
+
+def _arguments(model: str, settings: VllmSettings, trust_remote_code: bool) -> AsyncEngineArgs:
+    on_cpu = current_platform.is_cpu()
+    if on_cpu:
+        for name, value in _CPU_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+    further = {} if settings.max_num_seqs is None else {"max_num_seqs": settings.max_num_seqs}
+    return AsyncEngineArgs(
+        model=model,
+        trust_remote_code=trust_remote_code,
+        # vLLM would halve the precision of a float32 model, and answer otherwise than training on a CPU did.
+        dtype="float32" if on_cpu and settings.dtype == "auto" else settings.dtype,
+        tensor_parallel_size=settings.tensor_parallel,
+        max_model_len=settings.max_model_len,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        enforce_eager=settings.enforce_eager or on_cpu,
+        seed=settings.seed,
+        max_logprobs=MOST_LOG_PROBS,
+        logprobs_mode=settings.logprobs_mode,
+        # What a request leaves out is decided by the service, never by the model's folder.
+        generation_config="vllm",
+        disable_log_stats=True,
+        **further,
+    )
+
+
+def _sampling_params(asked: dict[str, Any], kind: RequestOutputKind) -> SamplingParams:
+    """Raises RefusedError that holds vLLM's own words."""
+    try:
+        return SamplingParams(**asked, output_kind=kind, detokenize=bool(asked.get("stop")), skip_clone=True)
+    except (ValueError, TypeError) as error:
+        raise RefusedError(f"vLLM does not take these sampling parameters: {error}") from error
+
+
+def _log_probs(output: CompletionOutput, asked: int) -> list[TokenLogProb] | None:
+    if output.logprobs is None:
+        return None
+    return [
+        _entry(token_id, position, asked)
+        for token_id, position in zip(output.token_ids, output.logprobs, strict=True)
+        if position is not None
+    ]
+
+
+def _entry(token_id: int, position: Mapping[int, Logprob], asked: int) -> TokenLogProb:
+    """`position` holds the `asked` likeliest tokens with their ranks from 1, and the sampled one whatever its rank."""
+    ranked = sorted((entry.rank or 0, token, entry.logprob) for token, entry in position.items())
+    top = tuple((token, log_prob) for rank, token, log_prob in ranked if rank <= asked)
+    return TokenLogProb(token_id, position[token_id].logprob, top)

@@ -1,0 +1,42 @@
+"""What is to be sent to a client that reads a stream: bounded, so that a slow reader slows the writers."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Outbox:
+    """Many writers, one reader. `most_bytes`: beyond it, writers wait."""
+
+    def __init__(self, most_bytes: int = 64 << 10) -> None:
+        self._most_bytes = most_bytes
+        self._parts: list[bytes] = []
+        self._bytes = 0
+        self._closed = False
+        self._filled = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def put(self, part: bytes) -> None:
+        """Add `part`, and wait until there is room for more."""
+        self._parts.append(part)
+        self._bytes += len(part)
+        self._filled.set()
+        if self._bytes > self._most_bytes:
+            self._room.clear()
+            await self._room.wait()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._closed = True
+        self._filled.set()
+
+    async def take(self) -> bytes:
+        """All that waits, in order; empty once the box is closed and empty."""
+        while not self._parts and not self._closed:
+            self._filled.clear()
+            await self._filled.wait()
+        taken = b"".join(self._parts)
+        self._parts, self._bytes = [], 0
+        self._room.set()
+        return taken

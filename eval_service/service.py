@@ -1,0 +1,166 @@
+"""The loop of training behind an API: one answer, one trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eval_service.conversation import Conversation, Witness
+from eval_service.engines.base import Engine
+from eval_service.errors import bad_request, from_fault, overloaded
+from eval_service.settings import Sampling
+from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.trajectory import StopReason, Trajectory
+from verl_tool.agent_loop.turns import turns_for
+from verl_tool.client import ToolClient
+from verl_tool.errors import ToolFault
+from verl_tool.formats import ALL_FORMATS, Format
+from verl_tool.protocol import FaultKind
+from verl_tool.servers.admission import Admission
+
+TOOLS_KNOWN_SECONDS = 30.0
+"""How long the list of the tool server's tools is believed."""
+MODEL_PLACE = "model"
+"""Name under which trajectories wait for a place."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One answer that is wanted."""
+
+    trajectory_id: str
+    prompt_ids: Sequence[int]
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    token_limit: int | None = None
+    """Most tokens that the model writes."""
+    tool_names: tuple[str, ...] | None = None
+    """The only tools that may be used. None: all; none of them: no tool at all."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Sent to the tools with every call."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """Kept in the trajectory's `extra`."""
+
+
+class Service:
+    """A model, its tools, and the loop that joins them.
+
+    `max_queued`: answers that wait for a place before more are refused; there are `max_concurrent_trajectories` places.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        tools: ToolClient | None,
+        options: EpisodeOptions,
+        *,
+        sampling: Sampling | None = None,
+        max_queued: int = 8192,
+        formats: Sequence[Format] = ALL_FORMATS,
+    ) -> None:
+        """Raises ConfigError if options and chat template do not go together."""
+        self.engine, self.tokenizer, self.tools, self.options = engine, tokenizer, tools, options
+        self.sampling = sampling or Sampling()
+        self.formats = tuple(formats)
+        self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
+        self._turns = turns_for(options, tokenizer)
+        self.end_token_ids = self._turns.end_token_ids | tokenizer.eos_token_ids
+        self._known_tools: tuple[str, ...] = ()
+        self._known_until = 0.0
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether trajectories call tools at all."""
+        return self.options.enable_agent and self.tools is not None
+
+    def check_prompt(self, prompt_ids: Sequence[int], param: str) -> None:
+        """Raises ApiError if the prompt leaves no room for an answer, or the loop would cut it."""
+        n = len(prompt_ids)
+        if n == 0:
+            raise bad_request(f"'{param}' is empty; a model needs at least one token to continue", param=param)
+        limits = {
+            "max_model_len": self.engine.max_model_len - 1,
+            "max_prompt_length": self.options.max_prompt_length,
+            "max_start_length": self.options.max_start_length,
+        }
+        for name, limit in limits.items():
+            if limit is not None and n > limit:
+                message = f"the prompt has {n} tokens; this model takes at most {limit} here ({name}). Shorten it"
+                raise bad_request(message, param=param, code="context_length_exceeded")
+
+    async def check_tool_names(self, names: Sequence[str] | None) -> None:
+        """Raises ApiError if a tool is asked for that the tool server does not have, or that cannot be asked."""
+        if not names:
+            return
+        known = await self._tools_known()
+        for name in names:
+            if name not in known:
+                message = f"tool {name[:80]!r} is unknown; known: {', '.join(known) or 'none'}"
+                raise bad_request(message, param="tools", code="unknown_tool")
+
+    async def check_tools(self) -> None:
+        """Raises ToolFault if the tool server does not answer, or says that it is unwell."""
+        if not self.uses_tools or self.tools is None:
+            return
+        report = await self.tools.health()
+        if report.status != "healthy":
+            raise ToolFault(FaultKind.UNREACHABLE, f"it is {report.status}: {report.message}", retryable=True)
+
+    async def run(self, ask: Ask, witness: Witness | None = None) -> Trajectory:
+        """The trajectory of one answer. Raises ApiError if infrastructure failed it, and what the engine raises."""
+        uses_tools = self.uses_tools and ask.tool_names != ()
+        conversation = Conversation(
+            self.engine,
+            self.tools if uses_tools else None,
+            witness=witness,
+            token_limit=ask.token_limit,
+            tool_names=ask.tool_names,
+        )
+        episode = Episode(
+            conversation, conversation, self.tokenizer, self.options, turns=self._turns, formats=self.formats
+        )
+        try:
+            async with self.admission.place(MODEL_PLACE):
+                trajectory = await episode.run(
+                    ask.prompt_ids,
+                    sampling_params=ask.sampling_params,
+                    trajectory_id=ask.trajectory_id,
+                    use_tool=uses_tools,
+                    extra=ask.extra,
+                )
+        except asyncio.CancelledError:
+            self._close_later(episode)
+            raise
+        if trajectory.fault is not None:
+            raise from_fault(trajectory.fault)
+        if trajectory.stop is StopReason.ABORTED:
+            raise overloaded("the engine gave this request up; send it again", code="engine_aborted")
+        return replace(trajectory, extra=dict(ask.record)) if ask.record else trajectory
+
+    async def aclose(self) -> None:
+        """Let cancelled trajectories free their state on the tool server."""
+        if self._closing:
+            await asyncio.wait(set(self._closing))
+
+    def _close_later(self, episode: Episode) -> None:
+        """Cancelled, an episode still tells the tool server that its trajectory is over."""
+        task = asyncio.create_task(episode.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _tools_known(self) -> tuple[str, ...]:
+        if self.tools is None:
+            return ()
+        if time.monotonic() > self._known_until:
+            try:
+                self._known_tools = tuple(tool.name for tool in await self.tools.tools())
+            except ToolFault as fault:
+                raise from_fault(fault.as_fault()) from None
+            self._known_until = time.monotonic() + TOOLS_KNOWN_SECONDS
+        return self._known_tools

@@ -1,0 +1,50 @@
+"""A reply that is sent while it is made."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from eval_service import sse
+from eval_service.errors import ApiError
+from eval_service.metrics import ServiceMetrics
+from verl_tool.servers.http import Send
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What went over the wire for one request."""
+
+    status: int
+    bytes_out: int = 0
+    bytes_in: int = 0
+
+
+class StreamReply:
+    """Events to one client. The head goes out with the first of them, so that what fails before is a plain error."""
+
+    def __init__(self, send: Send, metrics: ServiceMetrics) -> None:
+        self._send = send
+        self._metrics = metrics
+        self._made = time.perf_counter()
+        self.begun = False
+        self.bytes_out = 0
+
+    async def write(self, events: bytes) -> None:
+        """Send some events; waits for a client that reads slowly."""
+        if not self.begun:
+            self.begun = True
+            self._metrics.first_chunk(time.perf_counter() - self._made)
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
+        self.bytes_out += len(events)
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self) -> None:
+        """Send the mark of the end."""
+        await self.write(sse.DONE)
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def fail(self, error: ApiError) -> None:
+        """The rest will not come; OpenAI's clients raise an error that arrives as an event."""
+        await self.write(sse.event(error.body()))
+        await self.end()

@@ -1,0 +1,41 @@
+"""The model's tokenizer, and chat templates that refuse a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from eval_service.errors import TemplateRefusedError
+from verl_tool.agent_loop.tokenizer import HFTokenizer
+from verl_tool.errors import ConfigError
+
+
+class ServedTokenizer(HFTokenizer):
+    """As in training; a template's own error is told as TemplateRefusedError."""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        try:
+            return super().apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        except (TemplateError, TypeError, KeyError) as error:
+            # A template is a program of the model's authors, and raises these on messages that it does not expect.
+            raise TemplateRefusedError(f"the chat template refuses these messages: {error}") from error
+
+
+def load_tokenizer(
+    name: str, *, trust_remote_code: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None
+) -> ServedTokenizer:
+    """The tokenizer in a folder or on the hub. Raises ConfigError if there is none."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no tokenizer in {name!r}: {error}") from error
+    return ServedTokenizer(tokenizer, chat_template_kwargs)

@@ -1,0 +1,63 @@
+"""A trajectory's actions as OpenAI's ``tool_calls``, and what the tools gave as messages of the role ``tool``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from verl_tool.formats import Call, Format
+from verl_tool.json_text import encode_json
+
+
+class CallLog:
+    """Numbers the calls of one trajectory. `trajectory_id` makes their ids unique."""
+
+    def __init__(self, trajectory_id: str, formats: Sequence[Format]) -> None:
+        self._trajectory_id = trajectory_id
+        self._formats = formats
+        self._calls = 0
+        self._messages = 0
+        self._last_id: str | None = None
+
+    def calls_in(self, action: str) -> list[dict[str, Any]]:
+        """The calls in an action, named as the model named them; none if no built-in dialect finds one.
+
+        A call of free text (code, a query) has it as the argument ``input``.
+        """
+        entries = []
+        for call in _calls(action, self._formats):
+            self._last_id = f"call_{self._trajectory_id}_{self._calls}"
+            entries.append(
+                {
+                    "index": self._calls,
+                    "id": self._last_id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _arguments(call)},
+                }
+            )
+            self._calls += 1
+        if not entries:
+            self._last_id = None
+        return entries
+
+    def message(self, observation: str) -> dict[str, Any]:
+        """What the tools gave for the action of the last `calls_in`. Several calls of an action have one message, which
+        bears the last one's id."""
+        entry = {"index": self._messages, "role": "tool", "tool_call_id": self._last_id, "content": observation}
+        self._messages += 1
+        return entry
+
+
+def _calls(action: str, formats: Sequence[Format]) -> list[Call]:
+    """Calls in the order of the text; of overlapping ones the first."""
+    found = sorted((call for fmt in formats for call in fmt.find_calls(action)), key=lambda call: call.start)
+    kept: list[Call] = []
+    for call in found:
+        if not kept or call.start >= kept[-1].end:
+            kept.append(call)
+    return kept
+
+
+def _arguments(call: Call) -> str:
+    value = dict(call.arguments) if call.arguments is not None else {"input": call.input}
+    return encode_json(value).decode()
