@@ -1,0 +1,109 @@
+"""AceCoder's problems with hidden tests (arXiv 2502.01718), for the reward manager `acecoder`.
+
+    python examples/data_preprocess/acecoder.py --dataset_path CodeDPO/AceCoderV2-mini-processed --add_execution_prompt
+    python examples/data_preprocess/acecoder.py --dataset_path TIGER-Lab/AceCode-87K
+    python examples/data_preprocess/acecoder.py --dataset_path examples/data_preprocess/samples/acecoder.jsonl
+
+A source's row has `id`, `question`, and asserts in `test_cases` (AceCode-87K) or `tests` (the processed sets). Problems
+that read stdin have `inputs_outputs` instead: JSON of `{"inputs": [...], "outputs": [...]}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rows import (
+    DatasetPath,
+    Limit,
+    LocalDir,
+    Row,
+    RowError,
+    Seed,
+    TestSize,
+    convert,
+    divide,
+    field,
+    load,
+    messages,
+    row,
+    save,
+)
+
+DATA_SOURCE = "acecoder"
+TESTS = ("test_cases", "tests")
+EXECUTION_PROMPT = """\
+You solve programming problems with the help of a Python interpreter. Think about the problem first. Whenever you want
+to try something, write a program between ```python and ``` and put ```output on the next line: it is run, and what it
+prints follows. Each program runs on its own, so repeat what it needs. Run as many as you like.
+
+The problem may give a signature or some code to start from: then use it. If it gives neither, write a program that
+reads standard input and writes standard output.
+
+When you are sure, give the final program in one block between ```python and ```, and write nothing after it. Tests that
+you do not see decide whether it is right."""
+PLAIN_PROMPT = """\
+You solve programming problems. Think step by step, then give the final program in one block between ```python and ```,
+and write nothing after it.
+
+The problem may give a signature or some code to start from: then use it. If it gives neither, write a program that
+reads standard input and writes standard output. Tests that you do not see decide whether it is right."""
+
+
+def as_row(source: Mapping[str, Any], split: str, index: int, execution_prompt: bool) -> Row:
+    """One problem. Its tests are the ground truth."""
+    question = field(source, "question", index)
+    system = EXECUTION_PROMPT if execution_prompt else PLAIN_PROMPT
+    extra = {"id": str(source.get("id", "")), "question": question}
+    tests = json.dumps(tests_of(source, index))
+    return row(DATA_SOURCE, messages(system, question), "code", tests, split, index, extra, execution_prompt)
+
+
+def tests_of(source: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """`{"tests": [...]}`, `{"programs": [[stdin, stdout], ...]}`, or both. Raises RowError if there is neither."""
+    found: dict[str, Any] = {}
+    name = next((name for name in TESTS if source.get(name)), None)
+    if name is not None:
+        found["tests"] = [str(test) for test in field(source, name, index, list)]
+    if source.get("inputs_outputs"):
+        found["programs"] = _programs(source["inputs_outputs"], index)
+    if not found:
+        wanted = ", ".join((*TESTS, "inputs_outputs"))
+        raise RowError(f"row {index} has no tests: one of the fields {wanted} must hold some")
+    return found
+
+
+def _programs(text: Any, index: int) -> list[list[str]]:
+    try:
+        pairs = json.loads(text) if isinstance(text, str) else text
+        return [[str(given), str(wanted)] for given, wanted in zip(pairs["inputs"], pairs["outputs"], strict=True)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RowError(f"row {index}: 'inputs_outputs' needs as many inputs as outputs: {error!r}") from error
+
+
+def main(
+    dataset_path: DatasetPath = "CodeDPO/AceCoderV2-mini-processed",
+    local_dir: LocalDir = Path("data/acecoder"),
+    add_execution_prompt: Annotated[
+        bool, typer.Option("--add_execution_prompt", help="Tell the model about the interpreter, and let it be used.")
+    ] = False,
+    test_size: TestSize = 500,
+    seed: Seed = 42,
+    limit: Limit = None,
+) -> None:
+    """Make the AceCoder data set."""
+    source = load(dataset_path, limit=limit)
+    # AceCode-87K is five gigabytes, almost all of them inferences that are of no use here.
+    source = source.select_columns(
+        [c for c in source.column_names if c in ("id", "question", *TESTS, "inputs_outputs")]
+    )
+    splits = divide(source, "question", test_size, seed)
+    save(convert(splits, partial(as_row, execution_prompt=add_execution_prompt)), local_dir)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,74 @@
+"""Questions to be answered by search, as Search-R1 trains on (arXiv 2503.09516), for `search_r1_qa_em`.
+
+    python examples/data_preprocess/search_r1.py
+
+A source's row has `id`, `question`, `golden_answers` and `data_source` (nq, hotpotqa, …). The source has a test split
+of its own, of seven data sets; a single local file is divided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rows import (
+    DatasetPath,
+    Limit,
+    LocalDir,
+    Row,
+    Seed,
+    TestSize,
+    convert,
+    divide,
+    field,
+    has_split,
+    load,
+    messages,
+    row,
+    save,
+)
+
+DATA_SOURCE = "search_r1"
+FIELDS = ("id", "question", "golden_answers", "data_source")
+PROMPT = """\
+Answer the question. Reason between <think> and </think> whenever you have learned something new. If you lack knowledge,
+search for it: write <search>query</search>, and the best results come back between <information> and </information>.
+Search as often as you like. When you know enough, give a short answer between <answer> and </answer>, without an
+explanation: <answer>Beijing</answer>, for example.
+
+Question: """
+
+
+def as_row(source: Mapping[str, Any], split: str, index: int) -> Row:
+    """One question."""
+    question = field(source, "question", index).strip()
+    question = question if question.endswith("?") else f"{question}?"
+    answers = [str(answer) for answer in field(source, "golden_answers", index, list)]
+    data_source = str(source.get("data_source") or DATA_SOURCE)
+    extra = {"question": question, "id": str(source.get("id", ""))}
+    return row(data_source, messages(None, PROMPT + question), "qa", json.dumps(answers), split, index, extra)
+
+
+def main(
+    dataset_path: DatasetPath = "PeterJinGo/nq_hotpotqa_train",
+    local_dir: LocalDir = Path("data/search_r1"),
+    test_size: TestSize = 500,
+    seed: Seed = 42,
+    limit: Limit = None,
+) -> None:
+    """Make the Search-R1 data set. `test_size` and `seed` matter only where the source has no test split."""
+    train = load(dataset_path, "train", limit=limit)
+    # The source's rows have verl's columns already, with prompts of their own: only the questions are taken.
+    train = train.select_columns([column for column in train.column_names if column in FIELDS])
+    if has_split(dataset_path, "test"):
+        splits = {"train": train, "test": load(dataset_path, "test", limit=limit)}
+    else:
+        splits = divide(train, "question", test_size, seed)
+    save(convert(splits, as_row), local_dir)
+
+
+if __name__ == "__main__":
+    typer.run(main)
