@@ -12,7 +12,7 @@ from importlib import import_module
 
 import wrapt
 
-NAMES = ("acecoder", "calculator", "gsm8k", "mathcoder", "search_r1_qa_em", "torl")
+NAMES = ("acecoder", "calculator", "gsm8k", "mathcoder", "reasoning_gym", "search_r1_qa_em", "torl")
 """Each is a file of this folder, and the name under which that file registers its manager."""
 _VERLS = "verl.experimental.reward_loop.reward_manager"
 

@@ -1,0 +1,91 @@
+r"""`reward.reward_manager.name=reasoning_gym`: problems that `examples/data_preprocess/reasoning.py` makes.
+
+The last ``\boxed{…}`` of the model's own text must be the ground truth: the same number, or the same text but for case
+and space at its ends. Countdown's answer is an expression in the given numbers, each used at most once, that has the
+target as its value. Score: `right` (1) or `wrong` (0).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+
+from verl.experimental.reward_loop.reward_manager import register
+
+from verl_tool.agent_workers.reward_manager.answers import as_number, last_boxed
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.grade import Grade
+from verl_tool.agent_workers.reward_manager.sample import Sample
+
+COUNTDOWN = "reasoning_gym/countdown"
+MAX_EXPRESSION_CHARS = 500
+"""A longer expression is wrong."""
+_OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+class GymOptions(RewardOptions):
+    """How answers are graded."""
+
+    right: float = 1.0
+    wrong: float = 0.0
+
+
+@register("reasoning_gym")
+class ReasoningGymRewardManager(GradingRewardManager[GymOptions]):
+    """Compares answers; works countdown's expressions out without evaluating them as Python."""
+
+    Options = GymOptions
+    details = ("answered",)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Raises ValueError if countdown's ground truth is not JSON of its numbers and target."""
+        answer = last_boxed(sample.text)
+        if answer is None:
+            return Grade(self.options.wrong, False, {"answered": 0.0})
+        if sample.data_source == COUNTDOWN:
+            task = json.loads(sample.ground_truth)
+            right = solves_countdown(answer, task["numbers"], task["target"])
+        else:
+            right = same_answer(answer, str(sample.ground_truth))
+        return Grade(self.options.right if right else self.options.wrong, right, {"answered": 1.0})
+
+
+def same_answer(answer: str, gold: str) -> bool:
+    """Whether two answers are the same number, or the same text."""
+    number, wanted = as_number(answer), as_number(gold)
+    if number is not None and wanted is not None:
+        return number == wanted
+    return answer.strip().casefold() == gold.strip().casefold()
+
+
+def solves_countdown(expression: str, numbers: list[int], target: int) -> bool:
+    """Whether the expression has the value `target` and uses none of `numbers` more often than it is given."""
+    if len(expression) > MAX_EXPRESSION_CHARS:
+        return False
+    used: list[int] = []
+    try:
+        value = _value(ast.parse(expression.strip(), mode="eval").body, used)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return False
+    return value == target and not Counter(used) - Counter(numbers)
+
+
+def _value(node: ast.expr, used: list[int]) -> Fraction:
+    """The value of an arithmetic expression; its whole numbers are added to `used`. Raises ValueError for all else."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used.append(node.value)
+        return Fraction(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, used)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left, used), _value(node.right, used))
+    raise ValueError(f"{ast.dump(node)[:80]} is no arithmetic")
