@@ -1,0 +1,116 @@
+"""The command-line checks, run against a real server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.live_server import LiveServers
+from verl_tool.servers.tests import test_calculator_tool as calculator_check
+from verl_tool.servers.tests import test_finish_tool as finish_check
+from verl_tool.servers.tests import test_python_code_tool as python_check
+from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, run_cases
+from verl_tool.servers.tools.base import Tool, ToolResult
+from verl_tool.servers.tools.calculator import CalculatorTool
+from verl_tool.servers.tools.finish import FinishTool
+from verl_tool.servers.tools.python_code import PythonCodeTool
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[LiveServers]:
+    made = LiveServers()
+    yield made
+    await made.stop()
+
+
+async def problems(servers: LiveServers, tools: Sequence[Tool], name: str, cases: Sequence[Case]) -> dict[str, str]:
+    """The cases that fail, and why."""
+    live = await servers.start(tools)
+    outcomes = await run_cases(live.observations_url, None, name, cases)
+    assert len(outcomes) == len(cases)
+    return {outcome.case.name: outcome.problem for outcome in outcomes if outcome.problem is not None}
+
+
+async def cli(app: typer.Typer, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a command line, run beside the server's loop."""
+    result = await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+async def test_the_calculator_holds(servers: LiveServers) -> None:
+    assert await problems(servers, [CalculatorTool()], "calculator", calculator_check.CASES) == {}
+
+
+async def test_finish_holds(servers: LiveServers) -> None:
+    assert await problems(servers, [FinishTool()], "finish", finish_check.CASES) == {}
+
+
+@pytest.mark.slow
+async def test_python_code_holds(servers: LiveServers) -> None:
+    tool = PythonCodeTool(workers=2, timeout_seconds=5, max_memory_mb=512)
+    assert await problems(servers, [tool], "python_code", python_check.CASES) == {}
+
+
+class WrongCalculator(CalculatorTool):
+    """Says that everything is 0."""
+
+    async def run(self, call, context):
+        return ToolResult("0")
+
+
+async def test_a_wrong_tool_fails_with_a_table_and_exit_code_1(servers: LiveServers) -> None:
+    live = await servers.start([WrongCalculator()])
+    code, output = await cli(calculator_check.app, "calculator", f"--url={live.observations_url}")
+    assert code == 1
+    assert "arithmetic" in output
+    assert "fails" in output
+    assert f"of {len(calculator_check.CASES)} hold" in output
+
+
+async def test_a_right_tool_exits_0(servers: LiveServers) -> None:
+    live = await servers.start([FinishTool()], api_key="s3cret")
+    code, output = await cli(finish_check.app, "finish", f"--url={live.url}", "--api_key=s3cret")
+    assert (code, "all 4 hold" in output) == (0, True)
+
+
+async def test_no_server_is_one_clear_message_and_exit_code_2() -> None:
+    code, output = await cli(python_check.app, "python", "--url=http://127.0.0.1:9/get_observation")
+    assert code == 2
+    assert "No tool server answers at http://127.0.0.1:9/get_observation" in output
+    assert "python -m verl_tool.servers.ray_serve --tool_type python_code" in output
+
+
+async def test_a_server_without_the_tool_says_what_it_has(servers: LiveServers) -> None:
+    live = await servers.start([FinishTool()])
+    code, output = await cli(calculator_check.app, "calculator", f"--url={live.url}")
+    assert code == 2
+    assert "has no tool 'calculator'; it serves: finish" in " ".join(output.split())
+
+
+async def test_a_case_has_a_deadline_and_every_kind_of_failure_is_told(servers: LiveServers) -> None:
+    async def hang(probe: Probe) -> None:
+        await asyncio.sleep(60)
+
+    async def fail(probe: Probe) -> None:
+        raise CheckFailed("not so")
+
+    async def miss(probe: Probe) -> None:
+        await probe.shows("<finish>1</finish>", "nowhere")
+
+    async def unrecognised(probe: Probe) -> None:
+        await probe.shows("hello")
+
+    async def unwanted(probe: Probe) -> None:
+        await probe.hides("hello", "tool")
+
+    cases = [Case("hang", hang, 0.1), *(Case(f.__name__, f) for f in (fail, miss, unrecognised, unwanted))]
+    found = await problems(servers, [FinishTool()], "finish", cases)
+    assert found["hang"] == "no answer within 0.1 s"
+    assert found["fail"] == "not so"
+    assert "'nowhere' is missing" in found["miss"]
+    assert "not recognised: 'hello'" in found["unrecognised"]
+    assert "'tool' stands in the answer" in found["unwanted"]
