@@ -163,25 +163,40 @@ class ObservationRequest(BaseModel):
         return [self._entry(i, extra_columns) for i in range(len(self.trajectory_ids))]
 
     def _entry(self, i: int, extra_columns: Mapping[str, list[Any]]) -> StepRequest | Fault:
+        """Entry `i`, or what is wrong with it."""
         trajectory_id, action = self.trajectory_ids[i], self.actions[i]
         extra = self.extra_fields[i] if self.extra_fields is not None else None
         finish = self.finish[i] if self.finish is not None else None
         last = self.is_last_step[i] if self.is_last_step is not None else None
         step = self.steps[i] if self.steps is not None else None
+        well_formed = (
+            isinstance(trajectory_id, str)
+            and trajectory_id != ""
+            and isinstance(action, str)
+            and (extra is None or isinstance(extra, dict))
+            and (finish is None or isinstance(finish, bool))
+            and (last is None or isinstance(last, bool))
+            and (step is None or (type(step) is int and step >= 0))
+        )
+        if not well_formed:
+            return self._malformed(i, trajectory_id, action, extra, finish, last, step)
+        merged = {name: column[i] for name, column in extra_columns.items()} | (extra or {})
+        return StepRequest(trajectory_id, action, step, bool(finish), bool(last), merged)
+
+    @staticmethod
+    def _malformed(i: int, trajectory_id: Any, action: Any, extra: Any, finish: Any, last: Any, step: Any) -> Fault:
+        """The fault that names the first wrong value of entry `i`."""
         checks = (
             ("trajectory_ids", trajectory_id, isinstance(trajectory_id, str) and trajectory_id != "", "a string"),
             ("actions", action, isinstance(action, str), "a string"),
             ("extra_fields", extra, extra is None or isinstance(extra, dict), "an object or null"),
             ("finish", finish, finish is None or isinstance(finish, bool), "true, false or null"),
             ("is_last_step", last, last is None or isinstance(last, bool), "true, false or null"),
-            ("steps", step, step is None or (type(step) is int and step >= 0), "a whole number from 0, or null"),
+            ("steps", step, False, "a whole number from 0, or null"),
         )
-        for name, value, good, wanted in checks:
-            if not good:
-                message = f"{name}[{i}] is {str(value)[:80]!r} ({type(value).__name__}); send {wanted}"
-                return Fault(kind=FaultKind.BAD_REQUEST, message=message, retryable=False)
-        merged = {name: column[i] for name, column in extra_columns.items()} | (extra or {})
-        return StepRequest(trajectory_id, action, step, bool(finish), bool(last), merged)
+        name, value, _, wanted = next(check for check in checks if not check[2])
+        message = f"{name}[{i}] is {str(value)[:80]!r} ({type(value).__name__}); send {wanted}"
+        return Fault(kind=FaultKind.BAD_REQUEST, message=message, retryable=False)
 
 
 class ObservationResponse(BaseModel):

@@ -70,7 +70,7 @@ class Scanner:
 
     def calls(self, text: str, take: Take) -> list[Call]:
         """All calls, in order, without overlap."""
-        if not any(hint in text for hint in self._hints):
+        if not self._may_hold_a_call(text):
             return []
         cursor, position, calls = Cursor(text), 0, []
         while match := self._pattern.search(text, position):
@@ -81,6 +81,13 @@ class Scanner:
             if call is not None:
                 calls.append(call)
         return calls
+
+    def _may_hold_a_call(self, text: str) -> bool:
+        # A plain loop: this is most of the work on a text that has no call of the dialect, and it is done for each.
+        for hint in self._hints:  # noqa: SIM110
+            if hint in text:
+                return True
+        return False
 
     def _behind_observation(self, match: re.Match[str], cursor: Cursor) -> int:
         """Where an observation block ends. One of this dialect that is not closed reaches to the end of the text;

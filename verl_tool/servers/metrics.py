@@ -1,11 +1,22 @@
-"""Prometheus metrics of one replica, in a registry of their own."""
+"""Prometheus metrics of one replica, in a registry of their own.
+
+What is counted on the way of a request is counted in plain numbers of one thread, and put into Prometheus' form when
+somebody asks: the library's own counters take locks, and would cost more than the rest of a small request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -13,56 +24,38 @@ from verl_tool.protocol import FaultKind
 
 NO_TOOL = "none"
 """The `tool` label of what reached no tool: an action without a call, a refused entry."""
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Upper bounds of the histograms' buckets, seconds."""
 
 
-class ToolMetrics:
-    """Counts of what the tools did. `registry` may take further metrics of the same replica."""
+class ToolMetrics(Collector):
+    """Counts of what the tools did, with the registry that they stand in."""
 
     def __init__(self, tool_names: Sequence[str]) -> None:
+        self._calls: Counter[str] = Counter(dict.fromkeys(tool_names, 0))
+        self._invalid: Counter[str] = Counter(dict.fromkeys((*tool_names, NO_TOOL), 0))
+        self._errors: Counter[str] = Counter(dict.fromkeys(tool_names, 0))
+        self._faults: Counter[tuple[str, ...]] = Counter()
+        self._seconds = {name: _Durations() for name in tool_names}
         self.registry = CollectorRegistry()
-        calls = Counter("verl_tool_calls", "Calls that were run.", ["tool"], registry=self.registry)
-        invalid = Counter(
-            "verl_tool_invalid_calls",
-            "Calls or actions that could not be understood.",
-            ["tool"],
-            registry=self.registry,
-        )
-        errors = Counter(
-            "verl_tool_errors", "Calls that failed by the model's own doing.", ["tool"], registry=self.registry
-        )
-        seconds = Histogram(
-            "verl_tool_call_seconds",
-            "Time to run a call, without the wait for a place.",
-            ["tool"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._faults = Counter(
-            "verl_tool_faults", "Entries answered with a fault.", ["tool", "kind"], registry=self.registry
-        )
-        names = (*tool_names, NO_TOOL)
-        self._calls = {name: calls.labels(name) for name in tool_names}
-        self._invalid = {name: invalid.labels(name) for name in names}
-        self._errors = {name: errors.labels(name) for name in tool_names}
-        self._seconds = {name: seconds.labels(name) for name in tool_names}
+        self.registry.register(self)
 
     def called(self, tool: str, seconds: float, *, valid: bool, error: bool) -> None:
         """One call of `tool` was run."""
-        self._calls[tool].inc()
+        self._calls[tool] += 1
         self._seconds[tool].observe(seconds)
         if not valid:
-            self._invalid[tool].inc()
+            self._invalid[tool] += 1
         if error:
-            self._errors[tool].inc()
+            self._errors[tool] += 1
 
     def not_understood(self, tool: str = NO_TOOL) -> None:
         """An action had no call that could be run."""
-        self._invalid[tool].inc()
+        self._invalid[tool] += 1
 
     def faulted(self, kind: FaultKind, tool: str = NO_TOOL) -> None:
         """One entry was answered with a fault."""
-        self._faults.labels(tool, kind.value).inc()
+        self._faults[tool, kind.value] += 1
 
     def add_gauge(self, name: str, text: str, read: Callable[[], Mapping[str, float]]) -> None:
         """A gauge per tool whose values are read when somebody asks."""
@@ -72,39 +65,65 @@ class ToolMetrics:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
+    def collect(self) -> Iterable[Metric]:
+        per_tool = (
+            ("verl_tool_calls", "Calls that were run.", self._calls),
+            ("verl_tool_invalid_calls", "Calls or actions that could not be understood.", self._invalid),
+            ("verl_tool_errors", "Calls that failed by the model's own doing.", self._errors),
+        )
+        for name, text, counts in per_tool:
+            yield _counter(name, text, ["tool"], {(tool,): count for tool, count in counts.items()})
+        yield _counter("verl_tool_faults", "Entries answered with a fault.", ["tool", "kind"], self._faults)
+        text = "Time to run a call, without the wait for a place."
+        yield _histogram("verl_tool_call_seconds", text, "tool", self._seconds)
 
-class HttpMetrics:
+
+class HttpMetrics(Collector):
     """Counts of what came over the wire, in the registry of the tools' metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "verl_tool_http_requests", "HTTP requests answered.", ["route", "status"], registry=registry
-        )
-        self._seconds = Histogram(
-            "verl_tool_http_request_seconds",
-            "Time from the request's head to the answer's end.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._bytes = Counter("verl_tool_http_bytes", "Bytes of bodies.", ["route", "direction"], registry=registry)
-        self._known: dict[tuple[str, int], tuple[Counter, Histogram, Counter, Counter]] = {}
+        self._requests: Counter[tuple[str, ...]] = Counter()
+        self._bytes: Counter[tuple[str, ...]] = Counter()
+        self._seconds: dict[str, _Durations] = {}
+        registry.register(self)
 
     def answered(self, route: str, status: int, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """One request was answered. `route` is one of the server's own paths, never a caller's text."""
-        children = self._known.get((route, status))
-        if children is None:
-            children = self._known[route, status] = (
-                self._requests.labels(route, str(status)),
-                self._seconds.labels(route),
-                self._bytes.labels(route, "in"),
-                self._bytes.labels(route, "out"),
-            )
-        requests, histogram, taken, given = children
-        requests.inc()
-        histogram.observe(seconds)
-        taken.inc(bytes_in)
-        given.inc(bytes_out)
+        self._requests[route, str(status)] += 1
+        self._bytes[route, "in"] += bytes_in
+        self._bytes[route, "out"] += bytes_out
+        durations = self._seconds.get(route)
+        if durations is None:
+            durations = self._seconds[route] = _Durations()
+        durations.observe(seconds)
+
+    def collect(self) -> Iterable[Metric]:
+        yield _counter("verl_tool_http_requests", "HTTP requests answered.", ["route", "status"], self._requests)
+        yield _counter("verl_tool_http_bytes", "Bytes of bodies.", ["route", "direction"], self._bytes)
+        text = "Time from the request's head to the answer's end."
+        yield _histogram("verl_tool_http_request_seconds", text, "route", self._seconds)
+
+
+class _Durations:
+    """A histogram of durations."""
+
+    __slots__ = ("_counts", "_sum")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_BOUNDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(_BOUNDS, seconds)] += 1
+        self._sum += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Prometheus' cumulative buckets: upper bound as text, and how many are not above it."""
+        return list(zip((*map(str, _BOUNDS), "+Inf"), _running_sums(self._counts), strict=True))
+
+    @property
+    def sum(self) -> float:
+        return self._sum
 
 
 class _GaugePerTool(Collector):
@@ -113,11 +132,29 @@ class _GaugePerTool(Collector):
     def __init__(self, name: str, text: str, read: Callable[[], Mapping[str, float]]) -> None:
         self._name, self._text, self._read = name, text, read
 
-    def describe(self) -> Iterable[Metric]:
-        return [GaugeMetricFamily(self._name, self._text, labels=["tool"])]
-
     def collect(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(self._name, self._text, labels=["tool"])
         for tool, value in self._read().items():
             family.add_metric([tool], value)
-        return [family]
+        yield family
+
+
+def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[tuple[str, ...], int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
+    return family
+
+
+def _histogram(name: str, text: str, label: str, durations: Mapping[str, _Durations]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=[label])
+    for value, each in durations.items():
+        family.add_metric([value], each.buckets(), each.sum)
+    return family
+
+
+def _running_sums(counts: Iterable[int]) -> Iterator[int]:
+    total = 0
+    for count in counts:
+        total += count
+        yield total

@@ -13,6 +13,7 @@ from verl_tool.protocol import FaultKind, StepRequest, StepResult, ToolDescripti
 from verl_tool.servers.action_runner import ActionRunner
 from verl_tool.servers.admission import Admission
 from verl_tool.servers.metrics import ToolMetrics
+from verl_tool.servers.settle import settle
 from verl_tool.servers.tools.base import Tool
 from verl_tool.servers.trajectory_table import Record, Trajectory, TrajectoryTable
 
@@ -147,8 +148,7 @@ class ToolSet:
         begun = [self._begin(request, admission) for request in requests]
         runs = {run for run in begun if isinstance(run, asyncio.Task)}
         try:
-            if runs:
-                await asyncio.wait(runs, timeout=timeout_seconds)
+            await settle(runs, timeout_seconds)
         finally:
             for request, run in zip(requests, begun, strict=True):
                 if isinstance(run, asyncio.Task) and request.step is None and not request.finish:
@@ -175,10 +175,6 @@ class ToolSet:
     def unfinished(self) -> int:
         """Trajectories whose state would be lost if this replica ended now."""
         return self._table.unfinished()
-
-    def unfinished(self) -> int:
-        """Live trajectories that nobody has ended: what a replica that is to go may wait for."""
-        return self._table.count_unfinished()
 
     def stats(self) -> ToolSetStats:
         """What is held at this moment."""

@@ -120,10 +120,6 @@ class TrajectoryTable:
             if not trajectory.over
         )
 
-    def count_unfinished(self) -> int:
-        """How many live trajectories are not over."""
-        return sum(not trajectory.over for trajectory in self._live.values())
-
     def get(self, trajectory_id: str) -> Trajectory | None:
         """The live trajectory of that id, without touching it."""
         return self._live.get(trajectory_id)
