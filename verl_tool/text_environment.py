@@ -13,7 +13,6 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from verl_tool.agent_loop.episode import Episode, Tools
@@ -108,8 +107,7 @@ class TextEnvironment:
         params = self._kwargs if self._is_generator else {}
         # As in TRL, a query is encoded with the tokenizer's start token, if it has one.
         starts = [Start(self.tokenizer.encode(q, add_special_tokens=True), sampling_params=params) for q in queries]
-        trajectories = await rollout(Episode(self._generator(), tools, self._tokenizer, self._options), starts)
-        return [_with_prompt_text(t, q) for t, q in zip(trajectories, queries, strict=True)]
+        return await rollout(Episode(self._generator(), tools, self._tokenizer, self._options), starts)
 
     def _generator(self) -> Generator:
         if self._is_generator:
@@ -126,11 +124,6 @@ class TextEnvironment:
         import torch
 
         return torch.tensor(ids, dtype=torch.long)
-
-
-def _with_prompt_text(trajectory: Trajectory, query: str) -> Trajectory:
-    prompt = replace(trajectory.segments[0], text=query)
-    return replace(trajectory, segments=(prompt, *trajectory.segments[1:]))
 
 
 def _run(work: Coroutine[Any, Any, _Result]) -> _Result:

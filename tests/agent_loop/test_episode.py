@@ -56,6 +56,7 @@ async def test_an_inline_observation_continues_the_turn_of_the_model() -> None:
     assert authors(trajectory) == ["prompt", "model", "tool", "model"]
     assert trajectory.stop is StopReason.ANSWERED
     assert trajectory.prompt_ids == run.prompt
+    assert trajectory.segments[0].text == run.tokenizer.decode(run.prompt)
     assert [(a.action, a.step, a.extra, a.is_last_step) for a in run.tools.asked] == [
         (f"so {CALL}", 0, {"k": 1}, False)
     ]
@@ -447,6 +448,13 @@ async def test_a_tool_can_not_write_control_tokens_or_broken_text() -> None:
     Trajectory.from_json(trajectory.to_json())
 
 
+async def test_a_marker_of_a_dialect_is_left_whole_though_it_is_a_special_token() -> None:
+    tokenizer = ToyTokenizer(specials=["<call>", "<response>"])
+    run = Run(["<call>", "2"], lambda a, n: f"3<response>{EOS}", action_stop_tokens=["<call>"], tokenizer=tokenizer)
+    trajectory = await run()
+    assert list(trajectory.response[1].tokens) == tokenizer.encode("3<response>< |endoftext|>")
+
+
 async def test_pictures_that_the_loop_can_not_show_are_told() -> None:
     trajectory = await Run([CALL, "2"], lambda a, n: StepResult("t", "see", image="data:..."))()
     assert trajectory.calls[0].dropped_media == ("image",)
@@ -487,6 +495,21 @@ async def test_a_cancelled_trajectory_frees_its_state() -> None:
         await task
     await episode.aclose()
     assert run.tools.finished == ["cut"]
+
+
+async def test_a_trajectory_whose_engine_dies_frees_its_state() -> None:
+    class Dying(ScriptedEngine):
+        async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+            if self.fed:
+                raise RuntimeError("the engine is dead")
+            return await super().generate(prompt_ids, sampling_params, request_id)
+
+    run = Run([])
+    episode = Episode(Dying(run.tokenizer, [CALL]), run.tools, run.tokenizer, run.options)
+    with pytest.raises(RuntimeError, match="the engine is dead"):
+        await episode.run(run.prompt, trajectory_id="dead")
+    await episode.aclose()
+    assert run.tools.finished == ["dead"]
 
 
 async def test_no_more_trajectories_run_at_once_than_allowed() -> None:

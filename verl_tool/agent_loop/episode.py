@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from verl_tool.agent_loop.actions import stopped_action, written_call
+from verl_tool.agent_loop.draft import Draft, cut_segments, now
 from verl_tool.agent_loop.generator import Generation, Generator
 from verl_tool.agent_loop.observation import disarm, truncate
-from verl_tool.agent_loop.options import EpisodeOptions, Side
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Author, CallRecord, LeftOut, Segment, StopReason, Timings, Trajectory
+from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.agent_loop.turns import Turns, turns_for
 from verl_tool.errors import ConfigError, ToolFault
-from verl_tool.formats import ALL_FORMATS, Format
+from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Format
 from verl_tool.protocol import Fault, FaultKind, StepResult
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,6 @@ GRACE_SECONDS = 5.0
 """A tool call's own deadline has this long to answer before the loop gives it up."""
 RELEASE_SECONDS = 10.0
 """Deadline of telling the tool server that a trajectory is over."""
-
-_SERVER_GONE = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
 
 
 class Tools(Protocol):
@@ -87,6 +85,9 @@ class Episode:
         self._turns = turns if turns is not None else turns_for(options, tokenizer)
         self._end_token_ids = self._turns.end_token_ids | tokenizer.eos_token_ids
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
+        # A dialect's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
+        # tool's output held.
+        self._control_tokens = tuple(t for t in tokenizer.special_tokens if t not in BUILT_IN_MARKERS)
         most = options.max_concurrent_trajectories
         self._places = asyncio.Semaphore(most) if most is not None else contextlib.nullcontext()
         self._releases: set[asyncio.Task[None]] = set()
@@ -111,15 +112,13 @@ class Episode:
         if uses_tools and self._tools is None:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         async with self._places:
-            draft = _Draft(
-                trajectory_id or uuid.uuid4().hex, uses_tools, dict(sampling_params or {}), dict(extra or {})
-            )
-            draft.set_prompt(prompt_ids, self._start_limit())
+            draft = Draft(trajectory_id or uuid.uuid4().hex, uses_tools, dict(sampling_params or {}), dict(extra or {}))
+            draft.set_prompt(prompt_ids, self._start_limit(), self._tokenizer)
             try:
                 stop = await self._drive(draft)
             except ToolFault as fault:
                 draft.fault, stop = fault.as_fault(), StopReason.FAULT
-            except asyncio.CancelledError:
+            except BaseException:  # cancelled, or the generator raised: the tool server must not keep the state
                 self._release_later(draft)
                 raise
             trajectory = draft.finished(stop, self.options)
@@ -127,13 +126,13 @@ class Episode:
         return trajectory
 
     async def aclose(self) -> None:
-        """Wait until the states of cancelled trajectories are freed (at most `RELEASE_SECONDS`)."""
+        """Wait until the states of cancelled and failed trajectories are freed (at most `RELEASE_SECONDS`)."""
         if self._releases:
             await asyncio.wait(set(self._releases))
 
     # The course of a trajectory
 
-    async def _drive(self, draft: _Draft) -> StopReason:
+    async def _drive(self, draft: Draft) -> StopReason:
         options = self.options
         if draft.uses_tools and options.call_tool_first:
             over = await self._tool_first(draft)
@@ -164,11 +163,11 @@ class Episode:
 
     # The model's part
 
-    async def _model_turn(self, draft: _Draft) -> tuple[_TurnText, StopReason | None]:
+    async def _model_turn(self, draft: Draft) -> tuple[_TurnText, StopReason | None]:
         """Generate and append one turn."""
         params = self._sampling_params(draft)
         most: int | None = params.get("max_tokens")
-        started = _now()
+        started = now()
         try:
             generation = await asyncio.wait_for(
                 self._generator.generate(list(draft.context), params, draft.trajectory_id),
@@ -182,7 +181,7 @@ class Episode:
                 retryable=False,
             ) from None
         finally:
-            draft.generate_seconds += _now() - started
+            draft.generate_seconds += now() - started
         _check(generation, most)
         text = self._read(generation.token_ids)
         draft.append_generation(generation, text.whole)
@@ -190,7 +189,7 @@ class Episode:
             return text, StopReason.ABORTED
         return text, self._cut(draft, generation, text, most)
 
-    def _sampling_params(self, draft: _Draft) -> dict[str, Any]:
+    def _sampling_params(self, draft: Draft) -> dict[str, Any]:
         params = dict(draft.sampling_params)
         limits = [params.get("max_tokens"), self.options.max_action_length, self._room(draft)]
         most = min((n for n in limits if n is not None), default=None)
@@ -206,7 +205,7 @@ class Episode:
             params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *self._stop_token_ids})
         return params
 
-    def _stops(self, draft: _Draft) -> list[str]:
+    def _stops(self, draft: Draft) -> list[str]:
         """Strings at which a turn ends: the caller's own and those of actions."""
         own = draft.sampling_params.get("stop") or ()
         return [
@@ -214,7 +213,7 @@ class Episode:
             *(self.options.action_stop_tokens if draft.uses_tools else ()),
         ]
 
-    def _room(self, draft: _Draft) -> int | None:
+    def _room(self, draft: Draft) -> int | None:
         """Tokens that may still follow; None if nothing limits them."""
         response, model = self.options.max_response_length, self.options.max_model_len
         rooms = [
@@ -230,7 +229,7 @@ class Episode:
         said = self._tokenizer.decode(token_ids[:n])
         return _TurnText(said, self._tokenizer.decode(token_ids) if n < len(token_ids) else said)
 
-    def _cut(self, draft: _Draft, generation: Generation, text: _TurnText, most: int | None) -> StopReason | None:
+    def _cut(self, draft: Draft, generation: Generation, text: _TurnText, most: int | None) -> StopReason | None:
         """The limit that cut the model's turn before its end, if one did."""
         full = generation.stop_reason == "length" or (most is not None and len(generation.token_ids) >= most)
         complete = text.said != text.whole or stopped_action(text.whole, self._stops(draft)) is not None
@@ -248,7 +247,7 @@ class Episode:
 
     # The tools' part
 
-    async def _tool_first(self, draft: _Draft) -> StopReason | None:
+    async def _tool_first(self, draft: Draft) -> StopReason | None:
         result = await self._call(draft, "", is_last=False)
         if result.done:
             return StopReason.TOOL_DONE
@@ -260,12 +259,12 @@ class Episode:
         segments = self._turns.first(draft.context, shown)
         fitting = segments
         if options.max_prompt_length is not None:
-            fitting = _cut_segments(segments, options.max_prompt_length, "left", self._tokenizer)
+            fitting = cut_segments(segments, options.max_prompt_length, "left", self._tokenizer)
         draft.prompt_truncated |= fitting is not segments
         draft.replace_prompt(fitting, shown != result.observation)
         return None
 
-    async def _tool_turn(self, draft: _Draft, action: str, *, is_last: bool) -> StopReason | None:
+    async def _tool_turn(self, draft: Draft, action: str, *, is_last: bool) -> StopReason | None:
         """Run one action and append what it gave. A reason, if the trajectory ends there."""
         result = await self._call(draft, action, is_last=is_last)
         if result.done:
@@ -276,22 +275,22 @@ class Episode:
         if room is None or sum(len(s.tokens) for s in segments) < room:
             draft.append_observation(segments, shown != result.observation)
             return None
-        fitting = _cut_segments(segments, room, self.options.truncate_response_side, self._tokenizer)
+        fitting = cut_segments(segments, room, self.options.truncate_response_side, self._tokenizer)
         draft.append_observation(fitting, shown != result.observation or fitting is not segments)
         return StopReason.MAX_RESPONSE_LENGTH
 
-    async def _call(self, draft: _Draft, action: str, *, is_last: bool) -> StepResult:
+    async def _call(self, draft: Draft, action: str, *, is_last: bool) -> StepResult:
         """The answer to one action, recorded. Raises ToolFault if there is none."""
-        started = _now()
+        started = now()
         result = await self._ask(draft, action, is_last)
-        seconds = _now() - started
+        seconds = now() - started
         draft.record(action, result, seconds)
         if result.fault is not None:
             fault = result.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, draft.trajectory_id)
         return result
 
-    async def _ask(self, draft: _Draft, action: str, is_last: bool) -> StepResult:
+    async def _ask(self, draft: Draft, action: str, is_last: bool) -> StepResult:
         assert self._tools is not None  # run() refuses a row that uses tools without any
         deadline = self.options.tool_call_timeout + GRACE_SECONDS
         try:
@@ -309,12 +308,12 @@ class Episode:
         return StepResult(draft.trajectory_id, fault=fault)
 
     def _shown(self, observation: str, limit: int | None) -> str:
-        text = disarm(observation, self._tokenizer.special_tokens)
+        text = disarm(observation, self._control_tokens)
         if limit is None:
             return text
         return truncate(text, limit, self.options.truncate_obs_side, self._tokenizer)
 
-    async def _release(self, draft: _Draft) -> None:
+    async def _release(self, draft: Draft) -> None:
         """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""
         if self._tools is None or not draft.holds_state:
             return
@@ -323,7 +322,7 @@ class Episode:
         except (asyncio.TimeoutError, ToolFault) as error:
             logger.debug("the tool server was not told that trajectory %s is over: %s", draft.trajectory_id, error)
 
-    def _release_later(self, draft: _Draft) -> None:
+    def _release_later(self, draft: Draft) -> None:
         task = asyncio.get_running_loop().create_task(self._release(draft))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
@@ -338,122 +337,6 @@ class _TurnText:
     whole: str
 
 
-@dataclass
-class _Draft:
-    """A trajectory under way."""
-
-    trajectory_id: str
-    uses_tools: bool
-    sampling_params: dict[str, Any]
-    extra: dict[str, Any]
-    started: float = field(default_factory=lambda: _now())
-    context: list[int] = field(default_factory=list)
-    """All tokens so far: what the model is fed next."""
-    segments: list[Segment] = field(default_factory=list)
-    prompt_segments: int = 1
-    prompt_length: int = 0
-    prompt_truncated: bool = False
-    calls: list[CallRecord] = field(default_factory=list)
-    fault: Fault | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
-    generate_seconds: float = 0.0
-
-    @property
-    def response_length(self) -> int:
-        return len(self.context) - self.prompt_length
-
-    @property
-    def holds_state(self) -> bool:
-        """Whether the tool server may hold something for this trajectory, and can be told."""
-        if not self.calls or self.calls[-1].done:
-            return False
-        fault = self.calls[-1].fault
-        return fault is None or fault.kind not in _SERVER_GONE
-
-    def set_prompt(self, prompt_ids: Sequence[int], limit: int | None) -> None:
-        if not prompt_ids:
-            raise ValueError("the prompt is empty; a model needs at least one token to continue")
-        self.prompt_truncated = limit is not None and len(prompt_ids) > limit
-        kept = prompt_ids[-limit:] if limit is not None else prompt_ids
-        self.replace_prompt([Segment(Author.PROMPT, tuple(kept))])
-
-    def replace_prompt(self, segments: list[Segment], truncated: bool = False) -> None:
-        self.segments = list(segments)
-        self.context = [token for segment in segments for token in segment.tokens]
-        self.prompt_segments, self.prompt_length = len(segments), len(self.context)
-        if self.calls:
-            self._note_shown(segments, truncated)
-
-    def append_generation(self, generation: Generation, text: str) -> None:
-        self.details = generation.details
-        if generation.token_ids:
-            log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
-            self._append(Segment(Author.MODEL, tuple(generation.token_ids), log_probs, text))
-
-    def append_observation(self, segments: list[Segment], truncated: bool) -> None:
-        for segment in segments:
-            self._append(segment)
-        self._note_shown(segments, truncated)
-
-    def _append(self, segment: Segment) -> None:
-        self.segments.append(segment)
-        self.context.extend(segment.tokens)
-
-    def _note_shown(self, segments: list[Segment], truncated: bool) -> None:
-        shown = sum(len(s.tokens) for s in segments if s.author is Author.TOOL)
-        self.calls[-1] = replace(self.calls[-1], shown_tokens=shown, truncated=truncated)
-
-    def record(self, action: str, result: StepResult, seconds: float) -> None:
-        media = (("image", result.image), ("audio", result.audio))
-        self.calls.append(
-            CallRecord(
-                step=len(self.calls),
-                action=action,
-                observation=disarm(result.observation, ()),
-                valid=result.valid and result.fault is None,
-                done=result.done,
-                reward=result.reward,
-                invalid_reason=result.invalid_reason,
-                fault=result.fault,
-                metrics=dict(result.metrics or {}),
-                dropped_media=tuple(name for name, value in media if value is not None),
-                seconds=seconds,
-            )
-        )
-
-    def finished(self, stop: StopReason, options: EpisodeOptions) -> Trajectory:
-        tools = sum(call.seconds for call in self.calls)
-        return Trajectory(
-            trajectory_id=self.trajectory_id,
-            segments=tuple(self.segments),
-            stop=stop,
-            prompt_segments=self.prompt_segments,
-            calls=tuple(self.calls),
-            fault=self.fault,
-            left_out=self._left_out(stop, options),
-            loss_on_observations=not options.mask_observations,
-            prompt_truncated=self.prompt_truncated,
-            timings=Timings(self.generate_seconds, tools, _now() - self.started),
-            generator=dict(self.details),
-        )
-
-    def _left_out(self, stop: StopReason, options: EpisodeOptions) -> LeftOut | None:
-        if stop is StopReason.FAULT:
-            return LeftOut.FAULT
-        if stop is StopReason.ABORTED:
-            return LeftOut.ABORTED
-        if options.mask_overlong_loss and stop.overlong:
-            return LeftOut.OVERLONG
-        if options.mask_void_traj and self._is_void(options):
-            return LeftOut.VOID
-        return None
-
-    def _is_void(self, options: EpisodeOptions) -> bool:
-        written = "".join(s.text for s in self.segments if s.author is Author.MODEL)
-        answered = any(marker in written for marker in options.answer_markers)
-        return not answered and not any(call.valid for call in self.calls)
-
-
 def _check(generation: Generation, most: int | None) -> None:
     """Raise ValueError if a generator does not keep its promise: the masks would be wrong from here on."""
     n = len(generation.token_ids)
@@ -461,22 +344,3 @@ def _check(generation: Generation, most: int | None) -> None:
         raise ValueError(f"the generator gave {n} tokens and {len(generation.log_probs)} log-probabilities")
     if most is not None and n > most:
         raise ValueError(f"the generator gave {n} tokens for max_tokens={most}")
-
-
-def _cut_segments(segments: list[Segment], room: int, side: Side, tokenizer: Tokenizer) -> list[Segment]:
-    """At most `room` tokens of `segments`, the tokens at `side` dropped."""
-    tokens = [(segment.author, token) for segment in segments for token in segment.tokens]
-    if len(tokens) <= room:
-        return segments
-    n_head = {"left": 0, "right": room, "middle": room - room // 2}[side]
-    kept = tokens[:n_head] + tokens[len(tokens) - (room - n_head) :]
-    cut = []
-    for author, run in itertools.groupby(kept, key=lambda pair: pair[0]):
-        ids = tuple(token for _, token in run)
-        cut.append(Segment(author, ids, text=tokenizer.decode(ids)))
-    return cut
-
-
-def _now() -> float:
-    """Seconds on the event loop's clock."""
-    return asyncio.get_running_loop().time()

@@ -41,7 +41,7 @@ class InlineTurns:
         self._tokenizer = tokenizer
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
-        return [Segment(Author.PROMPT, tuple(prompt)), *self.next(prompt, observation)]
+        return [_prompt(prompt, self._tokenizer), *self.next(prompt, observation)]
 
     def next(self, context: Sequence[int], observation: str) -> list[Segment]:
         tokens = tuple(self._tokenizer.encode(observation))
@@ -55,6 +55,7 @@ class SeparatorTurns:
         self, tokenizer: Tokenizer, end_token_ids: frozenset[int], separator: str, turn_end_token: str | None
     ) -> None:
         self.end_token_ids = end_token_ids
+        self._tokenizer = tokenizer
         self._close = turn_end_token or ""
         before, after = separator.split("{obs}")
         self._before, self._after = before.removeprefix(self._close), after
@@ -62,7 +63,7 @@ class SeparatorTurns:
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
         text = self._before + observation + self._after
-        return [Segment(Author.PROMPT, tuple(prompt)), *self._pieces.split(text, observation)]
+        return [_prompt(prompt, self._tokenizer), *self._pieces.split(text, observation)]
 
     def next(self, context: Sequence[int], observation: str) -> list[Segment]:
         text = self._close + self._before + observation + self._after
@@ -105,7 +106,7 @@ class ChatTemplateTurns:
         # The prompt already opens the model's turn; the observation's turn goes before that opening.
         kept = _without_suffix(tuple(prompt), self._opening)
         text = self._text(observation)[len(self._close) :]
-        return [Segment(Author.PROMPT, kept), *self._pieces.split(text, observation)]
+        return [_prompt(kept, self._tokenizer), *self._pieces.split(text, observation)]
 
     def next(self, context: Sequence[int], observation: str) -> list[Segment]:
         return self._pieces.behind(context, self.end_token_ids, self._text(observation), observation)
@@ -178,6 +179,10 @@ class _Pieces:
             Segment(Author.TEMPLATE, tuple(after), text=self._after_text),
         ]
         return [segment for segment in segments if segment.tokens]
+
+
+def _prompt(ids: Sequence[int], tokenizer: Tokenizer) -> Segment:
+    return Segment(Author.PROMPT, tuple(ids), text=tokenizer.decode(ids))
 
 
 def _turn_end_id(options: EpisodeOptions, tokenizer: Tokenizer) -> frozenset[int]:
