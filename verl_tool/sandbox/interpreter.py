@@ -11,14 +11,16 @@ from functools import lru_cache
 from verl_tool.errors import IsolationError
 
 _ASK = """
-import json, os, re, sys, sysconfig
+import json, os, re, site, sys, sysconfig
+own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+own += site.getsitepackages() + [p for p in sys.path if p.endswith("/dist-packages")]
 maps = open("/proc/self/maps").read()
 print(json.dumps({
     "executable": sys.executable,
     "real": os.path.realpath(sys.executable),
     "version": sys.version_info[:2],
     "prefix": sys.prefix,
-    "path": [p for p in sys.path if os.path.exists(p)],
+    "path": [p for p in dict.fromkeys(own) if os.path.exists(p)],
     "libraries": sorted(set(re.findall(r"/\\S*libpython\\S*[.]so\\S*", maps))),
 }))
 """
@@ -36,7 +38,8 @@ class Interpreter:
     version: tuple[int, int]
     prefix: str
     paths: tuple[str, ...]
-    """The folders and archives on its isolated `sys.path`: standard library and installed packages, nothing else."""
+    """The folders of its standard library and installed packages. Not what else `.pth` files put on its path: that is
+    somebody's working copy."""
     libraries: tuple[str, ...]
     """Its own shared libraries."""
 

@@ -45,7 +45,11 @@ class Isolation:
     level: Level
     as_root: bool = False
     """Real root makes the namespaces, and every run has a uid of its own; else user namespaces do."""
-    seccomp_filter: bytes = b""
+    server_filter: bytes = b""
+    """The seccomp filter of a forkserver, which its runs inherit: free for them. Without privileges of their own, they
+    cannot use what it leaves to the forkserver."""
+    run_filter: bytes = b""
+    """The filter that each run installs, where it would otherwise keep a use for what the forkserver needs."""
     bwrap: str = ""
     missing: str = ""
     """Why no stronger level is in force."""
@@ -65,7 +69,7 @@ def strongest() -> Isolation:
     if bwrap is None:
         return Isolation(Level.none, missing="bubblewrap is not installed; `apt-get install bubblewrap`")
     try:
-        program = seccomp.compile_filter()
+        strict, outer = seccomp.compile_filter(), seccomp.compile_filter(seccomp.FORKSERVER_NEEDS)
     except (OSError, ImportError, RuntimeError) as error:
         return Isolation(Level.none, missing=f"libseccomp cannot be used ({error}); `apt-get install libseccomp2`")
     as_root = os.geteuid() == _ROOT_UID
@@ -74,7 +78,9 @@ def strongest() -> Isolation:
         as_root, refusal = False, _try_namespaces(bwrap, False)
     if refusal:
         return Isolation(Level.none, missing=f"namespaces cannot be made here: {refusal}")
-    return Isolation(Level.full, as_root, program, bwrap)
+    if as_root:
+        return Isolation(Level.full, as_root, server_filter=outer, bwrap=bwrap)
+    return Isolation(Level.full, as_root, run_filter=strict, bwrap=bwrap)
 
 
 def require(found: Isolation, required: Level) -> Isolation:

@@ -48,6 +48,11 @@ _BY_NUMBER = {
 }
 """Newer than many a libseccomp. From 424 on the numbers are the same on every architecture."""
 
+FORKSERVER_NEEDS = frozenset({"mount", "setns", "clone", "setresuid", "setresgid"})
+"""What a forkserver under real root does for its runs. A run has no capability left and gets EPERM from the kernel for
+each of them; a user namespace, which would give it some, stays denied."""
+
+_NEW_USER = 0x10000000
 _NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PR_SET_SECCOMP = 22
@@ -55,8 +60,11 @@ _LOW_WORD = 0xFFFFFFFF
 """The kernel reads 32 bits of these arguments; a compare of all 64 is passed by setting a high bit (CVE-2019-10063)."""
 
 
-def compile_filter() -> bytes:
-    """The filter of a run, as classic BPF for this machine's architecture.
+def compile_filter(needed: frozenset[str] = frozenset()) -> bytes:
+    """A filter as classic BPF for this machine's architecture.
+
+    Args:
+        needed: calls to leave out of it; of ``clone`` only the flags that make no user namespace.
 
     Raises:
         OSError, ImportError, RuntimeError: libseccomp is missing or too old.
@@ -70,12 +78,12 @@ def compile_filter() -> bytes:
     def deny(action: int, names: tuple[str, ...] | list[str]) -> None:
         for name in names:
             number = _BY_NUMBER.get(name) or seccomp.resolve_syscall(seccomp.Arch.NATIVE, name)
-            if number >= 0:  # negative: this architecture has no such call
+            if number >= 0 and name not in needed:  # negative: this architecture has no such call
                 program.add_rule(action, number)
 
     deny(denied, [*_DENIED, *_BY_NUMBER])
     deny(absent, _ABSENT)
-    for flag in _NAMESPACE_FLAGS:
+    for flag in (_NEW_USER,) if "clone" in needed else _NAMESPACE_FLAGS:
         program.add_rule(denied, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
     for request in (_TIOCSTI, _TIOCLINUX):
         program.add_rule(denied, "ioctl", seccomp.Arg(1, seccomp.MASKED_EQ, _LOW_WORD, request))

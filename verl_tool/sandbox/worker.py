@@ -158,7 +158,8 @@ class Worker:
         config = {
             "isolated": setup.isolation.level is not Level.none,
             "as_root": setup.isolation.as_root,
-            "filter": setup.isolation.seccomp_filter.hex(),
+            "server_filter": setup.isolation.server_filter.hex(),
+            "run_filter": setup.isolation.run_filter.hex(),
             "uid_base": _UID_BASE + self._process.pid * _UIDS_PER_WORKER,
             "slots": setup.slots,
             "scratch": self._scratch or "",
@@ -277,7 +278,7 @@ class Worker:
 
 
 def _environment(interpreter: Interpreter) -> dict[str, str]:
-    """All that runs find in `os.environ`: nothing of the server's own."""
+    """All that runs find in `os.environ`, but for LD_BIND_NOW, which the forkserver keeps to itself."""
     folder = os.path.dirname(interpreter.executable)
     one_thread = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
@@ -286,5 +287,6 @@ def _environment(interpreter: Interpreter) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "MPLBACKEND": "Agg",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "LD_BIND_NOW": "1",
         **dict.fromkeys(one_thread, "1"),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 from dataclasses import dataclass
@@ -55,25 +54,17 @@ class Request:
 
 def enter(place: Place, request: Request, slot: int, init_fd: int) -> None:
     """Confine this process for good, all but the seccomp filter. Raises OSError if the kernel refuses any of it."""
-    os.setsid()
-    with contextlib.suppress(OSError):  # an absent or read-only /proc costs only the preference among victims
-        _prefer_as_oom_victim()
-    os.nice(_GIVES_WAY)
     if place.isolated:
+        os.setpgid(0, 0)  # not setsid, which makes the kernel set up a scheduling group: more than a millisecond
         _enter_namespaces(place, request, slot, init_fd)
+    else:
+        os.setsid()
+    os.nice(_GIVES_WAY)
     box = os.path.dirname(place.work_directory(slot))
     for name in ("work", "tmp", "shm"):
         os.mkdir(f"{box}/{name}", 0o700)
     os.chdir(f"{box}/work")
     set_limits(place, request)
-
-
-def _prefer_as_oom_victim() -> None:
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, b"1000")
-    finally:
-        os.close(fd)
 
 
 def _enter_namespaces(place: Place, request: Request, slot: int, init_fd: int) -> None:
@@ -84,7 +75,6 @@ def _enter_namespaces(place: Place, request: Request, slot: int, init_fd: int) -
     linux.mount(b"tmpfs", b"/box", linux.MS_NOSUID | linux.MS_NODEV, options.encode())
     linux.mount(b"proc", b"/proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, None)
     if place.as_root:
-        os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     else:

@@ -8,6 +8,7 @@ namespace. The reply is sent when pid 1 is gone, so nothing of a run outlives it
 
 from __future__ import annotations
 
+import _signal
 import contextlib
 import ctypes
 import gc
@@ -26,7 +27,7 @@ import warnings
 from dataclasses import dataclass
 from typing import NoReturn
 
-from . import confine, guard, linux, program, streams, wire
+from . import confine, guard, linux, program, rehearsal, streams, wire
 from .watch import Use, Watch
 
 _FIRST_LOOK = 0.05
@@ -64,7 +65,8 @@ class Forkserver:
     def __init__(self, channel: socket.socket, config: dict) -> None:  # type: ignore[type-arg]
         """`config`: as the pool's `worker` module sends it."""
         self._channel = channel
-        self._filter = linux.SeccompFilter(bytes.fromhex(config["filter"])) if config["filter"] else None
+        self._filter = linux.SeccompFilter(bytes.fromhex(config["run_filter"])) if config["run_filter"] else None
+        """For each run to install; None if all of it was installed here already."""
         self._guard = guard.Guard(**config["policy"])
         self.loaded, self.missing = _warm(config["modules"])
         sys.stdout, sys.stderr = streams.open_output(1), streams.open_output(2)
@@ -89,6 +91,8 @@ class Forkserver:
             base_memory=_address_space(),
         )
         self._watch = Watch(self._place.isolated)
+        if config["server_filter"]:
+            linux.SeccompFilter(bytes.fromhex(config["server_filter"])).install()
 
     def serve(self) -> None:
         """Answer until the pool closes the channel."""
@@ -191,7 +195,7 @@ class Forkserver:
                 _note_failure(journal, error)
                 return
             journal[wire.STATE] = wire.STARTED
-            status = program.run(job.code, main)
+            status = program.finish(main, program.execute(job.code, main))
         finally:
             os._exit(status)
 
@@ -217,8 +221,9 @@ class Forkserver:
         if self._filter:
             self._filter.install()
         gc.enable()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        # Not by `signal`, which makes an enum of each of the 64 signals that were blocked: half a millisecond.
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         self._guard.activate(main)
         return main, job
 
@@ -342,6 +347,12 @@ def _warm(modules: list[str]) -> tuple[list[str], dict[str, str]]:
     return loaded, missing
 
 
+def _prefer_as_oom_victim() -> None:
+    """If the machine runs out of memory, runs are to die first. Forks inherit this."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
 def _address_space() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * mmap.PAGESIZE
@@ -358,17 +369,24 @@ def _note_failure(journal: memoryview, error: BaseException) -> None:
 
 def main(channel_fd: int) -> None:
     """Start up as the pool's first message says, tell how that went, and serve."""
+    linux.name_process(b"sandbox")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     channel = socket.socket(fileno=channel_fd)
     config = json.loads(channel.recv(1 << 20))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.environ.pop("LD_BIND_NOW", None)  # it was for this process: forks would look up each function anew
     try:
+        _prefer_as_oom_victim()
+        if config["as_root"]:
+            os.setgroups([])
         server = Forkserver(channel, config)
     except (OSError, RuntimeError, ValueError) as error:
         channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
         return
+    rehearsal.rehearse()
     gc.collect()
     gc.disable()
     gc.freeze()
+    linux.collapse_heap()
     channel.send(json.dumps({"loaded": server.loaded, "missing": server.missing}).encode())
     server.serve()

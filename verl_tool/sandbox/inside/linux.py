@@ -12,7 +12,7 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 SIGCHLD = 17
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 15, 38, 22, 2
 MAP_SHARED, PROT_READ, PROT_WRITE = 1, 1, 2
 MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -22,6 +22,10 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 _PAUSE = ctypes.cast(_libc.pause, ctypes.c_void_p)
+
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MADV_COLLAPSE = 25
+_HUGE = 2 << 20
 
 STACK_BYTES = 1 << 14
 
@@ -72,6 +76,11 @@ def map_shared(fd: int, length: int) -> memoryview:
     return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
+def name_process(name: bytes) -> None:
+    """What `ps` and `top` show for this process and its forks."""
+    _check(_libc.prctl(PR_SET_NAME, name, 0, 0, 0), "prctl(NAME)")
+
+
 class _CapabilityHeader(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
@@ -106,3 +115,23 @@ class SeccompFilter:
         """Bind this process and all that it will start to the filter, and forbid set-uid programs."""
         _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
         _check(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self._pointer, 0, 0), "prctl(SECCOMP)")
+
+
+def collapse_heap() -> int:
+    """Put this process's private memory on huge pages, where the kernel can (since Linux 6.1).
+
+    A fork then copies one entry instead of 512, which halves the cost of forking a process that has imported much.
+
+    Returns:
+        How many huge pages it made.
+    """
+    made = 0
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        regions = [line.split() for line in maps]
+    for region in regions:
+        start, end = (int(address, 16) for address in region[0].split("-"))
+        anonymous = len(region) < 6 or region[5] == "[heap]"
+        if region[1] == "rw-p" and anonymous:
+            for address in range(-(-start // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
+                made += _libc.madvise(address, _HUGE, _MADV_COLLAPSE) == 0
+    return made

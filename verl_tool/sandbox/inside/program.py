@@ -9,10 +9,13 @@ import random
 import sys
 import threading
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import wire
 
+_FLUSH_FAILED = 120
+"""Exit code, as CPython's own."""
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -74,27 +77,35 @@ def reseed() -> None:
         numpy_random.seed(random.getrandbits(32))
 
 
-def run(code: bytes, main: types.ModuleType) -> int:
-    """Run the code in `main` and do all that Python does at the end of a script.
+def execute(code: bytes, main: types.ModuleType) -> int:
+    """Run the code in `main`.
+
+    Returns:
+        The exit code, as far as the code itself decides it.
+    """
+    return _guarded(lambda: exec(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
+
+
+def finish(main: types.ModuleType, status: int) -> int:
+    """Do all that Python does at the end of a script.
 
     Returns:
         The exit code.
     """
-    status = _guarded(lambda: exec(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
     status = _guarded(threading._shutdown) or status  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    _guarded(lambda: _forget(main))
+    _guarded(lambda: forget(main))
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):  # closed or replaced by the user's code
-            status = status or 120  # as CPython does
+            status = status or _FLUSH_FAILED
     return status
 
 
-def _guarded(step: types.FunctionType | object) -> int:
+def _guarded(step: Callable[[], object]) -> int:
     try:
-        step()  # type: ignore[operator]
+        step()
     except SystemExit as error:
         return _exit_code(error.code)
     except BaseException as error:  # whatever the user's code raises is its own result
@@ -112,7 +123,7 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _forget(main: types.ModuleType) -> None:
+def forget(main: types.ModuleType) -> None:
     """Let the main module's objects go, so that their `__del__` runs as at the end of a script."""
     for name in [name for name in main.__dict__ if not name.startswith("__")]:
         main.__dict__[name] = None

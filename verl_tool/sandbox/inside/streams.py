@@ -73,8 +73,8 @@ def open_output(fd: int) -> io.TextIOWrapper:
     return stream
 
 
-def attach(journal: Journal, limit: int) -> None:
-    """Make this process's stdout and stderr those of a run: journalled, and `limit` bytes of each kept."""
+def attach(journal: Journal | None, limit: int) -> None:
+    """Make this process's stdout and stderr those of a run: journalled, and `limit` bytes of each kept. None: undo."""
     for stream in (sys.stdout, sys.stderr):
         raw = stream.buffer.raw  # type: ignore[attr-defined]
         raw.journal, raw.room = journal, limit
