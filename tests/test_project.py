@@ -71,9 +71,9 @@ def test_serving_tools_needs_no_torch(path: Path):
 
 
 FLOORS = [
-    {"verl_tool.protocol", "verl_tool.errors", "verl_tool.rendezvous"},
+    {"verl_tool.protocol", "verl_tool.errors", "verl_tool.plugin", "verl_tool.rendezvous"},
     {"verl_tool.formats", "verl_tool.sandbox"},
-    {"verl_tool.servers.tools", "verl_tool.client"},
+    {"verl_tool.servers.tools", "verl_tool.servers.tool_config", "verl_tool.client"},
     {"verl_tool.servers", "verl_tool.agent_loop", "verl_tool.text_environment"},
     {"verl_tool.agent_workers", "verl_tool.trainer", "verl_tool.platforms", "eval_service"},
 ]

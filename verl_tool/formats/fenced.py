@@ -24,7 +24,10 @@ OUTPUT = "output"
 _LANGUAGE = r"[A-Za-z][A-Za-z0-9_+.#-]*"
 _LENGTHS = range(3, 9)
 """How many backticks a fence may have; bounded, since each length is searched for by itself."""
-_OPENING = rf"(?<!`)(?P<fence>`{{{_LENGTHS[0]},{_LENGTHS[-1]}}})(?!`)[ \t]*(?P<language>{_LANGUAGE})[ \t]*\r?\n"
+_OPENING = (
+    rf"`(?<!``)(?P<rest>`{{{_LENGTHS[0] - 1},{_LENGTHS[-1] - 1}}})(?!`)[ \t]*(?P<language>{_LANGUAGE})[ \t]*\r?\n"
+)
+"""A fence that no backtick precedes; its first backtick stands outside the group, as `Scanner` demands."""
 _FENCE_LINE = {n: re.compile(rf"^[ \t]*(?P<fence>`{{{n},}})(?P<rest>[^\n]*)", re.MULTILINE) for n in _LENGTHS}
 """A line that begins with a fence of at least so many backticks."""
 _WORD = re.compile(_LANGUAGE)
@@ -51,7 +54,7 @@ class FencedFormat:
         return calls
 
     def _take(self, match: re.Match[str], cursor: Cursor) -> tuple[Call | None, int]:
-        text, body, fence = cursor.text, match.end(), match["fence"]
+        text, body, fence = cursor.text, match.end(), "`" + match["rest"]
         line = cursor.search(_FENCE_LINE[len(fence)], body)
         limit = line.start() if line else len(text)
         if line is None or _opens(line["rest"]):

@@ -59,14 +59,16 @@ class Scanner:
     """Finds the calls of one dialect."""
 
     def __init__(self, opening: str, hints: tuple[str, ...], observation: tuple[str, str] | None = None) -> None:
-        """`opening`: regular expression for what opens a call, in linear time. `hints`: strings one of which every
-        text with a call holds. `observation`: what opens and closes this dialect's own observation block."""
+        """`opening`: regular expression for what opens a call, in linear time, each of its alternatives beginning with
+        a plain character. `hints`: strings one of which every text with a call holds. `observation`: what opens and
+        closes this dialect's own observation block."""
         self._hints = hints
         self._own = observation[0] if observation else None
         self._closing = dict(OBSERVATIONS) | (dict([observation]) if observation else {})
         literals = sorted(self._closing, key=len, reverse=True)
         blocks = "|".join(re.escape(o) + (r"(?!\w)" if o[-1].isalnum() else "") for o in literals)
-        self._pattern = re.compile(f"(?P<observation>{blocks})|{opening}")
+        # No group around an alternative: `re` then knows the first characters and skips to the next of them.
+        self._pattern = re.compile(f"{blocks}|{opening}")
 
     def calls(self, text: str, take: Take) -> list[Call]:
         """All calls, in order, without overlap."""
@@ -74,7 +76,7 @@ class Scanner:
             return []
         cursor, position, calls = Cursor(text), 0, []
         while match := self._pattern.search(text, position):
-            if match["observation"] is not None:
+            if match.group() in self._closing:
                 position = self._behind_observation(match, cursor)
                 continue
             call, position = take(match, cursor)
@@ -92,7 +94,7 @@ class Scanner:
     def _behind_observation(self, match: re.Match[str], cursor: Cursor) -> int:
         """Where an observation block ends. One of this dialect that is not closed reaches to the end of the text;
         one of another dialect that is not closed is taken for ordinary text."""
-        opening = match["observation"]
+        opening = match.group()
         closing = self._closing[opening]
         close = cursor.find(closing, match.end())
         if close >= 0:

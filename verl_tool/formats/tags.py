@@ -59,7 +59,7 @@ class TagFormat:
         self._observation = observation
         self._openings = {form: tag for tag in tags for form in (tag.opening, *tag.empty_forms())}
         longest_first = sorted(self._openings, key=len, reverse=True)
-        opening = f"(?:{'|'.join(re.escape(form) for form in longest_first)})"
+        opening = "|".join(re.escape(form) for form in longest_first)
         self._scanner = Scanner(opening, tuple(self._openings), observation)
 
     def markers(self) -> tuple[str, ...]:
