@@ -1,0 +1,329 @@
+"""``python -m eval_service.app``: serve a model with tools, as an OpenAI API.
+
+python -m eval_service.app --model MODEL --tool_type python_code --action_stop_tokens '</python>'
+python -m eval_service.app --from_run outputs/calculator/run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import ray
+import typer
+from pydantic import ValidationError
+from ray.exceptions import RayError
+from rich.console import Console
+
+from eval_service.cluster import ServiceCluster
+from eval_service.deployment import APP_NAME, application
+from eval_service.episode_flags import given_options, merged_options, with_episode_flags
+from eval_service.run_config import Run, read_run
+from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.servers.data_path import find_data_path
+from verl_tool.servers.deployment import LOOPBACK
+from verl_tool.servers.ray_serve import LogLevel, Signals
+from verl_tool.servers.serve_cluster import StartError, wait_until
+from verl_tool.trainer.tool_server import SupervisedServer, free_port, serve_command
+
+START_SECONDS = 1800.0
+"""Deadline for the models to be loaded."""
+FRONT_DOOR_SECONDS = 30.0
+"""Deadline for the front door to find a replica."""
+LOOK_SECONDS = 5.0
+"""How often the running service looks whether its cluster is still there."""
+TOOL_SERVER_LOG = Path("outputs/eval_service/tool_server.log")
+
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that is to be started."""
+
+    settings: ServiceSettings
+    host: str
+    port: int
+    num_models: int
+    ray_address: str | None
+    tool_type: str | None
+    """Tools of the server to start with the service; None: there is one, or none is needed."""
+    tool_server_args: tuple[str, ...] = ()
+
+
+def serve_model(start: Start) -> None:
+    """Serve until told to stop. Raises VerlToolError."""
+    signals = Signals()
+    signals.install()
+    with _tool_server(start) as settings, _cluster(start) as cluster:
+        on_gpus = ray.cluster_resources().get("GPU", 0) > 0
+        cluster.serve_application(application(settings, start.num_models, on_gpus=on_gpus), APP_NAME, START_SECONDS)
+        wait_until(lambda: _front_door_answers(cluster.url), FRONT_DOOR_SECONDS, f"an answer of {cluster.url}/health")
+        _print_summary(cluster, settings, start)
+        signals.serving = True
+        while not signals.stop:
+            signals.wait(LOOK_SECONDS)
+            if not signals.stop:
+                _check_cluster(cluster)
+        console.print("stopping: what runs is answered first; once more Ctrl-C: at once")
+    console.print("stopped")
+
+
+@with_episode_flags
+def command(
+    model: Annotated[str | None, typer.Option("--model", help="Folder or hub name of the model.")] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from_run", help="Folder of a training run: its newest weights, loop, sampling and tools."),
+    ] = None,
+    tool_type: Annotated[
+        str | None, typer.Option("--tool_type", help="Start a tool server with these tools, separated by commas.")
+    ] = None,
+    tool_config: Annotated[
+        Path | None, typer.Option("--tool_config", help="With --tool_type: JSON file of the tool server.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to serve at. 0.0.0.0 opens it to the network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    num_models: Annotated[int, typer.Option("--num_models", min=1, help="Replicas of the model.")] = 1,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option("--tensor_parallel_size", min=1, help="GPUs of one replica.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="As vLLM's.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option("--max_num_seqs", min=1, help="As vLLM's.")] = None,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option("--gpu_memory_utilization", min=0.01, max=1.0, help="As vLLM's.")
+    ] = 0.9,
+    enforce_eager: Annotated[bool, typer.Option("--enforce_eager", help="As vLLM's.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust_remote_code", help="Run code in the model's folder.")] = (
+        False
+    ),
+    engine_url: Annotated[
+        str | None,
+        typer.Option("--engine_url", help="Use this server's /v1/completions (token ids both ways) and load no model."),
+    ] = None,
+    engine_model: Annotated[
+        str | None, typer.Option("--engine_model", help="The model's name at --engine_url; default: its only one.")
+    ] = None,
+    engine_api_key: Annotated[
+        str | None,
+        typer.Option("--engine_api_key", envvar="VERL_TOOL_ENGINE_API_KEY", show_envvar=True, help="Its bearer token."),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option("--served_model_name", help="What clients call the model; default: its folder's name.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="Default: the model's.")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", min=0.0, help="If a request says none; default: the run's, or 1."),
+    ] = None,
+    top_p: Annotated[float | None, typer.Option("--top_p", min=0.0, max=1.0, help="The same.")] = None,
+    top_k: Annotated[int | None, typer.Option("--top_k", min=-1, help="The same.")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api_key",
+            envvar="VERL_TOOL_EVAL_API_KEY",
+            show_envvar=True,
+            help="Bearer token that every request must bring. Every user of this machine can read a command line: "
+            "prefer the variable.",
+        ),
+    ] = None,
+    tool_server_api_key: Annotated[
+        str | None,
+        typer.Option("--tool_server_api_key", envvar="VERL_TOOL_API_KEY", show_envvar=True, help="The tool server's."),
+    ] = None,
+    max_queued: Annotated[
+        int, typer.Option("--max_queued", min=1, help="Answers that wait in one replica before it refuses with 503.")
+    ] = 8192,
+    request_timeout: Annotated[
+        float, typer.Option("--request_timeout", min=1.0, help="Seconds after which a request is stopped.")
+    ] = 3600.0,
+    drain_seconds: Annotated[
+        float, typer.Option("--drain_seconds", min=0.1, help="The longest that stopping waits for running answers.")
+    ] = 60.0,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray_address",
+            envvar="RAY_ADDRESS",
+            show_envvar=True,
+            help="Ray cluster to join, such as 'auto'. Default: start a local one.",
+        ),
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option("--log_level", help="What the replicas log.")] = LogLevel.INFO,
+    **episode: Any,
+) -> None:
+    """Serve a model with its tools as an OpenAI API: what was trained is what answers."""
+    try:
+        run = read_run(from_run, model) if from_run is not None else None
+        given = given_options(episode)
+        options = merged_options(run.options if run else None, given)
+        engine: VllmSettings | CompletionsSettings
+        if engine_url is not None:
+            engine = CompletionsSettings(
+                url=engine_url, model=engine_model, api_key=engine_api_key, max_model_len=options.max_model_len
+            )
+        else:
+            engine = VllmSettings(
+                tensor_parallel=tensor_parallel_size or (run.tensor_parallel if run else 1),
+                dtype=dtype or (run.dtype if run else "auto"),
+                max_model_len=options.max_model_len or (run.max_model_len if run else None),
+                gpu_memory_utilization=gpu_memory_utilization,
+                max_num_seqs=max_num_seqs,
+                enforce_eager=enforce_eager,
+            )
+        settings = ServiceSettings(
+            model=_model(model, run, tokenizer, engine),
+            served_model_name=served_model_name or _name(model, run, engine),
+            tokenizer=tokenizer,
+            trust_remote_code=trust_remote_code or bool(run and run.trust_remote_code),
+            chat_template_kwargs=run.chat_template_kwargs if run else {},
+            engine=engine,
+            options=options,
+            sampling=_sampling(run.sampling if run else Sampling(), temperature, top_p, top_k),
+            tool_api_key=tool_server_api_key,
+            api_key=api_key,
+            max_queued=max_queued,
+            request_timeout_seconds=request_timeout,
+            drain_seconds=drain_seconds,
+            log_level=log_level.value,
+        )
+        tools = _tools_to_start(options, tool_type, run, "tool_server_url" in given)
+        serve_model(
+            Start(settings, host, port, num_models, ray_address, tools, _tool_args(tool_type, tool_config, run))
+        )
+    except (VerlToolError, ValidationError) as error:
+        console.print(f"[bold red]cannot serve:[/bold red] {error}", highlight=False)
+        raise typer.Exit(2 if isinstance(error, (ConfigError, ValidationError)) else 1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def main() -> None:
+    """Entry point."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    app()
+
+
+def _model(
+    model: str | None, run: Run | None, tokenizer: str | None, engine: VllmSettings | CompletionsSettings
+) -> str:
+    """Where model and tokenizer are read from. A model that another server holds needs a tokenizer only."""
+    if run is not None:
+        return run.model
+    found = model or (tokenizer if isinstance(engine, CompletionsSettings) else None)
+    if found is None:
+        raise ConfigError("no model: give --model, --from_run, or --engine_url with --tokenizer")
+    return found
+
+
+def _name(model: str | None, run: Run | None, engine: VllmSettings | CompletionsSettings) -> str:
+    if model is None and run is not None:
+        return run.name
+    if model is None and isinstance(engine, CompletionsSettings) and engine.model is not None:
+        return engine.model
+    # A hub name stays as it is; a folder gives its last part.
+    return Path(model).resolve().name if model and Path(model).is_dir() else model or "model"
+
+
+def _sampling(base: Sampling, temperature: float | None, top_p: float | None, top_k: int | None) -> Sampling:
+    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    return base.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+def _tools_to_start(options: EpisodeOptions, tool_type: str | None, run: Run | None, url_given: bool) -> str | None:
+    """The tools to serve, if a server is to be started. Raises ConfigError if the loop needs one and has none."""
+    if tool_type is not None and url_given:
+        raise ConfigError("--tool_type starts a tool server and --tool_server_url names one; give just one of them")
+    if tool_type is not None:
+        return tool_type
+    if run is not None and run.tool_type is not None and not url_given:
+        return run.tool_type
+    if options.enable_agent and options.tool_server_url is None:
+        raise ConfigError(
+            "no tool server: give --tool_type to start one, --tool_server_url to use one, or --no_enable_agent"
+        )
+    return None
+
+
+def _tool_args(tool_type: str | None, tool_config: Path | None, run: Run | None) -> tuple[str, ...]:
+    """Further options of the tool server: the run's, if its tools are served, and the config file."""
+    own = run.tool_server_args if run is not None and tool_type is None else ()
+    return own if tool_config is None else (*own, "--tool_config", str(tool_config))
+
+
+@contextlib.contextmanager
+def _tool_server(start: Start) -> Iterator[ServiceSettings]:
+    """The tool server, for as long as the block runs; the settings with its address."""
+    settings = start.settings
+    if start.tool_type is None:
+        yield settings
+        return
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    if settings.tool_api_key is not None:
+        os.environ["VERL_TOOL_API_KEY"] = settings.tool_api_key
+    tool_command = serve_command(start.tool_type, port, start.tool_server_args)
+    options = EpisodeOptions.load(
+        {name: getattr(settings.options, name) for name in settings.options.model_fields_set} | {"tool_server_url": url}
+    )
+    with SupervisedServer(tool_command, url, TOOL_SERVER_LOG):
+        console.print(f"tools       {start.tool_type} at {url}, log in {TOOL_SERVER_LOG}", highlight=False)
+        yield settings.model_copy(update={"options": options})
+
+
+def _cluster(start: Start) -> ServiceCluster:
+    return ServiceCluster(
+        host=start.host,
+        port=start.port,
+        data_path=find_data_path(),
+        ray_address=start.ray_address,
+        logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
+    )
+
+
+def _front_door_answers(url: str) -> bool:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
+    try:
+        connection.request("GET", "/health")
+        # An unwell tool server shows in the answer; the front door is open all the same.
+        return connection.getresponse().getheader("content-type") == "application/json"
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _check_cluster(cluster: ServiceCluster) -> None:
+    try:
+        state = cluster.state(APP_NAME)
+    except RayError as error:
+        raise StartError(f"the Ray cluster is gone: {error}") from error
+    if state in ("NOT_STARTED", "DELETING"):
+        raise StartError(f"somebody took the application {APP_NAME!r} off the cluster (it is {state})")
+
+
+def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: Start) -> None:
+    engine = settings.engine
+    what = f"vLLM, {start.num_models} replica(s)" if isinstance(engine, VllmSettings) else engine.url
+    console.print(f"model       {settings.served_model_name} ({settings.model}) on {what}", highlight=False)
+    console.print(f"data path   {cluster.data_path.describe()}", highlight=False)
+    if cluster.host not in LOOPBACK and settings.api_key is None:
+        console.print(f"[bold yellow]open to the network[/bold yellow] ({cluster.host}) without --api_key")
+    console.print(f"serves at   {cluster.url}/v1", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

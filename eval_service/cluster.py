@@ -1,0 +1,41 @@
+"""Ray Serve below the service: the tool server's `ServeCluster`, with another application on it."""
+
+from __future__ import annotations
+
+import time
+
+from ray import serve
+from ray.serve import Application, RunTarget
+from ray.serve.schema import ApplicationStatus
+
+from verl_tool.servers.serve_cluster import POLL_SECONDS, ServeCluster, StartError
+
+_WORDS = 2000
+"""Characters of a replica's last words that are quoted."""
+
+
+class ServiceCluster(ServeCluster):
+    """Ray and Serve for one service; a context manager that gives back what it took."""
+
+    def __enter__(self) -> ServiceCluster:
+        super().__enter__()
+        return self
+
+    def serve_application(self, app: Application, name: str, timeout_seconds: float) -> None:
+        """Deploy `app` and return once it serves. Raises StartError with the words of the replica that could not."""
+        serve.run_many(
+            [RunTarget(app, name=name, route_prefix="/")],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            time.sleep(POLL_SECONDS)
+            status = serve.status().applications.get(name)
+            if status is not None and status.status == ApplicationStatus.RUNNING:
+                return
+            words = "\n".join(d.message for d in status.deployments.values()) if status else ""
+            if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
+                raise StartError(f"a replica could not start: {words[-_WORDS:] or status.message}")
+            if time.monotonic() > deadline:
+                raise StartError(f"the replicas were not ready in {timeout_seconds:g} s: {words[-_WORDS:]}")

@@ -1,0 +1,126 @@
+"""The service as a Ray Serve application: one deployment, each replica with a model of its own.
+
+Requests reach a replica's HTTP server straight from HAProxy (see `verl_tool.servers.data_path`), so that a token of a
+stream passes through no second process of Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ray import serve
+from ray.serve import Application
+
+from eval_service.endpoint import Endpoint
+from eval_service.engines.base import Engine
+from eval_service.service import Service
+from eval_service.settings import ServiceSettings, VllmSettings
+from eval_service.tokenizer import load_tokenizer
+from verl_tool.client import ToolClient
+
+APP_NAME = "eval_service"
+CLOSE_SECONDS = 20.0
+"""What Serve grants a replica on top of its drain, to stop the engine."""
+
+logger = logging.getLogger(__name__)
+
+
+async def make_engine(settings: ServiceSettings) -> Engine:
+    """The engine that the settings name. Raises EngineError or ConfigError."""
+    if isinstance(settings.engine, VllmSettings):
+        # vLLM is imported where it runs: it takes seconds, and the other engine needs none.
+        from eval_service.engines.vllm_engine import VllmEngine
+
+        return VllmEngine(settings.model, settings.engine, trust_remote_code=settings.trust_remote_code)
+    from eval_service.engines.completions_engine import CompletionsEngine
+
+    return await CompletionsEngine.connect(settings.engine)
+
+
+def make_tool_client(settings: ServiceSettings) -> ToolClient | None:
+    """The client of the tool server, if the loop uses tools."""
+    options = settings.options
+    if not options.enable_agent or options.tool_server_url is None:
+        return None
+    return ToolClient(options.tool_server_url, api_key=settings.tool_api_key, **options.client_settings())  # type: ignore[arg-type]
+
+
+@serve.ingress()
+class ModelReplica:
+    """One replica: an engine, the loop, and the endpoint to them."""
+
+    async def __init__(self, settings: ServiceSettings) -> None:  # type: ignore[misc]  # Serve awaits it
+        _log_to_stderr(settings.log_level)
+        tokenizer = load_tokenizer(
+            settings.tokenizer or settings.model,
+            trust_remote_code=settings.trust_remote_code,
+            chat_template_kwargs=settings.chat_template_kwargs,
+        )
+        self._tools = make_tool_client(settings)
+        self._engine = await make_engine(settings)
+        self._service = Service(
+            self._engine,
+            tokenizer,
+            self._tools,
+            settings.options,
+            sampling=settings.sampling,
+            max_queued=settings.max_queued,
+        )
+        self._endpoint = Endpoint(
+            self._service,
+            settings.served_model_name,
+            api_key=settings.api_key,
+            request_timeout_seconds=settings.request_timeout_seconds,
+            max_body_bytes=settings.max_body_bytes,
+        )
+
+    def __serve_build_asgi_app__(self) -> Endpoint:
+        """Serve asks for the app behind the front door."""
+        return self._endpoint
+
+    async def check_health(self) -> None:
+        """Raises if the engine is dead; Serve then puts another replica in this one's place."""
+        await self._engine.check()
+
+    async def describe(self) -> int:
+        """The longest context, in tokens."""
+        return self._engine.max_model_len
+
+    async def __del__(self) -> None:
+        """Serve takes this replica away, once its requests are answered or the drain is over."""
+        await self._service.aclose()
+        if self._tools is not None:
+            await self._tools.close()
+        await asyncio.wait_for(self._engine.close(), CLOSE_SECONDS)
+
+
+def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool) -> Application:
+    """The Serve application of `num_models` replicas."""
+    vllm = settings.engine if isinstance(settings.engine, VllmSettings) else None
+    places = (settings.options.max_concurrent_trajectories or settings.max_queued) + settings.max_queued
+    deployment: serve.Deployment = serve.deployment(
+        name="model",
+        num_replicas=num_models,
+        ray_actor_options={"num_cpus": 1, "num_gpus": vllm.tensor_parallel if vllm and on_gpus else 0},
+        # The endpoint's own admission refuses at its limit; Serve's must never come first.
+        max_ongoing_requests=2 * places,
+        graceful_shutdown_timeout_s=settings.drain_seconds + CLOSE_SECONDS,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=5.0,
+        health_check_timeout_s=30.0,
+        logging_config={"enable_access_log": False, "log_level": settings.log_level},
+    )(ModelReplica)
+    return deployment.bind(settings)
+
+
+def _log_to_stderr(level: str) -> None:
+    """Our own log goes to the process's standard error, which Ray brings to the terminal of the service."""
+    for name in ("eval_service", "verl_tool"):
+        ours = logging.getLogger(name)
+        ours.setLevel(level)
+        ours.propagate = False
+        if not ours.handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+            ours.addHandler(handler)
