@@ -14,6 +14,7 @@ _NO_CORE = 1
 """Bytes of core file. Zero would still start a crash handler that the host has piped cores to; one does not."""
 _MEMORY_LOCKED = 1 << 16
 _STACK = 64 << 20
+_CORES = os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,6 @@ def set_limits(place: Place, request: Request) -> None:
     limit(resource.RLIMIT_MEMLOCK, _MEMORY_LOCKED)
     limit(resource.RLIMIT_MSGQUEUE, 0)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
-    if request.cpu:
-        seconds = int(request.cpu) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    # Per process and in whole seconds: a second line behind `watch` and the wall limit.
+    seconds = int(request.cpu or request.wall * _CORES) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

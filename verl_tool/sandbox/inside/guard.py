@@ -1,8 +1,49 @@
-"""The policy inside a run (see `verl_tool.sandbox.policy`)."""
+"""The policy inside a run (see `verl_tool.sandbox.policy`): what user code may import and call.
+
+*User code* is all that is not in the standard library, the installed packages or this package, told by the file name
+that its code objects bear. Imports are judged by who asks: the innermost frame that is no import machinery. Calls are
+judged by who is behind them: any frame of user code, unless an import is under way in between, so that a library may
+open files to load itself.
+"""
 
 from __future__ import annotations
 
+import builtins
+import importlib
+import os
+import sys
 import types
+from collections.abc import Callable
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_IMPORT_MACHINERY = ("<frozen importlib", "<frozen zipimport")
+_IMPORTS_FOR_OTHERS = ("importlib", "runpy", "pkgutil", "pydoc", "imp", "unittest.mock")
+"""Library modules that import what their caller names: they ask in its name."""
+_FORGES_CODE = {"compile": 1, "code.__new__": 1}
+"""Audit events that give a code object its file name, and where the name stands among their arguments."""
+_EVENT_OF = {
+    "open": ("open",),
+    "io.open": ("open",),
+    "os.open": ("open",),
+    "eval": (),
+    "exec": (),
+    "input": ("builtins.input",),
+    "os.popen": ("subprocess.Popen",),
+    "os.remove": ("os.remove",),
+    "os.unlink": ("os.remove",),
+    "os.rmdir": ("os.rmdir",),
+    "shutil.rmtree": ("shutil.rmtree",),
+    "subprocess.run": ("subprocess.Popen",),
+    "subprocess.call": ("subprocess.Popen",),
+    "subprocess.check_call": ("subprocess.Popen",),
+    "subprocess.check_output": ("subprocess.Popen",),
+    "os.spawnv": ("os.posix_spawn",),
+    "os.fork": ("os.fork",),
+    "os.forkpty": ("os.forkpty",),
+    "socket.socket": ("socket.__new__",),
+}
+"""Audit events (PEP 578) by which the interpreter itself reports a restricted function, whatever name it is called by.
+A function that is not here is looked for under its own name, as `os.system` has it."""
 
 
 class Guard:
@@ -11,11 +52,138 @@ class Guard:
     def __init__(
         self, allowed_modules: list[str] | None, restricted_functions: list[str], pre_import: list[str]
     ) -> None:
+        """As the fields of `Policy`."""
         self._allowed = None if allowed_modules is None else frozenset(allowed_modules)
         self._restricted = tuple(restricted_functions)
         self._pre_import = tuple(pre_import)
+        self._trusted: tuple[str, ...] = ()
+        self._events = {event: name for name in self._restricted for event in _EVENT_OF.get(name, (name,))}
+        if "os.system" in self._restricted:
+            self._events["subprocess.Popen"] = "os.system"
 
     def activate(self, main: types.ModuleType) -> None:
-        """Bind the user's program, whose main module this is, to the policy."""
+        """Bind the user's program, whose main module this is, to the policy; then run what the policy pre-imports."""
         for statement in self._pre_import:
             exec(statement, main.__dict__)
+        if self._allowed is None and not self._restricted:
+            return
+        self._trusted = _library_folders()
+        if self._allowed is not None:
+            self._wrap_imports()
+        for name in self._restricted:
+            self._wrap_function(name)
+        sys.addaudithook(self._audit)
+
+    def _wrap_imports(self) -> None:
+        """`import` of a module that is loaded already raises no audit event, so both doors are wrapped."""
+        plain_import, plain_import_module = builtins.__import__, importlib.import_module
+
+        def guarded_import(name, globals=None, locals=None, fromlist=(), level=0):  # type: ignore[no-untyped-def]
+            if level == 0:
+                self._judge_import(name)
+            return plain_import(name, globals, locals, fromlist, level)
+
+        def guarded_import_module(name: str, package: str | None = None) -> types.ModuleType:
+            if not name.startswith("."):
+                self._judge_import(name)
+            return plain_import_module(name, package)
+
+        builtins.__import__ = guarded_import
+        importlib.import_module = guarded_import_module
+
+    def _judge_import(self, name: str) -> None:
+        top = name.partition(".")[0]
+        if self._allowed is not None and top not in self._allowed and self._asked_by_user():
+            raise ImportError(
+                f"module {top!r} is not allowed here; allowed: {', '.join(sorted(self._allowed)) or 'none'}", name=top
+            )
+
+    def _wrap_function(self, name: str) -> None:
+        """Put a guarded function in the place of the one by this name, if there is one."""
+        owner_name, _, attribute = name.rpartition(".")
+        try:
+            owner = importlib.import_module(owner_name) if owner_name else builtins
+            plain = getattr(owner, attribute)
+        except (ImportError, AttributeError):  # not in this interpreter: nothing to call
+            return
+        if isinstance(plain, type):
+            return  # a class must stay one; its audit event guards it
+        setattr(owner, attribute, self._guarded(name, plain))
+
+    def _guarded(self, name: str, plain: Callable[..., object]) -> Callable[..., object]:
+        def guarded(*args: object, **kwargs: object) -> object:
+            if self._called_by_user():
+                raise _refusal(name)
+            return plain(*args, **kwargs)
+
+        guarded.__name__ = guarded.__qualname__ = name.rpartition(".")[2]
+        if name in ("eval", "exec"):
+            return _with_callers_scope(guarded, plain, lambda: self._called_by_user(), name)
+        return guarded
+
+    def _audit(self, event: str, args: tuple[object, ...]) -> None:
+        name = self._events.get(event)
+        if name is not None:
+            if self._called_by_user():
+                raise _refusal(name)
+        elif event == "import" and self._allowed is not None:
+            self._judge_import(str(args[0]))
+        elif event in _FORGES_CODE:
+            claimed = args[_FORGES_CODE[event]]
+            if isinstance(claimed, bytes):
+                claimed = os.fsdecode(claimed)
+            if isinstance(claimed, str) and self._is_library(claimed) and self._asked_by_user():
+                raise PermissionError(f"code may not claim to come from {claimed!r}")
+
+    def _is_library(self, filename: str) -> bool:
+        return filename.startswith(self._trusted)
+
+    def _asked_by_user(self) -> bool:
+        """Whether the innermost frame that asks for itself is user code."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            on_behalf = str(frame.f_globals.get("__name__")).startswith(_IMPORTS_FOR_OTHERS)
+            if not filename.startswith((_HERE, *_IMPORT_MACHINERY)) and not (on_behalf and self._is_library(filename)):
+                return not self._is_library(filename)
+            frame = frame.f_back
+        return False
+
+    def _called_by_user(self) -> bool:
+        """Whether user code is behind the call, with no import in between."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            if filename.startswith(_IMPORT_MACHINERY):
+                return False
+            if not filename.startswith(_HERE) and not self._is_library(filename):
+                return True
+            frame = frame.f_back
+        return False
+
+
+def _library_folders() -> tuple[str, ...]:
+    """Where code that is not the user's comes from. Its own folder stands first on the path and is left out."""
+    folders = [os.path.join(folder, "") for folder in sys.path[1:] if folder]
+    return (*folders, "<frozen ", "<__array_function__", _HERE)
+
+
+def _refusal(name: str) -> PermissionError:
+    return PermissionError(f"{name} is not allowed here")
+
+
+def _with_callers_scope(
+    refused: Callable[..., object], plain: Callable[..., object], by_user: Callable[[], bool], name: str
+) -> Callable[..., object]:
+    """`eval` and `exec` take their caller's scope if given none; a wrapper has to hand it on."""
+
+    def guarded(source: object, globals: dict[str, object] | None = None, locals: object = None, /) -> object:
+        if by_user():
+            raise _refusal(name)
+        if globals is None:
+            caller = sys._getframe(1)
+            globals, locals = caller.f_globals, caller.f_locals if locals is None else locals
+        return plain(source, globals, locals) if locals is not None else plain(source, globals)
+
+    guarded.__name__ = guarded.__qualname__ = refused.__name__
+    return guarded
