@@ -23,8 +23,7 @@ class CallFinder:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._rank = {id(tool): i for i, tool in enumerate(tools)}
-        self._by_name = _first_tool_of_each_name(tools)
-        self._formats = list({id(fmt): fmt for tool in tools for fmt in tool.formats}.values())
+        self._takers = _takers_of_each_format(tools)
         self._own_ways = [tool for tool in tools if type(tool).recognise is not Tool.recognise]
 
     def find(self, action: str, only: Tool | None = None) -> tuple[list[Claim], list[Call]]:
@@ -35,15 +34,15 @@ class CallFinder:
         """
         claims: list[Claim] = []
         strangers: list[Call] = []
-        for fmt in self._formats:
+        for fmt, takers in self._takers:
             for call in fmt.find_calls(action):
-                taker = self._taker(call, fmt)
+                taker = takers.get(call.name)
                 if taker is not None:
                     claims.append(Claim(taker, call))
                 else:
                     strangers.append(call)
-        if self._own_ways:
-            claims += [Claim(tool, call) for tool in self._own_ways for call in tool.recognise(action)]
+        for tool in self._own_ways:
+            claims += [Claim(tool, call) for call in tool.recognise(action)]
         if only is not None:
             claims = [claim for claim in claims if claim.tool is only]
         if len(claims) > 1:
@@ -51,21 +50,17 @@ class CallFinder:
             claims = _without_overlap(claims)
         return _joined(claims), strangers
 
-    def _taker(self, call: Call, fmt: Format) -> Tool | None:
-        for tool in self._by_name.get(call.name, ()):
-            if fmt in tool.formats:
-                return tool
-        return None
 
-
-def _first_tool_of_each_name(tools: Sequence[Tool]) -> dict[str, list[Tool]]:
-    """The tools that recognise calls by name alone, in their order, by each of their names."""
-    by_name: dict[str, list[Tool]] = {}
+def _takers_of_each_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str, Tool]]]:
+    """Each format once, with the first tool of each name among those that recognise calls of it by name alone."""
+    formats: dict[int, tuple[Format, dict[str, Tool]]] = {}
     for tool in tools:
-        if type(tool).recognise is Tool.recognise:
-            for name in {tool.name, *tool.aliases}:
-                by_name.setdefault(name, []).append(tool)
-    return by_name
+        for fmt in tool.formats:
+            _, takers = formats.setdefault(id(fmt), (fmt, {}))
+            if type(tool).recognise is Tool.recognise:
+                for name in (tool.name, *tool.aliases):
+                    takers.setdefault(name, tool)
+    return list(formats.values())
 
 
 def _without_overlap(claims: list[Claim]) -> list[Claim]:
