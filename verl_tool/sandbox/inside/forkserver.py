@@ -195,7 +195,7 @@ class Forkserver:
                 _note_failure(journal, error)
                 return
             journal[wire.STATE] = wire.STARTED
-            status = program.finish(main, program.execute(job.code, main))
+            status = program.finish(main, program.execute(job.code, main, self._guard))
         finally:
             os._exit(status)
 
@@ -224,7 +224,6 @@ class Forkserver:
         # Not by `signal`, which makes an enum of each of the 64 signals that were blocked: half a millisecond.
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-        self._guard.activate(main)
         return main, job
 
     def _make_scratch(self, slot: int) -> None:

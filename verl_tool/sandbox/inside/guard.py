@@ -13,37 +13,23 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IMPORT_MACHINERY = ("<frozen importlib", "<frozen zipimport")
 _IMPORTS_FOR_OTHERS = ("importlib", "runpy", "pkgutil", "pydoc", "imp", "unittest.mock")
 """Library modules that import what their caller names: they ask in its name."""
+_TAKES_SCOPE = ("eval", "exec")
+_SAME_AS_BUILTIN = ("exec", "import")
+"""Audit events that every import raises too: the wrapped builtin is judged instead."""
 _FORGES_CODE = {"compile": 1, "code.__new__": 1}
 """Audit events that give a code object its file name, and where the name stands among their arguments."""
-_EVENT_OF = {
-    "open": ("open",),
-    "io.open": ("open",),
-    "os.open": ("open",),
-    "eval": (),
-    "exec": (),
-    "input": ("builtins.input",),
-    "os.popen": ("subprocess.Popen",),
-    "os.remove": ("os.remove",),
-    "os.unlink": ("os.remove",),
-    "os.rmdir": ("os.rmdir",),
-    "shutil.rmtree": ("shutil.rmtree",),
-    "subprocess.run": ("subprocess.Popen",),
-    "subprocess.call": ("subprocess.Popen",),
-    "subprocess.check_call": ("subprocess.Popen",),
-    "subprocess.check_output": ("subprocess.Popen",),
-    "os.spawnv": ("os.posix_spawn",),
-    "os.fork": ("os.fork",),
-    "os.forkpty": ("os.forkpty",),
-    "socket.socket": ("socket.__new__",),
-}
-"""Audit events (PEP 578) by which the interpreter itself reports a restricted function, whatever name it is called by.
-A function that is not here is looked for under its own name, as `os.system` has it."""
+_EVENTS = {"open": "open", "io.open": "open", "socket.socket": "socket.__new__"}
+"""Audit events (PEP 578) by which the interpreter reports a restricted function whatever name it was called by. Those
+that are not here are looked for under their own name, as `os.system` and `subprocess.Popen` have it."""
+_BEHIND_LIBRARIES = ("open", "input")
+"""Builtins that are refused to user code even through a library. Others (`eval`, `exec`, `compile`) are used by the
+library's own workings, as `namedtuple` does, and are refused only to user code that calls them itself."""
 
 
 class Guard:
@@ -57,9 +43,7 @@ class Guard:
         self._restricted = tuple(restricted_functions)
         self._pre_import = tuple(pre_import)
         self._trusted: tuple[str, ...] = ()
-        self._events = {event: name for name in self._restricted for event in _EVENT_OF.get(name, (name,))}
-        if "os.system" in self._restricted:
-            self._events["subprocess.Popen"] = "os.system"
+        self._events = {_EVENTS.get(name, name): name for name in self._restricted}
 
     def activate(self, main: types.ModuleType) -> None:
         """Bind the user's program, whose main module this is, to the policy; then run what the policy pre-imports."""
@@ -111,20 +95,23 @@ class Guard:
         setattr(owner, attribute, self._guarded(name, plain))
 
     def _guarded(self, name: str, plain: Callable[..., object]) -> Callable[..., object]:
+        through_libraries = "." in name or name in _BEHIND_LIBRARIES
+        is_refused = self._called_by_user if through_libraries else self._asked_by_user
+
         def guarded(*args: object, **kwargs: object) -> object:
-            if self._called_by_user():
+            if is_refused():
                 raise _refusal(name)
+            if name in _TAKES_SCOPE:
+                args = _with_scope(args, sys._getframe(1))
             return plain(*args, **kwargs)
 
         guarded.__name__ = guarded.__qualname__ = name.rpartition(".")[2]
-        if name in ("eval", "exec"):
-            return _with_callers_scope(guarded, plain, lambda: self._called_by_user(), name)
         return guarded
 
     def _audit(self, event: str, args: tuple[object, ...]) -> None:
         name = self._events.get(event)
-        if name is not None:
-            if self._called_by_user():
+        if name is not None and event not in _FORGES_CODE:
+            if event not in _SAME_AS_BUILTIN and self._called_by_user():
                 raise _refusal(name)
         elif event == "import" and self._allowed is not None:
             self._judge_import(str(args[0]))
@@ -140,50 +127,44 @@ class Guard:
 
     def _asked_by_user(self) -> bool:
         """Whether the innermost frame that asks for itself is user code."""
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
-            filename = frame.f_code.co_filename
-            on_behalf = str(frame.f_globals.get("__name__")).startswith(_IMPORTS_FOR_OTHERS)
-            if not filename.startswith((_HERE, *_IMPORT_MACHINERY)) and not (on_behalf and self._is_library(filename)):
+        for filename, module in _callers():
+            on_behalf = self._is_library(filename) and module.startswith(_IMPORTS_FOR_OTHERS)
+            if not filename.startswith(_IMPORT_MACHINERY) and not on_behalf:
                 return not self._is_library(filename)
-            frame = frame.f_back
         return False
 
     def _called_by_user(self) -> bool:
         """Whether user code is behind the call, with no import in between."""
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
-            filename = frame.f_code.co_filename
+        for filename, _ in _callers():
             if filename.startswith(_IMPORT_MACHINERY):
                 return False
-            if not filename.startswith(_HERE) and not self._is_library(filename):
+            if not self._is_library(filename):
                 return True
-            frame = frame.f_back
         return False
+
+
+def _callers() -> Iterator[tuple[str, str]]:
+    """File name and module of each frame from the innermost on, down to where this package calls the user's code."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if filename != __file__:
+            if filename.startswith(_HERE):
+                return
+            yield filename, str(frame.f_globals.get("__name__"))
+        frame = frame.f_back
 
 
 def _library_folders() -> tuple[str, ...]:
     """Where code that is not the user's comes from. Its own folder stands first on the path and is left out."""
     folders = [os.path.join(folder, "") for folder in sys.path[1:] if folder]
-    return (*folders, "<frozen ", "<__array_function__", _HERE)
+    return (*folders, "<frozen ", "<__array_function__")
 
 
 def _refusal(name: str) -> PermissionError:
     return PermissionError(f"{name} is not allowed here")
 
 
-def _with_callers_scope(
-    refused: Callable[..., object], plain: Callable[..., object], by_user: Callable[[], bool], name: str
-) -> Callable[..., object]:
+def _with_scope(args: tuple[object, ...], caller: types.FrameType) -> tuple[object, ...]:
     """`eval` and `exec` take their caller's scope if given none; a wrapper has to hand it on."""
-
-    def guarded(source: object, globals: dict[str, object] | None = None, locals: object = None, /) -> object:
-        if by_user():
-            raise _refusal(name)
-        if globals is None:
-            caller = sys._getframe(1)
-            globals, locals = caller.f_globals, caller.f_locals if locals is None else locals
-        return plain(source, globals, locals) if locals is not None else plain(source, globals)
-
-    guarded.__name__ = guarded.__qualname__ = refused.__name__
-    return guarded
+    return args if len(args) > 1 else (*args, caller.f_globals, caller.f_locals)

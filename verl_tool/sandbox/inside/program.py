@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import wire
+from .guard import Guard
 
 _FLUSH_FAILED = 120
 """Exit code, as CPython's own."""
@@ -77,13 +78,15 @@ def reseed() -> None:
         numpy_random.seed(random.getrandbits(32))
 
 
-def execute(code: bytes, main: types.ModuleType) -> int:
-    """Run the code in `main`.
+def execute(code: bytes, main: types.ModuleType, guard: Guard) -> int:
+    """Run the code in `main`, bound to the policy.
 
     Returns:
         The exit code, as far as the code itself decides it.
     """
-    return _guarded(lambda: exec(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
+    run = exec  # the builtin itself may be restricted next
+    status = _guarded(lambda: guard.activate(main))
+    return status or _guarded(lambda: run(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
 
 
 def finish(main: types.ModuleType, status: int) -> int:

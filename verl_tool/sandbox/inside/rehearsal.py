@@ -14,6 +14,7 @@ import sys
 import threading
 
 from . import program, streams, wire
+from .guard import Guard
 
 _TIMES = 20
 """Bytecode is specialised after a few passes."""
@@ -24,6 +25,8 @@ _PROGRAMS = (
     b"if __name__ == '__main__':\n    print(input())\n",
 )
 _WITH_NUMPY = b"import numpy as np\na = np.arange(10)\nprint(a.sum(), a.reshape(2, 5), a.mean(), np.linalg.inv(np.eye(2)))\n"
+
+_NO_POLICY = Guard(None, [], [])
 
 
 def rehearse() -> None:
@@ -50,7 +53,7 @@ def _rehearse_one(code: bytes) -> None:
     streams.attach(streams.Journal(words), 1 << 20)
     sys.stdin = io.StringIO("line\n")
     main = program.new_main_module()
-    program.execute(code, main)
+    program.execute(code, main, _NO_POLICY)
     program.forget(main)
     program.reseed()
 
