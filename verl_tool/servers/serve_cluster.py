@@ -17,7 +17,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve import RunTarget
-from ray.serve.config import HTTPOptions
+from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import ApplicationStatus
 
 from verl_tool.errors import VerlToolError
@@ -30,6 +30,8 @@ POLL_SECONDS = 0.2
 """How often the state of the application is looked at while it starts."""
 REPLICA_LEAVING_SECONDS = 1.0
 """How long a replica that is taken away still answers, so that HAProxy hears of it first."""
+START_TRIES = 2
+"""Ray gives its processes half a minute to come up, which a busy machine may not."""
 OBJECT_STORE_BYTES = 100 << 20
 """Of a local cluster. Tool calls do not go through Ray's object store."""
 
@@ -41,7 +43,9 @@ class StartError(VerlToolError):
 class ServeCluster:
     """Ray and Serve for one tool server; a context manager that gives back what it took.
 
-    `ray_address`: a running cluster to join; None: a local one is started, which ends with this process.
+    `ray_address`: a running cluster to join; None: a local one is started, which ends with this process, with
+    `logical_cpus` for replicas. `front_doors`: on which nodes there is one; by default on every node with a replica, so
+    that each node reaches the tools at `host`, `port` of its own.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class ServeCluster:
         data_path: DataPath,
         ray_address: str | None = None,
         logical_cpus: int | None = None,
+        front_doors: ProxyLocation = ProxyLocation.EveryNode,
     ) -> None:
         self.host = host
         self.port = port
@@ -59,6 +64,7 @@ class ServeCluster:
         self.local = ray_address is None
         self._address = ray_address
         self._logical_cpus = logical_cpus
+        self._front_doors = front_doors
         self._folder: Path | None = None
         self._apps: list[str] = []
 
@@ -135,21 +141,31 @@ class ServeCluster:
         return status.status.value if status is not None else "NOT_STARTED"
 
     def _connect(self) -> None:
-        try:
-            if self.local:
-                ray.init(
-                    address="local",
-                    namespace=NAMESPACE,
-                    logging_level=logging.WARNING,
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    num_cpus=self._logical_cpus,
-                )
-            else:
+        if not self.local:
+            try:
                 ray.init(address=self._address, namespace=NAMESPACE, logging_level=logging.WARNING)
-        except (RayError, ConnectionError, OSError, ValueError, RuntimeError) as error:
-            where = "a local Ray cluster could not be started" if self.local else f"no Ray cluster at {self._address!r}"
-            raise StartError(f"{where}: {error}") from error
+            except (RayError, ConnectionError, OSError, ValueError, RuntimeError) as error:
+                raise StartError(f"no Ray cluster at {self._address!r} can be joined: {error}") from error
+            return
+        for tries_left in reversed(range(START_TRIES)):
+            try:
+                self._start_ray()
+            except Exception as error:  # Ray raises a bare Exception if its processes do not come up
+                ray.shutdown()
+                if not tries_left:
+                    raise StartError(f"a local Ray cluster could not be started: {error}") from error
+            else:
+                return
+
+    def _start_ray(self) -> None:
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            logging_level=logging.WARNING,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            num_cpus=self._logical_cpus,
+        )
 
     def _refuse_running_serve(self) -> None:
         running = serve.status()
@@ -165,6 +181,7 @@ class ServeCluster:
         try:
             serve.start(
                 http_options=HTTPOptions(host=self.host, port=self.port),
+                proxy_location=self._front_doors,
                 controller_options={"runtime_env": {"env_vars": variables}},
             )
         except (RayError, RuntimeError, TimeoutError) as error:
