@@ -1,0 +1,196 @@
+"""``python -m verl_tool.servers.ray_serve`` as a user runs it: starts, tells, refuses, stops and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+from serve_harness import DATA, observed, post
+
+from verl_tool.client import ToolClient
+from verl_tool.servers.data_path import free_ports
+
+slow = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+READY_SECONDS = 120.0
+STOP_SECONDS = 45.0
+COMMAND = [sys.executable, "-m", "verl_tool.servers.ray_serve"]
+
+
+class Server:
+    """The command in a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / "server.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "--port", str(self.port), "--cpus_per_replica", "0.1", *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment},
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(errors="replace")
+
+    def wait_until_ready(self) -> str:
+        """What it has printed once it serves."""
+        deadline = time.monotonic() + READY_SECONDS
+        while "\ntry " not in self.output():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.2)
+        return self.output()
+
+    def family(self) -> list[psutil.Process]:
+        """All processes below it."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self) -> None:
+        """Whatever is left of it after a failed test."""
+        if self.process.poll() is None:
+            for process in [*self.family(), psutil.Process(self.process.pid)]:
+                process.kill()
+            self.process.wait(timeout=STOP_SECONDS)
+
+
+def start(folder: Path, *arguments: str, **environment: str) -> Iterator[Server]:
+    server = Server(folder, *arguments, **environment)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    yield from start(tmp_path, "--tool_type", f"calculator,{DATA / 'ray_counter.py'}", "--num_replicas", "2")
+
+
+@pytest.fixture
+def server_without_haproxy(tmp_path: Path) -> Iterator[Server]:
+    yield from start(
+        tmp_path, "--tool_type", str(DATA / "ray_counter.py"), RAY_SERVE_HAPROXY_BINARY_PATH="/nowhere/haproxy"
+    )
+
+
+@pytest.fixture
+def server_that_cannot_isolate(tmp_path: Path) -> Iterator[Server]:
+    yield from start(tmp_path, "--tool_type", str(DATA / "ray_unsafe.py"))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    )
+
+
+def gone(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that still live after `seconds`, none if all end before."""
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return alive
+
+
+class TestServing:
+    pytestmark = slow
+
+    async def test_it_serves_and_a_sigint_leaves_no_process(self, server):
+        printed = server.wait_until_ready()
+        assert "HAProxy 2." in printed
+        assert re.search(r"calculator +│ yes", printed)
+        assert re.search(r"ray_counter +│ yes", printed)
+        assert re.search(r"finish +│ no +│ not in --tool_type", printed)
+        assert f"{server.url}/get_observation" in printed
+        async with aiohttp.ClientSession() as session:
+            status, answer = await post(session, server.url, ["a", "b"], "<calculator>13.1-3</calculator>")
+        assert status == 200
+        assert ["10.1" in text for text in answer["observations"]] == [True, True]
+
+        second = run("--port", str(server.port), "--tool_type", "calculator")
+        assert second.returncode == 1
+        assert f"port {server.port} on 127.0.0.1 cannot be used: Address already in use" in second.stderr
+
+        family = server.family()
+        assert any("haproxy" in process.name() for process in family)
+        # As the terminal does: to every process of the group.
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.process.wait(timeout=STOP_SECONDS) == 0
+        assert gone(family, seconds=10) == []
+
+    def test_a_killed_server_leaves_no_process(self, server):
+        server.wait_until_ready()
+        family = server.family()
+        server.process.kill()
+        server.process.wait(timeout=STOP_SECONDS)
+        assert gone(family, seconds=STOP_SECONDS) == []
+
+    async def test_without_haproxy_it_says_so_and_the_client_goes_straight_to_the_replicas(
+        self, server_without_haproxy
+    ):
+        server = server_without_haproxy
+        assert "Python proxy" in server.wait_until_ready()
+        async with aiohttp.ClientSession() as session:
+            status, answer = await post(session, server.url, ["a"], "<ray_counter>0</ray_counter>")
+            assert (status, observed(answer["observations"][0])[0]) == (200, "1")
+        async with ToolClient(server.url) as client:
+            result = await client.call("a", "<ray_counter>0</ray_counter>")
+            assert observed(result.observation)[0] == "2"
+        family = server.family()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=STOP_SECONDS) == 0
+        assert gone(family, seconds=10) == []
+
+    def test_a_replica_that_cannot_start_is_told_in_its_own_words(self, server_that_cannot_isolate):
+        server = server_that_cannot_isolate
+        assert server.process.wait(timeout=READY_SECONDS) == 1
+        assert server.output().count("cannot serve: no isolation on Sundays; come back on Monday") == 1
+
+
+def test_an_unknown_tool_is_refused_before_anything_starts():
+    finished = run("--tool_type", "calculater")
+    assert finished.returncode == 2
+    assert "tool 'calculater' is unknown; known: calculator" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--num_replicas", "many"], "--num_replicas is 'many'; give a number from 1, or 'auto'"),
+        (["--num_replicas", "0"], "--num_replicas is '0'"),
+        (["--port", "70000"], "--port"),
+        (["--tool_config", "/nowhere/config.json"], "/nowhere/config.json cannot be read"),
+        (["--workers_per_tool", "0"], "--workers_per_tool"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments, words):
+    finished = run("--tool_type", "calculator", *arguments)
+    assert finished.returncode == 2
+    assert words in finished.stderr
+
+
+def test_the_help_tells_every_option():
+    told = run("--help").stdout
+    for option in (
+        "--host", "--port", "--tool_type", "--num_replicas", "--workers_per_tool", "--max_concurrent_requests",
+        "--tool_config", "--api_key", "--ray_address", "--done_if_invalid", "--isolation", "--state_ttl", "--log_level",
+    ):  # fmt: skip
+        assert option in told
+    assert "VERL_TOOL_API_KEY" in told
