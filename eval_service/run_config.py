@@ -40,7 +40,7 @@ class Run:
 
 def read_run(folder: Path, model: str | None = None) -> Run:
     """Read a run's folder; `model` in place of its newest weights. Raises ConfigError that says what is missing."""
-    config = _config(folder)
+    config = run_config(folder)
     try:
         rollout = config.actor_rollout_ref.rollout
         return Run(
@@ -60,7 +60,8 @@ def read_run(folder: Path, model: str | None = None) -> Run:
         raise ConfigError(f"the config of the run {folder} cannot be read: {error}") from error
 
 
-def _config(folder: Path) -> DictConfig:
+def run_config(folder: Path) -> DictConfig:
+    """The whole config of a run, as the trainer had it. Raises ConfigError if there is none."""
     for name in CONFIG_FILES:
         path = folder / name
         if path.is_file():

@@ -1,0 +1,198 @@
+"""``python -m eval_service.evaluate``: a data set through an endpoint, with scores and figures.
+
+    python -m eval_service.evaluate --data test.parquet --reward_manager torl --base_url http://127.0.0.1:8000/v1
+
+Writes into ``--out``: records.jsonl (one line an answer; broken off, the same command goes on), summary.json, report.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from eval_service.evaluation.asking import Asker, Asking
+from eval_service.evaluation.dataset import Problem, read_problems
+from eval_service.evaluation.record import Key, Record, read_records, write_records
+from eval_service.evaluation.report import Summary, as_markdown, summarise
+from verl_tool.errors import ConfigError, VerlToolError
+
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is evaluated, and where the results go."""
+
+    problems: tuple[Problem, ...]
+    asking: Asking
+    folder: Path
+    ks: tuple[int, ...]
+    title: str
+
+    @property
+    def records_path(self) -> Path:
+        return self.folder / "records.jsonl"
+
+
+async def answers(evaluation: Evaluation) -> list[Record]:
+    """All answers: those of an earlier, broken run, and the missing ones, which are asked for now."""
+    known = known_records(evaluation)
+    samples = evaluation.asking.samples
+    wanted = [(p, j) for p in evaluation.problems for j in range(samples) if (p.index, j) not in known]
+    if known:
+        console.print(
+            f"{len(known)} answers are known already from {evaluation.records_path}; {len(wanted)} are missing"
+        )
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    write_records(evaluation.records_path, known.values())
+    with evaluation.records_path.open("a", encoding="utf-8") as file, Progress(*columns, console=console) as progress:
+        bar = progress.add_task("answers", total=len(known) + len(wanted), completed=len(known))
+
+        def keep(record: Record) -> None:
+            known[record.key] = record
+            file.write(record.to_json() + "\n")
+            file.flush()
+            progress.advance(bar)
+
+        async with Asker(evaluation.asking) as asker:
+            await asker.ask_all(wanted, keep)
+    return [known[key] for key in sorted(known)]
+
+
+def known_records(evaluation: Evaluation) -> dict[Key, Record]:
+    """The answers of an earlier run to the same problems. Those that failed are left out: they are asked for again."""
+    digests = {problem.index: problem.digest for problem in evaluation.problems}
+    return {
+        record.key: record
+        for record in read_records(evaluation.records_path)
+        if record.error is None
+        and digests.get(record.index) == record.digest
+        and record.sample < evaluation.asking.samples
+    }
+
+
+async def evaluate(evaluation: Evaluation, reward: DictConfig, tokenizer: Any) -> Summary:
+    """Ask, score, and write everything down. Raises ConfigError."""
+    # verl takes seconds to import; a command line that is wrong shall not wait for it.
+    from eval_service.evaluation.scoring import Scorer
+
+    scorer = Scorer(reward, tokenizer)
+    evaluation.folder.mkdir(parents=True, exist_ok=True)
+    records = await scorer.score_all(await answers(evaluation), evaluation.problems)
+    write_records(evaluation.records_path, records)
+    summary = summarise(records, len(evaluation.problems), evaluation.asking.samples, evaluation.ks)
+    (evaluation.folder / "summary.json").write_text(json.dumps(summary.as_dict(), indent=2) + "\n")
+    (evaluation.folder / "report.md").write_text(as_markdown(summary, evaluation.title))
+    return summary
+
+
+def command(
+    data: Annotated[Path, typer.Option("--data", help="A .parquet or .jsonl file of verl's rows.")],
+    base_url: Annotated[str, typer.Option("--base_url", help="The endpoint, with /v1.")] = "http://127.0.0.1:8000/v1",
+    reward_manager: Annotated[
+        str | None, typer.Option("--reward_manager", help="Name of the reward manager, such as torl.")
+    ] = None,
+    reward_options: Annotated[
+        str, typer.Option("--reward_kwargs", help="Its options, as JSON; in training reward.reward_kwargs.")
+    ] = "{}",
+    from_run: Annotated[
+        Path | None, typer.Option("--from_run", help="Folder of a training run: its reward and its tokenizer.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option("--tokenizer", help="Scores then leave special tokens out, as training does. Default: the run's."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Default: the only one that the endpoint serves.")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="Answers of each problem.")] = 1,
+    k: Annotated[str, typer.Option("--k", help="For pass@k: numbers with commas between.")] = "1",
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0)] = None,
+    top_p: Annotated[float | None, typer.Option("--top_p", min=0.0, max=1.0)] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max_tokens", min=1)] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Sample j draws with seed + j.")] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Answers asked for at a time.")] = 64,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many problems.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Default: outputs/evaluation/<data's name>.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for one answer.")] = 3600.0,
+    api_key: Annotated[
+        str, typer.Option("--api_key", envvar="OPENAI_API_KEY", show_envvar=True, help="The endpoint's bearer token.")
+    ] = "none",
+) -> None:
+    """Run a data set through an endpoint and score the answers. Exit code 1 if some have none."""
+    try:
+        folder = out or Path("outputs/evaluation") / data.stem
+        asking = Asking(base_url, api_key, model, n, temperature, top_p, max_tokens, seed, concurrency, timeout)
+        evaluation = Evaluation(tuple(read_problems(data, limit)), asking, folder, _numbers(k, n), data.stem)
+        reward = _reward(reward_manager, reward_options, from_run)
+        summary = asyncio.run(evaluate(evaluation, reward, _tokenizer(tokenizer, from_run)))
+    except VerlToolError as error:
+        console.print(f"[bold red]cannot evaluate:[/bold red] {error}", highlight=False)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    except KeyboardInterrupt:
+        console.print("broken off; the same command goes on where it stopped")
+        raise typer.Exit(130) from None
+    Console().print(Markdown((folder / "report.md").read_text()))
+    if summary.errors or summary.unscored:
+        console.print(
+            f"[bold yellow]{summary.errors} answers did not come, {summary.unscored} have no score[/bold yellow]"
+        )
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    app()
+
+
+def _numbers(text: str, samples: int) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = [part for part in parts if not part.isdigit() or not 1 <= int(part) <= samples]
+    if wrong:
+        raise ConfigError(f"--k {wrong[0]} with --n {samples}; give numbers from 1 to the number of answers a problem")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _reward(name: str | None, options: str, run: Path | None) -> DictConfig:
+    if name is None and run is None:
+        raise ConfigError("no reward: give --reward_manager (such as torl), or --from_run")
+    if name is None and run is not None:
+        from eval_service.run_config import run_config
+
+        return run_config(run)
+    try:
+        kwargs = json.loads(options)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--reward_kwargs {options!r} is no JSON: {error}") from error
+    if not isinstance(kwargs, dict):
+        raise ConfigError(f"--reward_kwargs {options!r} is no JSON object")
+    from eval_service.evaluation.scoring import reward_config
+
+    return reward_config(str(name), kwargs)
+
+
+def _tokenizer(name: str | None, run: Path | None) -> Any:
+    """transformers' tokenizer, as the reward managers of training have it; None: texts are scored."""
+    if name is None and run is None:
+        return None
+    from eval_service.checkpoint import newest_model
+    from eval_service.tokenizer import load_tokenizer
+
+    return load_tokenizer(name or str(newest_model(run or Path()))).tokenizer
+
+
+if __name__ == "__main__":
+    main()

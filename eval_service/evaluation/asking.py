@@ -1,0 +1,132 @@
+"""Asks an endpoint for answers, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+from openai.types.chat import ChatCompletion
+
+from eval_service.evaluation.dataset import Problem
+from eval_service.evaluation.record import Record
+from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.errors import ConfigError
+from verl_tool.json_text import encode_json
+
+OWNER = "verl-tool"
+"""``owned_by`` of an endpoint that gives trajectories."""
+MAX_RETRIES = 5
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How answers are asked for. None: the endpoint's default."""
+
+    base_url: str
+    api_key: str = "none"
+    model: str | None = None
+    """None: the only one that the endpoint serves."""
+    samples: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    """Sample `j` of a problem draws with ``seed + j``."""
+    concurrency: int = 64
+    timeout_seconds: float = 3600.0
+
+
+class Asker:
+    """An endpoint that answers problems. An async context manager."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+        self._client = openai.AsyncOpenAI(
+            base_url=asking.base_url,
+            api_key=asking.api_key,
+            timeout=asking.timeout_seconds,
+            max_retries=MAX_RETRIES,
+        )
+        self.model = ""
+        self.gives_trajectories = False
+
+    async def __aenter__(self) -> Asker:
+        """Ask which models there are. Raises ConfigError if the endpoint does not answer, or serves another model."""
+        try:
+            cards = {card.id: card async for card in await self._client.models.list()}
+        except openai.OpenAIError as error:
+            raise ConfigError(f"{self._asking.base_url} does not tell its models: {error}") from error
+        if self._asking.model is None and len(cards) != 1:
+            raise ConfigError(f"{self._asking.base_url} serves {sorted(cards)}; say which with --model")
+        self.model = self._asking.model or next(iter(cards))
+        if self.model not in cards:
+            raise ConfigError(f"{self._asking.base_url} does not serve {self.model!r}; it serves {sorted(cards)}")
+        self.gives_trajectories = cards[self.model].owned_by == OWNER
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def ask_all(self, wanted: Sequence[tuple[Problem, int]], on_answer: Callable[[Record], None]) -> None:
+        """Ask for each problem and number of sample; `on_answer` is told as answers come, in any order."""
+        places = asyncio.Semaphore(self._asking.concurrency)
+
+        async def one(problem: Problem, sample: int) -> None:
+            async with places:
+                record = await self.ask(problem, sample)
+            on_answer(record)
+
+        tasks = [asyncio.ensure_future(one(problem, sample)) for problem, sample in wanted]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ask(self, problem: Problem, sample: int) -> Record:
+        """One answer. What prevents it is in the record; the client has tried again by then."""
+        began = time.perf_counter()
+        blank = Record(problem.index, sample, problem.digest)
+        try:
+            answer = await self._client.chat.completions.create(**self._request(problem, sample))
+        except openai.OpenAIError as error:
+            return Record(problem.index, sample, problem.digest, error=f"{type(error).__name__}: {error}")
+        return _record(blank, answer, time.perf_counter() - began)
+
+    def _request(self, problem: Problem, sample: int) -> dict[str, Any]:
+        asking = self._asking
+        request: dict[str, Any] = {"model": self.model, "messages": list(problem.messages)}
+        limits = {"temperature": asking.temperature, "top_p": asking.top_p, "max_tokens": asking.max_tokens}
+        request |= {name: value for name, value in limits.items() if value is not None}
+        if asking.seed is not None:
+            request["seed"] = asking.seed + sample
+        if self.gives_trajectories:
+            request["extra_body"] = {"return_trajectory": True}
+            if problem.tools_kwargs:
+                request["extra_body"]["extra_fields"] = dict(problem.tools_kwargs)
+            if not problem.use_tool:
+                request["tool_choice"] = "none"
+        return request
+
+
+def _record(blank: Record, answer: ChatCompletion, seconds: float) -> Record:
+    choice = answer.choices[0]
+    further = choice.model_extra or {}
+    trajectory = further.get("trajectory")
+    usage = answer.usage.model_dump() if answer.usage is not None else {}
+    return Record(
+        index=blank.index,
+        sample=blank.sample,
+        digest=blank.digest,
+        content=choice.message.content or "",
+        finish_reason=choice.finish_reason,
+        stop_reason=further.get("stop_reason"),
+        usage={name: value for name, value in usage.items() if isinstance(value, int)},
+        seconds=seconds,
+        trajectory=None if trajectory is None else Trajectory.from_json(encode_json(trajectory)),
+    )

@@ -1,0 +1,81 @@
+"""Problems from a file of verl's rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_tool.errors import ConfigError
+
+PARQUET_BATCH = 1024
+"""Rows that are read at a time."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row. What is sent to the endpoint is `messages`, `use_tool` and `tools_kwargs`; the rest stays here."""
+
+    index: int
+    messages: tuple[dict[str, Any], ...]
+    data_source: str
+    reward_model: Mapping[str, Any]
+    """``ground_truth`` and ``style``."""
+    ability: str = ""
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    use_tool: bool = True
+    tools_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Changes with the question and with the right answer."""
+        text = json.dumps([self.messages, self.reward_model], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
+    """The first `limit` rows of a ``.parquet`` or ``.jsonl`` file. Raises ConfigError that names a wrong row."""
+    problems: list[Problem] = []
+    for row in _rows(path):
+        if limit is not None and len(problems) >= limit:
+            break
+        problems.append(_problem(row, len(problems), path))
+    if not problems:
+        raise ConfigError(f"{path} holds no rows")
+    return problems
+
+
+def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
+    missing = [name for name in ("prompt", "reward_model") if not row.get(name)]
+    if missing:
+        raise ConfigError(
+            f"row {index} of {path} lacks {missing[0]!r}; rows are verl's, as examples/data_preprocess makes"
+        )
+    return Problem(
+        index=index,
+        messages=tuple({k: v for k, v in message.items() if v is not None} for message in row["prompt"]),
+        data_source=str(row.get("data_source") or ""),
+        reward_model=dict(row["reward_model"]),
+        ability=str(row.get("ability") or ""),
+        extra_info=dict(row.get("extra_info") or {}),
+        use_tool=bool(row.get("use_tool", True)),
+        tools_kwargs=dict(row.get("tools_kwargs") or {}),
+    )
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file; give a .parquet or .jsonl file of verl's rows")
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as parquet
+
+        for batch in parquet.ParquetFile(path).iter_batches(PARQUET_BATCH):
+            yield from batch.to_pylist()
+    elif path.suffix == ".jsonl":
+        with path.open(encoding="utf-8") as file:
+            yield from (json.loads(line) for line in file if line.strip())
+    else:
+        raise ConfigError(f"{path} ends in {path.suffix!r}; give a .parquet or .jsonl file")

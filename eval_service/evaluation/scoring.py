@@ -1,0 +1,131 @@
+"""Scores answers as training does: by verl's reward managers, ours and one's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from verl.trainer.ppo.reward import load_reward_manager
+
+from eval_service.evaluation.dataset import Problem
+from eval_service.evaluation.record import Record, any_of
+from verl import DataProto
+from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
+from verl_tool.errors import ConfigError
+
+
+class ScoringTokenizer(Protocol):
+    """What reward managers need of a tokenizer."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
+
+
+class TextTokenizer:
+    """Its tokens are the bytes of UTF-8: for answers of which only the text is known."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return bytes(token_ids).decode("utf-8", "replace")
+
+
+def reward_config(name: str, options: dict[str, Any]) -> DictConfig:
+    """The part of a trainer's config by which verl makes the reward manager `name` with its `options`."""
+    return OmegaConf.create(
+        {
+            "reward": {
+                "reward_manager": {"source": "register", "name": name, "module": None},
+                "custom_reward_function": {"path": None, "name": None},
+                "reward_kwargs": options,
+            }
+        }
+    )
+
+
+class Scorer:
+    """A reward manager and the tokenizer that it reads answers with.
+
+    Without `tokenizer` the texts of the record are scored, special tokens and all.
+    """
+
+    def __init__(self, config: DictConfig, tokenizer: ScoringTokenizer | None = None) -> None:
+        """Raises ConfigError if verl does not know the reward manager."""
+        self._tokenizer = tokenizer
+        self._texts = TextTokenizer()
+        try:
+            self._manager = load_reward_manager(config, tokenizer or self._texts)
+        except (ValueError, FileNotFoundError, AttributeError, RuntimeError) as error:
+            raise ConfigError(f"the reward manager cannot be made: {error}") from error
+
+    async def score(self, record: Record, problem: Problem) -> Record:
+        """The record with its score, or with the reason why there is none."""
+        told = await self._manager.run_single(self._batch(record, problem))
+        details = dict(told.get("reward_extra_info") or {})
+        fault = details.pop("reward_fault", "")
+        if fault:
+            return Record(**(vars(record) | {"reward_fault": str(fault)}))
+        score = float(told["reward_score"])
+        return record.with_score(score, float(details.get("acc", score)) > 0.5, any_of(details))
+
+    async def score_all(
+        self, records: Sequence[Record], problems: Sequence[Problem], at_a_time: int = 16
+    ) -> list[Record]:
+        """All of them, in their order; those without an answer stay as they are."""
+        places = asyncio.Semaphore(at_a_time)
+
+        async def one(record: Record) -> Record:
+            if record.error is not None:
+                return record
+            async with places:
+                return await self.score(record, problems[record.index])
+
+        return list(await asyncio.gather(*(one(record) for record in records)))
+
+    def _batch(self, record: Record, problem: Problem) -> DataProto:
+        """One row as verl's reward loop gets it."""
+        trajectory = self._readable(record)
+        ids = trajectory.response_ids or [0]
+        tensors = {
+            "prompts": torch.zeros(1, 1, dtype=torch.long),
+            "responses": torch.tensor([ids]),
+            "response_mask": torch.tensor([trajectory.response_mask or [0]]),
+            "attention_mask": torch.ones(1, 1 + len(ids), dtype=torch.long),
+        }
+        row = {
+            "data_source": problem.data_source,
+            "reward_model": dict(problem.reward_model),
+            "extra_info": dict(problem.extra_info),
+            "ability": problem.ability,
+            "tool_extra_fields": {"trajectory": trajectory.to_json()},
+            "__num_turns__": trajectory.num_turns,
+        }
+        columns = {name: _column(value) for name, value in row.items()}
+        return DataProto(batch=TensorDict(tensors, batch_size=1), non_tensor_batch=columns)
+
+    def _readable(self, record: Record) -> Trajectory:
+        """The trajectory in tokens of the tokenizer at hand."""
+        told = record.trajectory
+        if told is not None and self._tokenizer is not None:
+            return told
+        if told is None:
+            prompt, answer = Segment(Author.PROMPT, ()), self._as_bytes(Author.MODEL, record.content)
+            return Trajectory(f"{record.index}-{record.sample}", (prompt, answer), StopReason.ANSWERED)
+        segments = tuple(self._as_bytes(segment.author, segment.text) for segment in told.segments)
+        return Trajectory(
+            told.trajectory_id, segments, told.stop, prompt_segments=told.prompt_segments, calls=told.calls
+        )
+
+    def _as_bytes(self, author: Author, text: str) -> Segment:
+        return Segment(author, tuple(self._texts.encode(text)), text=text)
+
+
+def _column(value: object) -> np.ndarray:
+    column = np.empty(1, dtype=object)
+    column[0] = value
+    return column
