@@ -2,7 +2,8 @@
 
     python -m eval_service.evaluate --data test.parquet --reward_manager torl --base_url http://127.0.0.1:8000/v1
 
-Writes into ``--out``: records.jsonl (one line an answer; broken off, the same command goes on), summary.json, report.md.
+Writes into ``--out``: records.jsonl (one line an answer), summary.json and report.md. Broken off, the same command goes
+on where it stopped.
 """
 
 from __future__ import annotations
