@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import opcode
 import os
 import sys
 import types
 from collections.abc import Callable, Iterator
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_IMPORT_NAME = opcode.opmap["IMPORT_NAME"]
 _IMPORT_MACHINERY = ("<frozen importlib", "<frozen zipimport")
 _IMPORTS_FOR_OTHERS = ("importlib", "runpy", "pkgutil", "pydoc", "imp", "unittest.mock")
 """Library modules that import what their caller names: they ask in its name."""
@@ -99,7 +101,7 @@ class Guard:
         is_refused = self._called_by_user if through_libraries else self._asked_by_user
 
         def guarded(*args: object, **kwargs: object) -> object:
-            if is_refused():
+            if is_refused() and not (name == "__import__" and _is_import_statement(sys._getframe(1))):
                 raise _refusal(name)
             if name in _TAKES_SCOPE:
                 args = _with_scope(args, sys._getframe(1))
@@ -159,6 +161,11 @@ def _library_folders() -> tuple[str, ...]:
     """Where code that is not the user's comes from. Its own folder stands first on the path and is left out."""
     folders = [os.path.join(folder, "") for folder in sys.path[1:] if folder]
     return (*folders, "<frozen ", "<__array_function__")
+
+
+def _is_import_statement(caller: types.FrameType) -> bool:
+    """Whether the caller stands at an ``import``, which calls `__import__` too and is not what was restricted."""
+    return caller.f_code.co_code[caller.f_lasti] == _IMPORT_NAME
 
 
 def _refusal(name: str) -> PermissionError:

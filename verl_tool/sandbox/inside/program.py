@@ -25,24 +25,22 @@ class Job:
     """What the pool wants to be run."""
 
     code: bytes
-    stdin: bytes
     files: dict[str, bytes]
 
 
 def read_job(fd: int) -> Job:
     """The job in a job file."""
     view = memoryview(os.pread(fd, os.fstat(fd).st_size - wire.JOURNAL_BYTES, wire.JOURNAL_BYTES))
-    code_size, stdin_size, count = wire.JOB.unpack_from(view)
+    code_size, count = wire.JOB.unpack_from(view)
     at = wire.JOB.size
     code, at = bytes(view[at : at + code_size]), at + code_size
-    stdin, at = bytes(view[at : at + stdin_size]), at + stdin_size
     files = {}
     for _ in range(count):
         name_size, size = wire.FILE.unpack_from(view, at)
         at += wire.FILE.size
         name, at = str(view[at : at + name_size], "utf-8"), at + name_size
         files[name], at = bytes(view[at : at + size]), at + size
-    return Job(code, stdin, files)
+    return Job(code, files)
 
 
 def write_files(job: Job) -> None:
@@ -111,7 +109,7 @@ def _guarded(step: Callable[[], object]) -> int:
         step()
     except SystemExit as error:
         return _exit_code(error.code)
-    except BaseException as error:  # whatever the user's code raises is its own result
+    except BaseException as error:  # noqa: BLE001  (whatever the user's code raises is its own result)
         _report(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
@@ -145,7 +143,7 @@ def _report(error: BaseException) -> None:
         queue += [link.__cause__, link.__context__]
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException as failure:  # the user's own hook, or no memory left to format a traceback
+    except BaseException as failure:  # noqa: BLE001  (the user's own hook, or no memory to format a traceback)
         _print_error(f"{type(error).__name__} (and no traceback: {type(failure).__name__})")
 
 
@@ -167,14 +165,3 @@ def _print_error(text: str) -> None:
         print(text, file=sys.stderr)
     except (OSError, ValueError, AttributeError):  # stderr was closed or replaced by the user's code
         return
-
-
-def open_stdin(content: bytes) -> None:
-    """Let file descriptor 0 read `content`, then end."""
-    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    os.dup2(fd, 0)
-    os.close(fd)
