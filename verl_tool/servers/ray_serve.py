@@ -133,7 +133,9 @@ def serve_tools(
     max_replicas: Annotated[int, typer.Option("--max_replicas", min=1, help="With --num_replicas auto: the most.")] = 8,
     workers_per_tool: Annotated[
         int | None,
-        typer.Option("--workers_per_tool", min=1, help="Warm sandbox workers of each replica. Default: its cores."),
+        typer.Option(
+            "--workers_per_tool", min=1, help="Warm sandbox workers of each replica. Default: its share of the cores."
+        ),
     ] = None,
     max_concurrent_requests: Annotated[
         int,
@@ -205,7 +207,7 @@ def serve_tools(
             app_name=APP_NAME,
             tool_type=tool_type,
             tool_config=ToolConfig.from_file(tool_config) if tool_config else None,
-            workers_per_tool=workers_per_tool,
+            workers_per_tool=workers_per_tool or _workers(num_replicas, ray_address),
             isolation=isolation,
             max_concurrent_requests=max_concurrent_requests,
             max_queued_requests=max_queued_requests,
@@ -252,6 +254,13 @@ def _replicas(text: str, most: int) -> int | AutoscalingSettings:
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"--num_replicas is {text!r}; give a number from 1, or 'auto'")
     return int(text)
+
+
+def _workers(num_replicas: str, ray_address: str | None) -> int | None:
+    """The replicas of a local cluster share the cores of this machine; None: the tool's own default."""
+    if ray_address is not None or not num_replicas.isdigit():
+        return None
+    return max(1, (os.cpu_count() or 1) // max(1, int(num_replicas)))
 
 
 def _logical_cpus(replicas: int | AutoscalingSettings, cpus_per_replica: float) -> int:

@@ -165,6 +165,8 @@ class ServeCluster:
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             num_cpus=self._logical_cpus,
+            # Ray runs its workers at niceness 15; here they are the service itself.
+            _system_config={"worker_niceness": 0},
         )
 
     def _refuse_running_serve(self) -> None:
