@@ -42,10 +42,18 @@ async def test_the_examples_security_section_is_in_force() -> None:
     await tool.start()
     try:
         assert await text(tool, "<PYTHON>print(np.sum([1, 2]), math.sqrt(4))</PYTHON>") == "3 2.0"
-        for code, word in (("import socket", "socket"), ("eval('1')", "eval"), ("open('/etc/passwd')", "open")):
+        assert await text(tool, "<PYTHON>import json, collections; print(json.dumps([1]))</PYTHON>") == "[1]"
+        for code, words in (
+            ("import socket", "module 'socket' is not allowed here"),
+            ("eval('1')", "eval is not allowed here"),
+            ("open('/etc/passwd')", "open is not allowed here"),
+            ("compile('1', 'a', 'eval')", "compile is not allowed here"),
+            ("__import__('math')", "__import__ is not allowed here"),
+            ("input()", "input is not allowed here"),
+        ):
             [result] = await results(tool, f"<PYTHON>{code}</PYTHON>")
             assert result.error, code
-            assert word in result.text.splitlines()[-1]
+            assert words in result.text.splitlines()[-1]
     finally:
         await tool.close()
 
