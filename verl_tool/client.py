@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
-from typing_extensions import Self
 
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.exchange import Answer, Connections, ExchangeError
@@ -109,7 +108,7 @@ class ToolClient:
         self._stateless: bool | None = None
         """All tools of the server are stateless; None until it was asked."""
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> ToolClient:
         return self
 
     async def __aexit__(

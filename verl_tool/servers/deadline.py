@@ -6,8 +6,6 @@ import asyncio
 import sys
 from types import TracebackType
 
-from typing_extensions import Self
-
 
 class Deadline:
     """``with Deadline(5):`` cancels what the block awaits after 5 seconds, and raises asyncio.TimeoutError."""
@@ -16,7 +14,7 @@ class Deadline:
         self._seconds = seconds
         self._passed = False
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Deadline:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a Deadline is used inside a task")
