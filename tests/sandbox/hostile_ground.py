@@ -119,6 +119,11 @@ class HostileGround:
             "canary_leaked": any(secret in o.result.stdout_raw + o.result.stderr_raw for o in outcomes),
             "host_unchanged": self._host_unchanged(),
             "udp_received": self._datagram(),
+            **self._traces(),
+        }
+
+    def _traces(self) -> dict[str, object]:
+        return {
             "no_core": not list(Path.cwd().glob("core*")) and not list(self.directory.glob("core*")),
             "shm_clean": not os.path.exists("/dev/shm/sbx_canary_shm"),
             "sysv_clean": str(0x5B5B) not in Path("/proc/sysvipc/shm").read_text().split(),

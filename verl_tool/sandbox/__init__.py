@@ -1,7 +1,7 @@
 """Running untrusted Python code: isolated, limited, fast, many at a time. Knows nothing of tools or HTTP.
 
-    async with SandboxPool() as pool:
-        result = await pool.run("print(1 + 1)")
+async with SandboxPool() as pool:
+    result = await pool.run("print(1 + 1)")
 """
 
 from verl_tool.errors import IsolationError, SandboxError

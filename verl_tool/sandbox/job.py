@@ -32,7 +32,7 @@ class Output:
 
 
 class JobFiles:
-    """The three files of a run. `close` them; a run that is still alive keeps its own descriptors."""
+    """The files of a run. `close` them; a run that is still alive keeps its own descriptors."""
 
     def __init__(self, code: bytes, stdin: bytes, files: Mapping[str, bytes]) -> None:
         """Write the job. Raises OSError if memory or descriptors run out."""
@@ -40,14 +40,17 @@ class JobFiles:
         try:
             for name in ("job", "stdout", "stderr"):
                 self._fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
-            _write_job(self._fds[0], code, stdin, files)
+            _write_job(self._fds[0], code, files)
+            if stdin:
+                self._fds.append(os.memfd_create("stdin", os.MFD_CLOEXEC))
+                _write_all(self._fds[3], stdin, 0)
         except OSError:
             self.close()
             raise
 
     @property
     def fds(self) -> list[int]:
-        """Job, stdout, stderr."""
+        """Job, stdout, stderr, and stdin if there is any."""
         return self._fds
 
     def close(self) -> None:
@@ -62,14 +65,14 @@ class JobFiles:
 
     def failure(self) -> str:
         """Why the user's code was not reached."""
-        text = os.pread(self._fds[0], 1000, wire.FIRST_SWITCH * 8).split(b"\0")[0]
+        text = os.pread(self._fds[0], wire.FAILURE_BYTES, wire.FIRST_SWITCH * 8).split(b"\0")[0]
         return text.decode(errors="replace") or "its process ended before the user's code was reached"
 
     def output(self, limit: int) -> Output:
         """What was written, `limit` bytes of each stream."""
         kept, total = [], []
         dropped = struct.unpack("<QQ", os.pread(self._fds[0], 16, wire.DROPPED_OUT * 8))
-        for fd, beyond in zip(self._fds[1:], dropped, strict=True):
+        for fd, beyond in zip(self._fds[1:3], dropped, strict=True):
             size = os.fstat(fd).st_size
             kept.append(os.pread(fd, min(size, limit), 0) if size else b"")
             total.append(size + beyond)
@@ -109,13 +112,16 @@ def interleave(stdout: bytes, stderr: bytes, switches: Sequence[int]) -> bytes:
     return b"".join(parts)
 
 
-def _write_job(fd: int, code: bytes, stdin: bytes, files: Mapping[str, bytes]) -> None:
-    parts = [wire.JOB.pack(len(code), len(stdin), len(files)), code, stdin]
+def _write_job(fd: int, code: bytes, files: Mapping[str, bytes]) -> None:
+    parts = [wire.JOB.pack(len(code), len(files)), code]
     for name, content in files.items():
         raw = name.encode()
         parts += [wire.FILE.pack(len(raw), len(content)), raw, content]
-    view = memoryview(b"".join(parts))
-    position = wire.JOURNAL_BYTES
+    _write_all(fd, b"".join(parts), wire.JOURNAL_BYTES)
+
+
+def _write_all(fd: int, content: bytes, position: int) -> None:
+    view = memoryview(content)
     while view:
         written = os.pwrite(fd, view, position)
         view, position = view[written:], position + written

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
 import sys
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 
-from verl_tool.errors import SandboxError
+from verl_tool.errors import ConfigError, IsolationError, SandboxError
 from verl_tool.sandbox import interpreter as interpreters
 from verl_tool.sandbox import isolation as isolations
 from verl_tool.sandbox.inside import wire
@@ -20,10 +23,19 @@ from verl_tool.sandbox.job import JobFiles, check_name, fetch
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.policy import Policy
 from verl_tool.sandbox.result import RunResult
-from verl_tool.sandbox.worker import MAX_SLOTS, Ended, Setup, Worker, WorkerGone
+from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Worker
+
+logger = logging.getLogger(__name__)
 
 WARM_MODULES = ("numpy", "sympy")
+"""numpy and sympy cost each run 1.5 ms of CPU between them; a run that imports them itself pays 100 and 500 ms."""
 _ATTEMPTS = 3
+_PAUSE_SECONDS = 0.05
+_SPARE_SLOTS = 8
+"""For runs that were cancelled and are not gone yet."""
+_ANSWER_SECONDS = 30.0
+"""For a forkserver to end a run whose time is up, and to say so, on an overloaded machine."""
+_LONGEST_PAUSE_SECONDS = 30.0
 _CHECK_SECONDS = 10.0
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
@@ -127,14 +139,13 @@ class SandboxPool:
         """
         found = await asyncio.to_thread(isolations.strongest)
         self._isolation = isolations.require(found, self._required)
-        per_worker = min(-(-self._slots // self._workers_wanted), MAX_SLOTS)
-        self._slots = min(self._slots, per_worker * self._workers_wanted)
+        self._slots = min(self._slots, MAX_SLOTS - _SPARE_SLOTS)
         self._setup = Setup(
             interpreter=await asyncio.to_thread(interpreters.inspect, self._interpreter),
             isolation=self._isolation,
             policy=self._policy,
             modules=self._warm_modules,
-            slots=per_worker,
+            slots=min(self._slots + _SPARE_SLOTS, MAX_SLOTS),  # one worker may have to carry all
             memory_ceiling=_memory_ceiling(self._workers_wanted),
         )
         workers = [Worker(self._setup, self._replace) for _ in range(self._workers_wanted)]
@@ -201,15 +212,17 @@ class SandboxPool:
             limits: instead of the pool's own.
 
         Raises:
-            ConfigError: a file name would leave the folder.
+            ConfigError: a file name would leave the folder, or code and files exceed the disk limit.
             SandboxError: the sandbox failed or is full; `retryable` says whether the code certainly did not run.
         """
         limits = limits or self._limits
         for name in (*files, *fetch_files):
             check_name(name)
+        source, text = _encode(code), _encode(stdin)
+        _check_size(len(source) + sum(map(len, files.values())), limits)
         await self._enter()
         try:
-            job = JobFiles(_encode(code), _encode(stdin), files)
+            job = JobFiles(source, text, files)
             try:
                 return await self._attempt(job, limits, fetch_files)
             finally:
@@ -247,39 +260,45 @@ class SandboxPool:
         self._live -= 1
 
     async def _attempt(self, job: JobFiles, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
-        """Run the job; again on another worker if one died before the code was reached."""
+        """Run the job; again, perhaps on another worker, if the code was certainly not reached."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 ended = await self._run_once(await self._pick(), job, limits, bool(fetch_files))
-            except WorkerGone as error:
+                with _closing(ended.folder_fd):
+                    return self._result(job, ended, limits, fetch_files)
+            except SandboxError as error:
                 untouched = error.retryable or job.state() == wire.NOT_STARTED
                 if self._closed or not untouched or attempt == _ATTEMPTS:
                     raise SandboxError(str(error), retryable=untouched) from error
-                continue
-            try:
-                return self._result(job, ended, limits, fetch_files)
-            finally:
-                if ended.folder_fd >= 0:
-                    os.close(ended.folder_fd)
+            await asyncio.sleep(_PAUSE_SECONDS * attempt)
         raise AssertionError("unreachable")
 
     async def _pick(self) -> Worker:
         """The live worker with the fewest runs; waits while all are being replaced."""
+        deadline = time.monotonic() + START_SECONDS
         while True:
             alive = [worker for worker in self._workers if worker.alive]
             if alive:
                 return min(alive, key=lambda worker: worker.live)
-            if not self._replacements:
-                raise SandboxError("every forkserver is dead and none could be restarted", retryable=True)
-            await asyncio.wait(self._replacements, return_when=asyncio.FIRST_COMPLETED)
+            if not self._replacements or time.monotonic() > deadline:
+                raise SandboxError("no forkserver lives, and none could be started in its place", retryable=True)
+            await asyncio.wait(self._replacements, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
 
     @staticmethod
     async def _run_once(worker: Worker, job: JobFiles, limits: Limits, fetch_files: bool) -> Ended:
         run_id, future = worker.begin(job, limits, fetch_files)
         try:
-            return await future
+            return await asyncio.wait_for(asyncio.shield(future), limits.wall_seconds + _ANSWER_SECONDS)
+        except asyncio.TimeoutError:
+            logger.error("a forkserver (pid %s) does not answer; it is killed and replaced", worker.pid)
+            worker.abandon()
+            return await asyncio.wait_for(future, _ANSWER_SECONDS)
         except asyncio.CancelledError:
             worker.kill(run_id)
+            await asyncio.wait({future}, timeout=_ANSWER_SECONDS)
+            if future.done() and future.exception() is None:
+                with _closing(future.result().folder_fd):
+                    pass
             raise
 
     def _result(self, job: JobFiles, ended: Ended, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
@@ -318,18 +337,40 @@ class SandboxPool:
     async def _restart(self, dead: Worker) -> None:
         assert self._setup is not None
         await dead.close()
-        fresh = Worker(self._setup, self._replace)
-        try:
-            await fresh.start()
-        except BaseException:
-            await fresh.close()
-            raise
+        pause = _PAUSE_SECONDS
+        while True:
+            fresh = Worker(self._setup, self._replace)
+            try:
+                await fresh.start()
+                break
+            except (SandboxError, IsolationError, OSError) as error:
+                logger.error("a forkserver could not be restarted, next try in %g s: %s", pause, error)
+                await fresh.close()
+            except asyncio.CancelledError:
+                await fresh.close()
+                raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         self._restarts += 1
         self._workers = [fresh if worker is dead else worker for worker in self._workers]
 
 
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
 def _encode(text: str | bytes) -> bytes:
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
+
+
+def _check_size(size: int, limits: Limits) -> None:
+    if size > limits.disk_bytes:
+        raise ConfigError(f"code and files are {size} bytes, the limit disk_bytes is {limits.disk_bytes}; raise it")
 
 
 def _limit_hit(ended: Ended, killed_by: int | None) -> str | None:

@@ -151,7 +151,7 @@ class Worker:
             start_new_session=True,
         )
 
-    async def _introduce(self) -> dict:  # type: ignore[type-arg]
+    async def _introduce(self) -> dict:
         """Tell the forkserver how to start; its answer."""
         assert self._process is not None
         setup, policy = self._setup, self._setup.policy
@@ -173,7 +173,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._channel, json.dumps(config).encode())
         answer = await loop.sock_recv(self._channel, _CHANNEL_BYTES)
-        return json.loads(answer) if answer else {"error": self._complaint()}  # type: ignore[no-any-return]
+        return json.loads(answer) if answer else {"error": self._complaint()}
 
     def _complaint(self) -> str:
         """The last of what the forkserver wrote to its stderr before it died."""
@@ -211,6 +211,12 @@ class Worker:
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._waiting[run_id] = future
         return run_id, future
+
+    def abandon(self) -> None:
+        """Kill the forkserver, which does not answer any more; its death is then noticed as any other."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self, run_id: int) -> None:
         """End a run early; its future still tells when it is over."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 import _signal
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import json
 import math
 import mmap
 import os
+import resource
 import select
 import shutil
 import signal
@@ -33,6 +35,8 @@ from .watch import Use, Watch
 _FIRST_LOOK = 0.05
 """Seconds that a run lives before its use is looked at; most never get that old."""
 _LOOK_EVERY = 0.1
+_MOST_FILES = 4096
+"""File descriptors of the forkserver; a fork closes all that it may have inherited."""
 
 
 @dataclass
@@ -62,7 +66,7 @@ class Run:
 class Forkserver:
     """Serves one control channel until it closes."""
 
-    def __init__(self, channel: socket.socket, config: dict) -> None:  # type: ignore[type-arg]
+    def __init__(self, channel: socket.socket, config: dict) -> None:
         """`config`: as the pool's `worker` module sends it."""
         self._channel = channel
         self._filter = linux.SeccompFilter(bytes.fromhex(config["run_filter"])) if config["run_filter"] else None
@@ -120,7 +124,7 @@ class Forkserver:
     def _receive(self) -> bool:
         """Take one message. False when the channel is closed."""
         try:
-            message, fds, _, _ = socket.recv_fds(self._channel, 256, 3)
+            message, fds, _, _ = socket.recv_fds(self._channel, 256, 4)
         except ConnectionError:
             return False
         if not message:
@@ -134,7 +138,7 @@ class Forkserver:
         try:
             self._start(request, fds)
         except OSError as error:
-            _note_failure(linux.map_shared(fds[0], wire.JOURNAL_BYTES), error)
+            os.pwrite(fds[0], wire.failure_journal(error), 0)
             self._channel.send(wire.REPLY.pack(request.id, 0, wire.NO_LIMIT, 0, 0.0, 0.0, 0))
         finally:
             for fd in fds:
@@ -143,6 +147,8 @@ class Forkserver:
 
     def _start(self, request: confine.Request, fds: list[int]) -> None:
         now = time.monotonic()
+        if not self._free_slots:
+            raise OSError(errno.EAGAIN, f"all {len(self._stacks)} slots of a forkserver are taken")
         slot = self._free_slots.pop()
         init = init_fd = -1
         self._reached[slot] = 0
@@ -187,39 +193,39 @@ class Forkserver:
         """The fork's life. Whatever happens, it does not return into the forkserver's loop."""
         status = 125
         try:
-            job_fd, out_fd, err_fd = fds
-            journal = linux.map_shared(job_fd, wire.JOURNAL_BYTES).cast("Q")
+            journal = linux.map_shared(fds[0], wire.JOURNAL_BYTES).cast("Q")
             try:
-                main, job = self._prepare(request, (job_fd, out_fd, err_fd), slot, init_fd, journal)
+                main, job = self._prepare(request, fds, slot, init_fd, journal)
             except (OSError, MemoryError, ValueError) as error:
-                _note_failure(journal, error)
-                return
+                failure = wire.failure_journal(error)
+                journal.cast("B")[: len(failure)] = failure
+                os._exit(status)
             journal[wire.STATE] = wire.STARTED
             status = program.finish(main, program.execute(job.code, main, self._guard))
         finally:
             os._exit(status)
 
     def _prepare(
-        self, request: confine.Request, fds: tuple[int, int, int], slot: int, init_fd: int, journal: memoryview
+        self, request: confine.Request, fds: list[int], slot: int, init_fd: int, journal: memoryview
     ) -> tuple[program.types.ModuleType, program.Job]:
         """Confine this process, lay out the run's files and streams, and let go of all that is the forkserver's."""
         job = program.read_job(fds[0])
         for fd in (1, 2):
             os.dup2(fds[fd], fd)
+        if len(fds) > 3:
+            os.dup2(fds[3], 0)  # else it is the forkserver's own: /dev/null
         if not self._place.isolated:
             self._make_scratch(slot)
         confine.enter(self._place, request, slot, init_fd)
         program.write_files(job)
-        if job.stdin:
-            program.open_stdin(job.stdin)
         main = program.new_main_module()
         program.reseed()
         streams.attach(streams.Journal(journal), request.output)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        self._reached[slot] = 1
-        self._reached.close()
         if self._filter:
             self._filter.install()
+        os.closerange(3, _MOST_FILES)
+        self._reached[slot] = 1
+        self._reached.close()
         gc.enable()
         # Not by `signal`, which makes an enum of each of the 64 signals that were blocked: half a millisecond.
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
@@ -228,6 +234,7 @@ class Forkserver:
 
     def _make_scratch(self, slot: int) -> None:
         box = f"{self._place.scratch}/{slot}"
+        shutil.rmtree(box, ignore_errors=True)
         os.mkdir(box, 0o700)
         os.environ.update(HOME=f"{box}/work", TMPDIR=f"{box}/tmp")
 
@@ -243,8 +250,7 @@ class Forkserver:
         if fd == run.main_fd:
             self._main_ended(run)
         else:
-            _, _, use = os.wait4(run.init, 0)
-            run.cpu += use.ru_utime + use.ru_stime
+            os.waitpid(run.init, 0)
             self._reply(run)
 
     def _main_ended(self, run: Run) -> None:
@@ -261,7 +267,6 @@ class Forkserver:
                 os.killpg(run.main, signal.SIGKILL)
             self._reply(run)
             return
-        run.cpu = max(run.cpu, 0.0)
         signal.pidfd_send_signal(run.init_fd, signal.SIGKILL)
         self._wait_for(run.init_fd, run)
 
@@ -277,12 +282,12 @@ class Forkserver:
         reply = wire.REPLY.pack(
             run.request.id, self._reached[run.slot], run.limit_hit, run.status, run.wall, run.cpu, run.peak
         )
+        if not self._place.isolated and run.folder < 0:  # the pool still reads a folder that it asked for
+            shutil.rmtree(f"{self._place.scratch}/{run.slot}", ignore_errors=True)
         socket.send_fds(self._channel, [reply], [run.folder] if run.folder >= 0 else [])
         for fd in (run.folder, run.init_fd):
             if fd >= 0:
                 os.close(fd)
-        if not self._place.isolated:
-            shutil.rmtree(f"{self._place.scratch}/{run.slot}", ignore_errors=True)
         del self._runs[run.request.id]
         self._free_slots.append(run.slot)
 
@@ -316,10 +321,13 @@ class Forkserver:
         run.cpu = max(run.cpu, use.cpu_seconds)
         if run.request.cpu and use.cpu_seconds >= run.request.cpu:
             self._kill(run, wire.CPU)
-        elif use.memory_bytes > run.request.memory and len(use.pids) > 1:
-            # The sum counts shared pages more than once: look closely before killing.
-            if self._watch.proportional_bytes(use.pids) > run.request.memory:
-                self._kill(run, wire.MEMORY)
+        elif len(use.pids) > 1 and self._exceeds_memory(run, use):
+            self._kill(run, wire.MEMORY)
+
+    def _exceeds_memory(self, run: Run, use: Use) -> bool:
+        limit = run.request.memory
+        # The sum counts shared pages more than once: look closely before killing.
+        return use.memory_bytes > limit and self._watch.proportional_bytes(use.pids) > limit
 
 
 def _warm(modules: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -357,15 +365,6 @@ def _address_space() -> int:
         return int(file.read().split()[0]) * mmap.PAGESIZE
 
 
-def _note_failure(journal: memoryview, error: BaseException) -> None:
-    """Tell the pool, by the job file, why the user's code was not reached."""
-    words = journal if journal.format == "Q" else journal.cast("Q")
-    text = f"{type(error).__name__}: {error}".encode(errors="replace")[:1000]
-    start = wire.FIRST_SWITCH * 8
-    words.cast("B")[start : start + len(text)] = text
-    words[wire.STATE] = wire.SETUP_FAILED
-
-
 def main(channel_fd: int) -> None:
     """Start up as the pool's first message says, tell how that went, and serve."""
     linux.name_process(b"sandbox")
@@ -376,6 +375,8 @@ def main(channel_fd: int) -> None:
     os.environ.pop("LD_BIND_NOW", None)  # it was for this process: forks would look up each function anew
     try:
         _prefer_as_oom_victim()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_MOST_FILES, most), most))
         if config["as_root"]:
             os.setgroups([])
         server = Forkserver(channel, config)

@@ -64,7 +64,7 @@ class Guard:
         """`import` of a module that is loaded already raises no audit event, so both doors are wrapped."""
         plain_import, plain_import_module = builtins.__import__, importlib.import_module
 
-        def guarded_import(name, globals=None, locals=None, fromlist=(), level=0):  # type: ignore[no-untyped-def]
+        def guarded_import(name, globals=None, locals=None, fromlist=(), level=0):
             if level == 0:
                 self._judge_import(name)
             return plain_import(name, globals, locals, fromlist, level)

@@ -24,7 +24,12 @@ _PROGRAMS = (
     b"import sys\nprint('a', file=sys.stderr)\nclass A:\n    pass\na = A()\nraise ValueError('x')\n",
     b"if __name__ == '__main__':\n    print(input())\n",
 )
-_WITH_NUMPY = b"import numpy as np\na = np.arange(10)\nprint(a.sum(), a.reshape(2, 5), a.mean(), np.linalg.inv(np.eye(2)))\n"
+_WITH_NUMPY = b"""
+import numpy as np
+a = np.arange(10)
+print(a.sum(), a.reshape(2, 5), a.mean())
+print(np.linalg.inv(np.eye(2)))
+"""
 
 _NO_POLICY = Guard(None, [], [])
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-import sys
 
 from . import wire
 
@@ -20,7 +20,10 @@ class Journal:
 
     def switch(self, fd: int) -> None:
         """Note how far the stream now left has got. When the journal is full, order is kept no more."""
-        left, self.current = self.current, fd
+        left = self.current
+        with contextlib.suppress(OSError, ValueError):  # the user's code closed it
+            _opened[left].flush()  # a line that was begun there came before this write
+        self.current = fd
         count = self._words[wire.COUNT]
         if count < wire.SWITCHES:
             try:
@@ -45,7 +48,7 @@ class OutputFile(io.FileIO):
         super().__init__(fd, "w", closefd=False)
         self._fd = fd
 
-    def write(self, data, /):  # type: ignore[no-untyped-def, override]
+    def write(self, data, /):
         """As `io.RawIOBase.write`; reports all of `data` as written."""
         journal = self.journal
         if journal is None:
@@ -65,16 +68,21 @@ class OutputFile(io.FileIO):
         return kept
 
 
+_opened: dict[int, io.TextIOWrapper] = {}
+"""The streams of `open_output` by file descriptor."""
+
+
 def open_output(fd: int) -> io.TextIOWrapper:
     """A text stream on `fd` that passes on each line as it ends: what was printed before a kill is not lost."""
     buffer = io.BufferedWriter(OutputFile(fd))
     stream = io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
     stream.mode = "w"  # type: ignore[misc]
+    _opened[fd] = stream
     return stream
 
 
 def attach(journal: Journal | None, limit: int) -> None:
     """Make this process's stdout and stderr those of a run: journalled, and `limit` bytes of each kept. None: undo."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in _opened.values():
         raw = stream.buffer.raw  # type: ignore[attr-defined]
         raw.journal, raw.room = journal, limit

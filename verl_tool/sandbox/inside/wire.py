@@ -4,7 +4,7 @@ The control channel is a unix socket of type SEQPACKET; every message is one pac
 
     pool -> forkserver   JSON             once: how to start
     forkserver -> pool   JSON             once: ready, or why not
-    pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr
+    pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr, and stdin if it has any
     pool -> forkserver   KILL             end a run
     forkserver -> pool   REPLY (+ 1 fd)   the run has ended, all its processes are gone; the fd is its folder
 
@@ -33,11 +33,20 @@ JOURNAL_BYTES = 1 << 16
 STATE, COUNT, DROPPED_OUT, DROPPED_ERR, FIRST_SWITCH = range(5)
 """Index of each word; from FIRST_SWITCH on: (position << 1 | stream) at each change of the stream written to."""
 SWITCHES = JOURNAL_BYTES // 8 - FIRST_SWITCH
+FAILURE_BYTES = 1000
+"""Longest message of a failed set-up."""
 NOT_STARTED, STARTED, SETUP_FAILED = range(3)
 """Values of STATE. After SETUP_FAILED the words from FIRST_SWITCH on hold a message, closed by a zero byte."""
 
-JOB = struct.Struct("<QQI")
-"""Length of code, length of stdin, number of files; then code, stdin, and FILE + name + content of each file."""
+
+def failure_journal(error: BaseException) -> bytes:
+    """The beginning of a journal that tells why the user's code was not reached."""
+    text = f"{type(error).__name__}: {error}".encode(errors="replace")[:FAILURE_BYTES]
+    return struct.pack("<Q", SETUP_FAILED).ljust(FIRST_SWITCH * 8, b"\0") + text
+
+
+JOB = struct.Struct("<QI")
+"""Length of code, number of files; then the code, and FILE + name + content of each file."""
 FILE = struct.Struct("<IQ")
 """Length of name, length of content."""
 
