@@ -184,6 +184,15 @@ async def test_the_room_of_a_turn_is_what_the_response_has_left() -> None:
     assert [fed.params["max_tokens"] for fed in run.engine.fed] == [90, 100 - len(CALL) - len("<obs0>")]
 
 
+async def test_an_observation_that_just_fills_the_response_ends_it_whole() -> None:
+    run = Run([CALL], max_response_length=len(CALL) + len("<obs0>"))
+    trajectory = await run()
+    assert run.response(trajectory) == f"{CALL}<obs0>"
+    assert trajectory.stop is StopReason.MAX_RESPONSE_LENGTH
+    assert not trajectory.calls[0].truncated
+    assert len(run.engine.fed) == 1
+
+
 async def test_prompt_and_response_fit_into_the_model() -> None:
     n = len(Run([]).prompt)
     run = Run([CALL], max_model_len=n + len(CALL) + 3)

@@ -110,6 +110,8 @@ class ToyEngine:
         request = Fed(list(prompt_ids), dict(sampling_params), request_id)
         self.fed.append(request)
         most = sampling_params.get("max_tokens", 200)
+        if most < 1:
+            raise ValueError(f"max_tokens={most}; engines take 1 and more")
         ends = self.tokenizer.eos_token_ids | set(sampling_params.get("stop_token_ids", ()))
         stops = sampling_params.get("stop", ())
         reason = "length"
