@@ -101,6 +101,24 @@ def test_a_release_by_another_than_the_owner_changes_nothing():
     assert owners(ownership, ["x"]) == [owner]
 
 
+def test_what_never_came_to_be_is_forgotten_at_the_second_report():
+    ownership = with_replicas("a")
+    owners(ownership, ["held", "refused"])
+    ownership.report("a", ["held"])
+    assert ownership.owned("a") == 2, "the first entry may be on its way"
+    ownership.report("a", ["held"])
+    assert ownership.owned("a") == 1
+    assert [o.fresh for o in ownership.claim(["held", "refused"], assign=True, now=0.0)] == [False, True]
+
+
+def test_what_came_late_is_kept():
+    ownership = with_replicas("a")
+    owners(ownership, ["late"])
+    for held in ([], ["late"], [], ["late"]):
+        ownership.report("a", held)
+    assert ownership.owned("a") == 1
+
+
 def test_silence_is_measured_from_the_last_beat():
     ownership = with_replicas("a", "b")
     assert ownership.beat("a", now=5.0)

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 """Time between two signs of life of a replica."""
+REPORT_SECONDS = 60.0
+"""Time between two full accounts of what a replica holds."""
 LEASE_SECONDS = 2.5
 """A replica that has been silent for longer is looked at."""
 GIVE_UP_SECONDS = 20.0
@@ -94,6 +96,10 @@ class Directory:
             self._ownership.release(beat.replica_id, beat.finished, beat.lost, now)
         view = self._ownership.view()
         return BeatAnswer(known, view if view.epoch != beat.epoch else None, self._stopping)
+
+    async def report(self, replica_id: str, held: Sequence[str]) -> None:
+        """Take a full account of what a replica holds (`Ownership.report`)."""
+        self._ownership.report(replica_id, held)
 
     async def claim(self, trajectory_ids: Sequence[str], assign: bool) -> tuple[list[Owner], View]:
         """The owners (see `Ownership.claim`), and the replicas among which they were chosen."""

@@ -43,6 +43,10 @@ class DirectoryClient:
         """See `Directory.beat`."""
         return await _ask(lambda: self._actor.beat.remote(beat))
 
+    async def report(self, replica_id: str, held: Sequence[str]) -> None:
+        """See `Directory.report`."""
+        await _ask(lambda: self._actor.report.remote(replica_id, held))
+
     async def claim(self, trajectory_ids: Sequence[str], assign: bool) -> tuple[list[Owner], View]:
         """See `Directory.claim`."""
         return await _ask(lambda: self._actor.claim.remote(list(trajectory_ids), assign))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from verl_tool.protocol import ReplicaInfo
-from verl_tool.servers.directory import BEAT_SECONDS, Beat
+from verl_tool.servers.directory import BEAT_SECONDS, REPORT_SECONDS, Beat
 from verl_tool.servers.directory_client import DirectoryClient, DirectoryUnreachableError
 from verl_tool.servers.ownership import LOST, NOBODY, Owner, View
 
@@ -186,10 +187,14 @@ class Membership:
         self._take_view(view)
 
     async def _beat_forever(self) -> None:
+        report_at = time.monotonic() + REPORT_SECONDS
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             try:
                 await self._beat()
+                if time.monotonic() >= report_at:
+                    report_at = time.monotonic() + REPORT_SECONDS
+                    await self._directory.report(self.info.id, list(self._held()))
             except DirectoryUnreachableError as error:
                 logger.warning("%s; going on with the %d replicas known", error, len(self.view.replicas))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from verl_tool.protocol import ReplicaInfo
 from verl_tool.rendezvous import owner as rendezvous_owner
@@ -47,6 +47,8 @@ class _Member:
     last_beat: float
     owned: set[str]
     draining: bool = False
+    doubtful: set[str] = field(default_factory=set)
+    """Owned, but not held at the last report."""
 
 
 class Ownership:
@@ -151,6 +153,19 @@ class Ownership:
         for trajectory_id in lost:
             if self._unassign(trajectory_id, replica_id):
                 self._remember_lost(trajectory_id, now)
+
+    def report(self, replica_id: str, held: Iterable[str]) -> None:
+        """All that the replica holds now. What it owns and did not hold at two reports never came to be there.
+
+        Such are trajectories whose first entry was refused. They are forgotten, so that owners do not pile up.
+        """
+        member = self._members.get(replica_id)
+        if member is None:
+            return
+        missing = member.owned.difference(held)
+        for trajectory_id in missing & member.doubtful:
+            self._unassign(trajectory_id, replica_id)
+        member.doubtful = missing - member.doubtful
 
     def forget_lost(self, trajectory_ids: Iterable[str]) -> None:
         """These were given up by their caller: their ids may be used anew."""
