@@ -4,6 +4,7 @@ Stdin: one JSON object, see `Job`. Stdout: lines of ``<token> <json>``; the firs
 solution runs in other processes (`processes`), which have no access to this one: its tests, memory, stdin or stdout.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -11,15 +12,21 @@ import socket
 import sys
 import tempfile
 import time
-import traceback
 from types import SimpleNamespace
 
+_PR_SET_DUMPABLE = 4
 DETAIL = 200
 """Characters of a verdict's detail."""
 
 
 class OutOfTime(BaseException):
     """No test may catch it, so it is no Exception."""
+
+
+def hide():
+    """Keep other processes of the same user from looking into this one's memory and descriptors. See prctl(2)."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
 
 
 def only_trusted_paths():
@@ -45,7 +52,9 @@ class Judge:
         self._report = report
         self._link = None
         self._names = {}
+        self._late = False
         self._ends = time.monotonic() + job.total_seconds
+        signal.signal(signal.SIGALRM, self._out_of_time)
 
     def run(self):
         """Report a verdict for each test, then for each program."""
@@ -56,12 +65,17 @@ class Judge:
             self._verdict(number, self._run_program, *program)
         self._nursery.stop()
 
+    def _out_of_time(self, *_):
+        self._late = True
+        raise OutOfTime
+
     def _verdict(self, number, run, *what):
         seconds = min(self._job.test_seconds, self._ends - time.monotonic())
         if seconds <= 0:
             self._report(test=number, passed=False, reason="budget", detail="the time for all tests is over")
             return
-        reason, detail = "time", f"no end within {seconds:.3g} s"
+        reason, detail = too_late = "time", f"no end within {seconds:.3g} s"
+        self._late = False
         try:
             # Again and again, in case that a test catches everything.
             signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
@@ -70,6 +84,9 @@ class Judge:
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except OutOfTime:
+            pass
+        if self._late:
+            reason, detail = too_late
             self._forget()
         self._report(test=number, passed=reason == "passed", reason=reason, detail=detail[:DETAIL])
 
@@ -85,6 +102,8 @@ class Judge:
             return "load", f"the solution ended while it was loaded: {error}"
         try:
             exec(compile(test, "test.py", "exec"), dict(self._names, __name__="test"))
+            if self._link.gone:
+                raise Gone("it ended, and the test caught that")
             return "passed", ""
         except AssertionError as error:
             return "assertion", str(error)
@@ -133,33 +152,30 @@ def _lines(text):
 
 
 def _told(error):
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
+    return f"{type(error).__name__}: {error}"
 
 
 def main():
     """Judge the job on stdin."""
-    set_dumpable(False)
+    hide()
+    nursery = Nursery(FOLDER, [path for path in sys.path if path != FOLDER])
     only_trusted_paths()
     protected = not may_look_into_others()
-    nursery = Nursery()
-    # Nothing that must stay hidden is read before the nursery is forked.
     job = SimpleNamespace(**json.loads(sys.stdin.buffer.read()))
 
     def report(**fields):
         sys.stdout.write(f"{job.token} {json.dumps(fields)}\n")
         sys.stdout.flush()
 
-    def out_of_time(*_):
-        raise OutOfTime
-
-    signal.signal(signal.SIGALRM, out_of_time)
+    exec(compile("1 + 1", "test.py", "exec"), {})  # a sandbox whose policy forbids it must show before any verdict
     report(ready=True, protected=protected)
     Judge(nursery, job, report).run()
 
 
-sys.path.insert(0, os.getcwd())
+FOLDER = os.getcwd()
+sys.path.insert(0, FOLDER)
 from link import LONGEST_MESSAGE, Gone, Unsupported  # noqa: E402
-from processes import MODULE, PROGRAM, Nursery, set_dumpable  # noqa: E402
+from processes import MODULE, PROGRAM, Nursery  # noqa: E402
 from remote import JudgeLink  # noqa: E402
 
 main()

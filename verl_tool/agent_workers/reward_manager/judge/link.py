@@ -31,6 +31,8 @@ class Link:
 
     def __init__(self, socket):
         self._socket = socket
+        self.gone = False
+        """A test may have caught `Gone`, with a bare ``except``; this tells of it still."""
 
     def refer(self, value):
         """The JSON that stands for an object of this side's, or of the other's that is held here."""
@@ -64,7 +66,7 @@ class Link:
         try:
             return self._accept(answer, args, sent)
         except (KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise Gone(f"no answer of the form agreed on: {error}") from None
+            raise self._gone(f"no answer of the form agreed on: {error}") from None
 
     def serve(self):
         """Perform what is asked until the other side closes."""
@@ -106,6 +108,10 @@ class Link:
             text = json.dumps({"error": _description(error)})
         self._send_text(text)
 
+    def _gone(self, why):
+        self.gone = True
+        return Gone(why)
+
     def _send(self, message):
         self._send_text(json.dumps(message))
 
@@ -114,18 +120,18 @@ class Link:
         try:
             self._socket.sendall(_HEADER.pack(len(body)) + body)
         except OSError as error:
-            raise Gone(str(error)) from None
+            raise self._gone(str(error)) from None
 
     def _receive(self):
         (length,) = _HEADER.unpack(self._read(_HEADER.size))
         if length > LONGEST_MESSAGE:
-            raise Gone(f"a message of {length} bytes; at most {LONGEST_MESSAGE} are read")
+            raise self._gone(f"a message of {length} bytes; at most {LONGEST_MESSAGE} are read")
         try:
             message = json.loads(self._read(length))
         except (ValueError, RecursionError) as error:
-            raise Gone(f"a message that is not JSON: {error}") from None
+            raise self._gone(f"a message that is not JSON: {error}") from None
         if not isinstance(message, dict):
-            raise Gone("a message that is no object")
+            raise self._gone("a message that is no object")
         return message
 
     def _read(self, length):
@@ -134,9 +140,9 @@ class Link:
             try:
                 part = self._socket.recv(min(length, 1 << 20))
             except OSError as error:
-                raise Gone(str(error)) from None
+                raise self._gone(str(error)) from None
             if not part:
-                raise Gone("the process has ended")
+                raise self._gone("the process has ended")
             parts.append(part)
             length -= len(part)
         return b"".join(parts)

@@ -1,12 +1,13 @@
 """The processes that run the solution: it is never run in the judge's own.
 
-The nursery is forked before the judge has read anything that must stay hidden, and forks a fresh process each time the
-judge asks; so no process that runs the solution has the tests, the expected outputs or the verdicts' token in memory.
-Sent into the sandbox beside the judge.
+The judge starts a nursery, which forks a fresh process each time the judge asks. The nursery is an interpreter of its
+own and no fork of the judge: the sandbox may have read the judge's stdin before the judge's first line is run, and a
+fork would have it in memory. So no process that runs the solution ever held the tests, the expected outputs or the
+verdicts' token. Sent into the sandbox beside the judge.
 """
 
 import contextlib
-import ctypes
+import json
 import operator
 import os
 import signal
@@ -15,31 +16,35 @@ import struct
 import sys
 import types
 
-from link import Gone, Link
+if __name__ == "__main__":
+    sys.path[:] = json.loads(sys.argv[2])
+
+from link import Gone, Link  # only now is it on the path
 
 MODULE, PROGRAM = b"m", b"p"
 """Run as a module whose functions are asked for over a `Link`; run as a program with stdin and stdout."""
-_PR_SET_DUMPABLE = 4
 _NUMBER = struct.Struct("i")
-_MOST_DESCRIPTORS = 4096
-
-
-def set_dumpable(dumpable):
-    """Whether other processes of the same user may look into this one's memory and descriptors. See prctl(2)."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
 
 
 class Nursery:
-    """Forks the processes that run the solution, one at a time."""
+    """Forks the processes that run the solution, one at a time.
 
-    def __init__(self):
+    `folder`: where this file lies. `path`: the `sys.path` of the solution.
+    """
+
+    def __init__(self, folder, path):
+        import subprocess  # not needed by the nursery itself, whose imports every judging pays for
+
         self._control, theirs = socket.socketpair()
         self._running = None
-        if os.fork() == 0:
-            self._control.detach()
-            _be_nursery(theirs)
-        theirs.close()
+        null = subprocess.DEVNULL
+        program = [sys.executable, "-I", "-S", os.path.join(folder, "processes.py")]
+        with theirs:
+            arguments = [str(theirs.fileno()), json.dumps([folder, *path])]
+            # Of no use but to be reaped; what it says comes over the socket.
+            self._process = subprocess.Popen(
+                program + arguments, stdin=null, stdout=null, stderr=null, pass_fds=[theirs.fileno()]
+            )
 
     def start(self, mode, descriptors):
         """Start a process in `mode` that holds copies of `descriptors`; one that runs still is killed."""
@@ -81,14 +86,9 @@ def _without_alarm():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
 
 
-def _be_nursery(control):
-    """Never returns. All descriptors but `control` are given up first: they are the judge's."""
+def be_nursery(control):
+    """Never returns."""
     try:
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
-        os.closerange(3, control.fileno())
-        os.closerange(control.fileno() + 1, _MOST_DESCRIPTORS)
         while True:
             mode, descriptors, _, _ = socket.recv_fds(control, 1, 8)
             if not mode:
@@ -110,9 +110,7 @@ def _be_solution(mode, descriptors):
     code = 1
     try:
         os.setpgid(0, 0)
-        set_dumpable(True)
         if mode == MODULE:
-            _fresh_streams()
             SolutionLink(socket.socket(fileno=descriptors[0])).serve()
         else:
             code = _run_program(*descriptors)
@@ -122,21 +120,14 @@ def _be_solution(mode, descriptors):
         os._exit(code)
 
 
-def _fresh_streams():
-    """The inherited ones may hold text that the judge has read or not yet written."""
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115  it stays open as long as the process lives
-    sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))  # noqa: SIM115
-
-
 def _run_program(source, stdin, stdout):
-    """Run the program in the file `source` as `__main__`; its exit code."""
+    """Run the program in the file `source` as `__main__`; its exit code. Nothing was read or written before."""
     with open(source, encoding="utf-8") as file:
         text = file.read()
     os.dup2(stdin, 0)
     os.dup2(stdout, 1)
     os.close(stdin)
     os.close(stdout)
-    _fresh_streams()
     sys.argv = ["solution.py"]
     try:
         exec(compile(text, "solution.py", "exec"), _module("__main__").__dict__)
@@ -224,3 +215,6 @@ OPERATIONS = {
     **{name: getattr(operator, name) for name in ("and_", "or_", "xor", "lshift", "rshift")},
     **{kind.__name__: kind for kind in (len, iter, next, str, repr, bool, hash, int, float, abs, round, reversed)},
 }
+
+if __name__ == "__main__":
+    be_nursery(socket.socket(fileno=int(sys.argv[1])))
