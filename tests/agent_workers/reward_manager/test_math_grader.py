@@ -1,0 +1,75 @@
+"""Comparing mathematical answers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from verl_tool.agent_workers.reward_manager.grade import GraderFault
+from verl_tool.agent_workers.reward_manager.math_grader import MathGrader
+
+pytest.importorskip("math_verify")
+in_module_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grader():  # type: ignore[no-untyped-def]
+    running = MathGrader(processes=2, seconds=5.0)
+    yield running
+    await running.close()
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        ("42", "42", True),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\dfrac{1}{6}", "1/6", True),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        ("1,234", "1234", True),
+        (r"\{1, 2\}", r"\{2, 1\}", True),
+        ("x=3", "3", True),
+        ("3", "4", False),
+        ("3", "", False),
+        ("3", "I do not know", False),
+        ("(1, 2)", "(2, 1)", False),
+        ("3", r"\frac{", False),
+        ("3", "}}}{{{", False),
+    ],
+)
+@in_module_loop
+async def test_answers(grader: MathGrader, gold: str, answer: str, equal: bool) -> None:
+    assert await grader.equal(gold, answer) is equal
+
+
+@in_module_loop
+async def test_nothing_of_an_answer_is_evaluated(grader: MathGrader, tmp_path: Path) -> None:
+    target = tmp_path / "pwned"
+    for answer in (
+        f"__import__('os').system('touch {target}')",
+        f"(lambda: open('{target}', 'w'))()",
+        f"\\text{{__import__('pathlib').Path('{target}').touch()}}",
+    ):
+        assert await grader.equal("2", answer) is False
+    assert not target.exists()
+
+
+@in_module_loop
+async def test_a_comparison_without_end_is_a_fault_and_leaves_a_working_grader(grader: MathGrader) -> None:
+    slow = MathGrader(processes=1, seconds=1.0)
+    try:
+        assert await slow.equal("2", "1+1") is True
+        with pytest.raises(GraderFault):
+            await slow.equal("2", "9^{9^{9^{9^{9}}}} - 9^{9^{9^{9^{8}}}}")
+        assert await slow.equal("2", "4/2") is True
+    finally:
+        await slow.close()
+
+
+@in_module_loop
+async def test_many_at_once(grader: MathGrader) -> None:
+    found = await asyncio.gather(*(grader.equal(str(i), f"{i + i % 2}.0") for i in range(20)))
+    assert found == [i % 2 == 0 for i in range(20)]
