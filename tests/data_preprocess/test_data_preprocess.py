@@ -1,0 +1,200 @@
+"""The data scripts, run as a user runs them, on their hand-made rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("datasets")
+pd = pytest.importorskip("pandas")
+
+import typer
+from typer.testing import CliRunner
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "data_preprocess"
+COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "use_tool"}
+NAMES = ("acecoder", "deepmath", "gsm8k", "aime", "search_r1", "reasoning")
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The folder of the scripts on the path, as when one of them is run, and no hub."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    yield
+    for name in (*NAMES, "rows", "math_prompts"):
+        sys.modules.pop(name, None)
+
+
+def run(name: str, folder: Path, *arguments: str) -> Any:
+    app = typer.Typer()
+    app.command()(__import__(name).main)
+    return CliRunner().invoke(app, [*arguments, "--local_dir", str(folder)])
+
+
+def made(name: str, folder: Path, *arguments: str) -> dict[str, list[dict[str, Any]]]:
+    """Rows by split."""
+    result = run(name, folder, *arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "rows ->" in result.output
+    assert "one example:" in result.output
+    return {path.stem: pd.read_parquet(path).to_dict("records") for path in sorted(folder.glob("*.parquet"))}
+
+
+def from_samples(name: str, folder: Path, *arguments: str) -> dict[str, list[dict[str, Any]]]:
+    return made(name, folder, "--dataset_path", str(SCRIPTS / "samples" / f"{name}.jsonl"), *arguments)
+
+
+@pytest.mark.parametrize("name", ["acecoder", "deepmath", "gsm8k", "search_r1"])
+def test_samples_become_rows_of_verls(name: str, tmp_path: Path) -> None:
+    splits = from_samples(name, tmp_path, "--test_size", "1")
+    with (SCRIPTS / "samples" / f"{name}.jsonl").open() as file:
+        given = sum(1 for _ in file)
+    assert (len(splits["train"]), len(splits["test"])) == (given - 1, 1)
+    for split, rows in splits.items():
+        for i, row in enumerate(rows):
+            assert set(row) == COLUMNS
+            assert (row["extra_info"]["split"], row["extra_info"]["index"]) == (split, i)
+            assert row["agent_name"] == "verltool_agent"
+            assert row["reward_model"]["style"] == "rule"
+            assert row["reward_model"]["ground_truth"]
+            assert row["prompt"][-1]["role"] == "user"
+
+
+def test_the_loop_is_the_one_that_is_registered() -> None:
+    rows = __import__("rows")
+    named = (SCRIPTS.parents[1] / "verl_tool" / "trainer" / "config" / "agent_loops.yaml").read_text()
+    assert f"name: {rows.AGENT_NAME}" in named
+
+
+def test_acecoder(tmp_path: Path) -> None:
+    plain = from_samples("acecoder", tmp_path / "plain", "--test_size", "1")
+    prompted = from_samples("acecoder", tmp_path / "prompted", "--test_size", "1", "--add_execution_prompt")
+    assert [row["use_tool"] for row in plain["train"]] == [False] * 5
+    assert [row["use_tool"] for row in prompted["train"]] == [True] * 5
+    assert "```output" in prompted["train"][0]["prompt"][0]["content"]
+    assert "```output" not in plain["train"][0]["prompt"][0]["content"]
+    rows = {row["extra_info"]["id"]: row for part in plain.values() for row in part}
+    tests = json.loads(rows["made_3"]["reward_model"]["ground_truth"])["tests"]
+    assert len(tests) == 3
+    programs = json.loads(rows["made_5"]["reward_model"]["ground_truth"])["programs"]
+    assert programs[0] == ["3\n1 2 3\n", "6\n3\n"]
+    for row in rows.values():
+        shown = json.dumps([list(row["prompt"]), {k: str(v) for k, v in row["extra_info"].items()}])
+        assert not any(test in shown for test in json.loads(row["reward_model"]["ground_truth"]).get("tests", ()))
+
+
+def test_answers(tmp_path: Path) -> None:
+    gsm8k = from_samples("gsm8k", tmp_path / "gsm8k", "--test_size", "1")
+    answers = {row["reward_model"]["ground_truth"] for part in gsm8k.values() for row in part}
+    assert answers == {"114", "240", "90000", "-8", "300"}
+    aime = from_samples("aime", tmp_path / "aime")
+    assert list(aime) == ["test"]
+    assert [row["reward_model"]["ground_truth"] for row in aime["test"]] == ["48", "1", "84"]
+    search = from_samples("search_r1", tmp_path / "search", "--test_size", "0")
+    assert json.loads(search["train"][1]["reward_model"]["ground_truth"])[0] == "Danube"
+    assert search["train"][0]["prompt"][0]["content"].endswith("gold?")
+
+
+def test_deepmath_leaves_easy_problems_out(tmp_path: Path) -> None:
+    splits = from_samples("deepmath", tmp_path, "--test_size", "0", "--min_difficulty", "4", "--no-tool")
+    assert [row["extra_info"]["difficulty"] for row in splits["train"]] == [4.0, 6.0]
+    assert not any(row["use_tool"] for row in splits["train"])
+
+
+def test_the_split_depends_on_the_seed_and_not_on_the_order(tmp_path: Path) -> None:
+    rows = __import__("rows")
+    source = [{"question": f"q{i}", "n": i} for i in range(200)] + [{"question": "q7", "n": 1000}]
+    splits = rows.divide(source, "question", 20, seed=1)
+    backwards = rows.divide(source[::-1], "question", 20, seed=1)
+    other = rows.divide(source, "question", 20, seed=2)
+
+    def held_out(of: dict[str, list[dict[str, Any]]]) -> set[str]:
+        return {row["question"] for row in of["test"]}
+
+    assert held_out(splits) == held_out(backwards) != held_out(other)
+    assert not held_out(splits) & {row["question"] for row in splits["train"]}
+    assert len(splits["train"]) + len(splits["test"]) == len(source)
+    assert [row["n"] for row in splits["train"]] == sorted(row["n"] for row in splits["train"])
+
+
+def test_files_and_folders_of_both_kinds(tmp_path: Path) -> None:
+    first = from_samples("gsm8k", tmp_path / "first", "--test_size", "1")
+    lines = (SCRIPTS / "samples" / "gsm8k.jsonl").read_text().splitlines()
+    source = tmp_path / "source"
+    (source / "data").mkdir(parents=True)
+    frame = pd.DataFrame([json.loads(line) for line in lines])
+    frame[:2].to_parquet(source / "data" / "train-0.parquet")
+    frame[2:].to_parquet(source / "data" / "train-1.parquet")
+    second = made("gsm8k", tmp_path / "second", "--dataset_path", str(source), "--test_size", "1")
+    assert [r["extra_info"]["question"] for r in second["train"]] == [
+        r["extra_info"]["question"] for r in first["train"]
+    ]
+    limited = made("gsm8k", tmp_path / "third", "--dataset_path", str(source), "--test_size", "0", "--limit", "2")
+    assert len(limited["train"]) == 2
+
+
+def test_a_folder_with_a_test_split_of_its_own(tmp_path: Path) -> None:
+    lines = (SCRIPTS / "samples" / "gsm8k.jsonl").read_text().splitlines()
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.jsonl").write_text("\n".join(lines[:3]))
+    (source / "test.jsonl").write_text("\n".join(lines[3:]))
+    splits = made("gsm8k", tmp_path / "out", "--dataset_path", str(source))
+    assert (len(splits["train"]), len(splits["test"])) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "words"),
+    [
+        ("gsm8k", {"question": "q"}, "row 1 has no field 'answer'; it has: answer, question"),
+        ("gsm8k", {"question": "q", "answer": "42"}, "row 1: field 'answer' ends in '42'"),
+        ("deepmath", {"question": "q2"}, "row 1 has no field 'final_answer'"),
+        ("search_r1", {"question": "q2", "golden_answers": []}, "row 1: field 'golden_answers' is empty"),
+        ("acecoder", {"id": "x", "question": "q2"}, "row 1 has no tests"),
+        ("aime", {"Problem": "q2", "Answer": -3}, "row 1: field 'Answer' is '-3'"),
+    ],
+)
+def test_a_row_that_lacks_something_is_named(name: str, row: dict[str, Any], words: str, tmp_path: Path) -> None:
+    good = json.loads((SCRIPTS / "samples" / f"{name}.jsonl").read_text().splitlines()[0])
+    source = tmp_path / "source.jsonl"
+    source.write_text("\n".join(json.dumps(entry) for entry in (good, row, good)))
+    arguments = () if name == "aime" else ("--test_size", "0")
+    result = run(name, tmp_path / "out", "--dataset_path", str(source), *arguments)
+    assert result.exit_code != 0
+    assert type(result.exception).__name__ == "RowError"
+    assert words in str(result.exception)
+
+
+def test_too_large_a_test_split_is_refused(tmp_path: Path) -> None:
+    result = run("gsm8k", tmp_path, "--dataset_path", str(SCRIPTS / "samples" / "gsm8k.jsonl"), "--test_size", "5")
+    assert "5 rows leave none for training" in str(result.exception)
+    assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_reasoning_gym(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    arguments = ("--task", "basic_arithmetic,countdown", "--train_size", "12", "--test_size", "4")
+    splits = made("reasoning", tmp_path / "a", *arguments)
+    again = made("reasoning", tmp_path / "b", *arguments)
+    questions = [row["extra_info"]["question"] for row in splits["train"]]
+    assert questions == [row["extra_info"]["question"] for row in again["train"]]
+    assert not set(questions) & {row["extra_info"]["question"] for row in splits["test"]}
+    sources = [row["data_source"] for row in splits["test"]]
+    assert sources == ["reasoning_gym/basic_arithmetic", "reasoning_gym/countdown"] * 2
+    task = json.loads(splits["test"][1]["reward_model"]["ground_truth"])
+    assert set(task) == {"numbers", "target"}
+    refused = run("reasoning", tmp_path / "c", "--task", "sudoku")
+    assert "'sudoku' is unknown" in str(refused.exception) or "sudoku is unknown" in str(refused.exception)
+
+
+def test_every_task_of_reasoning_gym_that_is_offered_exists() -> None:
+    pytest.importorskip("reasoning_gym")
+    script = __import__("reasoning")
+    made_of_all = list(script.problems(script.TASKS, len(script.TASKS), 0))
+    assert [problem["task"] for problem in made_of_all] == list(script.TASKS)
