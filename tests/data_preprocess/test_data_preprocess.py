@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 pytest.importorskip("datasets")
 pd = pytest.importorskip("pandas")
-
-import typer
-from typer.testing import CliRunner
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "data_preprocess"
 COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "use_tool"}
