@@ -74,7 +74,7 @@ class Guard:
                 self._judge_import(name)
             return plain_import_module(name, package)
 
-        builtins.__import__ = guarded_import
+        builtins.__import__ = importlib.__import__ = guarded_import
         importlib.import_module = guarded_import_module
 
     def _judge_import(self, name: str) -> None:

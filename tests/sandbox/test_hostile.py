@@ -1,0 +1,312 @@
+"""Attacks of our own, beside the corpus: each prints what it got away with, and is expected to print nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from hostile_ground import HostileGround, Outcome
+
+from verl_tool.sandbox import Limits, SandboxPool
+
+WALL_SECONDS = 4.0
+AT_ONCE = 4
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
+
+_SYSCALL = (
+    "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\ndef got(r): print('GOT' if r >= 0 else 'denied')\n"
+)
+
+ATTACKS: dict[str, tuple[str, str]] = {
+    # name: (code, predicate over `out`, `err` (text), `rc`, `result`)
+    "memfd-exec": (_SYSCALL + "got(libc.syscall(319, b'x', 0))", "'GOT' not in out and 'denied' in out"),
+    "memfd-secret": (_SYSCALL + "got(libc.syscall(447, 0))", "'GOT' not in out and 'denied' in out"),
+    "host-root-by-proc": (
+        "import os\nfor p in ('/proc/1/root', '/proc/1/cwd', '/proc/self/root/root'):\n"
+        "    try: print('GOT', os.listdir(p)) if '/proc/1' in p else print(os.path.exists('/work/shared'))\n"
+        "    except OSError: print('denied')",
+        "'GOT' not in out and out.count('denied') == 2 and 'True' not in out",
+    ),
+    "signals-to-pid-1": (
+        "import os, signal\nfor s in (9, 15, 2, 19, 11):\n    try: os.kill(1, s)\n    except OSError: pass\n"
+        "print('alive')",
+        "'alive' in out",
+    ),
+    "signals-to-the-group": (
+        "import os, signal\nsignal.signal(15, signal.SIG_IGN)\nfor p in (0, -1):\n"
+        "    try: os.kill(p, 15)\n    except OSError: pass\nprint('alive')",
+        "'alive' in out",
+    ),
+    "dumpable-and-ptrace": (
+        _SYSCALL + "libc.prctl(4, 1, 0, 0, 0)\np = os.fork()\nif p == 0:\n    import time; time.sleep(3); os._exit(0)\n"
+        "got(libc.ptrace(16, p, 0, 0))",
+        "'GOT' not in out",
+    ),
+    "become-root": (
+        _SYSCALL
+        + "got(libc.setuid(0)); got(libc.setresuid(0, 0, 0)); got(libc.setgid(0)); got(libc.setgroups(0, None))",
+        "'GOT' not in out and out.count('denied') == 4",
+    ),
+    "anothers-uid": (
+        _SYSCALL
+        + "u = os.getuid()\ngot(libc.setresuid(u + 1, u + 1, u + 1)); got(libc.setresgid(u - 1, u - 1, u - 1))",
+        "'GOT' not in out",
+    ),
+    "set-uid-programs": (
+        "import subprocess\nfor c in (['su', '-c', 'id'], ['mount'], ['passwd', '-S']):\n"
+        "    r = subprocess.run(c, capture_output=True, stdin=subprocess.DEVNULL, text=True)\n"
+        "    print('GOT' if 'uid=0' in r.stdout else 'denied')",
+        "'GOT' not in out",
+    ),
+    "core-pattern": (
+        "for p in ('/proc/sys/kernel/core_pattern', '/proc/sys/vm/overcommit_memory', '/proc/sysrq-trigger',"
+        " '/proc/sys/kernel/hostname'):\n"
+        "    try: open(p, 'w').write('x'); print('GOT', p)\n    except OSError: print('denied')",
+        "'GOT' not in out and out.count('denied') == 4",
+    ),
+    "sys": (
+        "import os\nprint('GOT' if os.path.exists('/sys/kernel') or os.path.exists('/sys/fs/cgroup') else 'none')",
+        "'none' in out",
+    ),
+    "kernel-memory": (
+        "for p in ('/proc/kcore', '/dev/mem', '/dev/kmsg', '/proc/kmsg', '/dev/vda', '/dev/fuse', '/dev/net/tun'):\n"
+        "    try: open(p, 'rb').read(1); print('GOT', p)\n    except OSError: print('denied')",
+        "'GOT' not in out",
+    ),
+    "make-a-device": (
+        "import os, stat\ntry: os.mknod('d', 0o666 | stat.S_IFBLK, os.makedev(254, 0)); print('GOT')\n"
+        "except OSError: print('denied')",
+        "'GOT' not in out",
+    ),
+    "mount-tricks": (
+        _SYSCALL + "got(libc.mount(b'/', b'/box/tmp', None, 4096, None)); got(libc.umount2(b'/proc', 2));"
+        " got(libc.umount2(b'/box', 2)); got(libc.syscall(428, -100, b'/', 1)); got(libc.syscall(430, b'tmpfs', 0));"
+        " got(libc.mount(None, b'/usr/lib', None, 32 | 4096, None))",
+        "'GOT' not in out and out.count('denied') == 6",
+    ),
+    "namespaces": (
+        _SYSCALL + "for f in (0x20000, 0x20000000, 0x40000000, 0x10000000, 0x2000000, 0x8000000):\n"
+        "    got(libc.unshare(f))\n    got(libc.syscall(56, f | 17, 0, 0, 0, 0))\n"
+        "fd = os.open('/proc/self/ns/mnt', os.O_RDONLY)\ngot(libc.setns(fd, 0))",
+        "'GOT' not in out and out.count('denied') == 13",
+    ),
+    "io-uring": (
+        _SYSCALL + "b = ctypes.create_string_buffer(256)\ngot(libc.syscall(425, 8, b))",
+        "'denied' in out",
+    ),
+    "sysv-memory": (
+        _SYSCALL + "got(libc.shmget(0, 1 << 20, 0o1666)); got(libc.msgget(0, 0o1666)); got(libc.semget(0, 1, 0o1666));"
+        " got(libc.mq_open(b'/x', 0o102, 0o666, None))",
+        "'GOT' not in out and out.count('denied') == 4",
+    ),
+    "sockets-between-runs": (
+        "import socket\nfor f in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6):\n"
+        "    for t in (socket.SOCK_STREAM, socket.SOCK_DGRAM):\n"
+        "        try: socket.socket(f, t); print('GOT', f, t)\n        except OSError: print('denied')",
+        "'GOT' not in out and out.count('denied') == 6",
+    ),
+    "inherited-descriptors": (
+        "import os\nfor fd in range(3, 5000):\n"
+        "    try: os.fstat(fd); print('GOT', fd, os.readlink(f'/proc/self/fd/{fd}'))\n    except OSError: pass",
+        "'GOT' not in out and rc == 0",
+    ),
+    "descriptors-passed-in-a-circle": (
+        "import socket, array\n"
+        "def send(a, fd): a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))])\n"
+        "n = 0\ntry:\n"
+        "    while True:\n"
+        "        a, b = socket.socketpair(); f = open(f'/tmp/{n}', 'wb'); f.truncate(1 << 20)\n"
+        "        send(a, f.fileno()); send(a, a.fileno()); send(b, b.fileno())\n"
+        "        a.close(); b.close(); f.close(); n += 1\n"
+        "        if n > 20000: break\n"
+        "except OSError as e: print('stopped', n)",
+        "True",
+    ),
+    "raise-own-limits": (
+        "import resource as r\nfor w in (r.RLIMIT_NOFILE, r.RLIMIT_STACK, r.RLIMIT_CORE, r.RLIMIT_MEMLOCK,"
+        " r.RLIMIT_NPROC, r.RLIMIT_FSIZE, r.RLIMIT_AS, r.RLIMIT_CPU):\n"
+        "    soft, hard = r.getrlimit(w)\n"
+        "    try: r.setrlimit(w, (hard + 1 if hard > 0 else -1, hard + 1 if hard > 0 else -1)); print('GOT', w)\n"
+        "    except (ValueError, OSError): print('denied')",
+        "'GOT' not in out and out.count('denied') == 8",
+    ),
+    "unlinked-open-files": (
+        "import os\nn = 0\ntry:\n    while True:\n"
+        "        f = os.open('/tmp/u', os.O_CREAT | os.O_RDWR); os.unlink('/tmp/u')\n"
+        "        os.write(f, bytes(1 << 20)); n += 1\nexcept OSError as e: print(n, e.strerror)",
+        "int(out.split()[0]) <= 64",
+    ),
+    "sparse-file": (
+        "try:\n    f = open('s', 'wb'); f.truncate(1 << 40); print('GOT')\nexcept OSError: print('denied')",
+        "'denied' in out",
+    ),
+    "stdout-truncate-up": (
+        "import os\nfor size in (1 << 40, 1 << 30, 60 << 20):\n"
+        "    try: os.ftruncate(1, size); print('GOT', size)\n    except OSError: pass",
+        "len(result.stdout_raw) <= 1 << 20",
+    ),
+    "stdout-allocate": (
+        "import os\ntry:\n"
+        "    while True: os.posix_fallocate(1, 0, 60 << 20); os.posix_fallocate(1, 60 << 20, 1 << 30)\n"
+        "except OSError as e: print('stopped', file=__import__('sys').stderr)",
+        "'stopped' in err and len(result.stdout_raw) <= 1 << 20",
+    ),
+    "stdout-reopened": (
+        "import os\nf = os.open('/proc/self/fd/1', os.O_RDWR | os.O_TRUNC)\n"
+        "os.lseek(f, 50 << 20, 0)\nos.write(f, b'far')\n"
+        "os.lseek(1, 0, 0); os.write(1, b'near')",
+        "out.startswith('near') and result.stdout_truncated",
+    ),
+    "stdout-replaced": (
+        "import os, sys\nr, w = os.pipe()\nos.dup2(w, 1)\nos.dup2(r, 2)\nprint('x')\nos._exit(3)",
+        "rc == 3 and out == ''",
+    ),
+    "seal-the-output": (
+        "import fcntl\ntry: fcntl.fcntl(1, fcntl.F_ADD_SEALS, 15); print('GOT')\nexcept OSError: print('denied')",
+        "'denied' in out",
+    ),
+    "forged-journal": (
+        "import ctypes, os, random\n"
+        "for line in open('/proc/self/maps'):\n"
+        "    if 'memfd:job' in line:\n"
+        "        a, b = (int(x, 16) for x in line.split()[0].split('-'))\n"
+        "        ctypes.memmove(a, os.urandom(b - a), b - a)\n"
+        "os.write(1, b'o' * 100); os.write(2, b'e' * 100)",
+        "out == 'o' * 100 and err == 'e' * 100 and sorted(result.output) == ['e'] * 100 + ['o'] * 100",
+    ),
+    "forged-failure": (
+        "import ctypes, os\n"
+        "for line in open('/proc/self/maps'):\n"
+        "    if 'memfd:job' in line: ctypes.c_uint64.from_address(int(line.split('-')[0], 16)).value = 2\n"
+        "print('ran'); os._exit(125)",
+        "rc == 125 and out == 'ran\\n'",
+    ),
+    "forkservers-memory": (
+        "import ctypes\nfor line in open('/proc/self/maps'):\n"
+        "    if '/dev/zero' in line and 'rw-s' in line: print('GOT', line)",
+        "'GOT' not in out and rc == 0",
+    ),
+    "priority": (
+        _SYSCALL + "import errno\nfor f in (lambda: os.setpriority(0, 0, -20), lambda: os.nice(-5),"
+        " lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))):\n"
+        "    try: f(); print('GOT')\n    except OSError: print('denied')",
+        "'GOT' not in out and out.count('denied') == 3",
+    ),
+    "lock-memory": (
+        _SYSCALL + "b = ctypes.create_string_buffer(64 << 20)\ngot(libc.mlock(b, 64 << 20)); got(libc.mlockall(3))",
+        "'GOT' not in out and out.count('denied') == 2",
+    ),
+    "timer-flood": (
+        _SYSCALL
+        + "n = 0\nt = ctypes.c_void_p()\nwhile libc.timer_create(1, None, ctypes.byref(t)) == 0 and n < 10**6: n += 1\n"
+        "print(n)",
+        "rc == 0 or rc < 0",
+    ),
+    "inotify-flood": (
+        _SYSCALL + "n = 0\nwhile libc.inotify_init() >= 0: n += 1\nprint(n)",
+        "int(out) < 256",
+    ),
+    "zombie-flood": (
+        "import os\nn = 0\ntry:\n    while True:\n        if os.fork() == 0: os._exit(0)\n        n += 1\n"
+        "except OSError: print('stopped', n)",
+        "'stopped' in out and int(out.split()[1]) <= 32",
+    ),
+    "orphan-flood": (
+        "import os\nfor _ in range(60):\n    try: p = os.fork()\n    except OSError: print('stopped'); break\n"
+        "    if p == 0:\n        try: os.fork()\n        finally: os._exit(0)\n    os.waitpid(p, 0)\nprint('end')",
+        "'end' in out",
+    ),
+    "spinning-threads": (
+        "import subprocess, sys\nps = [subprocess.Popen(['/bin/sh', '-c', 'while :; do :; done']) for _ in range(28)]\n"
+        "while True: pass",
+        "result.timed_out",
+    ),
+    "pipe-hoard": (
+        "import os, fcntl\nn = 0\ntry:\n    while True:\n        r, w = os.pipe()\n"
+        "        try: fcntl.fcntl(w, 1031, 1 << 20)\n        except OSError: pass\n"
+        "        os.set_blocking(w, False)\n"
+        "        try: n += os.write(w, bytes(1 << 20))\n        except OSError: pass\n"
+        "except OSError: print(n >> 20)",
+        "int(out) <= 130",
+    ),
+    "memory-of-others": (
+        "import ctypes, mmap\nm = mmap.mmap(-1, 64 << 20)\nprint('GOT' if m.read().count(0) != 64 << 20 else 'zero')",
+        "out == 'zero\\n'",
+    ),
+    "deep-folders": (
+        "import os\nn = 0\ntry:\n    while True: os.mkdir('d'); os.chdir('d'); n += 1\nexcept OSError as e: print(n)",
+        "int(out) <= 4096",
+    ),
+    "exit-hooks-that-hang": (
+        "import atexit, time\natexit.register(lambda: [None for _ in iter(int, 1)])\nprint('end')",
+        "result.timed_out and 'end' in out",
+    ),
+    "excepthook-that-hangs": (
+        "import sys\nsys.excepthook = lambda *a: [0 for _ in iter(int, 1)]\n1/0",
+        "result.timed_out",
+    ),
+    "error-that-cannot-be-shown": (
+        "class E(Exception):\n    def __str__(self): raise E()\n    __repr__ = __str__\nraise E()",
+        "rc == 1",
+    ),
+    "circle-of-errors": (
+        "a, b = ValueError('a'), ValueError('b')\na.__context__ = b; b.__context__ = a; b.__cause__ = a\nraise a",
+        "rc == 1 and 'ValueError: a' in err",
+    ),
+    "no-descriptors-left": (
+        "import os\ntry:\n    while True: os.dup(1)\nexcept OSError: pass\n1/0",
+        "rc == 1 and 'ZeroDivisionError' in err",
+    ),
+    "no-memory-left": (
+        "x = []\ntry:\n    while True: x.append(bytearray(1 << 20))\nexcept MemoryError: pass\n"
+        "try:\n    while True: x.append(bytearray(64))\nexcept MemoryError: pass\nraise ValueError('full')",
+        "rc != 0",
+    ),
+    "garbage-for-code": ("\0\x01\xff", "rc == 1 and 'Error' in err"),
+    "unknown-encoding": ("# -*- coding: nonsense -*-\nprint(1)", "rc == 1 and 'SyntaxError' in err"),
+    "nested-code": ("(" * 5000 + ")" * 5000, "rc != 0"),
+    "long-traceback": (
+        "import sys\nsys.setrecursionlimit(100000)\ndef f(n): return f(n - 1) if n else 1 / 0\nf(30000)",
+        "rc != 0",
+    ),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HostileGround]:
+    async with HostileGround(SandboxPool(workers=2), tmp_path_factory.mktemp("canary")) as ground:
+        yield ground
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def outcomes(ground: HostileGround) -> AsyncIterator[dict[str, tuple[Outcome, dict[str, object]]]]:
+    """How each attack went and what was seen around it, a few at a time."""
+    filled: dict[str, tuple[Outcome, dict[str, object]]] = {}
+    names = list(ATTACKS)
+    for first in range(0, len(names), AT_ONCE):
+        batch = names[first : first + AT_ONCE]
+        done = await asyncio.gather(
+            *(ground.unleash(ATTACKS[name][0], Limits(wall_seconds=WALL_SECONDS)) for name in batch)
+        )
+        seen = await ground.witness(done)
+        filled.update({name: (outcome, seen) for name, outcome in zip(batch, done, strict=True)})
+    yield filled
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_attack_fails(name: str, outcomes: dict[str, tuple[Outcome, dict[str, object]]]) -> None:
+    outcome, seen = outcomes[name]
+    result = outcome.result
+    known = {"out": result.stdout, "err": result.stderr, "rc": outcome.rc, "result": result}
+    shown = f"{result.stdout[-500:]!r} {result.stderr[-800:]!r} rc={outcome.rc} {result.limit_hit}"
+    assert eval(ATTACKS[name][1], {}, known), shown  # noqa: S307  (our own expression, from above)
+    assert outcome.next_ok
+    assert outcome.wall < WALL_SECONDS + 2
+    assert seen["leftover"] == 0
+    assert seen["server_alive"]
+    assert seen["victim_alive"]
+    assert seen["host_unchanged"]
+    assert not seen["canary_leaked"]
