@@ -1,0 +1,127 @@
+"""The config, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+torch = pytest.importorskip("torch")
+
+from hydra import compose, initialize_config_dir  # noqa: E402
+from omegaconf import DictConfig, OmegaConf  # noqa: E402
+
+from verl_tool.agent_loop.config import options_in  # noqa: E402
+from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions  # noqa: E402
+from verl_tool.errors import ConfigError  # noqa: E402
+from verl_tool.trainer import main_ppo  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator"
+)
+
+AGENT = "actor_rollout_ref.agent"
+STOPS = f"{AGENT}.action_stop_tokens=['<call>']"
+
+
+def composed(*overrides: str) -> DictConfig:
+    """The config of a command line."""
+    with initialize_config_dir(str(Path(main_ppo.__file__).parent / "config"), version_base=None):
+        return compose("agent_ppo_trainer", overrides=list(overrides))
+
+
+def prepared(tmp_path: Path, *overrides: str) -> DictConfig:
+    """A config after all checks."""
+    batch = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    micro = ["actor", "rollout", "ref"]
+    sizes = [
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        *(f"actor_rollout_ref.{part}.log_prob_micro_batch_size_per_gpu=8" for part in micro[1:]),
+    ]
+    config = composed("platform=cpu", f"run_dir={tmp_path}", "algorithm.adv_estimator=grpo", *batch, *sizes, *overrides)
+    main_ppo.prepare(config)
+    return config
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """`prepare` names files in the environment."""
+    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+
+
+def test_the_file_lists_every_option_with_its_default():
+    config = composed()
+    own = OmegaConf.to_container(config.actor_rollout_ref.agent, resolve=False)
+    assert set(own.pop("tool_config")) == set(TOOL_CONFIG_ALIASES)
+    from_elsewhere = {"max_prompt_length", "max_response_length", "max_model_len"}
+    defaults = {name: field.default for name, field in EpisodeOptions.model_fields.items()}
+    assert set(own) == set(defaults)
+    told = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+    assert {n: v for n, v in told.items() if n not in from_elsewhere} == {
+        n: v for n, v in defaults.items() if n not in from_elsewhere
+    }
+
+
+def test_options_reach_the_loop():
+    config = composed(STOPS, f"{AGENT}.max_turns=3", f"{AGENT}.tool_config.timeout=7", "data.max_response_length=99")
+    options = options_in(config)
+    assert options.action_stop_tokens == ("<call>",)
+    assert options.max_turns == 3
+    assert options.tool_call_timeout == 7
+    assert options.max_response_length == 99
+
+
+def test_a_separator_needs_no_role_taken_back():
+    """The file names a default role, which must not count as one that the user chose."""
+    config = composed(f"{AGENT}.enable_mtrl=true", f"{AGENT}.mtrl_sep='<tool>{{obs}}</tool>'")
+    assert options_in(config).mtrl_sep == "<tool>{obs}</tool>"
+
+
+@pytest.mark.parametrize(
+    ("argument", "hydra_s"),
+    [
+        ("tool_server.start=python_code,calculator", "tool_server.start='python_code,calculator'"),
+        ("tool_server.start='a,b'", "tool_server.start='a,b'"),
+        ("tool_server.start=calculator", "tool_server.start=calculator"),
+        ("data.train_files=[a,b]", "data.train_files=[a,b]"),
+        ("trainer.logger=a,b", "trainer.logger=a,b"),
+    ],
+)
+def test_tools_may_be_listed_with_commas(argument, hydra_s):
+    assert main_ppo.quoted(argument) == hydra_s
+
+
+def test_a_server_of_our_own_gets_a_port_and_everybody_its_address(tmp_path):
+    config = prepared(tmp_path, STOPS, "tool_server.start='calculator,finish'")
+    assert config.tool_server.port > 1024
+    assert options_in(config).tool_server_url == f"http://127.0.0.1:{config.tool_server.port}"
+
+
+def test_the_run_s_folder_holds_its_config(tmp_path):
+    prepared(tmp_path, STOPS, f"{AGENT}.tool_server_url=http://127.0.0.1:5000", "data.max_response_length=77")
+    saved = OmegaConf.load(tmp_path / "config.yaml")
+    assert options_in(saved).max_response_length == 77
+    assert saved.trainer.default_local_dir == str(tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause"),
+    [
+        ([STOPS], "no tool server"),
+        ([STOPS, "tool_server.start=calculator", f"{AGENT}.tool_server_url=http://h:1"], "give just one"),
+        ([STOPS, "tool_server.start=calculator", f"{AGENT}.tool_config.server_url=http://h:1"], "give just one"),
+        ([], "inline actions need action_stop_tokens"),
+        ([STOPS, "tool_server.start=calculator", f"{AGENT}.max_prompt_length=9999"], "max_prompt_length=9999"),
+        ([STOPS, "tool_server.start=calculator", "actor_rollout_ref.actor.strategy=megatron"], "megatron"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(tmp_path, overrides, cause):
+    with pytest.raises(ConfigError, match=cause):
+        prepared(tmp_path, *overrides)
+
+
+def test_without_tools_no_server_is_needed(tmp_path):
+    config = prepared(tmp_path, f"{AGENT}.enable_agent=false")
+    assert options_in(config).tool_server_url is None

@@ -1,0 +1,74 @@
+"""Metrics of tools, and the records that they are made from."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("omegaconf")
+
+from trajectories import REQUEST, faulted, solved
+
+from verl_tool.agent_loop.rollout import TooManyFaultsError
+from verl_tool.agent_loop.trajectory import read_jsonl
+from verl_tool.trainer.ppo.rollout_log import RolloutLog
+from verl_tool.trainer.ppo.tool_metrics import names_called, tool_metrics
+
+
+def lines(*trajectories):
+    return [trajectory.to_json() for trajectory in trajectories]
+
+
+def test_calls_are_told_by_tool():
+    metrics = tool_metrics([solved(), faulted()])
+    assert metrics["agent/tool/SimpleCalculatorTool/calls"] == 2
+    assert metrics["agent/tool/SimpleCalculatorTool/faults"] == 0.5
+    assert metrics["agent/tool/SimpleCalculatorTool/seconds_max"] == 2.0
+    assert metrics["agent/tool/submit/calls"] == 1
+    assert metrics["agent/turns/mean"] == 1.5
+    assert metrics["agent/faulted"] == 0.5
+    assert metrics["agent/fault/unreachable"] == 0.5
+    assert metrics["agent/stop/tool_done"] == 0.5
+    assert metrics["agent/model_tokens/mean"] == 2.5
+    assert metrics["agent/observation_tokens/mean"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("action", "names"), [(REQUEST, ["SimpleCalculatorTool"]), ("just words", ["none"]), ("", ["none"])]
+)
+def test_names(action, names):
+    assert names_called(action) == names
+
+
+def test_a_step_leaves_one_file_with_rewards(tmp_path):
+    log = RolloutLog(tmp_path / "t", max_fault_fraction=0.5)
+    log.add(lines(solved(), faulted()), [1.0, 0.0], 7, validation=False)
+    found = list(read_jsonl(tmp_path / "t" / "step_7.jsonl"))
+    assert [t.reward for t in found] == [1.0, 0.0]
+    assert found[0].extra == {"step": 7, "validate": False}
+    assert found[0].segments == solved().segments
+    assert log.take_metrics()["agent/faulted"] == 0.5
+    assert log.take_metrics() == {}
+
+
+def test_parts_of_one_validation_go_into_one_file(tmp_path):
+    log = RolloutLog(tmp_path, max_fault_fraction=0.5)
+    for name in ("a", "b"):
+        log.add(lines(solved(name)), None, 3, validation=True)
+    assert [t.trajectory_id for t in read_jsonl(tmp_path / "validation_3.jsonl")] == ["a", "b"]
+    assert log.take_validation_metrics()["val-agent/tool/submit/calls"] == 2
+    assert log.take_validation_metrics() == {}
+    log.add(lines(solved("c")), None, 3, validation=True)
+    assert [t.trajectory_id for t in read_jsonl(tmp_path / "validation_3.jsonl")] == ["c"]
+
+
+def test_most_faulted_ends_the_run_and_leaves_the_records(tmp_path):
+    log = RolloutLog(tmp_path, max_fault_fraction=0.5)
+    with pytest.raises(TooManyFaultsError, match="unreachable 2"):
+        log.add(lines(faulted("a"), faulted("b"), solved("c")), None, 1, validation=False)
+    assert len(list(read_jsonl(tmp_path / "step_1.jsonl"))) == 3
+
+
+def test_no_folder_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RolloutLog(None, 0.5).add(lines(solved()), None, 1, validation=False)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,33 @@
+"""Spoilt rows in a validation's means."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl")
+
+from verl_tool.trainer.ppo.validation import SPOILT, counted
+
+
+def mean_of_acc(sources, uids, columns, turns):
+    return {"n": len(uids), "sources": list(sources), "acc": float(np.mean(columns["acc"]))}
+
+
+def test_a_row_without_reward_is_not_counted():
+    columns = {"acc": [1.0, math.nan, 0.0], "reward_fault": ["", "grader: gone", ""], "reward": [1.0, 0.0, 0.0]}
+    told = counted(mean_of_acc, ["a", "b", "c"], ["1", "2", "3"], columns, [])
+    assert told == {"n": 2, "sources": ["a", "c"], "acc": 0.5, SPOILT: pytest.approx(1 / 3)}
+
+
+def test_all_rows_count_if_none_is_spoilt():
+    told = counted(mean_of_acc, ["a", "b"], ["1", "2"], {"acc": [1.0, 0.0]}, [])
+    assert told["n"] == 2
+    assert told[SPOILT] == 0
+
+
+def test_no_mean_of_nothing():
+    told = counted(mean_of_acc, ["a"], ["1"], {"acc": [math.nan], "reward_fault": ["gone"]}, [])
+    assert told == {SPOILT: 1.0}

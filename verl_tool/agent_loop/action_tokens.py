@@ -1,0 +1,38 @@
+"""Which of the model's tokens are calls, and which are its other text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.trajectory import Author, Segment, Trajectory
+from verl_tool.formats import ALL_FORMATS, Format
+
+
+def action_mask(trajectory: Trajectory, tokenizer: Tokenizer, formats: Sequence[Format] = ALL_FORMATS) -> list[int]:
+    """1 on tokens of the model that belong to a call in any of `formats`, else 0. [response_length]"""
+    mask: list[int] = []
+    for segment in trajectory.response:
+        mask += _of_turn(segment, tokenizer, formats) if segment.author is Author.MODEL else [0] * len(segment.tokens)
+    return mask
+
+
+def _of_turn(turn: Segment, tokenizer: Tokenizer, formats: Sequence[Format]) -> list[int]:
+    mask = [0] * len(turn.tokens)
+    for start, end in {(c.start, c.end) for fmt in formats for c in fmt.find_calls(turn.text)}:
+        first = _token_at(turn.tokens, start, tokenizer)
+        last = _token_at(turn.tokens, end - 1, tokenizer)
+        mask[first : last + 1] = [1] * (last + 1 - first)
+    return mask
+
+
+def _token_at(tokens: Sequence[int], position: int, tokenizer: Tokenizer) -> int:
+    """Index of the token that writes the character at `position`, or of the last one."""
+    low, high = 0, len(tokens) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if len(tokenizer.decode(tokens[: middle + 1])) > position:
+            high = middle
+        else:
+            low = middle + 1
+    return low

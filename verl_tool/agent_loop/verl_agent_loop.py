@@ -1,0 +1,140 @@
+"""The loop inside verl: an `AgentLoopBase` that runs an `Episode`. Written for verl 0.9.0.
+
+verl makes one agent loop a trajectory; those of one worker process share an `Episode`, so that limits on how many run
+at once and connections to the tool server are the worker's.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from pydantic import Field
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from verl_tool.agent_loop.action_tokens import action_mask
+from verl_tool.agent_loop.config import options_in
+from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt
+from verl_tool.agent_loop.trajectory import LeftOut, Trajectory
+from verl_tool.agent_loop.verl_generator import EngineUse, VerlGenerator
+from verl_tool.client import ToolClient
+
+
+class ToolLoopOutput(AgentLoopOutput):
+    """What verl takes from an agent loop, and which tokens are calls."""
+
+    action_mask: list[int] = Field(default_factory=list)
+    """1 on tokens of a call. [response_length]"""
+
+    def as_dict(self) -> dict[str, Any]:
+        """verl's newer trainer stores these fields as they are."""
+        fields = super().as_dict()
+        fields["action_mask"] = torch.tensor(fields["action_mask"], dtype=torch.int64)
+        return fields
+
+
+class _Worker:
+    """What the agent loops of one worker process share."""
+
+    def __init__(self, config: DictConfig, client: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
+        self.options = options_in(config)
+        self.tokenizer = HFTokenizer(tokenizer, template_kwargs)
+        self.generator = VerlGenerator(client)
+        self.episode = Episode(self.generator, self._tools(), self.tokenizer, self.options)
+
+    def _tools(self) -> ToolClient | None:
+        if not self.options.enable_agent or self.options.tool_server_url is None:
+            return None
+        key = os.environ.get("VERL_TOOL_API_KEY")
+        return ToolClient(self.options.tool_server_url, api_key=key, **self.options.client_settings())  # type: ignore[arg-type]
+
+
+_workers: weakref.WeakKeyDictionary[Any, _Worker] = weakref.WeakKeyDictionary()
+"""By the engine client, of which verl makes one a worker process."""
+
+
+class VerlToolAgentLoop(AgentLoopBase):
+    """One row of the data set, answered with tools."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        worker = _workers.get(self.server_manager)
+        if worker is None:
+            worker = _Worker(self.config, self.server_manager, self.tokenizer, self.apply_chat_template_kwargs)
+            _workers[self.server_manager] = worker
+        self._worker = worker
+
+    async def run(
+        self,
+        sampling_params: dict[str, Any],
+        *,
+        raw_prompt: list[dict[str, Any]],
+        use_tool: bool = True,
+        tools_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        global_steps: int = 0,
+        index: int | None = None,
+        **_row: Any,
+    ) -> AgentLoopOutput:
+        """Run one trajectory.
+
+        Of the row's columns, `use_tool=False` answers it in one turn without tools, and `tools_kwargs` is all that the
+        tools are sent of it. The gold answer is among the rest.
+        """
+        worker = self._worker
+        trajectory_id = os.urandom(16).hex()
+        worker.generator.begin(trajectory_id, int(priority))
+        try:
+            trajectory = await worker.episode.run(
+                render_prompt(worker.tokenizer, raw_prompt),
+                sampling_params=sampling_params,
+                trajectory_id=trajectory_id,
+                use_tool=bool(use_tool),
+                extra=tools_kwargs,
+            )
+        finally:
+            use = worker.generator.end(trajectory_id)
+        if use.first_version is None:
+            use.first_version = use.last_version = int(global_steps)
+        record = replace(trajectory, extra={"index": None if index is None else int(index)})
+        return as_verl_output(record, use, worker.tokenizer)
+
+
+def as_verl_output(trajectory: Trajectory, use: EngineUse, tokenizer: HFTokenizer) -> ToolLoopOutput:
+    """A trajectory in the form in which verl trains on it.
+
+    verl's ``response_mask`` is the mask of the loss. A trajectory without any token behind its prompt gets one end
+    token with mask 0, since verl's batches hold at least one.
+    """
+    ids, mask, log_probs = trajectory.response_ids, trajectory.loss_mask, trajectory.response_log_probs
+    calls = action_mask(trajectory, tokenizer)
+    if not ids:
+        ids, mask, log_probs, calls = [min(tokenizer.eos_token_ids, default=0)], [0], [0.0], [0]
+    return ToolLoopOutput(
+        prompt_ids=trajectory.prompt_ids,
+        response_ids=ids,
+        response_mask=mask,
+        response_logprobs=log_probs,
+        num_turns=1 + trajectory.num_turns + len(trajectory.calls),
+        metrics=AgentLoopMetrics(
+            generate_sequences=trajectory.timings.generate,
+            tool_calls=trajectory.timings.tools,
+            num_preempted=use.preemptions,
+        ),
+        action_mask=calls,
+        extra_fields={
+            "trajectory": trajectory.to_json(),
+            "left_out_of_group": trajectory.left_out in (LeftOut.FAULT, LeftOut.ABORTED),
+            "action_mask": calls,
+            "turn_scores": [],
+            "tool_rewards": trajectory.tool_rewards,
+            "min_global_steps": use.first_version,
+            "max_global_steps": use.last_version,
+        },
+    )

@@ -1,0 +1,1 @@
+"""How a finished trajectory is scored. One file a reward manager."""

@@ -1,0 +1,1 @@
+"""Training with verl's trainers."""

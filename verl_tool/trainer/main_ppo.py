@@ -1,0 +1,177 @@
+"""``python -m verl_tool.trainer.main_ppo``: train a model that acts through tools.
+
+The config is verl's own `ppo_trainer` with three groups added; see `config/agent_ppo_trainer.yaml`. On a machine
+without an accelerator, add ``platform=cpu``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import hydra
+import ray
+from omegaconf import DictConfig, OmegaConf, open_dict
+from ray.exceptions import RayError
+from verl.trainer.main_ppo import run_ppo
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+from verl.utils.device import auto_set_device
+
+from verl_tool.agent_loop.config import options_in
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
+from verl_tool.trainer.tool_server import SupervisedServer, free_port, serve_command
+
+AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
+"""Names verl's agent loop worker makes ours by."""
+
+
+def main() -> None:
+    """Train as the command line says."""
+    sys.argv[1:] = [quoted(argument) for argument in sys.argv[1:]]
+    train_as_configured()
+
+
+def quoted(argument: str) -> str:
+    """``tool_server.start=a,b`` as Hydra wants it: else it takes a comma for a sweep over values."""
+    name, equals, value = argument.partition("=")
+    if name == "tool_server.start" and "," in value and value[0] not in "['\"":
+        return f"{name}{equals}'{value}'"
+    return argument
+
+
+@hydra.main(config_path="config", config_name="agent_ppo_trainer", version_base=None)
+def train_as_configured(config: DictConfig) -> None:
+    """Train as the config says. Exit code 1, with the reason, for an error of ours or of a worker."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        prepare(config)
+        with tool_server(config):
+            train(config)
+    except VerlToolError as error:
+        sys.exit(f"error: {error}")
+    except RayError as error:
+        sys.exit(f"error: the training ended: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; run the same command again to go on from the last checkpoint")
+
+
+def prepare(config: DictConfig) -> None:
+    """Check the config and fill in what follows from it. Raises ConfigError before anything starts."""
+    OmegaConf.set_struct(config, True)
+    with open_dict(config):
+        auto_set_device(config)
+        if config.trainer.device == "cpu":
+            _check_cpu(config)
+        _choose_tool_server(config)
+        if config.actor_rollout_ref.rollout.agent.agent_loop_config_path is None:
+            config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
+        _place_files(config)
+    _check_lengths(config, options_in(config))
+    _save(config)
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+
+
+@contextlib.contextmanager
+def tool_server(config: DictConfig) -> Iterator[None]:
+    """The tool server that the config asks for, if any, for as long as the block runs."""
+    wanted = config.tool_server
+    if wanted.start is None:
+        yield
+        return
+    url = config.actor_rollout_ref.agent.tool_server_url
+    command = serve_command(wanted.start, wanted.port, [str(arg) for arg in wanted.args])
+    log = Path(config.run_dir) / "tool_server.log"
+    with SupervisedServer(
+        command, url, log, start_timeout=wanted.start_timeout, max_restarts=wanted.max_restarts
+    ) as server:
+        print(f"tool server: {server.url} ({wanted.start}), log in {log}", flush=True)
+        yield
+
+
+def train(config: DictConfig) -> None:
+    """Train to the end. Leaves no Ray of ours behind."""
+    runner = AgentTaskRunnerV1 if config.trainer.use_v1 else AgentTaskRunner
+    ours = not ray.is_initialized()
+    try:
+        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(runner))
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _choose_tool_server(config: DictConfig) -> None:
+    wanted, agent = config.tool_server, config.actor_rollout_ref.agent
+    if wanted.start is None:
+        if options_in(config).enable_agent and options_in(config).tool_server_url is None:
+            raise ConfigError(
+                "no tool server: set tool_server.start=python_code to start one, "
+                "actor_rollout_ref.agent.tool_server_url=http://127.0.0.1:5000 to use a running one, "
+                "or actor_rollout_ref.agent.enable_agent=false"
+            )
+        return
+    given = agent.tool_server_url or agent.tool_config.server_url
+    if given is not None:
+        raise ConfigError(
+            f"tool_server.start={wanted.start!r} starts a server and tool_server_url={given!r} names one; give just one"
+        )
+    wanted.port = wanted.port or free_port()
+    agent.tool_server_url = f"http://127.0.0.1:{wanted.port}"
+
+
+def _check_cpu(config: DictConfig) -> None:
+    from verl_tool.platforms import cpu
+
+    cpu.require()
+    if config.actor_rollout_ref.actor.strategy not in ("fsdp", "fsdp2"):
+        raise ConfigError(
+            f"trainer.device=cpu with actor.strategy={config.actor_rollout_ref.actor.strategy!r}; "
+            "only fsdp and fsdp2 run without an accelerator: add platform=cpu"
+        )
+
+
+def _check_lengths(config: DictConfig, options: EpisodeOptions) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    for name, value, limit, limited_by in (
+        ("max_prompt_length", options.max_prompt_length, rollout.prompt_length, "data.max_prompt_length"),
+        ("max_response_length", options.max_response_length, rollout.response_length, "data.max_response_length"),
+    ):
+        if value is None or value > limit:
+            raise ConfigError(
+                f"actor_rollout_ref.agent.{name}={value} and {limited_by}={limit}: verl's batches hold {limit} tokens; "
+                f"set {limited_by} and leave the other out"
+            )
+
+
+def _place_files(config: DictConfig) -> None:
+    """Give every process absolute paths: their working directories may differ."""
+    config.run_dir = str(Path(config.run_dir).resolve())
+    config.trainer.default_local_dir = str(Path(config.trainer.default_local_dir).resolve())
+    if config.trajectories_dir:
+        config.trajectories_dir = str(Path(config.trajectories_dir).resolve())
+    os.environ.setdefault("VERL_FILE_LOGGER_PATH", f"{config.run_dir}/metrics.jsonl")
+    os.environ.setdefault("TENSORBOARD_DIR", f"{config.run_dir}/tensorboard")
+    environment = {name: os.environ[name] for name in ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR")}
+    config.ray_kwargs.ray_init = OmegaConf.merge(config.ray_kwargs.ray_init, {"runtime_env": {"env_vars": environment}})
+
+
+def _save(config: DictConfig) -> None:
+    """Leave the whole config in the run's folder, for whoever serves or continues the run."""
+    folder = Path(config.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config, folder / "config.yaml", resolve=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""verl's trainers with what tools add: faults, records, metrics."""

@@ -1,0 +1,90 @@
+"""verl's trainer that holds the batch in the driver (``trainer.use_v1=False``), with tools. Written for verl 0.9.0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from packaging.specifiers import SpecifierSet
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+from verl import DataProto
+from verl_tool.platforms.patch import Patch
+from verl_tool.trainer.ppo.advantage import without_spoilt
+from verl_tool.trainer.ppo.rollout_log import rollout_log
+from verl_tool.trainer.ppo.spoilt import spoilt_rows
+from verl_tool.trainer.ppo.validation import counted
+from verl_tool.trainer.watchdog import Watchdog
+
+ADVANTAGE = Patch(
+    distribution="verl",
+    versions=SpecifierSet(">=0.9.0"),
+    module="verl.trainer.ppo.ray_trainer",
+    attribute="compute_advantage",
+    why="the training loop calls this function by its global name; there is no method to override",
+    replace=without_spoilt,
+)
+
+
+class AgentRayPPOTrainer(RayPPOTrainer):
+    """verl's trainer, which also keeps trajectories, tells about tools, and leaves faults out of every baseline."""
+
+    async_rollout_manager: Any
+
+    def init_workers(self) -> None:
+        """Build the workers as verl does, and look at what each rollout brings."""
+        ADVANTAGE.install()
+        self._rollouts = rollout_log(self.config)
+        self._watchdog = Watchdog(self.config.stall_timeout)
+        self._watchdog.start()
+        super().init_workers()
+        self.async_rollout_manager = _WatchedRollouts(self.async_rollout_manager, self._on_rollout)
+
+    def _on_rollout(self, prompts: DataProto, output: DataProto) -> None:
+        """Take the loop's own columns out of a rollout's output, which goes to every worker from here."""
+        self._watchdog.enter("behind a rollout")
+        lines = list(output.non_tensor_batch.pop("trajectory"))
+        rewards = output.batch["rm_scores"].sum(-1).tolist() if "rm_scores" in output.batch else None
+        spoilt = spoilt_rows(output.non_tensor_batch, len(output))
+        output.batch["response_mask"][np.array(spoilt)] = 0
+        masks = output.non_tensor_batch.pop("action_mask")
+        output.batch["action_mask"] = _padded(masks, output.batch["response_mask"])
+        validation = bool(prompts.meta_info.get("validate", False))
+        self._rollouts.add(lines, rewards, int(prompts.meta_info["global_steps"]), validation=validation)
+
+    def _update_critic(self, batch: DataProto) -> DataProto:
+        return self._with_tool_metrics(super()._update_critic(batch))
+
+    def _update_actor(self, batch: DataProto) -> DataProto:
+        return self._with_tool_metrics(super()._update_actor(batch))
+
+    def _with_tool_metrics(self, output: DataProto) -> DataProto:
+        self._watchdog.enter("behind an update")
+        output.meta_info["metrics"].update(self._rollouts.take_metrics())
+        return output
+
+    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return counted(super()._val_metrics_update, *args, **kwargs) | self._rollouts.take_validation_metrics()
+
+
+class _WatchedRollouts:
+    """verl's rollout manager, of which each output is shown to somebody first."""
+
+    def __init__(self, manager: Any, show: Callable[[DataProto, DataProto], None]) -> None:
+        self._manager, self._show = manager, show
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """verl's only use of a rollout manager."""
+        output = self._manager.generate_sequences(prompts)
+        self._show(prompts, output)
+        return output
+
+
+def _padded(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """Lists of 0 and 1 as a tensor, zeros at the right. [batch, response_length]"""
+    padded = torch.zeros_like(like)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = torch.tensor(row, dtype=like.dtype)
+    return padded

@@ -1,0 +1,75 @@
+"""What a step's trajectories tell about the tools."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from verl_tool.agent_loop.trajectory import CallRecord, StopReason, Trajectory
+from verl_tool.formats import ALL_FORMATS
+from verl_tool.protocol import FaultKind
+
+UNNAMED = "none"
+"""The tool of an action in which no format finds a call."""
+
+
+def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> dict[str, float]:
+    """Metrics by name, of at least one trajectory.
+
+    ``{prefix}/…`` tells of trajectories: turns, calls, ends, faults, tokens by author, seconds.
+    ``{prefix}/tool/NAME/…`` tells of the calls of one tool, by the name that the model used.
+    """
+    n = len(trajectories)
+    ends = {f"{prefix}/stop/{stop.value}": _share(t.stop is stop for t in trajectories) for stop in StopReason}
+    faults = {
+        f"{prefix}/fault/{kind.value}": _share(t.fault is not None and t.fault.kind is kind for t in trajectories)
+        for kind in FaultKind
+    }
+    return {
+        f"{prefix}/turns/mean": sum(t.num_turns for t in trajectories) / n,
+        f"{prefix}/turns/max": max(t.num_turns for t in trajectories),
+        f"{prefix}/tool_calls/mean": sum(len(t.calls) for t in trajectories) / n,
+        f"{prefix}/tool_calls/max": max(len(t.calls) for t in trajectories),
+        f"{prefix}/faulted": _share(t.fault is not None for t in trajectories),
+        f"{prefix}/left_out": _share(t.left_out is not None for t in trajectories),
+        f"{prefix}/model_tokens/mean": sum(sum(t.response_mask) for t in trajectories) / n,
+        f"{prefix}/observation_tokens/mean": sum(c.shown_tokens for t in trajectories for c in t.calls) / n,
+        f"{prefix}/seconds/generate_mean": sum(t.timings.generate for t in trajectories) / n,
+        f"{prefix}/seconds/tools_mean": sum(t.timings.tools for t in trajectories) / n,
+        f"{prefix}/seconds/total_max": max(t.timings.total for t in trajectories),
+        **ends,
+        **faults,
+        **_by_tool(trajectories, prefix),
+    }
+
+
+def _by_tool(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
+    calls: dict[str, list[CallRecord]] = defaultdict(list)
+    for trajectory in trajectories:
+        for call in trajectory.calls:
+            for name in names_called(call.action):
+                calls[name].append(call)
+    metrics: dict[str, float] = {}
+    for name, records in calls.items():
+        where = f"{prefix}/tool/{name}"
+        seconds = sorted(record.seconds for record in records)
+        metrics |= {
+            f"{where}/calls": float(len(records)),
+            f"{where}/valid": _share(record.valid for record in records),
+            f"{where}/faults": _share(record.fault is not None for record in records),
+            f"{where}/truncated": _share(record.truncated for record in records),
+            f"{where}/seconds_p50": seconds[len(seconds) // 2],
+            f"{where}/seconds_max": seconds[-1],
+        }
+    return metrics
+
+
+def names_called(action: str) -> list[str]:
+    """Names of the tools in an action, each once."""
+    names = {call.name for fmt in ALL_FORMATS for call in fmt.find_calls(action)}
+    return sorted(names) or [UNNAMED]
+
+
+def _share(flags: Iterable[bool]) -> float:
+    values = list(flags)
+    return sum(values) / len(values)

@@ -1,0 +1,128 @@
+"""verl's trainers that keep the batch in TransferQueue (``trainer.use_v1=True``), with tools.
+
+Written for verl 0.9.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_trainer_cls
+
+from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
+from verl_tool.trainer.ppo.rollout_log import rollout_log
+from verl_tool.trainer.ppo.spoilt import spoilt_rows
+from verl_tool.trainer.ppo.validation import counted
+from verl_tool.trainer.watchdog import Watchdog
+
+
+class AgentTrainerMixin(PPOTrainer):
+    """What tools add to any of verl's newer trainers."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self._rollouts = rollout_log(config)
+        self._watchdog = Watchdog(config.stall_timeout)
+        self._watchdog.start()
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> Any:
+        return _WatchedBuffer(super()._build_replay_buffer(), self._on_sampled)
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(AgentActorRolloutRefWorker)
+
+    def _on_sampled(self, batch: KVBatchMeta, step: int, partition: str) -> None:
+        self._watchdog.enter("behind a rollout")
+        told = _told_by_loop(batch)
+        rewards = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["rm_scores"])
+        sums = [row.sum().item() for row in rewards["rm_scores"].unbind()] if "rm_scores" in rewards else None
+        self._rollouts.add([row["trajectory"] for row in told], sums, step, validation=partition == "val")
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        spoilt = _spoilt(batch)
+        if not any(spoilt):
+            return super()._compute_advantage(batch, metrics)
+        if not all(spoilt):
+            super()._compute_advantage(_part(batch, [not row for row in spoilt]), metrics)
+        _put_zeros(_part(batch, spoilt), with_rewards=self.config.algorithm.use_kl_in_reward)
+        return batch
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        self._watchdog.enter("behind an update")
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics.update(self._rollouts.take_metrics())
+
+    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return counted(super()._val_metrics_update, *args, **kwargs) | self._rollouts.take_validation_metrics()
+
+
+def register_agent_trainer(mode: str) -> None:
+    """Make verl take its trainer of this `trainer.v1.trainer_mode` with `AgentTrainerMixin` added, in this process."""
+    stock = get_trainer_cls(mode)
+    if not issubclass(stock, AgentTrainerMixin):
+        TRAINER_REGISTRY[mode] = type(f"Agent{stock.__name__}", (AgentTrainerMixin, stock), {})
+
+
+class _WatchedBuffer:
+    """verl's replay buffer, of which each sample is shown to somebody first."""
+
+    def __init__(self, buffer: Any, show: Callable[[KVBatchMeta, int, str], None]) -> None:
+        self._buffer, self._show = buffer, show
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """verl's only use of a replay buffer."""
+        batch, metrics = self._buffer.sample(
+            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+        )
+        self._show(batch, global_steps, partition_id)
+        return batch, metrics
+
+
+def _told_by_loop(batch: KVBatchMeta) -> list[dict[str, Any]]:
+    fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    rows: list[dict[str, Any]] = fields["extra_fields"].tolist()
+    return rows
+
+
+def _spoilt(batch: KVBatchMeta) -> list[bool]:
+    told = [row | row.get("reward_extra_info", {}) for row in _told_by_loop(batch)]
+    return [spoilt_rows({name: [value] for name, value in row.items()}, 1)[0] for row in told]
+
+
+def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:
+    rows = [i for i, want in enumerate(wanted) if want]
+    return KVBatchMeta(
+        keys=[batch.keys[i] for i in rows],
+        tags=[batch.tags[i] for i in rows],
+        partition_id=batch.partition_id,
+        fields=batch.fields,
+        extra_info=batch.extra_info,
+    )
+
+
+def _put_zeros(batch: KVBatchMeta, *, with_rewards: bool) -> None:
+    """Advantages and returns of 0, and a mask that keeps every token out of the loss."""
+    fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+    rows = fields["response_mask"].unbind()
+    numbers = torch.nested.as_nested_tensor([torch.zeros(len(row)) for row in rows], layout=torch.jagged)
+    masks = torch.nested.as_nested_tensor([torch.zeros_like(row) for row in rows], layout=torch.jagged)
+    names = ["advantages", "returns"] + (["token_level_rewards"] if with_rewards else [])
+    tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=batch.partition_id,
+        fields=TensorDict(
+            {name: numbers.clone() for name in names} | {"response_mask": masks, "loss_mask": masks.clone()},
+            batch_size=len(rows),
+        ),
+    )

@@ -1,0 +1,38 @@
+"""Means of a validation over the rows that were really answered and graded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from verl_tool.trainer.ppo.spoilt import spoilt_rows
+
+Summary = Callable[[np.ndarray, list[str], dict[str, list[Any]], list[Any]], dict[str, Any]]
+"""verl's: ``(data_sources, uids, columns, turns) -> metrics``."""
+
+SPOILT = "val-agent/spoilt"
+
+
+def counted(
+    summary: Summary,
+    data_sources: Sequence[str],
+    sample_uids: Sequence[str],
+    reward_extra_infos_dict: Mapping[str, Sequence[Any]],
+    sample_turns: list[Any],
+) -> dict[str, Any]:
+    """`summary` of the rows that are not spoilt, and the share of those that are.
+
+    If all are, there is no mean to tell.
+    """
+    spoilt = spoilt_rows(reward_extra_infos_dict, len(sample_uids))
+    share = {SPOILT: sum(spoilt) / max(1, len(spoilt))}
+    if not any(spoilt):
+        return summary(np.array(data_sources), list(sample_uids), dict(reward_extra_infos_dict), sample_turns) | share  # type: ignore[arg-type]
+    kept = [i for i, out in enumerate(spoilt) if not out]
+    if not kept:
+        return share
+    columns = {name: [column[i] for i in kept] for name, column in reward_extra_infos_dict.items() if len(column)}
+    sources, uids = np.array([data_sources[i] for i in kept]), [sample_uids[i] for i in kept]
+    return summary(sources, uids, columns, sample_turns) | share

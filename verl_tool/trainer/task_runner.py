@@ -1,0 +1,63 @@
+"""The process that holds the trainer. Written for verl 0.9.0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from packaging.specifiers import SpecifierSet
+from verl.trainer import main_ppo, main_ppo_v0
+
+from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
+from verl_tool.platforms.patch import Patch
+from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer
+from verl_tool.trainer.ppo.v1_trainer import register_agent_trainer
+
+TRAINER = Patch(
+    distribution="verl",
+    versions=SpecifierSet(">=0.9.0"),
+    module="verl.trainer.main_ppo_v0",
+    attribute="RayPPOTrainer",
+    why="the task runner makes its trainer by this global name; there is no method to override",
+    replace=lambda _original: AgentRayPPOTrainer,
+)
+
+
+def _plain_class(actor: Any) -> Any:
+    """The class that ``@ray.remote`` was put on: Ray's own wrapper cannot be subclassed."""
+    return actor.__ray_metadata__.modified_class.__ray_actor_class__
+
+
+class _Runner(_plain_class(main_ppo_v0.TaskRunner)):  # type: ignore[misc]
+    """verl's task runner with our worker."""
+
+    def add_actor_rollout_worker(self, config: DictConfig) -> tuple[type, type]:
+        """The worker's class, and that of its group."""
+        _, group = super().add_actor_rollout_worker(config)
+        mapping: dict[Any, Any] = self.role_worker_mapping
+        for role in mapping:
+            mapping[role] = ray.remote(AgentActorRolloutRefWorker)
+        return AgentActorRolloutRefWorker, group
+
+
+# Ray sends an actor's inherited methods by value, and with them the classes that they name. The actors below inherit
+# nothing, so that they are sent by name.
+
+
+class AgentTaskRunner:
+    """verl's task runner with our trainer and worker (``trainer.use_v1=False``)."""
+
+    def run(self, config: DictConfig) -> None:
+        """Train to the end."""
+        TRAINER.install()
+        _Runner().run(config)
+
+
+class AgentTaskRunnerV1:
+    """verl's newer task runner with our trainer and worker (``trainer.use_v1=True``)."""
+
+    def run(self, config: DictConfig) -> None:
+        """Train to the end."""
+        register_agent_trainer(config.trainer.v1.trainer_mode)
+        _plain_class(main_ppo.TaskRunnerV1)().run(config)

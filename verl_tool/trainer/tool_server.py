@@ -1,0 +1,178 @@
+"""A tool server as a child process of the training: started, watched, started again if it dies, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from typing_extensions import Self
+
+from verl_tool.errors import VerlToolError
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 30.0
+"""A server that was asked to stop has this long before it is killed."""
+_PR_SET_PDEATHSIG = 1
+
+
+class ToolServerError(VerlToolError):
+    """The tool server that this run started does not come up, or dies again and again."""
+
+
+def serve_command(tools: str, port: int, args: Sequence[str] = ()) -> list[str]:
+    """The command line of the project's own server on 127.0.0.1."""
+    return [
+        *(sys.executable, "-m", "verl_tool.servers.ray_serve", "--host", "127.0.0.1"),
+        *("--port", str(port), "--tool_type", tools, *args),
+    ]
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class SupervisedServer:
+    """Keeps a server running for as long as the ``with`` block runs."""
+
+    def __init__(
+        self, command: Sequence[str], url: str, log: Path, *, start_timeout: float = 180.0, max_restarts: int = 10
+    ) -> None:
+        """`command` serves `url`, whose ``/health`` tells when it is up. Its output goes to the file `log`."""
+        self.url = url
+        self._command, self._log = list(command), log
+        self._start_timeout, self._max_restarts = start_timeout, max_restarts
+        self._process: subprocess.Popen[bytes] | None = None
+        self._up = threading.Event()
+        self._stopping = threading.Event()
+        self._failure: ToolServerError | None = None
+        # One thread starts every process: a process that asks to die with its parent dies with the parent's thread.
+        self._keeper = threading.Thread(target=self._keep, name="tool-server", daemon=True)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server now."""
+        return self._process.pid if self._process is not None else None
+
+    def __enter__(self) -> Self:
+        """Start the server and wait until it answers. Raises ToolServerError with the end of its output."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._keeper.start()
+        try:
+            self._up.wait()
+        except KeyboardInterrupt:
+            self._stopping.set()
+            self._keeper.join()
+            raise
+        if self._failure is not None:
+            self._keeper.join()
+            raise self._failure
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._keeper.join()
+
+    def _keep(self) -> None:
+        try:
+            self._start()
+            self._up.set()
+            for _ in range(self._max_restarts):
+                if not self._died():
+                    return
+                logger.warning("the tool server died (%s); starting it again", self._ending())
+                self._start()
+            if self._died():
+                logger.error("the tool server died %d times; it stays down. See %s", self._max_restarts + 1, self._log)
+        except ToolServerError as failure:
+            self._failure = failure
+            logger.error("%s", failure)
+        finally:
+            self._end()
+            self._up.set()
+
+    def _died(self) -> bool:
+        """Wait until the server dies (True) or shall stop (False)."""
+        assert self._process is not None
+        while not self._stopping.wait(0.2):
+            if self._process.poll() is not None:
+                return True
+        return False
+
+    def _start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Its own group: Ctrl-C in the terminal reaches us, and we stop it in order.
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        deadline = time.monotonic() + self._start_timeout
+        while not self._answers():
+            if self._process.poll() is not None:
+                raise ToolServerError(f"the tool server ended at its start ({self._ending()}); {self._last_words()}")
+            if self._stopping.wait(0.3):
+                return
+            if time.monotonic() > deadline:
+                raise ToolServerError(
+                    f"the tool server did not answer {self.url}/health within tool_server.start_timeout="
+                    f"{self._start_timeout} s; {self._last_words()}"
+                )
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2.0) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _end(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                logger.warning("the tool server did not stop within %s s; killing it", STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def _ending(self) -> str:
+        assert self._process is not None
+        code = self._process.returncode
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+    def _last_words(self) -> str:
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        return f"the end of {self._log}:\n{text[-2000:]}"
+
+
+def _die_with_parent() -> None:
+    """In the child: be told to stop when the trainer is gone, even if it was killed. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
