@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def calculates(text: str) -> str:
     _, asked, answer = text.rpartition(CALL)
     if not asked:
         return CALL
-    return f"Result={answer.split('<response>')[0].strip()}!"
+    return f"Result={answer.split('<response>')[0].strip()}"
 
 
 @dataclass
@@ -40,6 +40,8 @@ class LiveEndpoint:
     engine: RuleEngine
     endpoint: Endpoint
     tool_server: LiveServer
+    clients: list[Any] = field(default_factory=list)
+    """OpenAI clients, which are closed at the end."""
 
 
 @asynccontextmanager
@@ -63,9 +65,12 @@ async def live_endpoint(
         service = Service(engine, tokenizer, client, loop_options, max_queued=max_queued)
         endpoint = Endpoint(service, MODEL, **endpoint_options)
         url, server, task = await serve_asgi(endpoint)
+        live = LiveEndpoint(url, engine, endpoint, tool_server)
         try:
-            yield LiveEndpoint(url, engine, endpoint, tool_server)
+            yield live
         finally:
+            for client in live.clients:
+                await client.close()
             server.should_exit = True
             await asyncio.wait_for(task, STOP_SECONDS)
             await service.aclose()

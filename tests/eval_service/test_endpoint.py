@@ -18,7 +18,9 @@ QUESTION = [{"role": "user", "content": "What is 13.1-3?"}]
 
 
 def client_of(live: LiveEndpoint, api_key: str = "none", **options: Any) -> Any:
-    return openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key=api_key, **{"max_retries": 0, **options})
+    client = openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key=api_key, **{"max_retries": 0, **options})
+    live.clients.append(client)
+    return client
 
 
 async def post(live: LiveEndpoint, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
@@ -44,7 +46,7 @@ async def test_a_chat_gets_the_final_answer_with_the_call_done_inside() -> None:
     async with live_endpoint() as live:
         answer = await client_of(live).chat.completions.create(model=MODEL, messages=QUESTION)
     choice = answer.choices[0]
-    assert choice.message.content == "Result=10.1!"
+    assert choice.message.content == "Result=10.1"
     assert choice.message.role == "assistant"
     assert choice.message.tool_calls is None
     assert (choice.finish_reason, choice.stop_reason) == ("stop", "answered")
@@ -55,7 +57,7 @@ async def test_a_chat_gets_the_final_answer_with_the_call_done_inside() -> None:
 async def test_usage_counts_the_tokens_of_model_and_tools_apart() -> None:
     async with live_endpoint() as live:
         answer = await client_of(live).chat.completions.create(model=MODEL, messages=QUESTION)
-    written = len(CALL) + len("Result=10.1!") + 1
+    written = len(CALL) + len("Result=10.1") + 1
     usage = answer.usage
     assert usage.completion_tokens == written
     assert usage.tool_tokens == len("10.1<response>")
@@ -70,7 +72,7 @@ async def test_the_trajectory_comes_along_when_asked_for() -> None:
         )
     trajectory = Trajectory.from_json(json.dumps(answer.choices[0].trajectory))
     assert [s.author for s in trajectory.segments] == [Author.PROMPT, Author.MODEL, Author.TOOL, Author.MODEL]
-    assert trajectory.model_text == CALL + "Result=10.1!<|im_end|>"
+    assert trajectory.model_text == CALL + "Result=10.1<|im_end|>"
     assert trajectory.calls[0].observation == "10.1<response>"
     assert trajectory.extra == {"user": "me"}
     assert trajectory.timings.total > 0
@@ -80,7 +82,7 @@ async def test_the_trajectory_comes_along_when_asked_for() -> None:
 async def test_completions_give_all_text_behind_the_prompt() -> None:
     async with live_endpoint() as live:
         answer = await client_of(live).completions.create(model=MODEL, prompt="13.1-3? ")
-    assert answer.choices[0].text == CALL + "10.1<response>Result=10.1!"
+    assert answer.choices[0].text == CALL + "10.1<response>Result=10.1"
     assert answer.object == "text_completion"
 
 
@@ -141,7 +143,7 @@ async def test_log_probs_of_a_chat_line_up_with_its_answer() -> None:
         answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, logprobs=True, top_logprobs=2)
         bare = await client.chat.completions.create(model=MODEL, messages=QUESTION)
     content = answer.choices[0].logprobs.content
-    assert "".join(entry.token for entry in content) == "Result=10.1!<|im_end|>"
+    assert "".join(entry.token for entry in content) == "Result=10.1<|im_end|>"
     assert content[0].logprob == -0.5
     assert content[0].bytes == [ord("R")]
     assert len(content[0].top_logprobs) == 2
@@ -152,7 +154,7 @@ async def test_log_probs_of_a_completion_are_null_on_tokens_of_tools() -> None:
     async with live_endpoint() as live:
         answer = await client_of(live).completions.create(model=MODEL, prompt="13.1-3? ", logprobs=1)
     columns = answer.choices[0].logprobs
-    text = CALL + "10.1<response>" + "Result=10.1!<|im_end|>"
+    text = CALL + "10.1<response>" + "Result=10.1<|im_end|>"
     assert "".join(columns.tokens) == text
     assert all(text[at:].startswith(token) for at, token in zip(columns.text_offset, columns.tokens, strict=True))
     by_tool = [p is None for p in columns.token_logprobs]
@@ -173,7 +175,7 @@ async def test_a_stream_shows_the_models_words_the_call_and_what_the_tool_gave()
     async with live_endpoint() as live:
         chunks = await chunks_of(live, stream_options={"include_usage": True})
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    assert "".join(delta.content or "" for delta in deltas) == CALL + "Result=10.1!"
+    assert "".join(delta.content or "" for delta in deltas) == CALL + "Result=10.1"
     assert [delta.role for delta in deltas if delta.role] == ["assistant"]
     calls = [call for delta in deltas for call in delta.tool_calls or ()]
     assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [
@@ -195,7 +197,7 @@ async def test_the_clients_own_accumulator_puts_a_stream_together() -> None:
         final = await stream.get_final_completion()
     message = final.choices[0].message
     assert message.role == "assistant"
-    assert message.content == CALL + "Result=10.1!"
+    assert message.content == CALL + "Result=10.1"
     assert len(message.tool_calls) == 1
 
 
@@ -219,7 +221,7 @@ async def test_a_stream_without_include_usage_bears_the_usage_on_its_last_chunk(
     texts = dict.fromkeys(range(3), "")
     for chunk in chunks:
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-    assert set(texts.values()) == {CALL + "Result=10.1!"}
+    assert set(texts.values()) == {CALL + "Result=10.1"}
 
 
 @pytest.mark.parametrize("mode", [{}, {"enable_mtrl": True, "action_stop_tokens": ["<call>"]}])
@@ -263,7 +265,7 @@ async def test_tools_of_the_request_limit_which_may_be_used() -> None:
             )
     assert none.choices[0].message.content == by_choice.choices[0].message.content == CALL
     assert none.usage.tool_calls == 0
-    assert allowed.choices[0].message.content == "Result=10.1!"
+    assert allowed.choices[0].message.content == "Result=10.1"
     assert (error.value.param, error.value.code) == ("tools", "unknown_tool")
 
 
@@ -394,7 +396,7 @@ async def test_200_chats_at_once() -> None:
         answers = await asyncio.gather(
             *(client.chat.completions.create(model=MODEL, messages=QUESTION) for _ in range(200))
         )
-        assert {answer.choices[0].message.content for answer in answers} == {"Result=10.1!"}
+        assert {answer.choices[0].message.content for answer in answers} == {"Result=10.1"}
         assert live.engine.most_running <= 64
         assert live.endpoint.service.admission.inside == 0
 

@@ -1,0 +1,150 @@
+"""A data set through an endpoint: scored as in training, resumed where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_endpoint import CALL, LiveEndpoint, live_endpoint
+
+pytest.importorskip("openai")
+pytest.importorskip("verl")
+
+from typer.testing import CliRunner
+
+from eval_service import evaluate as program
+from eval_service.evaluation.asking import Asking
+from eval_service.evaluation.dataset import read_problems
+from eval_service.evaluation.record import Record, read_records
+from eval_service.evaluation.scoring import Scorer, TextTokenizer, reward_config
+
+RIGHT = {"reward_model": {"style": "rule", "ground_truth": "10.1"}}
+WRONG = {"reward_model": {"style": "rule", "ground_truth": "11"}}
+
+
+def data_file(tmp_path: Path, *changes: dict[str, Any]) -> Path:
+    rows = [
+        {"data_source": "calculator", "prompt": [{"role": "user", "content": f"{i}: What is 13.1-3?"}]} | change
+        for i, change in enumerate(changes)
+    ]
+    path = tmp_path / "test.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def evaluation(tmp_path: Path, path: Path, live: LiveEndpoint, samples: int = 1) -> program.Evaluation:
+    asking = Asking(f"{live.url}/v1", samples=samples, concurrency=8)
+    return program.Evaluation(tuple(read_problems(path)), asking, tmp_path / "out", (1,), "test")
+
+
+async def test_right_and_wrong_answers_are_told_apart_by_the_reward_manager(tmp_path: Path) -> None:
+    path = data_file(tmp_path, RIGHT, WRONG, RIGHT)
+    async with live_endpoint() as live:
+        summary = await program.evaluate(evaluation(tmp_path, path, live), reward_config("calculator", {}), None)
+    assert summary.accuracy.value == pytest.approx(2 / 3)
+    assert summary.tools["SimpleCalculatorTool"].calls == 3
+    assert summary.stops == {"answered": 3}
+    records = list(read_records(tmp_path / "out/records.jsonl"))
+    assert [(r.index, r.correct) for r in records] == [(0, True), (1, False), (2, True)]
+    assert all(r.trajectory is not None for r in records)
+    assert "| avg@1 | 66.7% [" in (tmp_path / "out/report.md").read_text()
+    assert json.loads((tmp_path / "out/summary.json").read_text())["answers"] == 3
+
+
+async def test_a_run_that_was_broken_off_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = data_file(tmp_path, RIGHT, WRONG, RIGHT, RIGHT)
+    async with live_endpoint() as live:
+        first = evaluation(tmp_path, path, live)
+        first.folder.mkdir()
+        records = await program.answers(first)
+        lines = [r.to_json() for r in records[:2]]
+        first.records_path.write_text("\n".join(lines) + "\n" + records[2].to_json()[:30])
+        asked = len(live.engine.params)
+        summary = await program.evaluate(first, reward_config("calculator", {}), None)
+        assert len(live.engine.params) - asked == 2 * 2
+    assert summary.answers == 4
+
+
+async def test_a_row_that_changed_and_one_that_failed_are_asked_again(tmp_path: Path) -> None:
+    path = data_file(tmp_path, RIGHT, RIGHT)
+    async with live_endpoint() as live:
+        this = evaluation(tmp_path, path, live)
+        digest = this.problems[1].digest
+        this.folder.mkdir()
+        this.records_path.write_text(
+            Record(0, 0, "of another question", "x").to_json() + "\n" + Record(1, 0, digest, error="no").to_json()
+        )
+        assert [r.error for r in await program.answers(this)] == [None, None]
+
+
+async def test_an_answer_that_does_not_come_counts_nowhere(tmp_path: Path) -> None:
+    path = data_file(tmp_path, RIGHT, RIGHT | {"prompt": [{"role": "user", "content": "x" * 9000}]})
+    async with live_endpoint() as live:
+        summary = await program.evaluate(evaluation(tmp_path, path, live), reward_config("calculator", {}), None)
+    assert (summary.accuracy.value, summary.answers, summary.errors) == (1.0, 1, 1)
+
+
+async def test_a_row_without_tools_gets_none(tmp_path: Path) -> None:
+    path = data_file(tmp_path, RIGHT | {"use_tool": False})
+    async with live_endpoint() as live:
+        (record,) = await _answers(evaluation(tmp_path, path, live))
+    assert record.content == CALL
+    assert record.usage["tool_calls"] == 0
+
+
+async def _answers(this: program.Evaluation) -> list[Record]:
+    this.folder.mkdir(exist_ok=True)
+    return await program.answers(this)
+
+
+async def test_an_endpoint_that_gives_no_trajectory_is_scored_by_its_text(tmp_path: Path) -> None:
+    (problem,) = read_problems(data_file(tmp_path, RIGHT))
+    scorer = Scorer(reward_config("calculator", {}), None)
+    right = await scorer.score(Record(0, 0, "d", "It is Result=10.1<submit>"), problem)
+    wrong = await scorer.score(Record(0, 0, "d", "It is Result=11<submit>"), problem)
+    assert (right.correct, wrong.correct) == (True, False)
+
+
+async def test_a_row_that_cannot_be_scored_is_told(tmp_path: Path) -> None:
+    (problem,) = read_problems(data_file(tmp_path, {"reward_model": {"ground_truth": "no number"}}))
+    record = await Scorer(reward_config("calculator", {})).score(Record(0, 0, "d", "Result=1<submit>"), problem)
+    assert record.correct is None
+    assert "no number" in (record.reward_fault or "")
+
+
+def test_text_goes_through_the_tokenizer_unchanged() -> None:
+    tokenizer = TextTokenizer()
+    assert tokenizer.decode(tokenizer.encode("añ€😀")) == "añ€😀"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--k", "2"], "--k 2 with --n 1"),
+        (["--reward_manager", "nope"], "reward manager"),
+        (["--reward_kwargs", "{"], "is no JSON"),
+        ([], "does not tell its models"),
+    ],
+)
+def test_what_is_wrong_is_told_and_ends_with_2(tmp_path: Path, arguments: list[str], words: str) -> None:
+    given = ["--data", str(data_file(tmp_path, RIGHT)), "--base_url", "http://127.0.0.1:9/v1", "--out", str(tmp_path)]
+    if "--reward_manager" not in arguments:
+        given += ["--reward_manager", "calculator"]
+    app = program.typer.Typer()
+    app.command()(program.command)
+    result = CliRunner().invoke(app, [*given, *arguments])
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split())
+
+
+async def test_many_at_once_are_bounded_by_the_concurrency(tmp_path: Path) -> None:
+    path = data_file(tmp_path, *[RIGHT] * 30)
+    async with live_endpoint(pause=0.001) as live:
+        this = evaluation(tmp_path, path, live, samples=2)
+        records = await _answers(this)
+        assert live.engine.most_running <= 8
+    assert [r.key for r in records] == [(i, j) for i in range(30) for j in range(2)]
+    await asyncio.sleep(0)
