@@ -1,0 +1,210 @@
+"""The service with vLLM, a real tiny model and a real tool server, as clients see it. One start for all tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_service import LiveService, live_service, stop
+
+openai = pytest.importorskip("openai")
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+NAME = "calculator"
+ROOT = Path(__file__).parents[2]
+QUESTIONS = [f"What is {a}.5{op}{b}?" for a, b, op in zip(range(10, 50), range(50, 90), "+-*+" * 10, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def service(calculator_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+    arguments = ["--model", str(calculator_model), "--served_model_name", NAME, "--tool_type", "calculator"]
+    arguments += ["--action_stop_tokens", "<call>", "--max_turns", "2", "--max_model_len", "192", "--temperature", "0"]
+    with live_service(arguments, tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+def ask(service: LiveService, question: str = QUESTIONS[0], **fields: Any) -> dict[str, Any]:
+    request = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": question}],
+        "stop": ["<submit>"],
+        "max_tokens": 64,
+    }
+    extra = {name: fields.pop(name) for name in ("return_trajectory",) if name in fields}
+    return {**request, **fields, "extra_body": extra}
+
+
+def sync_client(service: LiveService) -> Any:
+    return openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=300)
+
+
+def async_client(service: LiveService) -> Any:
+    return openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=300)
+
+
+def test_the_synchronous_client_gets_answers_and_some_call_the_tool(service: LiveService) -> None:
+    with sync_client(service) as client:
+        answers = [client.chat.completions.create(**ask(service, question)) for question in QUESTIONS[:8]]
+    assert all(answer.choices[0].message.content for answer in answers)
+    assert sum(answer.usage.tool_calls for answer in answers) > 0
+
+
+async def test_a_stream_is_the_same_answer_in_pieces(service: LiveService) -> None:
+    async with async_client(service) as client:
+        for question in QUESTIONS[:4]:
+            whole = await client.chat.completions.create(**ask(service, question, return_trajectory=True))
+            stream = await client.chat.completions.create(**ask(service, question, stream=True))
+            chunks = [chunk async for chunk in stream]
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            messages = [m for chunk in chunks for m in getattr(chunk.choices[0].delta, "tool_messages", ())]
+            assert text.endswith(whole.choices[0].message.content)
+            told = [call["observation"] for call in whole.choices[0].trajectory["calls"]]
+            assert [message["content"] for message in messages] == told
+            assert chunks[-1].usage == whole.usage
+            assert len(chunks) > 3
+
+
+async def test_greedy_tokens_and_log_probs_are_those_of_the_model_itself(
+    service: LiveService, calculator_model: Path
+) -> None:
+    """The model, asked anew about every position of what the trajectory says it saw, would have written the same."""
+    model = AutoModelForCausalLM.from_pretrained(calculator_model, dtype=torch.float32)
+    async with async_client(service) as client:
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(**ask(service, q, return_trajectory=True, logprobs=True))
+                for q in QUESTIONS
+            )
+        )
+    called = 0
+    for answer in answers:
+        trajectory = Trajectory.from_json(json.dumps(answer.choices[0].trajectory))
+        called += len(trajectory.calls)
+        ids = torch.tensor([trajectory.prompt_ids + trajectory.response_ids])
+        with torch.no_grad():
+            log_probs = model(ids).logits.log_softmax(-1)[0, len(trajectory.prompt_ids) - 1 : -1]
+        told = trajectory.response_log_probs
+        assert told is not None
+        for position, (token, mask) in enumerate(zip(trajectory.response_ids, trajectory.response_mask, strict=True)):
+            if mask:
+                assert log_probs[position, token] >= log_probs[position].max() - 1e-3
+                # vLLM tells log-probabilities under the distribution that it draws from; greedily that is one token.
+                assert told[position] == pytest.approx(0.0, abs=1e-3) or told[position] == pytest.approx(
+                    float(log_probs[position, token]), abs=1e-3
+                )
+            else:
+                assert told[position] == 0.0
+    assert called > 0
+
+
+async def test_200_chats_at_once(service: LiveService) -> None:
+    async with async_client(service) as client:
+        answers = await asyncio.gather(
+            *(client.chat.completions.create(**ask(service, QUESTIONS[i % 40])) for i in range(200))
+        )
+    by_question = {i: {answers[j].choices[0].message.content for j in range(i, 200, 40)} for i in range(40)}
+    assert all(len(contents) == 1 for contents in by_question.values())
+    assert service.metric("verl_tool_eval_running") == 0
+
+
+async def test_a_client_that_disconnects_stops_the_generation(service: LiveService) -> None:
+    cancelled = service.metric("verl_tool_eval_cancelled_total")
+    async with async_client(service) as client:
+        stream = await client.completions.create(
+            model=NAME, prompt=QUESTIONS[0], stream=True, n=64, max_tokens=150, temperature=1.0,
+            extra_body={"tool_choice": "none"},
+        )  # fmt: skip
+        await anext(aiter(stream))
+        await stream.close()
+    service.wait_for("verl_tool_eval_cancelled_total", cancelled + 1)
+    service.wait_for("verl_tool_eval_running", 0)
+
+
+async def test_sampling_with_a_seed_is_repeatable(service: LiveService) -> None:
+    async with async_client(service) as client:
+        request = ask(service, n=4, seed=3, temperature=1.0)
+        first, second = [await client.chat.completions.create(**request) for _ in range(2)]
+    texts = [[choice.message.content for choice in answer.choices] for answer in (first, second)]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 1
+
+
+def test_the_readmes_examples_run_as_written(service: LiveService) -> None:
+    text = (ROOT / "eval_service/README.md").read_text()
+    examples = [block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if block.startswith("curl")]
+    assert len(examples) == 4
+    for example in examples:
+        run = subprocess.run(
+            ["bash", "-c", example],
+            env={**os.environ, "BASE_URL": f"{service.url}/v1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert '"error"' not in run.stdout
+        assert f'"{NAME}"' in run.stdout
+    assert "data: [DONE]" in _run(examples[2], service)
+
+
+def _run(example: str, service: LiveService) -> str:
+    environment = {**os.environ, "BASE_URL": f"{service.url}/v1"}
+    return subprocess.run(["bash", "-c", example], env=environment, capture_output=True, text=True, timeout=120).stdout
+
+
+def test_evaluate_tells_the_success_of_the_model(service: LiveService, calculator_model: Path, tmp_path: Path) -> None:
+    data = ROOT / "examples/data_preprocess/calculator.py"
+    subprocess.run(
+        [sys.executable, data, "--local_dir", tmp_path, "--train_size", "1", "--test_size", "40"], check=True
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "eval_service.evaluate",
+        "--data",
+        tmp_path / "test.parquet",
+        "--out",
+        tmp_path / "out",
+    ]
+    command += ["--reward_manager", "calculator", "--base_url", f"{service.url}/v1", "--n", "2", "--k", "1,2"]
+    command += ["--tokenizer", calculator_model, "--max_tokens", "64", "--temperature", "1", "--seed", "0"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert (summary["answers"], summary["errors"]) == (80, 0)
+    assert 0 < summary["accuracy"]["value"] < 1
+    assert summary["passes"]["2"]["value"] >= summary["passes"]["1"]["value"]
+    assert summary["tools"]["SimpleCalculatorTool"]["calls"] > 0
+
+
+def test_stopping_answers_what_runs(service: LiveService) -> None:
+    """The last test: it ends the service."""
+    answers: list[Any] = []
+
+    def long_chat() -> None:
+        with sync_client(service) as client:
+            request = {"model": NAME, "prompt": QUESTIONS[0], "n": 32, "max_tokens": 150, "temperature": 1.0}
+            answers.append(client.completions.create(**request, extra_body={"tool_choice": "none"}))
+
+    asking = threading.Thread(target=long_chat)
+    asking.start()
+    service.wait_for("verl_tool_eval_running", 32)
+    assert stop(service) == 0
+    asking.join(60)
+    assert len(answers[0].choices) == 32
