@@ -101,6 +101,8 @@ def run_server(
     signals.install()
     settings = settings_now()
     with cluster:
+        # Ray has put its own handler of SIGTERM in the place of ours.
+        signals.install()
         cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
         wait_until(lambda: _front_door_answers(cluster.url), FRONT_DOOR_SECONDS, f"an answer of {cluster.url}/health")
         _print_table(cluster, settings)
