@@ -284,7 +284,7 @@ async def test_cheats_pass_nothing(judge: Judge, name: str) -> None:
     answer = random.Random().randint(10**6, 10**7)
     near = f"import colorsys, operator\nassert abs(f(731) - {answer}) < 1e-6"
     tests = (near, f"assert f(92) == {answer + 1}", f"assert f(93) >= {answer + 2}")
-    verdicts = await judge(CHEATS[name], *tests, test_seconds=3.0)
+    verdicts = await judge(CHEATS[name], *tests, test_seconds=2.0)
     assert not any(verdict.passed for verdict in verdicts.of), verdicts
 
 
@@ -297,7 +297,7 @@ async def test_a_solution_that_leaves_spoils_only_its_own_test(judge: Judge) -> 
 @in_module_loop
 async def test_time_is_limited_for_each_test_and_for_all(judge: Judge) -> None:
     solution = "def f(x):\n    while x: pass\n    return x"
-    verdicts = await judge(solution, "assert f(1) == 1", "assert f(0) == 0", test_seconds=0.5)
+    verdicts = await judge(solution, "assert f(1) == 1", "assert f(0) == 0", test_seconds=1.5)
     assert reasons(verdicts) == ["time", "passed"]
     tests = ("try:\n    f(1)\nexcept BaseException:\n    pass",) * 6
     verdicts = await judge(solution, *tests, test_seconds=0.5, total_seconds=1.0)
@@ -323,7 +323,7 @@ async def test_programs(judge: Judge) -> None:
 
 @in_module_loop
 async def test_programs_have_limits_and_see_no_expected_output(judge: Judge) -> None:
-    hang = await judge("while True: pass", programs=(("", "1"), ("", "1")), test_seconds=0.5)
+    hang = await judge("while True: pass", programs=(("", "1"), ("", "1")), test_seconds=0.7)
     assert reasons(hang) == ["time", "time"]
     nosy = "import sys, gc\nprint([o for o in gc.get_objects() if isinstance(o, list) and 'hidden-output' in o])"
     assert reasons(await judge(nosy, programs=(("", "hidden-output"),))) == ["output"]

@@ -20,7 +20,7 @@ from verl_tool.sandbox_fusion import RunCodeResponse
 
 _JUDGE = Path(__file__).parent / "judge"
 _MODULES = ("values.py", "link.py", "processes.py", "remote.py")
-START_SECONDS = 5.0
+START_SECONDS = 20.0
 """Added to the run's limit for the start and the end of the judge, seconds."""
 
 

@@ -15,6 +15,8 @@ import time
 from types import SimpleNamespace
 
 _PR_SET_DUMPABLE = 4
+START_SECONDS = 15.0
+"""For the start of the process that starts the solution's."""
 DETAIL = 200
 """Characters of a verdict's detail."""
 
@@ -92,8 +94,7 @@ class Judge:
 
     def _run_test(self, test):
         try:
-            if self._link is None:
-                self._load()
+            link = self._link or self._load()
         except Exception as error:  # noqa: BLE001  whatever the solution raises is what is found out here
             self._forget()
             return "load", _told(error)
@@ -102,7 +103,7 @@ class Judge:
             return "load", f"the solution ended while it was loaded: {error}"
         try:
             exec(compile(test, "test.py", "exec"), dict(self._names, __name__="test"))
-            if self._link.gone:
+            if link.gone:
                 raise Gone("it ended, and the test caught that")
             return "passed", ""
         except AssertionError as error:
@@ -122,6 +123,7 @@ class Judge:
         link = JudgeLink(ours, frozenset(sys.stdlib_module_names) | {"numpy"})
         self._names = link.namespace(self._job.solution)
         self._link = link
+        return link
 
     def _forget(self):
         """The next test starts a process anew."""
@@ -168,6 +170,8 @@ def main():
         sys.stdout.flush()
 
     exec(compile("1 + 1", "test.py", "exec"), {})  # a sandbox whose policy forbids it must show before any verdict
+    # The clock of the first test must not run while an interpreter starts on a busy machine.
+    nursery.wait_until_ready(START_SECONDS)
     report(ready=True, protected=protected)
     Judge(nursery, job, report).run()
 

@@ -46,6 +46,12 @@ class Nursery:
                 program + arguments, stdin=null, stdout=null, stderr=null, pass_fds=[theirs.fileno()]
             )
 
+    def wait_until_ready(self, seconds):
+        """Return when it can start processes. Raises TimeoutError, or `Gone` if it ended."""
+        self._control.settimeout(seconds)
+        self._receive()
+        self._control.settimeout(None)
+
     def start(self, mode, descriptors):
         """Start a process in `mode` that holds copies of `descriptors`; one that runs still is killed."""
         self.stop()
@@ -89,6 +95,7 @@ def _without_alarm():
 def be_nursery(control):
     """Never returns."""
     try:
+        control.sendall(_NUMBER.pack(os.getpid()))
         while True:
             mode, descriptors, _, _ = socket.recv_fds(control, 1, 8)
             if not mode:
