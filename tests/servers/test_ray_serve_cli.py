@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +84,17 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
+def own_tool(tmp_path: Path) -> Path:
+    """A user's tool file, to be edited while it serves."""
+    return Path(shutil.copy(DATA / "ray_echo.py", tmp_path / "own_echo.py"))
+
+
+@pytest.fixture
+def server_of_own_tool(tmp_path: Path, own_tool: Path) -> Iterator[Server]:
+    yield from start(tmp_path, "--tool_type", str(own_tool))
+
+
+@pytest.fixture
 def server_without_haproxy(tmp_path: Path) -> Iterator[Server]:
     yield from start(
         tmp_path, "--tool_type", str(DATA / "ray_counter.py"), RAY_SERVE_HAPROXY_BINARY_PATH="/nowhere/haproxy"
@@ -136,8 +149,19 @@ class TestServing:
         assert server.process.wait(timeout=STOP_SECONDS) == 0
         assert gone(family, seconds=10) == []
 
-    def test_a_killed_server_leaves_no_process(self, server):
+    async def test_it_takes_up_an_edited_tool_and_leaves_no_process_when_killed(self, server_of_own_tool, own_tool):
+        server = server_of_own_tool
         server.wait_until_ready()
+        own_tool.write_text(own_tool.read_text().replace('f"{text}@', 'f"edited-{text}@'))
+        server.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + READY_SECONDS
+        while "\nupdated" not in server.output():
+            assert time.monotonic() < deadline, server.output()
+            await asyncio.sleep(0.2)
+        async with aiohttp.ClientSession() as session:
+            status, answer = await post(session, server.url, ["a"], "<ray_echo>x</ray_echo>")
+        assert (status, observed(answer["observations"][0])[0]) == (200, "edited-x")
+
         family = server.family()
         # Two helpers of Ray's look every few seconds whether the cluster is there, and end after five looks in vain.
         family = [process for process in family if process.name() not in RAY_AGENTS]
