@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -140,6 +141,22 @@ class TestCalls:
             wrong = await one(toolset, "t", say("x"), extra={"tool_name": "nobody"})
             assert fault_kind(wrong) is FaultKind.BAD_REQUEST
             assert "known: puppet, ledger" in wrong.fault.message  # type: ignore[union-attr]
+
+    async def test_tool_names_lists_who_may_take_the_action(self) -> None:
+        puppet, ledger = Puppet(), Ledger()
+        async with running([puppet, ledger]) as toolset:
+            both = await one(toolset, "t", say("x") + note("y"), extra={"tool_names": ["puppet", "ledger"]})
+            assert both.valid
+            assert len(puppet.runs) == 1
+            refused = await one(toolset, "t", say("z"), extra={"tool_names": ["ledger"]})
+            assert len(puppet.runs) == 1
+            assert not refused.valid
+            assert refused.invalid_reason == "unknown tool 'puppet'"
+            assert "ledger (" in refused.observation
+            assert "puppet (" not in refused.observation
+            for wrong in (["nobody"], "ledger", [3]):
+                result = await one(toolset, "t", say("x"), extra={"tool_names": wrong})
+                assert fault_kind(result) is FaultKind.BAD_REQUEST
 
     async def test_extra_data_reaches_the_tool(self) -> None:
         async with running([Puppet()]) as toolset:
@@ -382,6 +399,20 @@ class TestState:
             assert text(run.observation) == "a"
             assert finish.done
             assert ledger.closed == [["a"]]
+
+    async def test_a_finish_that_aborts_stops_the_run_before_it(self) -> None:
+        ledger = Ledger()
+        async with running([ledger]) as toolset:
+            abort = StepRequest("t", "", finish=True, extra={"abort": True})
+            began = time.monotonic()
+            run = asyncio.create_task(toolset.step([StepRequest("t", note("a@30"), 0)]))
+            await asyncio.sleep(0.05)
+            (finished,) = await toolset.step([abort])
+            assert finished.done
+            assert time.monotonic() - began < 10
+            assert fault_kind((await run)[0]) is not None
+            assert ledger.closed == [[]]
+            assert toolset.trajectories() == []
 
     async def test_a_done_trajectory_repeats_its_last_answer_and_takes_no_further_step(self) -> None:
         puppet, ledger = Puppet(), Ledger()

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 TOOL_FIELD = "tool_name"
 """Entry of a request's extra data that names the one tool that may take this trajectory's action."""
+TOOLS_FIELD = "tool_names"
+"""Entry of a request's extra data that lists the tools that may take it."""
 
 
 class ToolCallFault(ToolFault):
@@ -109,14 +111,16 @@ class ActionRunner:
     ) -> StepResult:
         async with trajectory.lock:
             _refuse_ended(trajectory)
-            claims, strangers = self._finder.find(request.action, self._wanted_tool(request))
+            wanted = self._wanted_tools(request)
+            claims, strangers = self._finder.find(request.action, wanted)
             if claims:
                 async with admission.place(claims[0].tool.name) if admission else nullcontext():
                     await self._run_claims(claims, trajectory, request, progress)
                 result = merge(request.trajectory_id, claims, progress)
             else:
                 self._metrics.not_understood()
-                result = not_understood(request.trajectory_id, self._tools, strangers, self._done_if_invalid)
+                tools = self._tools if wanted is None else wanted
+                result = not_understood(request.trajectory_id, tools, strangers, self._done_if_invalid)
             if result.done:
                 trajectory.over = True
                 await self.free(trajectory)
@@ -157,13 +161,22 @@ class ActionRunner:
         self._metrics.called(tool.name, time.perf_counter() - began, valid=result.valid, error=result.error)
         return result
 
-    def _wanted_tool(self, request: StepRequest) -> Tool | None:
-        name = request.extra.get(TOOL_FIELD)
-        if name is None:
+    def _wanted_tools(self, request: StepRequest) -> Sequence[Tool] | None:
+        """The tools that the request allows; None: all."""
+        name, names = request.extra.get(TOOL_FIELD), request.extra.get(TOOLS_FIELD)
+        if name is not None:
+            return [self._known_tool(TOOL_FIELD, name)]
+        if names is None:
             return None
+        if not isinstance(names, list):
+            message = f"{TOOLS_FIELD} is {str(names)[:80]!r}; send a list of names"
+            raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
+        return [self._known_tool(TOOLS_FIELD, each) for each in names]
+
+    def _known_tool(self, field: str, name: object) -> Tool:
         tool = self._by_name.get(name) if isinstance(name, str) else None
         if tool is None:
-            message = f"{TOOL_FIELD} {str(name)[:80]!r} is unknown; known: {', '.join(self._by_name)}"
+            message = f"{field} {str(name)[:80]!r} is unknown; known: {', '.join(self._by_name)}"
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         return tool
 

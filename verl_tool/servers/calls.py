@@ -26,11 +26,11 @@ class CallFinder:
         self._takers = _takers_of_each_format(tools)
         self._own_ways = [tool for tool in tools if type(tool).recognise is not Tool.recognise]
 
-    def find(self, action: str, only: Tool | None = None) -> tuple[list[Claim], list[Call]]:
+    def find(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[Claim], list[Call]]:
         """The calls to run, in the order of the text, and those that no tool takes.
 
         Of calls that overlap, the one that begins first is run, and of those that begin at the same place the one of
-        the tool that stands first in the list of tools. `only`: no other tool is asked.
+        the tool that stands first in the list of tools. `only`: the other tools are as if they were not there.
         """
         claims: list[Claim] = []
         strangers: list[Call] = []
@@ -44,7 +44,8 @@ class CallFinder:
         for tool in self._own_ways:
             claims += [Claim(tool, call) for call in tool.recognise(action)]
         if only is not None:
-            claims = [claim for claim in claims if claim.tool is only]
+            strangers += [claim.call for claim in claims if claim.tool not in only]
+            claims = [claim for claim in claims if claim.tool in only]
         if len(claims) > 1:
             claims.sort(key=lambda claim: (claim.call.start, self._rank[id(claim.tool)]))
             claims = _without_overlap(claims)

@@ -19,6 +19,9 @@ from verl_tool.servers.trajectory_table import Record, Trajectory, TrajectoryTab
 
 log = logging.getLogger(__name__)
 
+ABORT_FIELD = "abort"
+"""Entry of the extra data of a request that finishes a trajectory: true stops what it runs."""
+
 
 @dataclass(frozen=True)
 class ToolSetStats:
@@ -231,10 +234,17 @@ class ToolSet:
         return result
 
     async def _finish(self, request: StepRequest) -> StepResult:
-        """Free a trajectory, after what it runs now. Doing so twice, or to an unknown one, is no error."""
+        """Free a trajectory, after what it runs now. Doing so twice, or to an unknown one, is no error.
+
+        With `ABORT_FIELD` in the extra data, what it runs now is stopped: nobody waits for it any more.
+        """
         self._table.forget_lost(request.trajectory_id)
         trajectory = self._table.get(request.trajectory_id)
         if trajectory is not None:
+            if request.extra.get(ABORT_FIELD):
+                for record in trajectory.records.values():
+                    if record.task is not None:
+                        record.task.cancel()
             await self._runner.end(trajectory)
             if not trajectory.closed:
                 self._table.remove(trajectory)
