@@ -22,7 +22,7 @@ class ServiceCluster(ServeCluster):
 
     def __enter__(self) -> ServiceCluster:
         # Serve's fallback proxy has a port of its own, the same in every Serve and open to several listeners: while a
-        # server has no replica, requests to it would be answered by another server on this machine, its tool server say.
+        # server has no replica, requests to it would be answered by another one on this machine, its tool server say.
         for name, port in zip(FALLBACK_PORTS, free_ports(len(FALLBACK_PORTS)), strict=True):
             os.environ[name] = str(port)
         super().__enter__()

@@ -13,6 +13,8 @@ from verl_tool.protocol import StepResult
 
 TOOL_NAMES_FIELD = "tool_names"
 """Entry of a call's extra data by which the tool server is told the only tools that may take the action."""
+ABORT_FIELD = "abort"
+"""Entry of the extra data of a finish by which it is told to stop what the trajectory runs."""
 
 
 class Witness(Protocol):
@@ -59,6 +61,8 @@ class Conversation:
         self._left = token_limit
         self._restriction = {} if tool_names is None else {TOOL_NAMES_FIELD: list(tool_names)}
         self._seen: int | None = None
+        self._waiting = False
+        """A tool was called and has not answered."""
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
         """The model's next turn, within what is left of the tokens; without any left it is empty."""
@@ -93,20 +97,28 @@ class Conversation:
         """The tools' answer to one action."""
         if self._tools is None:
             raise ConfigError("no tool server is set; start the service with --tool_server_url or --tool_type")
-        told = self._witness if not finish else None
+        if finish:
+            return await self._tools.call(trajectory_id, "", finish=True)
+        told = self._witness
         if told is not None:
             await told.called(action)
+        self._waiting = True
         result = await self._tools.call(
             trajectory_id,
             action,
             step=step,
             extra={**(extra or {}), **self._restriction},
-            finish=finish,
             is_last_step=is_last_step,
         )
+        self._waiting = False
         if told is not None and result.fault is None:
             await told.answered(result)
         return result
+
+    async def stop_tool(self, trajectory_id: str) -> None:
+        """Stop the tool that was called and has not answered, if there is one. Raises ToolFault."""
+        if self._tools is not None and self._waiting:
+            await self._tools.call(trajectory_id, "", finish=True, extra={ABORT_FIELD: True})
 
     def _most(self, prompt_length: int, asked: int | None) -> int:
         limits = (asked, self._left, self._engine.max_model_len - prompt_length)

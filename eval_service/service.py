@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from eval_service.conversation import Conversation, Witness
 from eval_service.engines.base import Engine
 from eval_service.errors import bad_request, from_fault, overloaded
 from eval_service.settings import Sampling
-from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
@@ -22,6 +23,8 @@ from verl_tool.errors import ToolFault
 from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.admission import Admission
+
+log = logging.getLogger(__name__)
 
 TOOLS_KNOWN_SECONDS = 30.0
 """How long the list of the tool server's tools is believed."""
@@ -135,7 +138,7 @@ class Service:
                     extra=ask.extra,
                 )
         except asyncio.CancelledError:
-            self._close_later(episode)
+            self._close_later(self._close(episode, conversation, ask.trajectory_id))
             raise
         if trajectory.fault is not None:
             raise from_fault(trajectory.fault)
@@ -148,9 +151,16 @@ class Service:
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    def _close_later(self, episode: Episode) -> None:
-        """Cancelled, an episode still tells the tool server that its trajectory is over."""
-        task = asyncio.create_task(episode.aclose())
+    async def _close(self, episode: Episode, conversation: Conversation, trajectory_id: str) -> None:
+        """Stop the tool of a cancelled trajectory, and let the tool server free its state."""
+        try:
+            await asyncio.wait_for(conversation.stop_tool(trajectory_id), RELEASE_SECONDS)
+        except (asyncio.TimeoutError, ToolFault) as error:
+            log.debug("the tool of trajectory %s may run on: %s", trajectory_id, error)
+        await episode.aclose()
+
+    def _close_later(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(closing)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
