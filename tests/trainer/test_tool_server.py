@@ -80,15 +80,15 @@ def test_a_server_that_keeps_dying_stays_down_in_the_end(tmp_path):
 
 
 def test_a_start_that_fails_tells_the_server_s_own_words(tmp_path):
-    with pytest.raises(ToolServerError, match=r"exit code 3(.|\n)*no isolation here"):
-        with supervised(tmp_path, "import sys; print('no isolation here'); sys.exit(3)"):
-            pytest.fail("must not start")
+    server = supervised(tmp_path, "import sys; print('no isolation here'); sys.exit(3)")
+    with pytest.raises(ToolServerError, match=r"exit code 3(.|\n)*no isolation here"), server:
+        pytest.fail("must not start")
 
 
 def test_a_start_that_takes_too_long(tmp_path):
-    with pytest.raises(ToolServerError, match=r"start_timeout=1\.0"):
-        with supervised(tmp_path, "import time; time.sleep(60)", start_timeout=1.0):
-            pytest.fail("must not start")
+    server = supervised(tmp_path, "import time; time.sleep(60)", start_timeout=1.0)
+    with pytest.raises(ToolServerError, match=r"start_timeout=1\.0"), server:
+        pytest.fail("must not start")
 
 
 def test_a_killed_trainer_leaves_no_server(tmp_path):

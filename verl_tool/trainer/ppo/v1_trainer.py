@@ -91,7 +91,8 @@ class _WatchedBuffer:
 
 def _told_by_loop(batch: KVBatchMeta) -> list[dict[str, Any]]:
     fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    rows: list[dict[str, Any]] = fields["extra_fields"].tolist()
+    # `fields[name]` would give a list of another kind.
+    rows: list[dict[str, Any]] = fields.pop("extra_fields").tolist()
     return rows
 
 

@@ -1,0 +1,63 @@
+"""What our trainers rely on in verl 0.9.0, told by a digest of its source.
+
+A failure here means: verl's code has changed. Read what changed, see whether our override is still called and still
+right, and write down the new digest.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl.trainer import main_ppo, main_ppo_v0
+
+from verl_tool.trainer.ppo.ray_trainer import ADVANTAGE
+from verl_tool.trainer.task_runner import TRAINER, _plain_class
+
+RELIED_ON = {
+    # Calls compute_advantage by its global name, and the methods that AgentRayPPOTrainer overrides.
+    "verl.trainer.ppo.ray_trainer:RayPPOTrainer.fit": "0327d8a22e47da86",
+    # Calls generate_sequences and _val_metrics_update.
+    "verl.trainer.ppo.ray_trainer:RayPPOTrainer._validate": "61b7f39d3b058405",
+    # Calls _compute_advantage and _compute_metrics, which AgentTrainerMixin overrides.
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._step_once": "efdd4abe161c6dee",
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage": "2a4a2aa4a475b228",
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_resource_pool_mgr": "f7d070c560a19f52",
+    # Makes our agent loop and passes the row's columns.
+    "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop": "46f1af635d13854a",
+    # Stores the loop's extra fields and `as_dict`.
+    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.__init__": "9f1e99d66170d332",
+    # Builds the loss that we put statistics around.
+    "verl.workers.engine_workers:ActorRolloutRefWorker.set_loss_fn": "a655a9cfc08a64fd",
+}
+
+
+def digest(found: object) -> str:
+    return hashlib.sha256(inspect.getsource(found).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("where", RELIED_ON)
+def test_source_is_what_we_wrote_for(where):
+    module, name = where.split(":")
+    found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    assert digest(found) == RELIED_ON[where]
+
+
+@pytest.mark.parametrize(
+    ("actor", "expected"), [(main_ppo_v0.TaskRunner, "95ebfb4a9286d46a"), (main_ppo.TaskRunnerV1, "26be986901db888b")]
+)
+def test_task_runners_are_what_we_wrote_for(actor, expected):
+    """They make the trainer by a global name (v0) or from the registry (v1)."""
+    assert digest(_plain_class(actor).run) == expected
+
+
+@pytest.mark.parametrize("patch", [ADVANTAGE, TRAINER], ids=lambda patch: patch.attribute)
+def test_what_is_replaced_is_there(patch):
+    assert patch.attribute in vars(importlib.import_module(patch.module))
+    assert patch.versions.contains("0.9.0")
