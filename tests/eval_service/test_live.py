@@ -33,8 +33,9 @@ QUESTIONS = [f"What is {a}.5{op}{b}?" for a, b, op in zip(range(10, 50), range(5
 
 @pytest.fixture(scope="module")
 def service(calculator_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
-    arguments = ["--model", str(calculator_model), "--served_model_name", NAME, "--tool_type", "calculator"]
-    arguments += ["--action_stop_tokens", "<call>", "--max_turns", "2", "--max_model_len", "192", "--temperature", "0"]
+    arguments = ["--model", str(calculator_model), "--served_model_name", NAME]
+    arguments += ["--tool_type", "calculator,finish", "--action_stop_tokens", "<call>,<submit>"]
+    arguments += ["--max_turns", "4", "--max_model_len", "192", "--temperature", "0"]
     with live_service(arguments, tmp_path_factory.mktemp("service")) as running:
         yield running
 
@@ -43,7 +44,6 @@ def ask(service: LiveService, question: str = QUESTIONS[0], **fields: Any) -> di
     request = {
         "model": NAME,
         "messages": [{"role": "user", "content": question}],
-        "stop": ["<submit>"],
         "max_tokens": 64,
     }
     extra = {name: fields.pop(name) for name in ("return_trajectory",) if name in fields}

@@ -1,0 +1,289 @@
+"""What the eval endpoint costs over the bare engine: `python benchmarks/eval_service.py`.
+
+A model with random weights, large enough that a step takes as long as a real model's on a GPU, answers `--concurrency`
+clients at a time. Each client reads a stream, so that the first token's time is known.
+
+- No tool: the endpoint against `vllm serve` with the same settings. Both generate the same tokens (greedy).
+- Tools: the endpoint against the same loop run by the client over `vllm serve`. Turns end at any of a few letters, and
+  each is sent to the tool server, so that every conversation makes calls whatever the model writes.
+
+Bare engine and endpoint run one after the other, each with the machine to itself. Of `--repeats` runs, the median.
+Prints a table and writes JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import aiohttp
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from eval_service.engines.completions_engine import CompletionsEngine
+from eval_service.service import Ask, Service
+from eval_service.settings import CompletionsSettings, Sampling
+from eval_service.tokenizer import load_tokenizer
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.client import ToolClient
+from verl_tool.servers.data_path import free_ports
+from verl_tool.trainer.tool_server import SupervisedServer, serve_command
+
+ROOT = Path(__file__).parents[1]
+START_SECONDS = 900.0
+STOP_SECONDS = 60.0
+STOPS = list("aeiouAEIOU0123456789")
+"""Turns end at one of these: one token in about fifteen of those that a random model draws."""
+CONTEXT = 1024
+console = Console()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One load on one server."""
+
+    seconds: float
+    model_tokens: int
+    first_token_ms: float
+    """Median over the conversations."""
+    calls: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.model_tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one conversation gave."""
+
+    model_tokens: int
+    first_token_seconds: float
+    calls: int = 0
+
+
+def make_model(folder: Path, hidden: int, layers: int) -> None:
+    """A model of random weights with the calculator's tokenizer."""
+    script = (
+        "import sys; sys.path.insert(0, 'examples/train/calculator'); import warmup;"
+        "t = warmup.make_tokenizer(); m = warmup.make_model(t, int(sys.argv[2]), int(sys.argv[3]), 0);"
+        "m.save_pretrained(sys.argv[1]); t.save_pretrained(sys.argv[1])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script, str(folder), str(hidden), str(layers)], cwd=ROOT, check=True, timeout=600
+    )
+
+
+@contextmanager
+def running(command: Sequence[str], url: str, log: Path, environment: dict[str, str]) -> Iterator[None]:
+    """A server that answers at ``<url>/health``, for as long as the block runs."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not _healthy(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{command[2]} does not serve: {log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.5)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@contextmanager
+def bare_engine(model: Path, folder: Path) -> Iterator[str]:
+    """`vllm serve`; its base URL."""
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--served-model-name", "bench", "--dtype", "float32", "--enforce-eager"]
+    command += ["--max-model-len", str(CONTEXT), "--generation-config", "vllm", "--disable-uvicorn-access-log"]
+    command += ["--logprobs-mode", "processed_logprobs"]
+    with running(command, url, folder / "vllm.log", _environment()):
+        yield url
+
+
+@contextmanager
+def endpoint(model: Path, folder: Path, tool_url: str) -> Iterator[str]:
+    """The endpoint; its base URL."""
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "eval_service.app", "--model", str(model), "--port", str(port)]
+    command += ["--served_model_name", "bench", "--tool_server_url", tool_url, "--dtype", "float32"]
+    command += ["--max_model_len", str(CONTEXT), "--action_stop_tokens", json.dumps(STOPS)]
+    command += ["--max_turns", "4"]
+    with running(command, url, folder / "endpoint.log", _environment()):
+        yield url
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"VLLM_CPU_KVCACHE_SPACE": "2", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+async def streamed(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
+    """One stream of ``/v1/completions``, read to its end."""
+    began, first, usage = time.perf_counter(), 0.0, {}
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            first = first or time.perf_counter() - began
+            if b'"usage":{' in line:
+                usage = json.loads(line[6:])["usage"]
+    return Answer(usage["completion_tokens"], first, usage.get("tool_calls", 0))
+
+
+async def load(one: Callable[[int], Awaitable[Answer]], requests: int, concurrency: int) -> Run:
+    """`requests` conversations, `concurrency` at a time."""
+    places = asyncio.Semaphore(concurrency)
+
+    async def placed(i: int) -> Answer:
+        async with places:
+            return await one(i)
+
+    began = time.perf_counter()
+    answers = await asyncio.gather(*(placed(i) for i in range(requests)))
+    seconds = time.perf_counter() - began
+    first = statistics.median(answer.first_token_seconds for answer in answers) * 1e3
+    return Run(seconds, sum(a.model_tokens for a in answers), first, sum(a.calls for a in answers))
+
+
+def prompt(i: int) -> str:
+    return f"What is {i}.5+{i % 7}?\n"
+
+
+async def without_tools(url: str, tokens: int, requests: int, concurrency: int, further: dict[str, Any]) -> Run:
+    """Plain completions, greedy, streamed. `further` fields are only for the server that has tools."""
+    connector = aiohttp.TCPConnector(limit=concurrency)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=900)) as session:
+
+        async def one(i: int) -> Answer:
+            body = {"model": "bench", "prompt": prompt(i), "max_tokens": tokens, "temperature": 0, "stream": True}
+            body |= {"stream_options": {"include_usage": True}}
+            return await streamed(session, url, body | further)
+
+        await load(one, concurrency, concurrency)
+        return await load(one, requests, concurrency)
+
+
+async def with_tools(url: str, requests: int, concurrency: int) -> Run:
+    """Conversations with calls; the endpoint runs the loop."""
+    connector = aiohttp.TCPConnector(limit=concurrency)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=900)) as session:
+
+        async def one(i: int) -> Answer:
+            body = {"model": "bench", "prompt": prompt(i), "max_tokens": 256, "temperature": 1, "seed": i}
+            return await streamed(session, url, body | {"stream": True})
+
+        await load(one, concurrency, concurrency)
+        return await load(one, requests, concurrency)
+
+
+async def with_tools_by_client(url: str, tool_url: str, model: Path, requests: int, concurrency: int) -> Run:
+    """The same conversations; the loop runs here, over the bare engine."""
+    settings = {"action_stop_tokens": STOPS, "max_turns": 4, "max_model_len": CONTEXT, "tool_server_url": tool_url}
+    options = EpisodeOptions.load(settings)
+    tokenizer = load_tokenizer(str(model))
+    engine = await CompletionsEngine.connect(CompletionsSettings(url=url, model="bench", max_connections=concurrency))
+    async with ToolClient(tool_url, **options.client_settings()) as tools:  # type: ignore[arg-type]
+        service = Service(engine, tokenizer, tools, options)
+
+        async def one(i: int) -> Answer:
+            params = Sampling(temperature=1.0).params() | {"seed": i}
+            ask = Ask(f"bench-{time.monotonic_ns()}-{i}", tokenizer.encode(prompt(i)), params, token_limit=256)
+            trajectory = await service.run(ask)
+            return Answer(sum(trajectory.response_mask), 0.0, len(trajectory.calls))
+
+        await load(one, concurrency, concurrency)
+        run = await load(one, requests, concurrency)
+    await engine.close()
+    return run
+
+
+def median(runs: Sequence[Run]) -> Run:
+    """The run whose speed is the median."""
+    return sorted(runs, key=lambda run: run.tokens_per_second)[len(runs) // 2]
+
+
+def main(
+    hidden: Annotated[int, typer.Option("--hidden", help="Width of the model; a multiple of 32.")] = 512,
+    layers: Annotated[int, typer.Option("--layers")] = 8,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1)] = 32,
+    requests: Annotated[int, typer.Option("--requests", min=1, help="Conversations of one run.")] = 64,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens of an answer without tools.")] = 64,
+    repeats: Annotated[int, typer.Option("--repeats", min=1)] = 3,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
+) -> None:
+    """Measure, print, write."""
+    runs: dict[str, list[Run]] = {name: [] for name in ("bare", "endpoint", "bare tools", "endpoint tools")}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = folder / "model"
+        make_model(model, hidden, layers)
+        (port,) = free_ports(1)
+        tool_url = f"http://127.0.0.1:{port}"
+        with SupervisedServer(serve_command("calculator", port), tool_url, folder / "tools.log"):
+            with bare_engine(model, folder) as url:
+                for _ in range(repeats):
+                    runs["bare"].append(asyncio.run(without_tools(url, tokens, requests, concurrency, {})))
+                    by_client = with_tools_by_client(url, tool_url, model, requests, concurrency)
+                    runs["bare tools"].append(asyncio.run(by_client))
+            with endpoint(model, folder, tool_url) as url:
+                for _ in range(repeats):
+                    plain = without_tools(url, tokens, requests, concurrency, {"tool_choice": "none"})
+                    runs["endpoint"].append(asyncio.run(plain))
+                    runs["endpoint tools"].append(asyncio.run(with_tools(url, requests, concurrency)))
+    show({name: median(each) for name, each in runs.items()})
+    if json_path is not None:
+        json_path.write_text(json.dumps({name: [asdict(run) for run in each] for name, each in runs.items()}, indent=2))
+
+
+def show(runs: dict[str, Run]) -> None:
+    """The table."""
+    table = Table("load", "model tokens/s", "first token, ms", "model tokens", "calls", title="eval endpoint")
+    for name, run in runs.items():
+        first = f"{run.first_token_ms:.0f}" if run.first_token_ms else "-"
+        table.add_row(name, f"{run.tokens_per_second:.0f}", first, str(run.model_tokens), str(run.calls))
+    console.print(table)
+    bare, served = runs["bare"], runs["endpoint"]
+    console.print(f"tokens/s over the bare engine: {served.tokens_per_second / bare.tokens_per_second - 1:+.1%}")
+    console.print(f"first token over the bare engine: {served.first_token_ms / bare.first_token_ms - 1:+.1%}")
+    by_client, inside = runs["bare tools"], runs["endpoint tools"]
+    console.print(
+        f"with tools, against a loop of the client: {inside.tokens_per_second / by_client.tokens_per_second:.2f}x"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
