@@ -222,7 +222,10 @@ async def test_memory_limit_counts_all_processes(pool: SandboxPool) -> None:
 
 
 async def test_memory_that_processes_share_counts_once(pool: SandboxPool) -> None:
-    code = "import os, time\nx = bytearray(150 << 20)\nfor _ in range(3): os.fork()\ntime.sleep(0.6)\nprint('ok')"
+    code = (
+        "import os, time\nx = bytearray(150 << 20)\nfor _ in range(3): os.fork()\ntime.sleep(0.6)\nprint('ok')\n"
+        "try:\n    while True: os.wait()\nexcept ChildProcessError: pass"  # the run ends with its first process
+    )
     result = await pool.run(code, limits=Limits(memory_bytes=300 << 20))
     assert result.limit_hit is None
     assert result.stdout == "ok\n" * 8

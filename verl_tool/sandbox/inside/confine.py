@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import linux, wire
 
@@ -37,8 +38,7 @@ class Place:
         return wire.WORK_DIRECTORY if self.isolated else f"{self.scratch}/{slot}/work"
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One run, as the pool asked for it. Fields as in `wire.RUN`."""
 
     id: int

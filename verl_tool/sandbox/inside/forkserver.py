@@ -35,6 +35,7 @@ from .watch import Use, Watch
 _FIRST_LOOK = 0.05
 """Seconds that a run lives before its use is looked at; most never get that old."""
 _LOOK_EVERY = 0.1
+_Journal = ctypes.c_char * wire.JOURNAL_BYTES
 _MOST_FILES = 4096
 """File descriptors of the forkserver; a fork closes all that it may have inherited."""
 
@@ -193,7 +194,7 @@ class Forkserver:
         """The fork's life. Whatever happens, it does not return into the forkserver's loop."""
         status = 125
         try:
-            journal = linux.map_shared(fds[0], wire.JOURNAL_BYTES).cast("Q")
+            journal = linux.map_shared(fds[0], _Journal).cast("Q")
             try:
                 main, job = self._prepare(request, fds, slot, init_fd, journal)
             except (OSError, MemoryError, ValueError) as error:

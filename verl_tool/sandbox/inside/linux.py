@@ -68,12 +68,16 @@ def clone_idle(stack: ctypes.Array[ctypes.c_char], flags: int) -> tuple[int, int
     return pid, pidfd.value
 
 
-def map_shared(fd: int, length: int) -> memoryview:
-    """The first `length` bytes of a file as shared memory; unlike `mmap.mmap` it keeps no descriptor open."""
+def map_shared(fd: int, kind: type[ctypes.Array[ctypes.c_char]]) -> memoryview:
+    """The beginning of a file as shared memory; unlike `mmap.mmap` it keeps no descriptor open.
+
+    `kind` is a ctypes array type of the length wanted. Keep it: to make one costs more than all the rest.
+    """
+    length = ctypes.sizeof(kind)
     address = _libc.mmap(None, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
     if address == MAP_FAILED:
         _check(-1, "mmap")
-    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+    return memoryview(kind.from_address(address)).cast("B")
 
 
 def name_process(name: bytes) -> None:
