@@ -122,6 +122,15 @@ def test_what_cannot_work_is_refused_at_once(tmp_path, overrides, cause):
         prepared(tmp_path, *overrides)
 
 
+def test_metrics_of_an_earlier_start_are_kept(tmp_path):
+    for text in ("first", "second"):
+        (tmp_path / "metrics.jsonl").write_text(text)
+        main_ppo.set_aside(tmp_path / "metrics.jsonl")
+    main_ppo.set_aside(tmp_path / "metrics.jsonl")
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {"metrics.1.jsonl": "first", "metrics.2.jsonl": "second"}
+
+
 def test_without_tools_no_server_is_needed(tmp_path):
     config = prepared(tmp_path, f"{AGENT}.enable_agent=false")
     assert options_in(config).tool_server_url is None

@@ -166,7 +166,15 @@ def _save(config: DictConfig) -> None:
     """Leave the whole config in the run's folder, for whoever serves or continues the run."""
     folder = Path(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    set_aside(folder / "metrics.jsonl")
     OmegaConf.save(config, folder / "config.yaml", resolve=True)
+
+
+def set_aside(path: Path) -> None:
+    """Keep the file of an earlier start as ``metrics.1.jsonl``, ``metrics.2.jsonl`` …: verl writes its log anew."""
+    if path.exists():
+        earlier = len(list(path.parent.glob(f"{path.stem}.*{path.suffix}")))
+        path.rename(path.with_suffix(f".{earlier + 1}{path.suffix}"))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -39,11 +39,15 @@ class Curve:
     values: list[float]
 
 
-def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
-    """Step and metrics of each line."""
-    with path.open(encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-    return [(line["step"], line["data"]) for line in lines]
+def read_metrics(run: Path) -> list[tuple[int, dict[str, float]]]:
+    """Step and metrics of each line, in order of the steps. Of a step that was made again, the last time counts."""
+    starts = sorted(run.glob("metrics.[0-9]*.jsonl"), key=lambda path: int(path.suffixes[0][1:]))
+    told: dict[int, dict[str, float]] = {}
+    for path in [*starts, run / "metrics.jsonl"]:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            told[entry["step"]] = entry["data"]
+    return sorted(told.items())
 
 
 def curve(metrics: list[tuple[int, dict[str, float]]], name: str) -> Curve:
@@ -94,7 +98,7 @@ def time_table(metrics: list[tuple[int, dict[str, float]]]) -> Table:
 
 def main(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
     """Report on a run. Exits with 1 if the last validation is below 95%."""
-    metrics = read_metrics(run / "metrics.jsonl")
+    metrics = read_metrics(run)
     draw(metrics, run / "learning_curve.png")
     console = Console()
     console.print(table(metrics), time_table(metrics))
