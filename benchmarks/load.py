@@ -115,7 +115,8 @@ async def measure(
             number, sent = sent, sent + 1
             began = time.perf_counter()
             try:
-                answered += await call(number)
+                right = await call(number)
+                answered += right
             except (OSError, RuntimeError, asyncio.TimeoutError, ValueError) as error:
                 if not isinstance(error, asyncio.TimeoutError):
                     Console(stderr=True).print(

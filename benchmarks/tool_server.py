@@ -267,7 +267,7 @@ async def measure_noop(system: str, port: int, pid: int, level: int, seconds: fl
 async def soak(calls: int) -> dict[str, object]:
     """`calls` at concurrency 256, 5% hostile: is every answer the one asked for, does anything grow?"""
     config = Path(tempfile.mkdtemp()) / "config.json"
-    config.write_text('{"tools": {"python": {"enabled": true, "timeout": 2}}}')
+    config.write_text('{"tools": {"python_code": {"timeout_seconds": 2}}}')
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [*server_command(port, "python_code"), "--tool_config", str(config)]

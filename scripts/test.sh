@@ -2,7 +2,7 @@
 # The project's checks: format, lint, types, tests. Arguments go to pytest: `bash scripts/test.sh -m "not slow"`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/env.sh dev
+source scripts/env.sh dev train
 ruff check .
 ruff format --check .
 mypy
