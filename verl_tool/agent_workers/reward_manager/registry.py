@@ -1,26 +1,45 @@
 """Makes the reward managers of this folder known to verl by name: ``reward.reward_manager.name=acecoder``.
 
 verl loads this module at the end of ``import verl``, by the entry point ``verl.plugins``, in each of its processes.
-The managers themselves are imported when verl's reward loop is, which most processes never do. A manager of one's own
-needs no registration: ``reward.reward_manager={source: importlib, name: MyManager, module: {path:
+The managers themselves are imported when verl first looks one up by name, which most processes never do. A manager of
+one's own needs no registration: ``reward.reward_manager={source: importlib, name: MyManager, module: {path:
 /path/to/my_file.py}}``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
-import wrapt
+from packaging.specifiers import SpecifierSet
+
+from verl_tool.platforms.patch import Patch
 
 NAMES = ("acecoder", "calculator", "gsm8k", "mathcoder", "reasoning_gym", "search_r1_qa_em", "torl")
 """Each is a file of this folder, and the name under which that file registers its manager."""
-_VERLS = "verl.experimental.reward_loop.reward_manager"
 
 
-def register_all(_: object = None) -> None:
+def register_all() -> None:
     """Import all reward managers, each of which registers itself."""
     for name in NAMES:
         import_module(f"verl_tool.agent_workers.reward_manager.{name}")
 
 
-wrapt.register_post_import_hook(register_all, _VERLS)
+def _knowing_ours(look_up: Callable[[str], type[Any]]) -> Callable[[str], type[Any]]:
+    def get_reward_manager_cls(name: str) -> type[Any]:
+        register_all()
+        return look_up(name)
+
+    return get_reward_manager_cls
+
+
+LOOK_UP = Patch(
+    distribution="verl",
+    versions=SpecifierSet(">=0.9.0"),
+    module="verl.experimental.reward_loop.reward_manager",
+    attribute="get_reward_manager_cls",
+    why="a manager must be imported to be registered, and verl imports none but its own before it looks one up",
+    replace=_knowing_ours,
+)
+LOOK_UP.install()
