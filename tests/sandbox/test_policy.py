@@ -21,7 +21,7 @@ POLICY = Policy(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[SandboxPool]:
-    async with SandboxPool(workers=1, policy=POLICY) as pool:
+    async with SandboxPool(workers=1, policy=POLICY, warm_modules=("numpy", "pathlib", "subprocess")) as pool:
         yield pool
 
 

@@ -1,4 +1,4 @@
-"""A ceiling on the memory of a worker with all its runs, where the host lets us set one.
+"""A ceiling on the memory of a pool with all its runs, where the host lets us set one.
 
 The limits of a single run do not need it; it keeps many runs together from taking the machine's memory.
 """

@@ -11,12 +11,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 
 from verl_tool.errors import ConfigError, IsolationError, SandboxError
 from verl_tool.sandbox import interpreter as interpreters
 from verl_tool.sandbox import isolation as isolations
+from verl_tool.sandbox.cgroup import ControlGroup
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.isolation import Isolation, Level
 from verl_tool.sandbox.job import JobFiles, check_name, fetch
@@ -28,7 +29,7 @@ from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Wor
 logger = logging.getLogger(__name__)
 
 WARM_MODULES = ("numpy", "sympy")
-"""numpy and sympy cost each run 1.5 ms of CPU between them; a run that imports them itself pays 100 and 500 ms."""
+"""A run that imports them itself pays 100 and 500 ms of CPU; a fork of what holds them already, 0.5 and 2 ms."""
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.05
 _SPARE_SLOTS = 8
@@ -82,11 +83,13 @@ class SandboxPool:
         """Nothing is started yet.
 
         Args:
-            workers: forkserver processes; one per core by default.
+            workers: forkserver processes of each kind (see `warm_modules`); one per core by default.
             limits: of runs that bring none of their own.
             policy: rules on top of isolation.
             required_level: refuse to start below this level; the strongest that works is taken in any case.
-            warm_modules: imported once, before the first run; those not installed are skipped.
+            warm_modules: imported once, before the first run; those not installed are skipped. Each makes a fork
+                dearer, so there are up to three kinds of forkservers: with none of them, with the first, and with all.
+                A run goes to the smallest that holds what its text mentions; it can import anything from any of them.
             max_concurrent: runs at once; four per core by default.
             max_queued: runs that may wait; one more is refused.
             interpreter: the Python that runs the code; its installed packages can be imported.
@@ -96,12 +99,12 @@ class SandboxPool:
         self._limits = limits or Limits()
         self._policy = policy or Policy()
         self._required = Level.parse(required_level)
-        self._warm_modules = tuple(dict.fromkeys((*warm_modules, *self._policy.pre_imported_modules)))
+        self._tiers = _tiers(tuple(warm_modules), self._policy.pre_imported_modules)
         self._slots = max(max_concurrent or 4 * cores, 1)
         self._max_queued = max_queued
         self._interpreter = interpreter
         self._isolation: Isolation | None = None
-        self._setup: Setup | None = None
+        self._group: ControlGroup | None = None
         self._workers: list[Worker] = []
         self._replacements: set[asyncio.Task[None]] = set()
         self._queue: deque[asyncio.Future[None]] = deque()
@@ -140,19 +143,22 @@ class SandboxPool:
         found = await asyncio.to_thread(isolations.strongest)
         self._isolation = isolations.require(found, self._required)
         self._slots = min(self._slots, MAX_SLOTS - _SPARE_SLOTS)
-        self._setup = Setup(
+        self._group = await asyncio.to_thread(ControlGroup.create, _memory_ceiling())
+        setup = Setup(
             interpreter=await asyncio.to_thread(interpreters.inspect, self._interpreter),
             isolation=self._isolation,
             policy=self._policy,
-            modules=self._warm_modules,
+            modules=(),
             slots=min(self._slots + _SPARE_SLOTS, MAX_SLOTS),  # one worker may have to carry all
-            memory_ceiling=_memory_ceiling(self._workers_wanted),
+            group=self._group,
         )
-        workers = [Worker(self._setup, self._replace) for _ in range(self._workers_wanted)]
+        setups = [replace(setup, modules=tier) for tier in self._tiers for _ in range(self._workers_wanted)]
+        workers = [Worker(each, self._replace) for each in setups]
         try:
             await asyncio.gather(*(worker.start() for worker in workers))
         except BaseException:
             await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
+            await self._remove_group()
             raise
         self._workers = workers
 
@@ -168,6 +174,11 @@ class SandboxPool:
         self._queue.clear()
         await asyncio.gather(*(worker.close() for worker in self._workers))
         self._workers = []
+        await self._remove_group()
+
+    async def _remove_group(self) -> None:
+        if self._group is not None:
+            await asyncio.to_thread(self._group.remove)
 
     def stats(self) -> PoolStats:
         """The pool now."""
@@ -224,7 +235,7 @@ class SandboxPool:
         try:
             job = JobFiles(source, text, files)
             try:
-                return await self._attempt(job, limits, fetch_files)
+                return await self._attempt(job, self._tier_for((source, *files.values())), limits, fetch_files)
             finally:
                 job.close()
         except OSError as error:
@@ -259,11 +270,19 @@ class SandboxPool:
                 return
         self._live -= 1
 
-    async def _attempt(self, job: JobFiles, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
+    def _tier_for(self, texts: Sequence[bytes]) -> tuple[str, ...]:
+        """The smallest tier that holds every warm module which the program's text mentions. A guess that spares time:
+        whatever it is, the program can import the same."""
+        mentioned = {name for name in self._tiers[-1] if any(name.encode() in text for text in texts)}
+        return next(tier for tier in self._tiers if mentioned.issubset(tier))
+
+    async def _attempt(
+        self, job: JobFiles, tier: tuple[str, ...], limits: Limits, fetch_files: Sequence[str]
+    ) -> RunResult:
         """Run the job; again, perhaps on another worker, if the code was certainly not reached."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                ended = await self._run_once(await self._pick(), job, limits, bool(fetch_files))
+                ended = await self._run_once(await self._pick(tier), job, limits, bool(fetch_files))
                 with _closing(ended.folder_fd):
                     return self._result(job, ended, limits, fetch_files)
             except SandboxError as error:
@@ -273,13 +292,13 @@ class SandboxPool:
             await asyncio.sleep(_PAUSE_SECONDS * attempt)
         raise AssertionError("unreachable")
 
-    async def _pick(self) -> Worker:
-        """The live worker with the fewest runs; waits while all are being replaced."""
+    async def _pick(self, tier: tuple[str, ...]) -> Worker:
+        """The live worker of `tier`, else of any, with the fewest runs; waits while all are being replaced."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             alive = [worker for worker in self._workers if worker.alive]
             if alive:
-                return min(alive, key=lambda worker: worker.live)
+                return min(alive, key=lambda worker: (worker.setup.modules != tier, worker.live))
             if not self._replacements or time.monotonic() > deadline:
                 raise SandboxError("no forkserver lives, and none could be started in its place", retryable=True)
             await asyncio.wait(self._replacements, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
@@ -335,11 +354,10 @@ class SandboxPool:
         task.add_done_callback(self._replacements.discard)
 
     async def _restart(self, dead: Worker) -> None:
-        assert self._setup is not None
         await dead.close()
         pause = _PAUSE_SECONDS
         while True:
-            fresh = Worker(self._setup, self._replace)
+            fresh = Worker(dead.setup, self._replace)
             try:
                 await fresh.start()
                 break
@@ -379,7 +397,12 @@ def _limit_hit(ended: Ended, killed_by: int | None) -> str | None:
     return ended.limit_hit
 
 
-def _memory_ceiling(workers: int) -> int:
-    """Bytes for one worker: an equal share of nine tenths of the machine's memory."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return total * 9 // 10 // workers
+def _memory_ceiling() -> int:
+    """Bytes for all runs of a pool together: nine tenths of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10
+
+
+def _tiers(warm: tuple[str, ...], always: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """What the kinds of forkservers hold, smallest first."""
+    kinds = ((), warm[:1], warm)
+    return tuple(dict.fromkeys(tuple(dict.fromkeys((*always, *kind))) for kind in kinds))

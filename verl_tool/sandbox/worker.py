@@ -47,8 +47,8 @@ class Setup:
     """To be imported before the first run."""
     slots: int
     """Runs at once in one worker."""
-    memory_ceiling: int
-    """Bytes for all runs of a worker together, where the host lets us set that."""
+    group: ControlGroup | None
+    """Holds all workers of the pool, where the host lets us make one."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,11 @@ class Worker:
     """A live forkserver and the runs in it. `start` it once; when it dies, `on_death` is called once."""
 
     def __init__(self, setup: Setup, on_death: Callable[[Worker], None]) -> None:
-        self._setup = setup
+        self.setup = setup
         self._on_death = on_death
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Ended]] = {}
         self._scratch: str | None = None
-        self._group: ControlGroup | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self._alive = False
@@ -130,7 +129,7 @@ class Worker:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
 
     def _spawn(self, channel_fd: int) -> subprocess.Popen[bytes]:
-        setup = self._setup
+        setup = self.setup
         if setup.isolation.level is Level.none:
             self._scratch = tempfile.mkdtemp(prefix="verl-tool-")
             command = bubblewrap.forkserver_command(setup.interpreter, bubblewrap.INSIDE, channel_fd)
@@ -138,9 +137,8 @@ class Worker:
             command = bubblewrap.isolated_command(
                 setup.isolation.bwrap, setup.interpreter, channel_fd, setup.isolation.as_root
             )
-        self._group = ControlGroup.create(setup.memory_ceiling)
-        if self._group is not None:
-            command = self._group.joining(command)
+        if setup.group is not None:
+            command = setup.group.joining(command)
         return subprocess.Popen(
             command,
             pass_fds=(channel_fd,),
@@ -154,7 +152,7 @@ class Worker:
     async def _introduce(self) -> dict:
         """Tell the forkserver how to start; its answer."""
         assert self._process is not None
-        setup, policy = self._setup, self._setup.policy
+        setup, policy = self.setup, self.setup.policy
         config = {
             "isolated": setup.isolation.level is not Level.none,
             "as_root": setup.isolation.as_root,
@@ -268,8 +266,6 @@ class Worker:
         self._waiting = {}
         if self._process is not None:
             await asyncio.to_thread(self._reap, self._process)
-        if self._group is not None:
-            await asyncio.to_thread(self._group.remove)
         if self._scratch is not None:
             await asyncio.to_thread(shutil.rmtree, self._scratch, True)
         self._complaints.close()
