@@ -399,3 +399,13 @@ def _exists(path: str) -> bool:
 async def test_limits_have_least_values() -> None:
     with pytest.raises(ConfigError, match="processes=0 is too small; give 1 or more"):
         Limits(processes=0)
+
+
+@pytest.mark.parametrize(
+    ("code", "loaded"),
+    [("", "[]"), ("# numpy", "['numpy']"), ("# sympy", "['numpy', 'sympy']"), ("# numpy, sympy", "['numpy', 'sympy']")],
+)
+async def test_a_program_starts_with_the_modules_that_it_mentions(pool: SandboxPool, code: str, loaded: str) -> None:
+    names = "'num' + 'py', 'sym' + 'py'"
+    result = await pool.run(f"{code}\nimport sys\nprint([name for name in ({names}) if name in sys.modules])")
+    assert result.stdout == f"{loaded}\n"
