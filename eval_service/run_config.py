@@ -11,11 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eval_service.checkpoint import newest_model
 from eval_service.settings import Sampling
+from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError
 
-CONFIG_FILES = ("config/config.yaml", ".hydra/config.yaml", "config.yaml")
-"""Where a run's config may be, seen from the run's folder; the first is where the trainer writes it."""
+CONFIG_FILES = ("config.yaml", "config/config.yaml", ".hydra/config.yaml")
+"""Where a run's config may be, seen from the run's folder: as the trainer resolved it, else as Hydra keeps it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def read_run(folder: Path, model: str | None = None) -> Run:
         return Run(
             name=folder.resolve().name,
             model=model or str(newest_model(folder)),
-            options=_options(config),
+            options=options_in(config),
             sampling=_sampling(rollout),
             chat_template_kwargs=_mapping(config.data.get("apply_chat_template_kwargs")),
             trust_remote_code=bool(config.actor_rollout_ref.model.get("trust_remote_code", False)),
@@ -70,13 +71,6 @@ def run_config(folder: Path) -> DictConfig:
                 raise ConfigError(f"{path} holds no mapping; it is no config of a run")
             return config
     raise ConfigError(f"no config in {folder} (looked for {', '.join(CONFIG_FILES)}); give the folder of one run")
-
-
-def _options(config: DictConfig) -> EpisodeOptions:
-    # The trainer's own reading, so that there is one; it brings verl along, which a run is read with only.
-    from verl_tool.agent_loop.verl_agent_loop import options_in
-
-    return options_in(config)
 
 
 def _sampling(rollout: DictConfig) -> Sampling:
