@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from rich.console import Console
 
 from eval_service.cluster import ServiceCluster
-from eval_service.deployment import APP_NAME, application
+from eval_service.deployment import APP_NAME, CLOSE_SECONDS, application
 from eval_service.episode_flags import given_options, merged_options, with_episode_flags
 from eval_service.run_config import Run, read_run
 from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
@@ -74,6 +74,7 @@ def serve_model(start: Start) -> None:
             if not signals.stop:
                 _check_cluster(cluster)
         console.print("stopping: what runs is answered first; once more Ctrl-C: at once")
+        cluster.drain(APP_NAME, settings.drain_seconds + CLOSE_SECONDS)
     console.print("stopped")
 
 

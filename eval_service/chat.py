@@ -5,7 +5,8 @@ At once: ``message.content`` is what the model wrote in its last turn, all calls
 As a stream: all that the model writes comes as ``delta.content``. Where a turn turns out to be an action, a delta with
 ``tool_calls`` follows, and one with ``tool_messages`` that holds what the tools gave. Such a message is OpenAI's (role,
 tool_call_id, content), but it does not come as ``content``: a client that puts all ``content`` together gets the
-model's words and nobody else's. What follows the last tool message is the answer.
+model's words and nobody else's. What follows the last tool message is the answer. A tool that
+merely ends the trajectory, without a word, sends none.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class ChatStream:
             await self._send({"tool_calls": calls})
 
     async def answered(self, result: StepResult) -> None:
-        await self._send({"tool_messages": [self._calls.message(result.observation)]})
+        if result.observation or not result.done:
+            await self._send({"tool_messages": [self._calls.message(result.observation)]})
 
     async def appended(self, token_ids: Sequence[int]) -> None:
         pass

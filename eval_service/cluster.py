@@ -46,3 +46,13 @@ class ServiceCluster(ServeCluster):
                 raise StartError(f"a replica could not start: {words[-_WORDS:] or status.message}")
             if time.monotonic() > deadline:
                 raise StartError(f"the replicas were not ready in {timeout_seconds:g} s: {words[-_WORDS:]}")
+
+    def drain(self, name: str, timeout_seconds: float) -> None:
+        """Take the application away once its replicas have answered what they work on, at most for so long.
+
+        Serve's own shutdown stops the front door at the same time as the replicas, and cuts their answers off.
+        """
+        serve.delete(name, _blocking=False)
+        deadline = time.monotonic() + timeout_seconds
+        while name in serve.status().applications and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
