@@ -7,14 +7,14 @@
 # RUN        folder of the run                       (default: outputs/calculator/$ALGORITHM)
 # ALGORITHM  grpo or gae (PPO with a critic)         (default: grpo)
 # SEED       of model, data and training             (default: 0)
-# STEPS      training steps                          (default: 80)
+# STEPS      training steps                          (default: 100)
 # MODEL      a model to start from instead of the tiny one; its prompts show two solved problems
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 # shellcheck source=/dev/null
 source scripts/env.sh train
 
-ALGORITHM="${ALGORITHM:-grpo}" SEED="${SEED:-0}" STEPS="${STEPS:-80}"
+ALGORITHM="${ALGORITHM:-grpo}" SEED="${SEED:-0}" STEPS="${STEPS:-100}"
 RUN="${RUN:-outputs/calculator/$ALGORITHM}"
 recipe=examples/train/calculator
 platform=gpu
@@ -27,9 +27,9 @@ if [ -n "${MODEL:-}" ]; then
     prompt=256 learning_rate=1e-6
 else
     MODEL="$RUN/warm_model"
-    [ -f "$MODEL/model.safetensors" ] || python $recipe/warmup.py --output "$MODEL" --seed "$SEED"
+    [ -f "$MODEL/model.safetensors" ] || python $recipe/warmup.py --output "$MODEL" --target 0.25 --seed "$SEED"
     python $recipe/rows_for_run.py --data "$RUN/data/source" --out "$RUN/data"
-    prompt=32 learning_rate=3e-4
+    prompt=32 learning_rate=1e-4
 fi
 
 python -m verl_tool.trainer.main_ppo "platform=$platform" "run_dir=$RUN" tool_server.start=calculator,finish \
@@ -40,14 +40,16 @@ python -m verl_tool.trainer.main_ppo "platform=$platform" "run_dir=$RUN" tool_se
     "actor_rollout_ref.model.path=$MODEL" \
     "actor_rollout_ref.agent.action_stop_tokens=['<call>','<submit>']" actor_rollout_ref.agent.max_turns=4 \
     actor_rollout_ref.agent.tool_call_timeout=180 actor_rollout_ref.agent.tool_call_max_retries=10 \
-    actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=256 \
-    "actor_rollout_ref.actor.optim.lr=$learning_rate" actor_rollout_ref.actor.use_kl_loss=false \
-    actor_rollout_ref.actor.entropy_coeff=0 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64 \
+    actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean actor_rollout_ref.actor.clip_ratio_high=0.28 \
+    "actor_rollout_ref.actor.optim.lr=$learning_rate" "actor_rollout_ref.actor.optim.betas=[0.9,0.99]" \
+    actor_rollout_ref.actor.use_kl_loss=false actor_rollout_ref.actor.entropy_coeff=0 \
+    actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=1.0 \
     actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 \
     "actor_rollout_ref.rollout.max_model_len=$((prompt + 48 + 16))" actor_rollout_ref.rollout.max_num_seqs=256 \
     actor_rollout_ref.rollout.max_num_batched_tokens=4096 \
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=256 "actor_rollout_ref.rollout.seed=$SEED" \
-    critic.optim.lr=1e-3 "critic.model.path=$MODEL" critic.ppo_micro_batch_size_per_gpu=256 \
+    critic.optim.lr=1e-3 "critic.model.path=$MODEL" critic.ppo_micro_batch_size_per_gpu=64 \
     reward.reward_manager.name=calculator \
     "trainer.total_training_steps=$STEPS" trainer.total_epochs=1000 trainer.test_freq=20 "trainer.save_freq=$STEPS" \
     trainer.resume_mode=auto stall_timeout=600 "$@"
