@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
+import venv
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -409,3 +412,20 @@ async def test_a_program_starts_with_the_modules_that_it_mentions(pool: SandboxP
     names = "'num' + 'py', 'sym' + 'py'"
     result = await pool.run(f"{code}\nimport sys\nprint([name for name in ({names}) if name in sys.modules])")
     assert result.stdout == f"{loaded}\n"
+
+
+async def test_a_virtual_environment_below_tmp_works() -> None:
+    """Runs have a /tmp of their own, and still find an interpreter there."""
+    code = "import of_this_venv, subprocess, sys\nprint(of_this_venv.x)\nopen('/tmp/mine', 'w').write('a')\n"
+    code += "print(subprocess.run([sys.executable, '-c', 'import of_this_venv as m; print(m.x)'], capture_output=True))"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        _make_venv(Path(folder))
+        async with SandboxPool(workers=1, warm_modules=(), interpreter=f"{folder}/bin/python") as pool:
+            result = await pool.run(code)
+    assert result.stdout.startswith("5\n"), result.stderr
+    assert "stdout=b'5\\n'" in result.stdout
+
+
+def _make_venv(folder: Path) -> None:
+    venv.create(folder, symlinks=True)
+    next(folder.glob("lib/python*/site-packages")).joinpath("of_this_venv.py").write_text("x = 5")

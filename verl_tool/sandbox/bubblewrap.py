@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterable
 
+from verl_tool.errors import IsolationError
 from verl_tool.sandbox.interpreter import Interpreter
 
 INSIDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inside")
@@ -14,6 +15,9 @@ _SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "
 """Programs and libraries of the system. Not /usr/local, /usr/share, /usr/src or /etc: nothing there is needed."""
 _SYSTEM_LINKS = ("/bin", "/lib", "/lib32", "/lib64", "/sbin")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
+_OWN_OF_RUNS = ("/tmp", "/dev", "/box", "/proc")
+"""Folders that every run has for itself: nothing of the host is found there."""
+_MOVED_TO = "/box-server/host"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from inside.forkserver import main; main(int(sys.argv[2]))"
 
@@ -23,16 +27,30 @@ def find() -> str | None:
     return shutil.which("bwrap")
 
 
-def forkserver_command(interpreter: Interpreter, inside: str, channel_fd: int) -> list[str]:
+def place(path: str) -> str:
+    """Where a path of the host is found inside: at the same place, unless runs have a folder of their own there, as for
+    a virtual environment below /tmp."""
+    moved = any(path == own or path.startswith(own + "/") for own in _OWN_OF_RUNS)
+    return _MOVED_TO + path if moved else path
+
+
+def forkserver_command(executable: str, inside: str, channel_fd: int) -> list[str]:
     """Start the forkserver whose code is the package at `inside`."""
-    return [interpreter.executable, "-I", "-c", _START, os.path.dirname(inside), str(channel_fd)]
+    return [executable, "-I", "-c", _START, os.path.dirname(inside), str(channel_fd)]
 
 
 def isolated_command(bwrap: str, interpreter: Interpreter, channel_fd: int, as_root: bool) -> list[str]:
     """Start the forkserver with namespaces of its own and a read-only view of what Python needs.
 
     `as_root`: real root makes the namespaces; else a user namespace does, in which the caller appears as root.
+    Raises IsolationError if the interpreter itself (not just a virtual environment of it) lives where runs have their
+    own folders.
     """
+    if place(interpreter.real_executable) != interpreter.real_executable:
+        raise IsolationError(
+            f"the Python at {interpreter.real_executable} cannot be used in the sandbox: runs have a folder of their "
+            f"own in its place ({', '.join(_OWN_OF_RUNS)}); pass interpreter= with one that is installed elsewhere"
+        )
     command = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if not as_root:
         command += ["--unshare-user", "--uid", "0", "--gid", "0"]
@@ -49,7 +67,7 @@ def isolated_command(bwrap: str, interpreter: Interpreter, channel_fd: int, as_r
         command += ["--symlink", target, f"/dev/{link}"]
     command += ["--dir", "/box", "--symlink", "box/tmp", "/tmp", "--symlink", "/box/shm", "/dev/shm"]
     command += ["--remount-ro", "/", "--chdir", "/"]
-    return command + forkserver_command(interpreter, _INSIDE_AT, channel_fd)
+    return command + forkserver_command(place(interpreter.executable), _INSIDE_AT, channel_fd)
 
 
 def _capabilities(as_root: bool) -> Iterable[str]:
@@ -75,8 +93,8 @@ def _read_only(interpreter: Interpreter) -> list[str]:
 
     def bind(path: str) -> None:
         if not any(path == above or path.startswith(above + "/") for above in bound):
-            make_parents(path)
-            options.extend(["--ro-bind", path, path])
+            make_parents(place(path))
+            options.extend(["--ro-bind", path, place(path)])
             bound.append(path)
 
     for path in _SYSTEM:
@@ -93,8 +111,8 @@ def _read_only(interpreter: Interpreter) -> list[str]:
     for path in interpreter.readable_paths():
         bind(path)
     for link in _links_to(interpreter, bound):
-        make_parents(link)
-        options.extend(["--symlink", interpreter.real_executable, link])
+        make_parents(place(link))
+        options.extend(["--symlink", interpreter.real_executable, place(link)])
     return options
 
 

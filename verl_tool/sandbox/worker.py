@@ -132,7 +132,7 @@ class Worker:
         setup = self.setup
         if setup.isolation.level is Level.none:
             self._scratch = tempfile.mkdtemp(prefix="verl-tool-")
-            command = bubblewrap.forkserver_command(setup.interpreter, bubblewrap.INSIDE, channel_fd)
+            command = bubblewrap.forkserver_command(setup.interpreter.executable, bubblewrap.INSIDE, channel_fd)
         else:
             command = bubblewrap.isolated_command(
                 setup.isolation.bwrap, setup.interpreter, channel_fd, setup.isolation.as_root
@@ -142,7 +142,7 @@ class Worker:
         return subprocess.Popen(
             command,
             pass_fds=(channel_fd,),
-            env=_environment(setup.interpreter),
+            env=_environment(setup),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._complaints,
@@ -279,9 +279,11 @@ class Worker:
             process.wait(_END_SECONDS)
 
 
-def _environment(interpreter: Interpreter) -> dict[str, str]:
+def _environment(setup: Setup) -> dict[str, str]:
     """All that runs find in `os.environ`, but for LD_BIND_NOW, which the forkserver keeps to itself."""
-    folder = os.path.dirname(interpreter.executable)
+    folder = os.path.dirname(setup.interpreter.executable)
+    if setup.isolation.level is not Level.none:
+        folder = bubblewrap.place(folder)
     one_thread = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
         "PATH": f"{folder}:/usr/bin:/bin" if folder not in ("/usr/bin", "/bin") else "/usr/bin:/bin",
