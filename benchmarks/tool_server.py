@@ -95,10 +95,12 @@ async def wait_until_up(url: str, process: subprocess.Popen[bytes], seconds: flo
             if process.poll() is not None:
                 raise RuntimeError(f"the server ended with exit code {process.returncode}")
             try:
-                async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)):
-                    return
+                async with session.get(url, timeout=aiohttp.ClientTimeout(total=2)) as response:
+                    if response.status == 200:
+                        return
             except (aiohttp.ClientError, asyncio.TimeoutError):
-                await asyncio.sleep(0.3)
+                pass  # not yet
+            await asyncio.sleep(0.3)
     raise RuntimeError(f"no answer from {url} within {seconds} s")
 
 
@@ -123,6 +125,11 @@ def server_command(port: int, tools: str, queue: int = 4096) -> list[str]:
     return [*command, "--max_concurrent_requests", str(queue)]
 
 
+def text_of(observation: str | dict) -> str:
+    """The text of an observation in either of its wire forms."""
+    return observation if isinstance(observation, str) else observation["obs"]
+
+
 def get_observation(session: aiohttp.ClientSession, url: str, snippet: str, batch: int = 1):
     """A call for `measure`: `batch` trajectories a request, each answer checked against its own number."""
 
@@ -134,7 +141,7 @@ def get_observation(session: aiohttp.ClientSession, url: str, snippet: str, batc
             if response.status != 200:
                 raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:200]}")
             observations = (await response.json())["observations"]
-        return sum(str(n + 1) in str(obs).split() for n, obs in zip(numbers, observations, strict=True))
+        return sum(str(n + 1) in text_of(obs).split() for n, obs in zip(numbers, observations, strict=True))
 
     return call
 
@@ -257,7 +264,7 @@ async def measure_noop(system: str, port: int, pid: int, level: int, seconds: fl
             body = {"trajectory_ids": [f"t{number}"], "actions": [f"<noop>{number}</noop>"]}
             async with session.post(url, json=body) as response:
                 observations = (await response.json())["observations"]
-            return int(str(number) in str(observations[0]))
+            return int(str(number) in text_of(observations[0]))
 
         console.print(f"[dim]no-op {level:4} at once: {system}[/]")
         await asyncio.gather(*[call(n) for n in range(level)])
@@ -307,7 +314,7 @@ async def soak_part(session: aiohttp.ClientSession, url: str, calls: int) -> dic
         async with gate, session.post(url + "/get_observation", json=body) as response:
             answer = await response.json()
         counts["hostile"] += hostile
-        text = str(answer.get("observations", [""])[0])
+        text = text_of(answer.get("observations", [""])[0])
         if not hostile and f"answer {number}" not in text:
             counts["crossed" if "answer" in text else "lost"] += 1
 
