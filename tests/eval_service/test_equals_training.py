@@ -19,7 +19,7 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("vllm")
 pytest.importorskip("verl")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parents[2]
 TRAINER_SECONDS = 1200

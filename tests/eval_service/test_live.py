@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 NAME = "calculator"
 ROOT = Path(__file__).parents[2]
