@@ -35,14 +35,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from eval_service.engines.completions_engine import CompletionsEngine
-from eval_service.service import Ask, Service
-from eval_service.settings import CompletionsSettings, Sampling
-from eval_service.tokenizer import load_tokenizer
-from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.client import ToolClient
-from verl_tool.servers.data_path import free_ports
-from verl_tool.trainer.tool_server import SupervisedServer, serve_command
+# This file bears the name of the package that it measures: look for that in the project's folder, not beside this file.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from eval_service.engines.completions_engine import CompletionsEngine  # noqa: E402
+from eval_service.service import Ask, Service  # noqa: E402
+from eval_service.settings import CompletionsSettings, Sampling  # noqa: E402
+from eval_service.tokenizer import load_tokenizer  # noqa: E402
+from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
+from verl_tool.client import ToolClient  # noqa: E402
+from verl_tool.servers.data_path import free_ports  # noqa: E402
+from verl_tool.trainer.tool_server import SupervisedServer, serve_command  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 900.0
