@@ -52,6 +52,10 @@ def train_as_configured(config: DictConfig) -> None:
     """Train as the config says. Exit code 1, with the reason, for an error of ours or of a worker."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        if config.dry_run:
+            complete(config)
+            print(OmegaConf.to_yaml(config, resolve=True))
+            return
         prepare(config)
         with tool_server(config):
             train(config)
@@ -64,7 +68,13 @@ def train_as_configured(config: DictConfig) -> None:
 
 
 def prepare(config: DictConfig) -> None:
-    """Check the config and fill in what follows from it. Raises ConfigError before anything starts."""
+    """`complete` the config and leave it in the run's folder. Raises ConfigError before anything starts."""
+    complete(config)
+    _save(config)
+
+
+def complete(config: DictConfig) -> None:
+    """Check the config, by verl's own validator too, and fill in what follows from it. Writes nothing."""
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         auto_set_device(config)
@@ -75,7 +85,6 @@ def prepare(config: DictConfig) -> None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
         _place_files(config)
     _check_lengths(config, options_in(config))
-    _save(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
 
 
