@@ -42,7 +42,7 @@ def run(*command: str | Path, seconds: float) -> str:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """The folder of a run of two steps, with a model that is right often enough: a step of 64 wrong answers teaches nothing."""
+    """The folder of a run of two steps, with a model that is right often: 64 wrong answers would teach nothing."""
     folder = tmp_path_factory.mktemp("run")
     source, model = folder / "source", folder / "model"
     data = RECIPE.parents[1] / "data_preprocess" / "calculator.py"
