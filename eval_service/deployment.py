@@ -14,6 +14,7 @@ from ray.serve import Application
 
 from eval_service.endpoint import Endpoint
 from eval_service.engines.base import Engine
+from eval_service.fingerprint import fingerprint
 from eval_service.service import Service
 from eval_service.settings import ServiceSettings, VllmSettings
 from eval_service.tokenizer import load_tokenizer
@@ -50,7 +51,8 @@ def make_tool_client(settings: ServiceSettings) -> ToolClient | None:
 class ModelReplica:
     """One replica: an engine, the loop, and the endpoint to them."""
 
-    async def __init__(self, settings: ServiceSettings) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, settings: ServiceSettings, mark: str) -> None:  # type: ignore[misc]  # Serve awaits it
+        """`mark`: see `fingerprint`."""
         _log_to_stderr(settings.log_level)
         tokenizer = load_tokenizer(
             settings.tokenizer or settings.model,
@@ -70,6 +72,7 @@ class ModelReplica:
         self._endpoint = Endpoint(
             self._service,
             settings.served_model_name,
+            fingerprint=mark,
             api_key=settings.api_key,
             request_timeout_seconds=settings.request_timeout_seconds,
             max_body_bytes=settings.max_body_bytes,
@@ -111,7 +114,7 @@ def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool) ->
         health_check_timeout_s=30.0,
         logging_config={"enable_access_log": False, "log_level": settings.log_level},
     )(ModelReplica)
-    return deployment.bind(settings)
+    return deployment.bind(settings, fingerprint(settings))
 
 
 def _log_to_stderr(level: str) -> None:

@@ -76,8 +76,9 @@ class Job:
 class Endpoint:
     """All routes over one `Service`, which the caller makes and closes.
 
-    `model`: the name by which clients ask for it. `api_key`: every route but ``/health`` asks for it as a bearer token.
-    `request_timeout_seconds`: after it a request is stopped and answered with 504.
+    `model`: the name by which clients ask for it. `fingerprint`: is told with it, see `eval_service.fingerprint`.
+    `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a request
+    is stopped and answered with 504.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Endpoint:
         service: Service,
         model: str,
         *,
+        fingerprint: str | None = None,
         api_key: str | None = None,
         request_timeout_seconds: float = 3600.0,
         max_body_bytes: int = 64 << 20,
@@ -97,6 +99,7 @@ class Endpoint:
             )
         self.service = service
         self.model = model
+        self._fingerprint = fingerprint
         self.metrics = metrics or ServiceMetrics()
         self._token = None if api_key is None else f"Bearer {api_key}".encode()
         self._timeout = request_timeout_seconds
@@ -300,6 +303,7 @@ class Endpoint:
             "created": self._created,
             "owned_by": "verl-tool",
             "max_model_len": self.service.engine.max_model_len,
+            "fingerprint": self._fingerprint,
         }
 
     async def _health(self) -> Reply:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,18 +47,25 @@ class Evaluation:
 
 async def answers(evaluation: Evaluation) -> list[Record]:
     """All answers: those of an earlier, broken run, and the missing ones, which are asked for now."""
-    known = known_records(evaluation)
-    samples = evaluation.asking.samples
-    wanted = [(p, j) for p in evaluation.problems for j in range(samples) if (p.index, j) not in known]
-    if known:
-        console.print(
-            f"{len(known)} answers are known already from {evaluation.records_path}; {len(wanted)} are missing"
-        )
+    async with Asker(evaluation.asking) as asker:
+        known = known_records(evaluation, asker)
+        samples = evaluation.asking.samples
+        wanted = [(p, j) for p in evaluation.problems for j in range(samples) if (p.index, j) not in known]
+        if known:
+            console.print(
+                f"{len(known)} answers are known already from {evaluation.records_path}; {len(wanted)} are missing"
+            )
+        write_records(evaluation.records_path, known.values())
+        await _ask_for(wanted, known, asker, evaluation.records_path)
+    return [known[key] for key in sorted(known)]
+
+
+async def _ask_for(wanted: Sequence[tuple[Problem, int]], known: dict[Key, Record], asker: Asker, path: Path) -> None:
+    """Ask for what is `wanted`; each answer goes into `known` and, as a line, into the file at `path`."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
-    write_records(evaluation.records_path, known.values())
-    with evaluation.records_path.open("a", encoding="utf-8") as file, Progress(*columns, console=console) as progress:
+    with path.open("a", encoding="utf-8") as file, Progress(*columns, console=console) as progress:
         bar = progress.add_task("answers", total=len(known) + len(wanted), completed=len(known))
 
         def keep(record: Record) -> None:
@@ -66,21 +74,23 @@ async def answers(evaluation: Evaluation) -> list[Record]:
             file.flush()
             progress.advance(bar)
 
-        async with Asker(evaluation.asking) as asker:
-            await asker.ask_all(wanted, keep)
-    return [known[key] for key in sorted(known)]
+        await asker.ask_all(wanted, keep)
 
 
-def known_records(evaluation: Evaluation) -> dict[Key, Record]:
-    """The answers of an earlier run to the same problems. Those that failed are left out: they are asked for again."""
-    digests = {problem.index: problem.digest for problem in evaluation.problems}
-    return {
-        record.key: record
-        for record in read_records(evaluation.records_path)
-        if record.error is None
-        and digests.get(record.index) == record.digest
-        and record.sample < evaluation.asking.samples
-    }
+def known_records(evaluation: Evaluation, asker: Asker) -> dict[Key, Record]:
+    """The answers of an earlier run of the same evaluation. Those that failed are left out: they are asked for again.
+
+    Raises ConfigError if there are answers of another evaluation, which would be lost.
+    """
+    digests = {problem.index: asker.digest(problem) for problem in evaluation.problems}
+    answered = [record for record in read_records(evaluation.records_path) if record.error is None]
+    wanted = {r.key: r for r in answered if r.index in digests and r.sample < evaluation.asking.samples}
+    if len(wanted) < len(answered) or any(digests[r.index] != r.digest for r in wanted.values()):
+        raise ConfigError(
+            f"{evaluation.records_path} holds answers of another evaluation (model, loop, problems, sampling, or more "
+            "of them); give another --out, or move the file away"
+        )
+    return wanted
 
 
 async def evaluate(evaluation: Evaluation, reward: DictConfig, tokenizer: Any) -> Summary:

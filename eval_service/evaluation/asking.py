@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import openai
@@ -53,6 +54,7 @@ class Asker:
         )
         self.model = ""
         self.gives_trajectories = False
+        self._fingerprint: object = None
 
     async def __aenter__(self) -> Asker:
         """Ask which models there are. Raises ConfigError if the endpoint does not answer, or serves another model."""
@@ -66,6 +68,7 @@ class Asker:
         if self.model not in cards:
             raise ConfigError(f"{self._asking.base_url} does not serve {self.model!r}; it serves {sorted(cards)}")
         self.gives_trajectories = cards[self.model].owned_by == OWNER
+        self._fingerprint = (cards[self.model].model_extra or {}).get("fingerprint")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -88,14 +91,21 @@ class Asker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def digest(self, problem: Problem) -> str:
+        """Changes with the problem, with the model and its loop (if the endpoint tells), and with the sampling."""
+        asking = self._asking
+        sampling = [asking.temperature, asking.top_p, asking.max_tokens, asking.seed]
+        told = encode_json([problem.digest, self.model, self._fingerprint, sampling])
+        return hashlib.sha256(told).hexdigest()[:16]
+
     async def ask(self, problem: Problem, sample: int) -> Record:
         """One answer. What prevents it is in the record; the client has tried again by then."""
         began = time.perf_counter()
-        blank = Record(problem.index, sample, problem.digest)
+        blank = Record(problem.index, sample, self.digest(problem))
         try:
             answer = await self._client.chat.completions.create(**self._request(problem, sample))
         except openai.OpenAIError as error:
-            return Record(problem.index, sample, problem.digest, error=f"{type(error).__name__}: {error}")
+            return replace(blank, error=f"{type(error).__name__}: {error}")
         return _record(blank, answer, time.perf_counter() - began)
 
     def _request(self, problem: Problem, sample: int) -> dict[str, Any]:
@@ -119,10 +129,8 @@ def _record(blank: Record, answer: ChatCompletion, seconds: float) -> Record:
     further = choice.model_extra or {}
     trajectory = further.get("trajectory")
     usage = answer.usage.model_dump() if answer.usage is not None else {}
-    return Record(
-        index=blank.index,
-        sample=blank.sample,
-        digest=blank.digest,
+    return replace(
+        blank,
         content=choice.message.content or "",
         finish_reason=choice.finish_reason,
         stop_reason=further.get("stop_reason"),

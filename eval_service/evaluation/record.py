@@ -24,7 +24,7 @@ class Record:
     """The problem's row."""
     sample: int
     digest: str
-    """Of the problem; a record of another data set is not taken for this one's."""
+    """Of the problem, the model and the sampling; a record of another evaluation is not taken for this one's."""
     content: str = ""
     finish_reason: str | None = None
     stop_reason: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from eval_service.evaluation.asking import Asking
 from eval_service.evaluation.dataset import read_problems
 from eval_service.evaluation.record import Record, read_records
 from eval_service.evaluation.scoring import Scorer, TextTokenizer, reward_config
+from verl_tool.errors import ConfigError
 
 RIGHT = {"reward_model": {"style": "rule", "ground_truth": "10.1"}}
 WRONG = {"reward_model": {"style": "rule", "ground_truth": "11"}}
@@ -68,16 +70,31 @@ async def test_a_run_that_was_broken_off_goes_on_where_it_stopped(tmp_path: Path
     assert summary.answers == 4
 
 
-async def test_a_row_that_changed_and_one_that_failed_are_asked_again(tmp_path: Path) -> None:
-    path = data_file(tmp_path, RIGHT, RIGHT)
+async def test_an_answer_that_failed_is_asked_for_again(tmp_path: Path) -> None:
+    path = data_file(tmp_path, RIGHT)
     async with live_endpoint() as live:
         this = evaluation(tmp_path, path, live)
-        digest = this.problems[1].digest
         this.folder.mkdir()
-        this.records_path.write_text(
-            Record(0, 0, "of another question", "x").to_json() + "\n" + Record(1, 0, digest, error="no").to_json()
-        )
-        assert [r.error for r in await program.answers(this)] == [None, None]
+        this.records_path.write_text(Record(0, 0, "any", error="no").to_json() + "\n")
+        assert [r.error for r in await program.answers(this)] == [None]
+
+
+@pytest.mark.parametrize("change", ["weights", "question", "sampling", "fewer samples"])
+async def test_answers_of_another_evaluation_are_neither_taken_nor_lost(tmp_path: Path, change: str) -> None:
+    path = data_file(tmp_path, RIGHT)
+    async with live_endpoint(fingerprint="a") as live:
+        first = evaluation(tmp_path, path, live, samples=2)
+        await _answers(first)
+    text = first.records_path.read_text()
+    if change == "question":
+        data_file(tmp_path, RIGHT | {"prompt": [{"role": "user", "content": "What is 1+1?"}]})
+    async with live_endpoint(fingerprint="b" if change == "weights" else "a") as live:
+        other = evaluation(tmp_path, path, live, samples=1 if change == "fewer samples" else 2)
+        if change == "sampling":
+            other = replace(other, asking=replace(other.asking, temperature=0.5))
+        with pytest.raises(ConfigError, match="another evaluation"):
+            await program.answers(other)
+    assert first.records_path.read_text() == text
 
 
 async def test_an_answer_that_does_not_come_counts_nowhere(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""A short text that changes with everything that changes answers: weights, loop, sampling."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from eval_service.episode_flags import TRAINING_ONLY
+from eval_service.settings import ServiceSettings
+from verl_tool.json_text import encode_json
+
+_CHANGES_NO_ANSWER = frozenset({*TRAINING_ONLY, "tool_server_url", "max_concurrent_trajectories", "generation_timeout"})
+_DIGITS = 16
+
+
+def fingerprint(settings: ServiceSettings) -> str:
+    """Of the answers of a service with these settings: the same after a restart, another for other weights.
+
+    Files of weights count by name, size and time of their last change. Tools count by the loop's options alone: another
+    tool server with the same options gives the same fingerprint.
+    """
+    options = settings.options.model_dump(mode="json")
+    told = {
+        "weights": _weights(settings.model),
+        "engine": settings.engine.model_dump(mode="json", include={"kind", "model", "dtype", "max_model_len"}),
+        "options": {
+            name: value
+            for name, value in options.items()
+            if name not in _CHANGES_NO_ANSWER and not name.startswith("tool_call_")
+        },
+        "sampling": settings.sampling.params(),
+        "tokenizer": settings.tokenizer,
+        "chat_template_kwargs": settings.chat_template_kwargs,
+    }
+    return hashlib.sha256(encode_json(told)).hexdigest()[:_DIGITS]
+
+
+def _weights(model: str) -> list[object]:
+    """A hub's name stands for itself."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return [model]
+    files = sorted(path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
+    return [str(folder.resolve()), *([path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files)]
