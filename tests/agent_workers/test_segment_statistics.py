@@ -72,3 +72,21 @@ def test_only_an_empty_mini_batch_turns_nan_into_no_loss(tokens, expected):
     loss, metrics = LossWithSegmentStatistics(loss_fn)({"log_probs": unpadded([[0.0] * RESPONSE] * 2)}, data)
     assert loss.item() == pytest.approx(expected, nan_ok=True)
     assert metrics == {"own": 1}
+
+
+def test_a_row_that_fills_up_a_batch_counts_for_nothing():
+    """As verl makes it: one response token, but the action mask of a longer row."""
+    rows = {
+        "response_mask": [torch.tensor([1, 1]), torch.tensor([0])],
+        "action_mask": [torch.tensor([1, 0]), torch.tensor([1, 1, 1])],
+        "input_ids": [torch.arange(3), torch.arange(2)],
+        "prompts": [torch.arange(1), torch.arange(1)],
+        "responses": [torch.arange(2), torch.arange(1)],
+        "attention_mask": [torch.ones(3), torch.ones(2)],
+    }
+    jagged = {name: torch.nested.as_nested_tensor(list(values), layout=torch.jagged) for name, values in rows.items()}
+    output = {
+        "entropy": torch.nested.as_nested_tensor([torch.tensor([2.0, 4.0, 0.0]), torch.zeros(2)], layout=torch.jagged)
+    }
+    told = {k: m.aggregate() for k, m in segment_statistics(output, TensorDict(jagged, batch_size=2)).items()}
+    assert told == {"segment/action_entropy": pytest.approx(2.0), "segment/text_entropy": pytest.approx(4.0)}

@@ -44,7 +44,8 @@ def segment_statistics(model_output: Any, data: TensorDict) -> dict[str, Metric]
     fields = [name for name in ("response_mask", "action_mask", "rollout_log_probs") if name in data]
     padded = data.select(*fields).to_padded_tensor()
     written = padded["response_mask"].bool()
-    calls = padded["action_mask"].bool() & written
+    # verl fills up batches with rows of one token, whose action mask is still that of the row they were copied from.
+    calls = padded["action_mask"].bool()[:, : written.shape[1]] & written
     values = {}
     if model_output.get("entropy") is not None:
         values["entropy"] = no_padding_2_padding(model_output["entropy"], data)
