@@ -6,6 +6,7 @@ at once and connections to the tool server are the worker's.
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.progress_report import ProgressReport
 from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt
 from verl_tool.agent_loop.trajectory import LeftOut, Trajectory
 from verl_tool.agent_loop.verl_generator import EngineUse, VerlGenerator
@@ -36,6 +38,13 @@ class ToolLoopOutput(AgentLoopOutput):
         """verl's newer trainer stores these fields as they are."""
         fields = super().as_dict()
         fields["action_mask"] = torch.tensor(fields["action_mask"], dtype=torch.int64)
+        extra = fields["extra_fields"]
+        if extra["left_out_of_group"]:
+            # A filter of groups must not take faults for answers that are all wrong, and sample anew for ever.
+            extra["reward_extra_info"] = {
+                name: math.nan if isinstance(value, int | float) else value
+                for name, value in extra.get("reward_extra_info", {}).items()
+            }
         return fields
 
 
@@ -47,6 +56,7 @@ class _Worker:
         self.tokenizer = HFTokenizer(tokenizer, template_kwargs)
         self.generator = VerlGenerator(client)
         self.episode = Episode(self.generator, self._tools(), self.tokenizer, self.options)
+        self.progress = ProgressReport() if self.options.enable_tqdm else None
 
     def _tools(self) -> ToolClient | None:
         if not self.options.enable_agent or self.options.tool_server_url is None:
@@ -100,6 +110,8 @@ class VerlToolAgentLoop(AgentLoopBase):
             )
         finally:
             use = worker.generator.end(trajectory_id)
+        if worker.progress is not None:
+            worker.progress.add(len(trajectory.calls))
         if use.first_version is None:
             use.first_version = use.last_version = int(global_steps)
         record = replace(trajectory, extra={"index": None if index is None else int(index)})

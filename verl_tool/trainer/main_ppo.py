@@ -15,9 +15,11 @@ from pathlib import Path
 from types import FrameType
 
 import hydra
+import psutil
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayError
+from rich.console import Console
 from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
@@ -26,11 +28,16 @@ from verl.utils.device import auto_set_device
 from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.trainer.progress import STARTED
+from verl_tool.trainer.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
+from verl_tool.trainer.time_by_phase import phase_table
 from verl_tool.trainer.tool_server import SupervisedServer, free_port, serve_command
 
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
 """Names verl's agent loop worker makes ours by."""
+
+_FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM_DISABLE")
 
 
 def main() -> None:
@@ -85,6 +92,11 @@ def complete(config: DictConfig) -> None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
         _place_files(config)
     _check_lengths(config, options_in(config))
+    if config.algorithm.filter_groups.enable and not config.trainer.use_v1:
+        raise ConfigError(
+            "algorithm.filter_groups.enable=true with trainer.use_v1=false, which filters no groups; "
+            "set trainer.use_v1=true"
+        )
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
 
 
@@ -106,14 +118,20 @@ def tool_server(config: DictConfig) -> Iterator[None]:
 
 
 def train(config: DictConfig) -> None:
-    """Train to the end. Leaves no Ray of ours behind."""
+    """Train to the end and tell where the time went. Leaves no Ray of ours behind."""
     runner = AgentTaskRunnerV1 if config.trainer.use_v1 else AgentTaskRunner
     ours = not ray.is_initialized()
+    console = Console(stderr=True)
+    shown = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
     try:
-        run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(runner))
+        with shown:
+            run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(runner))
     finally:
         if ours:
             ray.shutdown()
+    run = Path(config.run_dir)
+    if (run / "metrics.jsonl").exists():
+        console.print(phase_table(run))
 
 
 def _choose_tool_server(config: DictConfig) -> None:
@@ -167,7 +185,10 @@ def _place_files(config: DictConfig) -> None:
         config.trajectories_dir = str(Path(config.trajectories_dir).resolve())
     os.environ.setdefault("VERL_FILE_LOGGER_PATH", f"{config.run_dir}/metrics.jsonl")
     os.environ.setdefault("TENSORBOARD_DIR", f"{config.run_dir}/tensorboard")
-    environment = {name: os.environ[name] for name in ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR")}
+    os.environ[STARTED] = str(psutil.Process().create_time())
+    # Our own bars show more, and those of other processes cannot be drawn over.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    environment = {name: os.environ[name] for name in _FOR_EVERY_PROCESS}
     config.ray_kwargs.ray_init = OmegaConf.merge(config.ray_kwargs.ray_init, {"runtime_env": {"env_vars": environment}})
 
 

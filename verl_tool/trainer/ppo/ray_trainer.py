@@ -14,9 +14,11 @@ from verl import DataProto
 from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.ppo.advantage import without_spoilt
 from verl_tool.trainer.ppo.rollout_log import rollout_log
+from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.spoilt import spoilt_rows
-from verl_tool.trainer.ppo.validation import counted
-from verl_tool.trainer.watchdog import Watchdog
+from verl_tool.trainer.ppo.validation import counted, told_by_source
+from verl_tool.trainer.progress import Progress
+from verl_tool.trainer.progress_board import Phase
 
 ADVANTAGE = Patch(
     distribution="verl",
@@ -37,22 +39,30 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         """Build the workers as verl does, and look at what each rollout brings."""
         ADVANTAGE.install()
         self._rollouts = rollout_log(self.config)
-        self._watchdog = Watchdog(self.config.stall_timeout)
-        self._watchdog.start()
+        self._progress = Progress(self.config.stall_timeout)
         super().init_workers()
-        self.async_rollout_manager = _WatchedRollouts(self.async_rollout_manager, self._on_rollout)
+        self.async_rollout_manager = _WatchedRollouts(
+            self.async_rollout_manager, self._on_rollout_begin, self._on_rollout
+        )
+
+    def _on_rollout_begin(self, prompts: DataProto) -> None:
+        if not _validates(prompts):
+            self._progress.begin(Phase.ROLLOUT, self.global_steps, self.total_training_steps, len(prompts))
 
     def _on_rollout(self, prompts: DataProto, output: DataProto) -> None:
         """Take the loop's own columns out of a rollout's output, which goes to every worker from here."""
-        self._watchdog.enter("behind a rollout")
         lines = list(output.non_tensor_batch.pop("trajectory"))
         rewards = output.batch["rm_scores"].sum(-1).tolist() if "rm_scores" in output.batch else None
         spoilt = spoilt_rows(output.non_tensor_batch, len(output))
         output.batch["response_mask"][np.array(spoilt)] = 0
         masks = output.non_tensor_batch.pop("action_mask")
         output.batch["action_mask"] = _padded(masks, output.batch["response_mask"])
-        validation = bool(prompts.meta_info.get("validate", False))
+        validation = _validates(prompts)
         self._rollouts.add(lines, rewards, int(prompts.meta_info["global_steps"]), validation=validation)
+        if not validation:
+            right = output.non_tensor_batch.get("acc")
+            self._progress.tell(rollout_results(self._rollouts.metrics, rewards, right, spoilt))
+            self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     def _update_critic(self, batch: DataProto) -> DataProto:
         return self._with_tool_metrics(super()._update_critic(batch))
@@ -61,25 +71,40 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         return self._with_tool_metrics(super()._update_actor(batch))
 
     def _with_tool_metrics(self, output: DataProto) -> DataProto:
-        self._watchdog.enter("behind an update")
-        output.meta_info["metrics"].update(self._rollouts.take_metrics())
+        self._progress.alive()
+        output.meta_info["metrics"].update(self._rollouts.take_metrics() | self._progress.take_metrics())
         return output
+
+    def _validate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        expected = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
+        self._progress.begin(Phase.VALIDATION, self.global_steps, self.total_training_steps, expected)
+        metrics = super()._validate(*args, **kwargs)
+        self._progress.tell(told_by_source(metrics))
+        self._progress.end()
+        return metrics | self._progress.take_metrics()
 
     def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return counted(super()._val_metrics_update, *args, **kwargs) | self._rollouts.take_validation_metrics()
 
 
 class _WatchedRollouts:
-    """verl's rollout manager, of which each output is shown to somebody first."""
+    """verl's rollout manager, about whose rollouts somebody is told when one begins and when it has ended."""
 
-    def __init__(self, manager: Any, show: Callable[[DataProto, DataProto], None]) -> None:
-        self._manager, self._show = manager, show
+    def __init__(
+        self, manager: Any, begins: Callable[[DataProto], None], ended: Callable[[DataProto, DataProto], None]
+    ) -> None:
+        self._manager, self._begins, self._ended = manager, begins, ended
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """verl's only use of a rollout manager."""
+        self._begins(prompts)
         output = self._manager.generate_sequences(prompts)
-        self._show(prompts, output)
+        self._ended(prompts, output)
         return output
+
+
+def _validates(prompts: DataProto) -> bool:
+    return bool(prompts.meta_info.get("validate", False))
 
 
 def _padded(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +41,11 @@ class RolloutLog:
         else:
             self._metrics = tool_metrics(trajectories)
         check_faults([t.fault for t in trajectories], self._max_fault_fraction)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the last training rollout, if they have not been taken."""
+        return self._metrics
 
     def take_metrics(self) -> dict[str, float]:
         """Metrics of the last training rollout; nothing a second time."""

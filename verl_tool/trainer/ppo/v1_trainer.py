@@ -18,10 +18,17 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_trainer_cls
 
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
+from verl_tool.errors import VerlToolError
 from verl_tool.trainer.ppo.rollout_log import rollout_log
+from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.spoilt import spoilt_rows
-from verl_tool.trainer.ppo.validation import counted
-from verl_tool.trainer.watchdog import Watchdog
+from verl_tool.trainer.ppo.validation import counted, told_by_source
+from verl_tool.trainer.progress import Progress
+from verl_tool.trainer.progress_board import Phase
+
+
+class NoSignalError(VerlToolError):
+    """Group after group was filtered out: the model solves all of a problem's samples or none."""
 
 
 class AgentTrainerMixin(PPOTrainer):
@@ -29,8 +36,8 @@ class AgentTrainerMixin(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         self._rollouts = rollout_log(config)
-        self._watchdog = Watchdog(config.stall_timeout)
-        self._watchdog.start()
+        self._progress = Progress(config.stall_timeout)
+        self._asked = 0
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
@@ -42,15 +49,40 @@ class AgentTrainerMixin(PPOTrainer):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(AgentActorRolloutRefWorker)
 
+    def on_step_begin(self) -> None:
+        """A step begins with its rollout."""
+        expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        self._progress.begin(Phase.ROLLOUT, self.global_steps, self.total_training_steps, expected)
+        self._asked = self.config.data.train_batch_size
+        super().on_step_begin()
+
+    def _add_prompts_to_generate(self, num_prompts: int) -> int:
+        """Replace groups that were filtered out. Raises NoSignalError behind `max_num_gen_batches` of a step."""
+        self._asked += num_prompts
+        filters, batch = self.config.algorithm.filter_groups, self.config.data.train_batch_size
+        if 0 < filters.max_num_gen_batches * batch < self._asked:
+            raise NoSignalError(
+                f"step {self.global_steps} needs more than algorithm.filter_groups.max_num_gen_batches="
+                f"{filters.max_num_gen_batches} batches of {batch} prompts to find {batch} groups whose "
+                f"{filters.metric!r} differs; take easier or harder problems, more samples a prompt "
+                "(actor_rollout_ref.rollout.n), or raise the limit"
+            )
+        self._progress.expect(num_prompts * self.config.actor_rollout_ref.rollout.n)
+        return int(super()._add_prompts_to_generate(num_prompts))
+
     def _on_sampled(self, batch: KVBatchMeta, step: int, partition: str) -> None:
-        self._watchdog.enter("behind a rollout")
         told = _told_by_loop(batch)
         rewards = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["rm_scores"])
         sums = [row.sum().item() for row in rewards["rm_scores"].unbind()] if "rm_scores" in rewards else None
-        self._rollouts.add([row["trajectory"] for row in told], sums, step, validation=partition == "val")
+        validation = partition == "val"
+        self._rollouts.add([row["trajectory"] for row in told], sums, step, validation=validation)
+        if not validation:
+            right = [row.get("reward_extra_info", {}).get("acc") for row in told]
+            self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, _spoilt_of(told)))
+            self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        spoilt = _spoilt(batch)
+        spoilt = _spoilt_of(_told_by_loop(batch))
         if not any(spoilt):
             return super()._compute_advantage(batch, metrics)
         if not all(spoilt):
@@ -59,9 +91,16 @@ class AgentTrainerMixin(PPOTrainer):
         return batch
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        self._watchdog.enter("behind an update")
         super()._compute_metrics(batch, metrics, *args, **kwargs)
-        metrics.update(self._rollouts.take_metrics())
+        metrics.update(self._rollouts.take_metrics() | self._progress.take_metrics())
+
+    def _validate(self) -> dict[str, Any]:
+        expected = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
+        self._progress.begin(Phase.VALIDATION, self.global_steps, self.total_training_steps, expected)
+        metrics = super()._validate()
+        self._progress.tell(told_by_source(metrics))
+        self._progress.end()
+        return metrics | self._progress.take_metrics()
 
     def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return counted(super()._val_metrics_update, *args, **kwargs) | self._rollouts.take_validation_metrics()
@@ -96,9 +135,9 @@ def _told_by_loop(batch: KVBatchMeta) -> list[dict[str, Any]]:
     return rows
 
 
-def _spoilt(batch: KVBatchMeta) -> list[bool]:
-    told = [row | row.get("reward_extra_info", {}) for row in _told_by_loop(batch)]
-    return [spoilt_rows({name: [value] for name, value in row.items()}, 1)[0] for row in told]
+def _spoilt_of(told: list[dict[str, Any]]) -> list[bool]:
+    rows = [row | row.get("reward_extra_info", {}) for row in told]
+    return [spoilt_rows({name: [value] for name, value in row.items()}, 1)[0] for row in rows]
 
 
 def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:

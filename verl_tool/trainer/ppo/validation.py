@@ -36,3 +36,12 @@ def counted(
     columns = {name: [column[i] for i in kept] for name, column in reward_extra_infos_dict.items() if len(column)}
     sources, uids = np.array([data_sources[i] for i in kept]), [sample_uids[i] for i in kept]
     return summary(sources, uids, columns, sample_turns) | share
+
+
+def told_by_source(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The main result of a validation for each data source, as verl names it: ``val-core/SOURCE/WHAT/mean@N``."""
+    return {
+        name.split("/")[1]: float(value)
+        for name, value in metrics.items()
+        if name.startswith("val-core/") and "/mean@" in name
+    }

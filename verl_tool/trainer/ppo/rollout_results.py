@@ -1,0 +1,33 @@
+"""What a rollout came to, in the few numbers that a progress bar shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def rollout_results(
+    metrics: Mapping[str, float],
+    rewards: Sequence[float] | None,
+    right: Sequence[float | None] | None,
+    spoilt: Sequence[bool],
+) -> dict[str, float]:
+    """Means over the trajectories that count, by the name to show.
+
+    `metrics` are those of `tool_metrics`; `rewards`, `right` (1 for a right answer) and `spoilt` have one entry a
+    trajectory. What was not told is left out.
+    """
+    means = {
+        "reward": _mean(rewards, spoilt),
+        "success": _mean(right, spoilt),
+        "calls": metrics["agent/tool_calls/mean"],
+    }
+    if metrics["agent/faulted"]:
+        means["faulted"] = metrics["agent/faulted"]
+    return {name: mean for name, mean in means.items() if mean is not None}
+
+
+def _mean(values: Sequence[float | None] | None, spoilt: Sequence[bool]) -> float | None:
+    if values is None:
+        return None
+    counted = [float(v) for v, out in zip(values, spoilt, strict=True) if v is not None and not out]
+    return sum(counted) / len(counted) if counted else None
