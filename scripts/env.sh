@@ -5,6 +5,7 @@
 # this machine has). Without any, only what serves tools is installed. Extras add up over calls.
 #
 # VERL_TOOL_VENV         where the environment lives (default: .venv in the project)
+# VERL_TOOL_SKIP_INSTALL 1: take what is there as it is: VERL_TOOL_VENV, or in an image without one the Python on PATH
 # VERL_TOOL_SKIP_SYSTEM  1: do not try to install the system package that the sandbox needs
 
 verl_tool_say() { printf '\033[2m[env]\033[0m %s\n' "$*" >&2; }
@@ -107,17 +108,24 @@ verl_tool_install() {
 }
 
 verl_tool_env() {
-    local extras stamp
+    local extras
     extras="$(verl_tool_extras "$@")" || return 1
+    if [ "${VERL_TOOL_SKIP_INSTALL:-0}" != 1 ]; then verl_tool_bring_up_to_date "$extras" || return 1; fi
+    # Imports are slow without cached bytecode, and there are many processes.
+    unset PYTHONDONTWRITEBYTECODE
+    [ -d "$verl_tool_venv" ] || return 0
+    export VIRTUAL_ENV="$verl_tool_venv"
+    case ":$PATH:" in *":$verl_tool_venv/bin:"*) ;; *) export PATH="$verl_tool_venv/bin:$PATH" ;; esac
+}
+
+# Install what EXTRAS ask for, unless that was done before and nothing has changed since.
+verl_tool_bring_up_to_date() {
+    local extras="$1" stamp
     stamp="$(cat "$verl_tool_root/pyproject.toml" "$verl_tool_root"/scripts/constraints/*.txt "${BASH_SOURCE[0]}" <(echo "$extras") | cksum)"
     if [ "$(cat "$verl_tool_venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
         verl_tool_install "$extras" || { verl_tool_fail "setting up $verl_tool_venv failed; the lines above say why"; return 1; }
         echo "$stamp" >"$verl_tool_venv/.stamp"
     fi
-    # Imports are slow without cached bytecode, and there are many processes.
-    unset PYTHONDONTWRITEBYTECODE
-    export VIRTUAL_ENV="$verl_tool_venv"
-    case ":$PATH:" in *":$verl_tool_venv/bin:"*) ;; *) export PATH="$verl_tool_venv/bin:$PATH" ;; esac
 }
 
 verl_tool_env "$@"

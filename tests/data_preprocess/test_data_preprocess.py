@@ -100,6 +100,16 @@ def test_answers(tmp_path: Path) -> None:
     assert search["train"][0]["prompt"][0]["content"].endswith("gold?")
 
 
+def test_aime_trains_on_other_years_than_the_test_s(tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier.jsonl"
+    years = [{"ID": f"{year}-1", "Year": year, "Question": f"q{year}", "Answer": "080"} for year in (1983, 2023, 2024)]
+    earlier.write_text("".join(f"{json.dumps(row)}\n" for row in years))
+    aime = from_samples("aime", tmp_path / "aime", "--train_path", str(earlier))
+    assert [row["extra_info"]["question"] for row in aime["train"]] == ["q1983", "q2023"]
+    assert {row["reward_model"]["ground_truth"] for row in aime["train"]} == {"80"}
+    assert {row["data_source"] for row in aime["test"]} == {"aime_2024"}
+
+
 def test_deepmath_leaves_easy_problems_out(tmp_path: Path) -> None:
     splits = from_samples("deepmath", tmp_path, "--test_size", "0", "--min_difficulty", "4", "--no-tool")
     assert [row["extra_info"]["difficulty"] for row in splits["train"]] == [4.0, 6.0]

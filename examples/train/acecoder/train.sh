@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# A model learns to program with an interpreter at hand: AceCoder's problems, judged by tests that it does not see.
+#   bash examples/train/acecoder/train.sh [verl options]                  eight GPUs
+#   PROFILE=cpu bash examples/train/acecoder/train.sh                     two cores, a tiny model, one-line functions
+# Settings that all recipes share: examples/train/launch.sh. What to expect: README.md.
+source "$(dirname "${BASH_SOURCE[0]}")/../launch.sh" acecoder
+source examples/train/acecoder/data.sh
+
+#    variable             GPUs                                  CPU
+knob MODEL                Qwen/Qwen2.5-7B-Instruct              tiny
+knob DATASET              CodeDPO/AceCoderV2-mini-processed     "$RUN/one_liners.jsonl"
+knob TEST_SIZE            500                                   32
+knob BATCH_SIZE           512                                   16
+knob MINI_BATCH_SIZE      64                                    4
+knob N                    8                                     8
+knob TEMPERATURE          0.9                                   1.0
+knob LEARNING_RATE        1e-6                                  2e-4
+knob MAX_PROMPT_LENGTH    3072                                  512
+knob MAX_RESPONSE_LENGTH  2048                                  128
+knob MAX_OBS_LENGTH       512                                   32
+knob MAX_TURNS            5                                     2
+knob GPU_MEMORY           0.4
+knob REWARD               acecoder
+knob SAVE_FREQ            40                                    -1
+knob EPOCHS               5                                     1000
+knob STEPS                null                                  30
+knob VAL_TEMPERATURE      0                                     1.0
+
+launch "$@"

@@ -1,0 +1,163 @@
+"""Every recipe in both profiles: its whole config, checked by verl's validator, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+torch = pytest.importorskip("torch")
+
+from hydra import compose, initialize_config_dir  # noqa: E402
+from omegaconf import DictConfig, OmegaConf  # noqa: E402
+from pydantic import ValidationError  # noqa: E402
+from verl.experimental.reward_loop import reward_manager  # noqa: E402
+from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
+
+from verl_tool.agent_loop.config import options_in  # noqa: E402
+from verl_tool.trainer import main_ppo  # noqa: E402
+
+RECIPES = Path(__file__).parents[2] / "examples" / "train"
+SCRIPTS = sorted(
+    str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/train*.sh") if path.parent.name != "calculator"
+)
+PROFILES = ("gpu", "cpu")
+
+
+def launched(script: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """The script's end, with `settings` in its environment and nothing there that could change its knobs."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return subprocess.run(
+        ["bash", str(RECIPES / script), "trainer.log_val_generations=3"],
+        env=kept | settings,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def command(script: str, **settings: str) -> list[str]:
+    """The options that the script gives to the trainer."""
+    done = launched(script, DRY_RUN="command", **settings)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def completed(options: list[str]) -> DictConfig:
+    """The config after all checks that a training makes."""
+    with initialize_config_dir(str(Path(main_ppo.__file__).parent / "config"), version_base=None):
+        config = compose("agent_ppo_trainer", overrides=[main_ppo.quoted(option) for option in options])
+    main_ppo.complete(config)
+    return config
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """`complete` names files in the environment."""
+    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+
+
+def test_all_recipes_are_there():
+    assert set(SCRIPTS) == {
+        *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh"),
+        *("gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh", "toolgrpo/train.sh"),
+    }
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_config_is_valid(script, profile):
+    config = completed(command(script, PROFILE=profile))
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    manager = reward_manager.get_reward_manager_cls(config.reward.reward_manager.name)
+    manager.Options.model_validate(OmegaConf.to_container(config.reward.reward_kwargs))
+    assert config.trainer.device == ("cpu" if profile == "cpu" else "cuda")
+    assert config.trainer.log_val_generations == 3
+    options = options_in(config)
+    assert options.enable_agent == ("no_tool" not in script)
+    assert options.tool_server_url == f"http://127.0.0.1:{config.tool_server.port}"
+    rollout, tokens = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
+    assert rollout.max_model_len == tokens <= rollout.max_num_batched_tokens
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= tokens
+    batch = config.data.train_batch_size
+    assert batch % config.actor_rollout_ref.actor.ppo_mini_batch_size == 0
+    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n % gpus == 0
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_both_profiles_set_the_same_options(script):
+    """The same trainer, loop and reward manager: only values differ."""
+    gpu, cpu = (dict(option.split("=", 1) for option in command(script, PROFILE=profile)) for profile in PROFILES)
+    assert set(gpu) == set(cpu)
+    for name in ("reward.reward_manager.name", "algorithm.adv_estimator", "tool_server.start", "trainer.use_v1"):
+        assert gpu.get(name) == cpu.get(name)
+    assert cpu["platform"] == "cpu"
+
+
+def test_variables_win_over_knobs_and_arguments_over_all():
+    options = command("acecoder/train.sh", PROFILE="gpu", MODEL="some/model", N="4", ALGORITHM="rloo")
+    config = completed([*options, "actor_rollout_ref.rollout.n=2"])
+    assert (config.actor_rollout_ref.model.path, config.algorithm.adv_estimator) == ("some/model", "rloo")
+    assert "actor_rollout_ref.rollout.n=4" in options
+    assert config.actor_rollout_ref.rollout.n == 2
+
+
+def test_ppo_gets_a_critic_from_the_same_model():
+    options = command("acecoder/train.sh", PROFILE="gpu", MODEL="some/model", ALGORITHM="gae")
+    assert {"critic.model.path=some/model", "actor_rollout_ref.model.path=some/model"} <= set(options)
+
+
+def test_several_nodes_take_their_cluster_s_resources_and_a_tool_replica_each():
+    for profile in PROFILES:
+        config = completed(command("acecoder/train.sh", PROFILE=profile, NNODES="2", RAY_ADDRESS="auto"))
+        ray = config.ray_kwargs.ray_init
+        assert config.trainer.nnodes == 2
+        assert list(config.tool_server.args) == ["--num_replicas", "2"]
+        assert (ray.num_cpus, ray.get("num_gpus"), ray.get("object_store_memory")) == (None, None, None)
+
+
+def test_a_running_tool_server_is_used():
+    config = completed(command("gsm8k/train.sh", PROFILE="cpu", TOOL_SERVER_URL="http://10.0.0.1:5000"))
+    assert config.tool_server.start is None
+    assert options_in(config).tool_server_url == "http://10.0.0.1:5000"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"PROFILE": "tpu"}, "PROFILE is 'tpu'"),
+        ({"PROFILE": "cpu", "NNODES": "2"}, "RAY_ADDRESS names no cluster"),
+        ({"PROFILE": "cpu", "USE_TOOL": "no"}, "USE_TOOL is 'no'"),
+        ({"PROFILE": "cpu", "DRY_RUN": "yes"}, "DRY_RUN is 'yes'"),
+    ],
+)
+def test_wrong_settings_are_named(settings, words):
+    done = launched("acecoder/train.sh", **settings)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_the_checks_can_fail():
+    with pytest.raises(ValueError, match="must be >="):
+        completed(command("acecoder/train.sh", PROFILE="cpu", MINI_BATCH_SIZE="64"))
+    options = reward_manager.get_reward_manager_cls("torl").Options
+    with pytest.raises(ValidationError):
+        options.model_validate({"rigth": 3})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_script_s_own_dry_run_prints_the_config_and_leaves_nothing(tmp_path):
+    settings = {"VERL_TOOL_VENV": sys.prefix, "VERL_TOOL_SKIP_INSTALL": "1"}
+    done = launched("toolgrpo/train.sh", DRY_RUN="1", PROFILE="gpu", RUN=str(tmp_path / "run"), **settings)
+    assert done.returncode == 0, done.stderr[-3000:]
+    config = OmegaConf.create(done.stdout[done.stdout.index("actor_rollout_ref:") :])
+    assert config.actor_rollout_ref.model.lora_rank == 128
+    assert not (tmp_path / "run").exists()
+    assert config.dry_run
