@@ -113,8 +113,8 @@ collect_options() {
     collect_tool_options
     [ "$ALGORITHM" != gae ] || options+=(
         "critic.model.path=$MODEL_PATH" critic.optim.lr=1e-5 "critic.ppo_micro_batch_size_per_gpu=$MICRO_BATCH_SIZE")
-    # vLLM takes the base weights from disk where only the adapter is sent to it.
-    [ "$LORA_RANK" = 0 ] || options+=("$rollout.load_format=safetensors")
+    # vLLM takes the base weights from disk where only the adapter is sent to it; on a CPU they are sent first.
+    [ "$LORA_RANK" = 0 ] || [ "$PROFILE" = cpu ] || options+=("$rollout.load_format=safetensors")
     # A cluster that runs already says itself what it has.
     [ -z "${RAY_ADDRESS:-}" ] || [ "$PROFILE" = gpu ] || options+=(
         ray_kwargs.ray_init.num_cpus=null ray_kwargs.ray_init.num_gpus=null ray_kwargs.ray_init.object_store_memory=null)

@@ -94,7 +94,7 @@ def test_the_config_is_valid(script, profile):
 def test_both_profiles_set_the_same_options(script):
     """The same trainer, loop and reward manager: only values differ."""
     gpu, cpu = (dict(option.split("=", 1) for option in command(script, PROFILE=profile)) for profile in PROFILES)
-    assert set(gpu) == set(cpu)
+    assert set(cpu) <= set(gpu) <= set(cpu) | {"actor_rollout_ref.rollout.load_format"}
     for name in ("reward.reward_manager.name", "algorithm.adv_estimator", "tool_server.start", "trainer.use_v1"):
         assert gpu.get(name) == cpu.get(name)
     assert cpu["platform"] == "cpu"
