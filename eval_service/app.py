@@ -1,7 +1,7 @@
 """``python -m eval_service.app``: serve a model with tools, as an OpenAI API.
 
 python -m eval_service.app --model MODEL --tool_type python_code --action_stop_tokens '</python>'
-python -m eval_service.app --from_run outputs/calculator/run
+python -m eval_service.app --from_run outputs/calculator/grpo
 """
 
 from __future__ import annotations
