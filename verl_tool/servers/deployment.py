@@ -178,7 +178,8 @@ def application(
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
         health_check_timeout_s=15.0,
-        logging_config={"enable_access_log": False, "log_level": settings.log_level},
+        # At INFO, Serve makes a record for every request and drops it; our own log has its level from the settings.
+        logging_config={"enable_access_log": False, "log_level": _serve_log_level(settings.log_level)},
     )(ToolReplica)
     if isinstance(replicas, int):
         deployment = deployment.options(num_replicas=replicas)
@@ -197,6 +198,10 @@ def _make_toolset(settings: ReplicaSettings, on_released: Callable[[str, bool], 
         max_calls=settings.tool_config.execution.max_tools_per_generation if settings.tool_config else None,
         on_released=on_released,
     )
+
+
+def _serve_log_level(level: str) -> str:
+    return "WARNING" if level == "INFO" else level
 
 
 def _log_to_stderr(level: str) -> None:

@@ -165,9 +165,14 @@ class ServeCluster:
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             num_cpus=self._logical_cpus,
-            # Ray runs its workers at niceness 15; here they are the service itself. And its agent has 15 s to come up,
-            # which a busy machine may not give it.
-            _system_config={"worker_niceness": 0, "agent_register_timeout_ms": 60_000},
+            _system_config={
+                # Ray runs its workers at niceness 15; here they are the service itself.
+                "worker_niceness": 0,
+                # Its agent has 15 s to come up, which a busy machine may not give it.
+                "agent_register_timeout_ms": 60_000,
+                # Nobody reads Ray's own metrics here, and each request would pay for them; the replicas have theirs.
+                "enable_metrics_collection": False,
+            },
         )
 
     def _refuse_running_serve(self) -> None:

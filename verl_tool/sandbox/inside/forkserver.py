@@ -173,11 +173,11 @@ class Forkserver:
     def _fork_into(self, init_fd: int) -> int:
         """Fork; the child is born in the pid namespace of the process behind `init_fd`."""
         if init_fd < 0:
-            return os.fork()
+            return linux.fork()
         linux.setns(init_fd, linux.CLONE_NEWPID)
         pid = -1
         try:
-            pid = os.fork()
+            pid = linux.fork()
         finally:
             if pid != 0:
                 linux.setns(self._own_namespace, linux.CLONE_NEWPID)
@@ -220,7 +220,7 @@ class Forkserver:
         confine.enter(self._place, request, slot, init_fd)
         program.write_files(job)
         main = program.new_main_module()
-        program.reseed()
+        program.settle()
         streams.attach(streams.Journal(journal), request.output)
         if self._filter:
             self._filter.install()

@@ -17,6 +17,7 @@ MAP_SHARED, PROT_READ, PROT_WRITE = 1, 1, 2
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc_with_gil = ctypes.PyDLL(None)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
@@ -66,6 +67,16 @@ def clone_idle(stack: ctypes.Array[ctypes.c_char], flags: int) -> tuple[int, int
     flags |= CLONE_VM | CLONE_PIDFD | SIGCHLD
     pid = _check(_libc.clone(_PAUSE, top, flags, None, ctypes.addressof(pidfd)), f"clone({flags:#x})")
     return pid, pidfd.value
+
+
+def fork() -> int:
+    """As `os.fork`, for a process without threads, and without what Python does in the child after it.
+
+    There it renews locks and thread states, which only other threads could have left in a bad way, and calls what
+    modules have registered: for that it writes to some 150 pages, each of which is copied, at the price of all the rest
+    of a run. What the child does need is done by `program.settle`.
+    """
+    return _check(_libc_with_gil.fork(), "fork")
 
 
 def map_shared(fd: int, kind: type[ctypes.Array[ctypes.c_char]]) -> memoryview:

@@ -69,8 +69,11 @@ def new_main_module() -> types.ModuleType:
     return main
 
 
-def reseed() -> None:
-    """No two runs may share random numbers. Python's own generator reseeds itself after a fork."""
+def settle() -> None:
+    """Make this process, the child of `linux.fork`, one of its own: no two runs may share random numbers, and the main
+    thread bears the new process's id."""
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed(random.getrandbits(32))

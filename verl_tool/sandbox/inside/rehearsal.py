@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import sys
-import threading
 
 from . import program, streams, wire
 from .guard import Guard
@@ -44,7 +42,6 @@ def rehearse() -> None:
         for _ in range(_TIMES):
             for code in programs:
                 _rehearse_one(code)
-            _as_after_fork()
     finally:
         os.dup2(kept, 2)
         os.close(null)
@@ -60,10 +57,4 @@ def _rehearse_one(code: bytes) -> None:
     main = program.new_main_module()
     program.execute(code, main, _NO_POLICY)
     program.forget(main)
-    program.reseed()
-
-
-def _as_after_fork() -> None:
-    """What Python itself does in the child of a fork; it may be done at any time while there is one thread."""
-    threading._after_fork()  # type: ignore[attr-defined]
-    random.seed()
+    program.settle()
