@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import zmq
+from peft import PeftConfig, PeftModel
+from torch.distributed.fsdp import FullyShardedDataParallel
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from verl_tool.agent_workers.merged_export import merge_adapter
 from verl_tool.agent_workers.segment_statistics import LossWithSegmentStatistics
 from verl_tool.errors import VerlToolError
 
@@ -31,6 +35,23 @@ class AgentActorRolloutRefWorker(ActorRolloutRefWorker):
         super().init_model()
         if "actor" in self.role:
             self.set_loss_fn(LossWithSegmentStatistics(self.loss_fn))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, global_step: int = 0, max_ckpt_to_keep: int | None = None
+    ) -> None:
+        """Save as verl does, the copy in Hugging Face's form with its adapter merged, if it has one."""
+        super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+        adapter = self._adapter()
+        if self.rank == 0 and adapter is not None and "hf_model" in self.config.actor.checkpoint.save_contents:
+            trusted = bool(self.config.model.get("trust_remote_code", False))
+            merge_adapter(Path(local_path) / "huggingface", adapter, trust_remote_code=trusted)
+
+    def _adapter(self) -> PeftConfig | None:
+        module = self.actor.engine.module
+        # FSDP1 wraps the model, FSDP2 leaves it its class.
+        model = module.module if isinstance(module, FullyShardedDataParallel) else module
+        return model.peft_config["default"] if isinstance(model, PeftModel) else None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
