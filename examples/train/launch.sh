@@ -50,7 +50,7 @@ default_knobs() {
     knob LR_WARMUP_STEPS -1
     knob LR_WARMUP_RATIO 0.0
     knob LOSS_AGG token-mean
-    knob MICRO_BATCH_SIZE 1 64
+    knob MICRO_BATCH_SIZE 1 "$((MINI_BATCH_SIZE * N / (N_GPUS * NNODES)))"
     knob DYNAMIC_BATCH true false
     knob OFFLOAD true false
     knob TENSOR_PARALLEL 1

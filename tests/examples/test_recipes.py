@@ -84,10 +84,19 @@ def test_the_config_is_valid(script, profile):
     rollout, tokens = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
     assert rollout.max_model_len == tokens <= rollout.max_num_batched_tokens
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= tokens
-    batch = config.data.train_batch_size
-    assert batch % config.actor_rollout_ref.actor.ppo_mini_batch_size == 0
+    check_batches(config)
+
+
+def check_batches(config: DictConfig) -> None:
+    """What verl asserts when a step's batch is cut up, minutes into a training."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    assert config.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n % gpus == 0
+    assert config.data.train_batch_size % actor.ppo_mini_batch_size == 0
+    assert actor.ppo_mini_batch_size * rollout.n % gpus == 0
+    if not actor.use_dynamic_bsz:
+        assert actor.ppo_mini_batch_size * rollout.n // gpus % actor.ppo_micro_batch_size_per_gpu == 0
+        samples = config.data.train_batch_size * rollout.n // gpus
+        assert samples % rollout.log_prob_micro_batch_size_per_gpu == 0
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -118,6 +127,7 @@ def test_several_nodes_take_their_cluster_s_resources_and_a_tool_replica_each():
         config = completed(command("acecoder/train.sh", PROFILE=profile, NNODES="2", RAY_ADDRESS="auto"))
         ray = config.ray_kwargs.ray_init
         assert config.trainer.nnodes == 2
+        check_batches(config)
         assert list(config.tool_server.args) == ["--num_replicas", "2"]
         assert (ray.num_cpus, ray.get("num_gpus"), ray.get("object_store_memory")) == (None, None, None)
 

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 RECIPES = Path(__file__).parents[2] / "examples" / "train"
 sys.path += [str(RECIPES), str(RECIPES / "acecoder"), str(RECIPES.parent / "data_preprocess")]
 
+import from_scratch  # noqa: E402
 import tiny_model  # noqa: E402
 from one_liners import OPERATORS, OneLiner, one_liners  # noqa: E402
 from traces import END, STOP, trace_of  # noqa: E402
@@ -100,27 +101,31 @@ def lessons() -> list[tiny_model.Lesson]:
     return [tiny_model.Lesson(prompt(problem), trace_of(code_row(problem))) for problem in PROBLEMS]
 
 
-def test_the_tokenizer_takes_any_text_and_knows_the_turns(lessons):
-    tokenizer = tiny_model.make_tokenizer(lessons, 400)
+@pytest.fixture(scope="module")
+def tokenizer(lessons):
+    return from_scratch.make_tokenizer(tiny_model.texts_of(lessons), 400, tiny_model.CHAT_TEMPLATE)
+
+
+def test_the_tokenizer_takes_any_text_and_knows_the_turns(tokenizer):
     for text in ("x ** 7\n", "ganz anderer Text, 中文 \U0001f600\x00"):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
     assert len(tokenizer.encode("123", add_special_tokens=False)) == 3
     assert tokenizer.encode(END, add_special_tokens=False) == [tokenizer.eos_token_id]
 
 
-def test_only_the_model_s_own_words_are_learned(lessons):
-    tokenizer = tiny_model.make_tokenizer(lessons, 400)
-    encoded = tiny_model.encode(tokenizer, lessons[0])
-    learned = [token for token in encoded["labels"] if token != tiny_model.IGNORED]
+def test_only_the_model_s_own_words_are_learned(tokenizer, lessons):
+    encoded = tiny_model.encode_lesson(tokenizer, lessons[0])
+    learned = [token for token in encoded["labels"] if token != from_scratch.IGNORED]
     assert tokenizer.decode(learned) == "".join(part.text for part in lessons[0].trace if part.learned)
     whole = tokenizer.decode(encoded["input_ids"])
     assert whole.startswith("<|im_start|>system\nYou program.<|im_end|>\n<|im_start|>user\n")
     assert whole.endswith("".join(part.text for part in lessons[0].trace))
 
 
-def test_the_model_s_vocabulary_is_the_tokenizer_s(lessons):
-    tokenizer = tiny_model.make_tokenizer(lessons, 400)
-    model = tiny_model.make_model(tokenizer, hidden=32, layers=1, seed=0)
+def test_the_model_s_vocabulary_is_the_tokenizer_s(tokenizer, lessons):
+    model = from_scratch.make_model(tokenizer, hidden=32, layers=1, seed=0)
     assert model.config.vocab_size == len(tokenizer)
-    batch = tiny_model.collate(tokenizer.pad_token_id, [tiny_model.encode(tokenizer, lesson) for lesson in lessons[:3]])
-    assert 0 <= tiny_model.success_probability(model, batch) < 1e-6
+    batch = from_scratch.collate(
+        tokenizer.pad_token_id, [tiny_model.encode_lesson(tokenizer, lesson) for lesson in lessons[:3]]
+    )
+    assert 0 <= from_scratch.success_probability(model, batch) < 1e-6
