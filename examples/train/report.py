@@ -5,7 +5,6 @@ Draws `learning_curve.png` and prints the first and the last value of the metric
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,32 +13,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from verl_tool.trainer.run_metrics import Metrics, curve, read_metrics
+
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-Metrics = list[tuple[int, dict[str, float]]]
-"""Step and metrics of each step, in order."""
 REWARD = "critic/score/mean"
 CALLS = "agent/tool_calls/mean"
 VALIDATION = "val-core/"
 OTHERS = ("agent/faulted", "training/rollout_probs_diff_max", "timing_s/step")
-
-
-def read_metrics(run: Path) -> Metrics:
-    """All starts of a run. Of a step that was made again, the last time counts."""
-    starts = sorted(run.glob("metrics.[0-9]*.jsonl"), key=lambda path: int(path.suffixes[0][1:]))
-    told: dict[int, dict[str, float]] = {}
-    for path in [*starts, run / "metrics.jsonl"]:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            told.setdefault(entry["step"], {}).update(entry["data"])
-    return sorted(told.items())
-
-
-def curve(metrics: Metrics, name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of a metric, where it was told."""
-    told = [(step, data[name]) for step, data in metrics if name in data]
-    return [step for step, _ in told], [value for _, value in told]
 
 
 def names_of_interest(metrics: Metrics) -> list[str]:
@@ -53,11 +35,12 @@ def draw(metrics: Metrics, path: Path) -> None:
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, height_ratios=(3, 1))
     for name in names_of_interest(metrics):
         if name == REWARD or name.startswith(VALIDATION):
-            steps, values = curve(metrics, name)
-            top.plot(steps, values, "-" if name == REWARD else "o--", label=name)
+            found = curve(metrics, name)
+            top.plot(found.steps, found.values, "-" if name == REWARD else "o--", label=name)
     top.set(ylabel="reward, score")
     top.legend()
-    bottom.plot(*curve(metrics, CALLS))
+    calls = curve(metrics, CALLS)
+    bottom.plot(calls.steps, calls.values)
     bottom.set(xlabel="step", ylabel="tool calls")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
@@ -68,7 +51,7 @@ def table(metrics: Metrics) -> Table:
     """First and last value of each metric of interest."""
     result = Table("metric", "first", "last")
     for name in names_of_interest(metrics):
-        _, values = curve(metrics, name)
+        values = curve(metrics, name).values
         if values:
             result.add_row(name, f"{values[0]:.3g}", f"{values[-1]:.3g}")
     return result

@@ -39,12 +39,6 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_all_starts_of_a_run_count(report, run):
-    metrics = report.read_metrics(run)
-    assert report.curve(metrics, report.REWARD) == ([1, 2], [-0.5, 0.25])
-    assert report.curve(metrics, "val-core/a/acc/mean@1") == ([0, 2], [0.1, 0.6])
-
-
 def test_it_tells_first_and_last_and_draws(report, run):
     import typer
 

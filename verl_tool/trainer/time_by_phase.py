@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from verl_tool.trainer.run_metrics import metrics_files
+
 PHASES: Mapping[str, tuple[str, ...]] = {
     "set-up": ("setup",),
     "rollout": ("gen",),
@@ -27,11 +29,11 @@ _OUTSIDE_STEPS = ("set-up", "validation")
 def time_by_phase(run: Path) -> dict[str, float]:
     """Seconds that a run spent in each phase, over all its starts; phases without any are left out.
 
-    `run` holds ``metrics.jsonl`` and, of earlier starts, ``metrics.1.jsonl`` … Steps that were made twice count twice.
+    Steps that were made twice count twice.
     Raises FileNotFoundError if there are no metrics.
     """
     told: dict[str, float] = {}
-    for path in [*run.glob("metrics.[0-9]*.jsonl"), run / "metrics.jsonl"]:
+    for path in metrics_files(run):
         for line in path.read_text(encoding="utf-8").splitlines():
             for name, value in json.loads(line)["data"].items():
                 if name.startswith(_TIMER):

@@ -1,0 +1,210 @@
+"""A tokenizer and a Qwen3-style model made from scratch, and the supervised learning that gives reinforcement learning
+a start: for recipes on machines without an accelerator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from torch.utils.data import IterableDataset
+from tqdm import tqdm
+from transformers import (
+    PreTrainedTokenizerBase,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+IGNORED = -100
+"""Label of a token that is not learned from (PyTorch's cross entropy)."""
+START, END, PADDING = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Qwen2's tokenizer splits text before merging: every digit by itself."""
+LOOK_EVERY = 10
+"""Steps between looks at the success."""
+Row = dict[str, list[int]]
+"""``input_ids`` and ``labels`` of one solution."""
+console = Console(stderr=True)
+
+
+class TooWeak(Exception):
+    """The model did not reach the wanted success."""
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """How to learn, and when to stop."""
+
+    target: float
+    """Success, sampled, at which to stop."""
+    max_steps: int
+    """Give up after so many."""
+    batch_size: int
+    learning_rate: float
+    seed: int
+
+
+def make_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str) -> PreTrainedTokenizerBase:
+    """A byte-level BPE of at most `vocabulary` tokens learned from `texts`. Any text can be encoded; digits stay single
+    tokens."""
+    split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PADDING, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    learned = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],
+        eos_token=END,
+        pad_token=PADDING,
+        unk_token=None,
+        additional_special_tokens=[START],
+    )
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def make_model(tokenizer: PreTrainedTokenizerBase, hidden: int, layers: int, seed: int) -> Qwen3ForCausalLM:
+    """A random model whose vocabulary is exactly the tokenizer's. `hidden` is a multiple of 32."""
+    torch.manual_seed(seed)
+    heads = hidden // 32
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=hidden * 3,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config).float()
+    console.print(f"{sum(p.numel() for p in model.parameters()):,} weights, {len(tokenizer)} tokens")
+    return model
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, parts: Iterable[tuple[str, bool]]) -> Row:
+    """Token ids and labels of a text in parts, each with whether it is learned. Each is encoded alone, as the agent
+    loop does."""
+    ids: list[int] = []
+    labels: list[int] = []
+    for text, learned in parts:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        ids += tokens
+        labels += tokens if learned else [IGNORED] * len(tokens)
+    return {"input_ids": ids, "labels": labels}
+
+
+def collate(padding: int, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    """Pad on the right to ``[batch, length]``."""
+    length = max(len(row["input_ids"]) for row in rows)
+
+    def padded(name: str, value: int) -> torch.Tensor:
+        return torch.tensor([row[name] + [value] * (length - len(row[name])) for row in rows])
+
+    mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (length - len(row["input_ids"])) for row in rows])
+    return {"input_ids": padded("input_ids", padding), "labels": padded("labels", IGNORED), "attention_mask": mask}
+
+
+@torch.no_grad()
+def success_probability(model: Qwen3ForCausalLM, batch: dict[str, torch.Tensor]) -> float:
+    """Mean probability, at temperature 1, that the model writes its parts of these solutions exactly so."""
+    model.eval()
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    labels = batch["labels"][:, 1:]
+    log_probs = logits.log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    total = (log_probs * (labels != IGNORED)).sum(-1)
+    model.train()
+    return total.exp().mean().item()
+
+
+class StopWhenGoodEnough(TrainerCallback):
+    """Ends the training as soon as the solutions of a batch come out right with probability `target`."""
+
+    def __init__(self, batch: dict[str, torch.Tensor], target: float) -> None:
+        self._batch, self._target = batch, target
+        self._bar = tqdm(desc="warm-up", unit="step")
+        self.success = 0.0
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._bar.update()
+        if state.global_step % LOOK_EVERY:
+            return
+        self.success = success_probability(kwargs["model"], self._batch)
+        self._bar.set_postfix_str(f"success {self.success:.1%}, stops at {self._target:.1%}")
+        control.should_training_stop = self.success >= self._target
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._bar.close()
+
+
+def warm_up(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: IterableDataset,
+    held: Sequence[Row],
+    how: WarmUp,
+    output: Path,
+) -> None:
+    """Learn from `rows` until solutions such as those of `held` come out right often enough; save to `output`.
+
+    Raises TooWeak if they do not; nothing is saved then.
+    """
+    padding = tokenizer.pad_token_id
+    callback = StopWhenGoodEnough(collate(padding, held), how.target)
+    arguments = TrainingArguments(
+        output_dir=str(output / "warmup"),
+        max_steps=how.max_steps,
+        per_device_train_batch_size=how.batch_size,
+        learning_rate=how.learning_rate,
+        warmup_steps=20,
+        lr_scheduler_type="constant_with_warmup",
+        adam_beta2=0.95,
+        use_cpu=not torch.cuda.is_available(),
+        save_strategy="no",
+        report_to="none",
+        logging_strategy="no",
+        disable_tqdm=True,
+        seed=how.seed,
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        data_collator=lambda batch: collate(padding, batch),
+        callbacks=[callback],
+    )
+    trainer.train()
+    if callback.success < how.target:
+        reached = f"success {callback.success:.1%} after {how.max_steps} steps; wanted {how.target:.1%}"
+        raise TooWeak(f"{reached}. Raise --max_steps")
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    console.print(f"saved to {output}: success {callback.success:.1%} before reinforcement learning")
