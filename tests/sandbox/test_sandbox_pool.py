@@ -317,8 +317,9 @@ async def test_a_full_queue_refuses() -> None:
         assert "queue is full (1 runs wait)" in str(refused[0])
 
 
-async def test_a_dead_forkserver_is_replaced_and_says_what_ran() -> None:
-    async with SandboxPool(workers=1, warm_modules=()) as pool:
+async def test_without_isolation_a_run_that_had_begun_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    async with SandboxPool(workers=1, warm_modules=(), required_level="none") as pool:
         running = asyncio.create_task(pool.run("import time; time.sleep(60)", limits=Limits(wall_seconds=60)))
         await asyncio.sleep(0.5)
         pool._workers[0].abandon()
@@ -329,19 +330,30 @@ async def test_a_dead_forkserver_is_replaced_and_says_what_ran() -> None:
         assert pool.stats().restarts == 1
 
 
-async def test_runs_that_had_not_begun_survive_the_death_of_their_forkserver() -> None:
+async def test_the_death_of_forkservers_costs_no_run() -> None:
+    """Runs that had begun begin again, and what they had printed is not told twice."""
     async with SandboxPool(workers=2, warm_modules=(), max_concurrent=4) as pool:
-        runs = [asyncio.create_task(pool.run(f"print({i})")) for i in range(200)]
-        await asyncio.sleep(0.2)
-        pool._workers[0].abandon()
-        done = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 60)
-        for i, result in enumerate(done):
-            if isinstance(result, BaseException):  # those under way when it died, which must not run twice
-                assert isinstance(result, SandboxError)
-                assert not result.retryable
-            else:
-                assert result.stdout == f"{i}\n"
-        assert sum(isinstance(result, BaseException) for result in done) <= 4
+        code = "import time; print('begun', flush=True); time.sleep(0.05); print({})"
+        runs = [asyncio.create_task(pool.run(code.format(i))) for i in range(100)]
+        for worker in (0, 1):
+            await asyncio.sleep(0.3)
+            pool._workers[worker].abandon()
+        done = await asyncio.wait_for(asyncio.gather(*runs), 60)
+        assert [result.stdout for result in done] == [f"begun\n{i}\n" for i in range(100)]
+        assert pool.stats().restarts == 2
+
+
+async def test_a_run_whose_forkserver_dies_each_time_is_given_up() -> None:
+    async with SandboxPool(workers=1, warm_modules=()) as pool:
+        running = asyncio.create_task(pool.run("import time; time.sleep(60)", limits=Limits(wall_seconds=60)))
+        for restarts in range(1, 4):
+            await asyncio.sleep(0.5)
+            pool._workers[0].abandon()
+            while pool.stats().restarts < restarts:  # noqa: ASYNC110  (no event tells of it)
+                await asyncio.sleep(0.05)
+        with pytest.raises(SandboxError, match="died") as caught:
+            await asyncio.wait_for(running, 10)
+        assert not caught.value.retryable
 
 
 async def test_check_tells_a_live_pool_from_a_closed_one() -> None:

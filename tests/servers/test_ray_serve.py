@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
+import psutil
 import pytest
 import ray
 from serve_harness import APP, LiveServer, finish, kill, new_cluster, observed, post
@@ -279,3 +280,34 @@ async def test_an_update_under_load_fails_no_request(cluster, session):
         await asyncio.gather(*load)
     assert set(statuses) == {200}
     assert statuses[200] > 100
+
+
+def forkservers() -> list[int]:
+    """Outermost processes of the sandbox's workers in this test's own cluster."""
+    bubbles = [p for p in psutil.Process().children(recursive=True) if p.name() == "bwrap"]
+    inner = {child.pid for p in bubbles for child in p.children(recursive=True)}
+    return [p.pid for p in bubbles if p.pid not in inner]
+
+
+async def test_killed_sandbox_workers_cost_no_call(cluster):
+    """Forkservers die one after the other, each with programs under way in it."""
+    await asyncio.to_thread(cluster.deploy, "", 1, tool_type="python_code")
+    async with ToolClient(cluster.url, timeout=60.0, max_retries=8) as client:
+
+        async def compute(number: int) -> int:
+            good = 0
+            for turn in range(10):
+                code = f"import time; time.sleep(0.05); print({number} * 1000 + {turn})"
+                result = await client.call(f"compute-{number}", f"```python\n{code}\n```")
+                assert result.fault is None, result.fault
+                good += f"\n{number * 1000 + turn}\n" in result.observation
+            return good
+
+        load = asyncio.gather(*(compute(number) for number in range(16)))
+        killed = 0
+        while not load.done() and killed < 3:
+            await asyncio.sleep(0.5)
+            kill(random.choice(forkservers()))
+            killed += 1
+        assert await load == [10] * 16
+        assert killed == 3

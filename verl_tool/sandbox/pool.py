@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 
@@ -24,7 +24,7 @@ from verl_tool.sandbox.job import JobFiles, check_name, fetch
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.policy import Policy
 from verl_tool.sandbox.result import RunResult
-from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Worker
+from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Worker, WorkerGone
 
 logger = logging.getLogger(__name__)
 
@@ -233,11 +233,8 @@ class SandboxPool:
         _check_size(len(source) + sum(map(len, files.values())), limits)
         await self._enter()
         try:
-            job = JobFiles(source, text, files)
-            try:
-                return await self._attempt(job, self._tier_for((source, *files.values())), limits, fetch_files)
-            finally:
-                job.close()
+            tier = self._tier_for((source, *files.values()))
+            return await self._attempt(lambda: JobFiles(source, text, files), tier, limits, fetch_files)
         except OSError as error:
             raise SandboxError(f"no memory or file descriptors for a run: {error}") from error
         finally:
@@ -277,20 +274,27 @@ class SandboxPool:
         return next(tier for tier in self._tiers if mentioned.issubset(tier))
 
     async def _attempt(
-        self, job: JobFiles, tier: tuple[str, ...], limits: Limits, fetch_files: Sequence[str]
+        self, new_job: Callable[[], JobFiles], tier: tuple[str, ...], limits: Limits, fetch_files: Sequence[str]
     ) -> RunResult:
-        """Run the job; again, perhaps on another worker, if the code was certainly not reached."""
+        """Run the job; again, perhaps on another worker, if that does no harm."""
         for attempt in range(1, _ATTEMPTS + 1):
+            job = new_job()
             try:
                 ended = await self._run_once(await self._pick(tier), job, limits, bool(fetch_files))
                 with _closing(ended.folder_fd):
                     return self._result(job, ended, limits, fetch_files)
             except SandboxError as error:
                 untouched = error.retryable or job.state() == wire.NOT_STARTED
-                if self._closed or not untouched or attempt == _ATTEMPTS:
+                if self._closed or attempt == _ATTEMPTS or not (untouched or self._leaves_nothing(error)):
                     raise SandboxError(str(error), retryable=untouched) from error
+            finally:
+                job.close()
             await asyncio.sleep(_PAUSE_SECONDS * attempt)
         raise AssertionError("unreachable")
+
+    def _leaves_nothing(self, error: SandboxError) -> bool:
+        """Whether a run that had begun may begin again: an isolated one is gone with its forkserver, files and all."""
+        return isinstance(error, WorkerGone) and self.level.level is not Level.none
 
     async def _pick(self, tier: tuple[str, ...]) -> Worker:
         """The live worker of `tier`, else of any, with the fewest runs; waits while all are being replaced."""
