@@ -54,6 +54,7 @@ class WarmUp:
     """Give up after so many."""
     batch_size: int
     learning_rate: float
+    """At its highest; it falls to nothing over `max_steps`."""
     seed: int
 
 
@@ -185,7 +186,7 @@ def warm_up(
         per_device_train_batch_size=how.batch_size,
         learning_rate=how.learning_rate,
         warmup_steps=20,
-        lr_scheduler_type="constant_with_warmup",
+        lr_scheduler_type="cosine",
         adam_beta2=0.95,
         use_cpu=not torch.cuda.is_available(),
         save_strategy="no",

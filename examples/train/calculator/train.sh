@@ -7,14 +7,14 @@
 # RUN        folder of the run                       (default: outputs/calculator/$ALGORITHM)
 # ALGORITHM  grpo or gae (PPO with a critic)         (default: grpo)
 # SEED       of model, data and training             (default: 0)
-# STEPS      training steps                          (default: 40)
+# STEPS      training steps                          (default: 30)
 # MODEL      a model to start from instead of the tiny one; its prompts show two solved problems
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 # shellcheck source=/dev/null
 source scripts/env.sh train
 
-ALGORITHM="${ALGORITHM:-grpo}" SEED="${SEED:-0}" STEPS="${STEPS:-40}"
+ALGORITHM="${ALGORITHM:-grpo}" SEED="${SEED:-0}" STEPS="${STEPS:-30}"
 RUN="${RUN:-outputs/calculator/$ALGORITHM}"
 recipe=examples/train/calculator
 platform=gpu
@@ -43,8 +43,9 @@ python -m verl_tool.trainer.main_ppo "platform=$platform" "run_dir=$RUN" tool_se
     actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64 \
     actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean actor_rollout_ref.actor.clip_ratio_high=0.28 \
     "actor_rollout_ref.actor.optim.lr=$learning_rate" "actor_rollout_ref.actor.optim.betas=[0.9,0.99]" \
+    actor_rollout_ref.actor.optim.lr_scheduler_type=cosine actor_rollout_ref.actor.optim.min_lr_ratio=0.1 \
     actor_rollout_ref.actor.use_kl_loss=false actor_rollout_ref.actor.entropy_coeff=0 \
-    actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=1.0 \
+    actor_rollout_ref.rollout.val_kwargs.do_sample=true actor_rollout_ref.rollout.val_kwargs.temperature=0.7 \
     actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=8 \
     "actor_rollout_ref.rollout.max_model_len=$((prompt + 48 + 16))" actor_rollout_ref.rollout.max_num_seqs=256 \
     actor_rollout_ref.rollout.max_num_batched_tokens=4096 \

@@ -116,7 +116,11 @@ class PythonCodeTool(Tool):
         if code is None:
             return ToolResult(_NO_CODE, valid=False, error=True, invalid_reason="no code in the arguments")
         result = await self._pool().run(code, stdin=_stdin(call, context), limits=self._limits)
-        metrics = {"wall_seconds": result.wall_seconds, "timed_out": float(result.timed_out)}
+        metrics = {
+            "wall_seconds": result.wall_seconds,
+            "timed_out": float(result.timed_out),
+            "error": float(not result.ok),
+        }
         return ToolResult(self._observation(result), error=not result.ok, metrics=metrics)
 
     def _pool(self) -> SandboxPool:
