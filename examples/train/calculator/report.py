@@ -1,6 +1,6 @@
 """What came of a run: `python examples/train/calculator/report.py outputs/calculator/grpo`.
 
-Draws `learning_curve.png` and prints the success before and after, with and without the tool, and where the time went.
+Draws `learning_curve.png` and prints the success before and after, with and without the tool.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from verl_tool.trainer.run_metrics import Metrics, curve, read_metrics
-from verl_tool.trainer.time_by_phase import phase_table
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -62,7 +61,7 @@ def main(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None
     metrics = read_metrics(run)
     draw(metrics, run / "learning_curve.png")
     console = Console()
-    console.print(table(metrics), phase_table(run))
+    console.print(table(metrics))
     console.print(
         f"curve:        {run}/learning_curve.png\n"
         f"trajectories: {run}/trajectories/\n"

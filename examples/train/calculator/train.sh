@@ -7,14 +7,14 @@
 # RUN        folder of the run                       (default: outputs/calculator/$ALGORITHM)
 # ALGORITHM  grpo or gae (PPO with a critic)         (default: grpo)
 # SEED       of model, data and training             (default: 0)
-# STEPS      training steps                          (default: 30)
+# STEPS      training steps                          (default: 20)
 # MODEL      a model to start from instead of the tiny one; its prompts show two solved problems
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 # shellcheck source=/dev/null
 source scripts/env.sh train
 
-ALGORITHM="${ALGORITHM:-grpo}" SEED="${SEED:-0}" STEPS="${STEPS:-30}"
+ALGORITHM="${ALGORITHM:-grpo}" SEED="${SEED:-0}" STEPS="${STEPS:-20}"
 RUN="${RUN:-outputs/calculator/$ALGORITHM}"
 recipe=examples/train/calculator
 platform=gpu
@@ -52,7 +52,7 @@ python -m verl_tool.trainer.main_ppo "platform=$platform" "run_dir=$RUN" tool_se
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=256 "actor_rollout_ref.rollout.seed=$SEED" \
     critic.optim.lr=1e-3 "critic.model.path=$MODEL" critic.ppo_micro_batch_size_per_gpu=64 \
     reward.reward_manager.name=calculator \
-    "trainer.total_training_steps=$STEPS" trainer.total_epochs=1000 trainer.test_freq=10 "trainer.save_freq=$STEPS" \
+    "trainer.total_training_steps=$STEPS" trainer.total_epochs=1000 trainer.test_freq=5 "trainer.save_freq=$STEPS" \
     trainer.resume_mode=auto stall_timeout=600 "$@"
 
 python $recipe/report.py "$RUN"
