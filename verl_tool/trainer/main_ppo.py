@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import hydra
 import psutil
@@ -125,13 +126,29 @@ def train(config: DictConfig) -> None:
     shown = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
     try:
         with shown:
-            run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(runner))
+            run_ppo(config, task_runner_class=_Interruptible(ray.remote(num_cpus=1)(runner)))
     finally:
         if ours:
             ray.shutdown()
     run = Path(config.run_dir)
     if (run / "metrics.jsonl").exists():
         console.print(phase_table(run))
+
+
+class _Interruptible:
+    """An actor class, which verl starts right behind Ray: Ray has put its own handler of SIGTERM in place of ours."""
+
+    def __init__(self, actor_class: Any) -> None:
+        self._actor_class = actor_class
+
+    def options(self, **options: Any) -> _Interruptible:
+        """As of an actor class."""
+        return _Interruptible(self._actor_class.options(**options))
+
+    def remote(self) -> Any:
+        """As of an actor class."""
+        signal.signal(signal.SIGTERM, _interrupt)
+        return self._actor_class.remote()
 
 
 def _choose_tool_server(config: DictConfig) -> None:

@@ -40,6 +40,7 @@ class Progress:
         self._doing = f"{phase.value} of step {step}"
         self.alive()
         self._phase, self._began, self._results = phase, time.monotonic(), {}
+        self._board = self._board or find_board()
         if self._board is not None:
             self._board.begin.remote(PhaseState(phase, step, steps, expected))
 

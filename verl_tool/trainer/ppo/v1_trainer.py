@@ -60,7 +60,7 @@ class AgentTrainerMixin(PPOTrainer):
         """Replace groups that were filtered out. Raises NoSignalError behind `max_num_gen_batches` of a step."""
         self._asked += num_prompts
         filters, batch = self.config.algorithm.filter_groups, self.config.data.train_batch_size
-        if 0 < filters.max_num_gen_batches * batch < self._asked:
+        if filters.enable and 0 < filters.max_num_gen_batches * batch < self._asked:
             raise NoSignalError(
                 f"step {self.global_steps} needs more than algorithm.filter_groups.max_num_gen_batches="
                 f"{filters.max_num_gen_batches} batches of {batch} prompts to find {batch} groups whose "
