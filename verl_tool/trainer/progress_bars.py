@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from typing_extensions import Self
@@ -149,7 +149,10 @@ class ProgressBars:
             return
         if self._board is None:
             self._board = make_board()
-        now, ended = ray.get(self._board.read.remote(self._seen), timeout=ANSWER_SECONDS)
+        try:
+            now, ended = ray.get(self._board.read.remote(self._seen), timeout=ANSWER_SECONDS)
+        except GetTimeoutError:  # a busy machine; the next look shows it all
+            return
         self._seen += len(ended)
         for phase in ended:
             self._display.ended(phase)
