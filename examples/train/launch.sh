@@ -142,6 +142,12 @@ check_knobs() {
     [ "$USE_TOOL" = true ] || [ "$USE_TOOL" = false ] || fail "USE_TOOL is '$USE_TOOL'; it must be true or false"
 }
 
+# Ray's first node asks for a token where it finds one, and the others and we must be told to bring it.
+use_cluster_s_token() {
+    [ -z "${RAY_ADDRESS:-}" ] || [ ! -f "${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}" ] ||
+        export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
+}
+
 # The environment to run in. A machine with a GPU gets one of its own for the cpu profile: their packages differ.
 use_environment() {
     if [ "$PROFILE" = cpu ] && has_gpu; then
@@ -153,6 +159,7 @@ use_environment() {
     if [ "$PROFILE" = cpu ]; then
         export VERL_PLATFORM=cpu OMP_NUM_THREADS=1
     fi
+    use_cluster_s_token
     # Without a key W&B would ask for one and wait; offline, `wandb sync RUN/wandb/...` uploads later.
     export WANDB_DIR="$RUN" WANDB_MODE="${WANDB_MODE:-$([ -n "${WANDB_API_KEY:-}" ] && echo online || echo offline)}"
 }
