@@ -17,6 +17,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_trainer_cls
 
+from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.errors import VerlToolError
 from verl_tool.trainer.ppo.rollout_log import rollout_log
@@ -45,9 +46,11 @@ class AgentTrainerMixin(PPOTrainer):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
+        separate = self.config.trainer.v1.trainer_mode == "separate_async"
+        worker = AgentDetachActorWorker if separate else AgentActorRolloutRefWorker
         for role in (Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(AgentActorRolloutRefWorker)
+                self.role_worker_mapping[role] = ray.remote(worker)
 
     def on_step_begin(self) -> None:
         """A step begins with its rollout."""
