@@ -39,7 +39,7 @@ RECIPE = Path(__file__).parents[2] / "examples" / "train" / "gsm8k" / "train.sh"
 DEVICE = "vt0"
 PORT = 6379
 TOKEN = secrets.token_hex(32)
-PARTS = ("AgentActorRolloutRefWorker", "vLLMHttpServer", "AgentLoopWorker", "RewardLoopWorker", "ServeReplica")
+PARTS = ("WorkerDict", "vLLMHttpServer", "AgentLoopWorker", "RewardLoopWorker", "ServeReplica")
 """Titles of the processes that train, sample, drive trajectories, grade and run tools."""
 
 
@@ -157,9 +157,10 @@ def test_it_spreads_over_both_and_goes_on_after_the_loss_of_one(nodes, tmp_path)
     first, second = nodes
     workers = ("actor_rollout_ref.rollout.agent.num_workers=2", "reward.num_workers=2")
     run = RecipeRun(tmp_path / "run", (*workers, "trainer.val_before_train=false"))
-    latest = run.folder / "checkpoints" / "latest_checkpointed_iteration.txt"
+    metrics = run.folder / "metrics.jsonl"
     with run.started_on(first) as process:
-        run.wait_until(lambda: latest.exists(), process, 1200)
+        # They are written behind the step's checkpoint.
+        run.wait_until(lambda: metrics.exists() and '"step":1' in metrics.read_text(), process, 1200)
         for node in nodes:
             titles = node.titles()
             missing = [part for part in PARTS if not any(part in title for title in titles)]
