@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from live_server import LiveServers
+
+sys.path.append(str(Path(__file__).parent / "trainer"))
+if TYPE_CHECKING:
+    from calculator_run import Calculator
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,3 +33,11 @@ async def servers() -> AsyncIterator[LiveServers]:
         yield running
     finally:
         await running.stop()
+
+
+@pytest.fixture(scope="session")
+def calculator(tmp_path_factory: pytest.TempPathFactory) -> Calculator:
+    """Problems and a tiny model that is right about a third of the time, made once for all that train or serve it."""
+    from calculator_run import prepare
+
+    return prepare(tmp_path_factory.mktemp("calculator"))

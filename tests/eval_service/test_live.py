@@ -1,4 +1,7 @@
-"""The service with vLLM, a real tiny model and a real tool server, as clients see it. One start for all tests."""
+"""The service with vLLM, a real tiny model and a real tool server, as clients see it. One start for all tests.
+
+It answers as a run of the trainer did (`--from_run`), inline.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +14,42 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from live_service import LiveService, live_service, stop
+from validated_run import RESPONSE_LENGTH, ValidatedRun, answers, assert_equal, validated_run
+
+if TYPE_CHECKING:
+    from calculator_run import Calculator
 
 openai = pytest.importorskip("openai")
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
+pytest.importorskip("verl")
 
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from eval_service.evaluation.record import read_records  # noqa: E402
 from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 NAME = "calculator"
 ROOT = Path(__file__).parents[2]
+ENDLESS: dict[str, Any] = {"logit_bias": {"2": -100}, "extra_body": {"tool_choice": "none"}}
+"""Asks for an answer that only the run's limit ends: token 2 is the model's end token."""
 QUESTIONS = [f"What is {a}.5{op}{b}?" for a, b, op in zip(range(10, 50), range(50, 90), "+-*+" * 10, strict=True)]
 
 
 @pytest.fixture(scope="module")
-def service(calculator_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
-    arguments = ["--model", str(calculator_model), "--served_model_name", NAME]
-    arguments += ["--tool_type", "calculator,finish", "--action_stop_tokens", "<call>,<submit>"]
-    arguments += ["--max_turns", "4", "--max_model_len", "192", "--temperature", "0"]
+def run(calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> ValidatedRun:
+    return validated_run(tmp_path_factory.mktemp("inline") / "run", calculator)
+
+
+@pytest.fixture(scope="module")
+def service(run: ValidatedRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+    arguments = [*run.service_arguments, "--served_model_name", NAME]
     with live_service(arguments, tmp_path_factory.mktemp("service")) as running:
         yield running
 
@@ -56,6 +70,32 @@ def sync_client(service: LiveService) -> Any:
 
 def async_client(service: LiveService) -> Any:
     return openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=300)
+
+
+async def test_tokens_masks_and_calls_are_those_of_the_trainers_validation(
+    service: LiveService, run: ValidatedRun
+) -> None:
+    async with async_client(service) as client:
+        served = await answers(client, NAME, run.questions)
+    assert_equal(served, run.trajectories)
+
+
+def test_evaluate_tells_the_success_of_the_trainers_validation(
+    service: LiveService, run: ValidatedRun, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "eval_service.evaluate", "--data", run.data, "--out", tmp_path]
+    command += ["--from_run", run.folder, "--tokenizer", run.model, "--base_url", f"{service.url}/v1"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    records = list(read_records(tmp_path / "records.jsonl"))
+    told = {tuple(r.trajectory.prompt_ids): r.score for r in records if r.trajectory is not None}
+    assert told == {tuple(t.prompt_ids): t.reward for t in run.trajectories}
+    assert any(told.values()), 'no answer is right; equal scores would show nothing'
+    assert not all(told.values())
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["answers"] == len(run.trajectories)
+    assert summary["accuracy"]["value"] == pytest.approx(sum(t.reward for t in run.trajectories) / len(records))
+    assert summary["tools"]["SimpleCalculatorTool"]["calls"] > 0
 
 
 def test_the_synchronous_client_gets_answers_and_some_call_the_tool(service: LiveService) -> None:
@@ -82,10 +122,10 @@ async def test_a_stream_is_the_same_answer_in_pieces(service: LiveService) -> No
 
 
 async def test_greedy_tokens_and_log_probs_are_those_of_the_model_itself(
-    service: LiveService, calculator_model: Path
+    service: LiveService, run: ValidatedRun
 ) -> None:
     """The model, asked anew about every position of what the trajectory says it saw, would have written the same."""
-    model = AutoModelForCausalLM.from_pretrained(calculator_model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.float32)
     async with async_client(service) as client:
         answers = await asyncio.gather(
             *(
@@ -128,9 +168,8 @@ async def test_a_client_that_disconnects_stops_the_generation(service: LiveServi
     cancelled = service.metric("verl_tool_eval_cancelled_total")
     async with async_client(service) as client:
         stream = await client.completions.create(
-            model=NAME, prompt=QUESTIONS[0], stream=True, n=64, max_tokens=150, temperature=1.0,
-            extra_body={"tool_choice": "none"},
-        )  # fmt: skip
+            model=NAME, prompt=QUESTIONS[0], stream=True, n=64, temperature=1.0, **ENDLESS
+        )
         await anext(aiter(stream))
         await stream.close()
     service.wait_for("verl_tool_eval_cancelled_total", cancelled + 1)
@@ -169,43 +208,18 @@ def _run(example: str, service: LiveService) -> str:
     return subprocess.run(["bash", "-c", example], env=environment, capture_output=True, text=True, timeout=120).stdout
 
 
-def test_evaluate_tells_the_success_of_the_model(service: LiveService, calculator_model: Path, tmp_path: Path) -> None:
-    data = ROOT / "examples/data_preprocess/calculator.py"
-    subprocess.run(
-        [sys.executable, data, "--local_dir", tmp_path, "--train_size", "1", "--test_size", "40"], check=True
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "eval_service.evaluate",
-        "--data",
-        tmp_path / "test.parquet",
-        "--out",
-        tmp_path / "out",
-    ]
-    command += ["--reward_manager", "calculator", "--base_url", f"{service.url}/v1", "--n", "2", "--k", "1,2"]
-    command += ["--tokenizer", calculator_model, "--max_tokens", "64", "--temperature", "1", "--seed", "0"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr
-    summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert (summary["answers"], summary["errors"]) == (80, 0)
-    assert 0 < summary["accuracy"]["value"] < 1
-    assert summary["passes"]["2"]["value"] >= summary["passes"]["1"]["value"]
-    assert summary["tools"]["SimpleCalculatorTool"]["calls"] > 0
-
-
 def test_stopping_answers_what_runs(service: LiveService) -> None:
     """The last test: it ends the service."""
-    answers: list[Any] = []
+    told: list[Any] = []
 
     def long_chat() -> None:
         with sync_client(service) as client:
-            request = {"model": NAME, "prompt": QUESTIONS[0], "n": 32, "max_tokens": 150, "temperature": 1.0}
-            answers.append(client.completions.create(**request, extra_body={"tool_choice": "none"}))
+            request = {"model": NAME, "prompt": QUESTIONS[0], "n": 32, "temperature": 1.0, "logprobs": 0}
+            told.append(client.completions.create(**request, **ENDLESS))
 
     asking = threading.Thread(target=long_chat)
     asking.start()
     service.wait_for("verl_tool_eval_running", 32)
     assert stop(service) == 0
     asking.join(60)
-    assert len(answers[0].choices) == 32
+    assert [len(choice.logprobs.tokens) for choice in told[0].choices] == [RESPONSE_LENGTH] * 32

@@ -13,7 +13,7 @@ from live_endpoint import MODEL, live_endpoint
 
 pytest.importorskip("lm_eval")
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 TASK = """\
 task: arithmetic_with_a_tool
