@@ -90,7 +90,7 @@ def test_evaluate_tells_the_success_of_the_trainers_validation(
     records = list(read_records(tmp_path / "records.jsonl"))
     told = {tuple(r.trajectory.prompt_ids): r.score for r in records if r.trajectory is not None}
     assert told == {tuple(t.prompt_ids): t.reward for t in run.trajectories}
-    assert any(told.values()), 'no answer is right; equal scores would show nothing'
+    assert any(told.values()), "no answer is right; equal scores would show nothing"
     assert not all(told.values())
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["answers"] == len(run.trajectories)
