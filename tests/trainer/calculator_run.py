@@ -74,12 +74,12 @@ class Run:
                     process.send_signal(signal.SIGTERM)
                     _killed_after(process, 60.0)
 
-    def interrupt(self, process: subprocess.Popen[bytes], seconds: float = 120.0) -> int:
+    def interrupt(self, process: subprocess.Popen[bytes], seconds: float = 200.0) -> int:
         """Press Ctrl-C: every process of the terminal's group gets the signal. The exit code."""
         os.killpg(process.pid, signal.SIGINT)
         return process.wait(seconds)
 
-    def wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 400) -> None:
+    def wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 900) -> None:
         """Wait for something that the training does."""
         deadline = time.monotonic() + seconds
         while not condition():

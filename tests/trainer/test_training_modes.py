@@ -1,0 +1,151 @@
+"""Other algorithms, and what a training outlives: real trainings, each with several modes in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+
+from calculator_run import ACTOR, AGENT, Calculator, Run, small_run  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+from verl_tool.agent_loop.trajectory import LeftOut, Trajectory, read_jsonl  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator"),
+]
+
+SERVER = "verl_tool.servers.ray_serve"
+
+
+def trajectories(run: Run, step: int) -> list[Trajectory]:
+    return list(read_jsonl(run.folder / "trajectories" / f"step_{step}.jsonl"))
+
+
+class TestInterrupted:
+    """PPO with a critic (GAE), the actor trained by LoRA; stopped by Ctrl-C behind the first step, and gone on with."""
+
+    @pytest.fixture(scope="class")
+    def run(self, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        model = "actor_rollout_ref.model"
+        run = small_run(
+            tmp_path_factory.mktemp("gae_lora"),
+            calculator,
+            *("trainer.use_v1=false", "algorithm.adv_estimator=gae", f"critic.model.path={calculator.model}"),
+            *("critic.optim.lr=1e-3", "critic.ppo_micro_batch_size_per_gpu=64", "critic.ppo_mini_batch_size=8"),
+            *(f"{model}.lora_rank=8", f"{model}.lora_alpha=16", f"{model}.target_modules=all-linear"),
+            *(
+                f"{ACTOR}.optim.lr=1e-2",
+                "trainer.save_freq=1",
+                "trainer.test_freq=-1",
+                "trainer.val_before_train=false",
+            ),
+        )
+        self.interrupt_behind_the_first_step(run)
+        run.finish()
+        return run
+
+    def interrupt_behind_the_first_step(self, run: Run) -> None:
+        metrics = run.folder / "metrics.jsonl"
+        with run.started() as process:
+            run.wait_until(lambda: metrics.exists() and 1 in run.steps(), process)
+            assert run.interrupt(process) == 1
+        assert "interrupted; run the same command again" in run.printed()
+        assert run.processes() == {}
+
+    def test_it_goes_on_where_it_was(self, run):
+        latest = run.folder / "checkpoints" / "latest_checkpointed_iteration.txt"
+        assert latest.read_text() == "2"
+        assert set(run.steps("metrics.1.jsonl")) == {1}
+        assert set(run.steps()) == {2}
+
+    def test_it_takes_up_the_data_where_it_was(self, run):
+        """64 problems, 8 a step: the second step's are others."""
+        first, second = ({t.extra["index"] for t in trajectories(run, step)} for step in (1, 2))
+        assert len(first) == len(second) == 8
+        assert not first & second
+
+    def test_actor_and_critic_learn(self, run):
+        for data in (run.steps("metrics.1.jsonl")[1], run.steps()[2]):
+            assert data["actor/grad_norm"] > 0
+            assert data["critic/grad_norm"] > 0
+            assert data["critic/values/mean"] != 0
+
+    def test_the_engine_has_the_adapter(self, run, calculator):
+        """The second step's tokens were sampled with the adapter that came out of the first step's checkpoint."""
+        saved = run.folder / "checkpoints" / "global_step_1" / "actor" / "huggingface"
+        before, after = (load_file(folder / "model.safetensors") for folder in (calculator.model, saved))
+        assert before.keys() == after.keys()
+        grown = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+        assert "model.layers.0.self_attn.q_proj.weight" in grown
+        assert "model.embed_tokens.weight" not in grown
+        assert run.steps()[2]["training/rollout_probs_diff_max"] < 1e-4
+
+
+class TestServerKilled:
+    """REINFORCE++ on verl's newer trainer, groups without signal filtered out; the tool server killed meanwhile."""
+
+    @pytest.fixture(scope="class")
+    def run(self, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        run = small_run(
+            tmp_path_factory.mktemp("reinforce"),
+            calculator,
+            *("trainer.use_v1=true", "algorithm.adv_estimator=reinforce_plus_plus"),
+            *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc"),
+            *("algorithm.filter_groups.max_num_gen_batches=20", "trainer.val_before_train=false"),
+            *(f"{AGENT}.tool_call_timeout=180", f"{AGENT}.tool_call_max_retries=20", f"{ACTOR}.optim.lr=1e-4"),
+        )
+        with run.started() as process:
+            run.wait_until((run.folder / "trajectories" / "step_1.jsonl").exists, process)
+            kill(server_of(run))
+            assert process.wait(900) == 0, run.printed()[-8000:]
+        return run
+
+    def test_it_trains_to_the_end(self, run):
+        trained = run.steps()
+        assert set(trained) == {1, 2}
+        for data in trained.values():
+            assert data["actor/grad_norm"] > 0
+            assert data["training/rollout_probs_diff_max"] < 1e-4
+
+    def test_only_groups_with_a_signal_are_trained_on(self, run):
+        for step in (1, 2):
+            groups: dict[int, list[Trajectory]] = {}
+            for trajectory in trajectories(run, step):
+                groups.setdefault(trajectory.extra["index"], []).append(trajectory)
+            assert len(groups) == 8
+            for group in groups.values():
+                assert len({t.reward for t in group}) > 1 or any(t.fault for t in group)
+
+    def test_the_server_was_started_again(self, run):
+        assert "the tool server died (signal 9); starting it again" in run.printed()
+
+    def test_what_faulted_is_left_out(self, run):
+        for trajectory in trajectories(run, 1) + trajectories(run, 2):
+            assert (trajectory.fault is not None) == (trajectory.left_out is LeftOut.FAULT)
+        assert run.steps()[2]["agent/faulted"] < 0.5
+
+    def test_nothing_is_left_running(self, run):
+        assert run.processes() == {}
+
+
+def server_of(run: Run) -> psutil.Process:
+    """The process that the training watches."""
+    found = [psutil.Process(pid) for pid, command in run.processes().items() if f"-m {SERVER}" in command]
+    pids = {process.pid for process in found}
+    (server,) = (process for process in found if process.ppid() not in pids)
+    return server
+
+
+def kill(process: psutil.Process) -> None:
+    """At once, and all that it started."""
+    for one in [process, *process.children(recursive=True)]:
+        os.kill(one.pid, signal.SIGKILL)
