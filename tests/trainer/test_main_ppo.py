@@ -134,3 +134,38 @@ def test_metrics_of_an_earlier_start_are_kept(tmp_path):
 def test_without_tools_no_server_is_needed(tmp_path):
     config = prepared(tmp_path, f"{AGENT}.enable_agent=false")
     assert options_in(config).tool_server_url is None
+
+
+class TestRayThatIsLate:
+    """Ray gives its own processes a time to come up, which a busy machine may not keep."""
+
+    @pytest.fixture
+    def tries(self, monkeypatch):
+        """What `run_ppo` does at each try, in order; the tries left when it is over."""
+        planned: list[Exception | None] = []
+
+        def run_ppo(config, task_runner_class):
+            error = planned.pop(0)
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(main_ppo, "run_ppo", run_ppo)
+        return planned
+
+    def test_it_is_started_again(self, tries, capsys):
+        tries += [Exception("timed out during startup"), None, None]
+        main_ppo._run(None, None)
+        assert len(tries) == 1
+        assert "trying again: timed out during startup" in capsys.readouterr().err
+
+    def test_not_for_ever(self, tries):
+        tries += [Exception("timed out during startup")] * main_ppo.RAY_START_TRIES
+        with pytest.raises(Exception, match="during startup"):
+            main_ppo._run(None, None)
+        assert not tries
+
+    def test_an_error_of_the_training_is_not_tried_again(self, tries):
+        tries += [RuntimeError("no memory"), None]
+        with pytest.raises(RuntimeError, match="no memory"):
+            main_ppo._run(None, None)
+        assert len(tries) == 1

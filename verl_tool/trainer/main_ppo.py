@@ -38,6 +38,7 @@ from verl_tool.trainer.tool_server import SupervisedServer, free_port, serve_com
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
 """Names verl's agent loop worker makes ours by."""
 
+RAY_START_TRIES = 3
 _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM_DISABLE")
 
 
@@ -126,13 +127,28 @@ def train(config: DictConfig) -> None:
     shown = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
     try:
         with shown:
-            run_ppo(config, task_runner_class=_Interruptible(ray.remote(num_cpus=1)(runner)))
+            _run(config, _Interruptible(ray.remote(num_cpus=1)(runner)))
     finally:
         if ours:
             ray.shutdown()
     run = Path(config.run_dir)
     if (run / "metrics.jsonl").exists():
         console.print(phase_table(run))
+
+
+def _run(config: DictConfig, runner: _Interruptible) -> None:
+    """verl's `run_ppo`; again, if Ray did not come up in the time that it gives its own processes."""
+    for tries_left in reversed(range(RAY_START_TRIES)):
+        try:
+            run_ppo(config, task_runner_class=runner)
+        except Exception as error:
+            # Ray raises a bare Exception if its processes are late, as they may be on a busy machine.
+            if type(error) is not Exception or ray.is_initialized() or not tries_left:
+                raise
+            print(f"Ray did not start, trying again: {error}", file=sys.stderr, flush=True)
+            ray.shutdown()
+        else:
+            return
 
 
 class _Interruptible:
