@@ -19,7 +19,7 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("vllm")
 pytest.importorskip("verl")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 CHAT = "actor_rollout_ref.agent.enable_mtrl=true"
 
@@ -30,5 +30,5 @@ async def test_tokens_masks_and_calls_of_chats_are_those_of_the_trainers_validat
     run = validated_run(tmp_path / "run", calculator, CHAT)
     with live_service(run.service_arguments, tmp_path) as service:
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=300) as client:
-            served = await answers(client, run.folder.name, run.questions)
+            served = await answers(client, run.model.name, run.questions)
     assert_equal(served, run.trajectories)
