@@ -4,7 +4,7 @@
 
 Runs a recipe's small form (`PROFILE=cpu`), looks at all its processes every few seconds, fits a line to each role's
 memory behind the first quarter of the steps, and draws the course. Memory is PSS, bytes of RAM with shared pages split
-among those that share them (`/proc/PID/smaps_rollup`, proc(5)).
+among those that share them (`/proc/PID/smaps_rollup`, proc(5)). No figures of a whole run are written down yet.
 """
 
 from __future__ import annotations
