@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,15 @@ async def servers() -> AsyncIterator[LiveServers]:
         yield running
     finally:
         await running.stop()
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Environment variables that a test sets are not there for the next: a training started later would heed them."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -137,8 +137,9 @@ def _finish(*command: str | Path, seconds: float) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Bytecode is cached, or imports in a dozen processes take minutes."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS")}
+    """Bytecode is cached, or imports in a dozen processes take minutes. Nothing of another run's is handed on."""
+    dropped = ("PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS", "VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", "TQDM_DISABLE")
+    kept = {k: v for k, v in os.environ.items() if k not in dropped}
     return kept | {"OMP_NUM_THREADS": "1"}
 
 
