@@ -84,7 +84,7 @@ def make_model(folder: Path, hidden: int, layers: int) -> None:
     """A model of random weights with the calculator's tokenizer."""
     script = (
         "import sys; sys.path.insert(0, 'examples/train/calculator'); import warmup;"
-        "t = warmup.make_tokenizer(); m = warmup.make_model(t, int(sys.argv[2]), int(sys.argv[3]), 0);"
+        "t = warmup.calculator_tokenizer(); m = warmup.make_model(t, int(sys.argv[2]), int(sys.argv[3]), 0);"
         "m.save_pretrained(sys.argv[1]); t.save_pretrained(sys.argv[1])"
     )
     subprocess.run(

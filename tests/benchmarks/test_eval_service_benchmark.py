@@ -1,0 +1,66 @@
+"""The parts of the eval endpoint's benchmark that need no engine."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("torch")
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/eval_service.py"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the script puts the project's folder in place of its own
+    spec = importlib.util.spec_from_file_location("eval_service_benchmark", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_its_model_is_of_the_size_that_was_asked_for(benchmark: ModuleType, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    benchmark.make_model(tmp_path, 64, 1)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (config.hidden_size, config.num_hidden_layers) == (64, 1)
+    assert config.vocab_size == len(AutoTokenizer.from_pretrained(tmp_path))
+
+
+async def test_the_load_is_never_above_its_concurrency_and_adds_up(benchmark: ModuleType) -> None:
+    running = most = 0
+
+    async def one(i: int) -> object:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return benchmark.Answer(model_tokens=i, first_token_seconds=i / 1000, calls=1)
+
+    run = await benchmark.load(one, 9, 4)
+    assert most == 4
+    assert (run.model_tokens, run.calls, run.first_token_ms) == (36, 9, pytest.approx(4.0))
+
+
+def test_the_overhead_is_told_against_the_bare_engine(
+    benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark.console.file = sys.stdout
+    bare, served = benchmark.Run(1.0, 100, 10.0), benchmark.Run(1.0, 98, 11.0)
+    benchmark.show({"bare": bare, "endpoint": served, "bare tools": bare, "endpoint tools": served})
+    told = capsys.readouterr().out
+    assert "tokens/s over the bare engine: -2.0%" in told
+    assert "first token over the bare engine: +10.0%" in told
+    assert "0.98x" in told
