@@ -19,6 +19,7 @@ from verl_tool.agent_loop.trajectory import LeftOut, Trajectory, read_jsonl  # n
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.e2e,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator"),
 ]
