@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from eval_service.evaluation.record import read_records  # noqa: E402
 from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 NAME = "calculator"
 ROOT = Path(__file__).parents[2]
