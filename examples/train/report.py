@@ -8,18 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from verl_tool.trainer.learning_curve import CALLS, REWARD, draw
 from verl_tool.trainer.run_metrics import Metrics, curve, read_metrics
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
-REWARD = "critic/score/mean"
-CALLS = "agent/tool_calls/mean"
 VALIDATION = "val-core/"
 OTHERS = ("agent/faulted", "training/rollout_probs_diff_max", "timing_s/step")
 
@@ -30,21 +25,10 @@ def names_of_interest(metrics: Metrics) -> list[str]:
     return [REWARD, *(name for name in told if name.startswith(VALIDATION)), CALLS, *OTHERS]
 
 
-def draw(metrics: Metrics, path: Path) -> None:
-    """Reward and validation against the step, tool calls below."""
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, height_ratios=(3, 1))
-    for name in names_of_interest(metrics):
-        if name == REWARD or name.startswith(VALIDATION):
-            found = curve(metrics, name)
-            top.plot(found.steps, found.values, "-" if name == REWARD else "o--", label=name)
-    top.set(ylabel="reward, score")
-    top.legend()
-    calls = curve(metrics, CALLS)
-    bottom.plot(calls.steps, calls.values)
-    bottom.set(xlabel="step", ylabel="tool calls")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+def lines_of(metrics: Metrics) -> list[tuple[str, str, str]]:
+    """Reward and validation, as `draw` takes them."""
+    scores = [name for name in names_of_interest(metrics) if name.startswith(VALIDATION)]
+    return [(REWARD, REWARD, "-"), *((name, name, "o--") for name in scores)]
 
 
 def table(metrics: Metrics) -> Table:
@@ -60,7 +44,7 @@ def table(metrics: Metrics) -> Table:
 def main(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
     """Report on a run."""
     metrics = read_metrics(run)
-    draw(metrics, run / "learning_curve.png")
+    draw(metrics, lines_of(metrics), run / "learning_curve.png")
     console = Console()
     console.print(table(metrics))
     console.print(
