@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from script_module import load_script
 
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
 
@@ -18,13 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks/async_rollout.py"
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("async_rollout", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("async_rollout", SCRIPT)
 
 
 def run_simulated(benchmark: ModuleType, work: object) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from script_module import load_script
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
@@ -19,13 +18,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "calculator_seeds.py"
 
 @pytest.fixture(scope="module")
 def benchmark():
-    spec = importlib.util.spec_from_file_location("calculator_seeds", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("calculator_seeds", BENCHMARK)
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from script_module import load_script
 
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
@@ -19,13 +19,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks/eval_service.py"
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", list(sys.path))  # the script puts the project's folder in place of its own
-    spec = importlib.util.spec_from_file_location("eval_service_benchmark", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("eval_service_benchmark", BENCHMARK)
 
 
 @pytest.mark.slow

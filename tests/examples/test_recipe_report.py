@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from script_module import load_script
 from typer.testing import CliRunner
 
 pytest.importorskip("matplotlib")
@@ -18,12 +18,7 @@ REPORT = Path(__file__).parents[2] / "examples" / "train" / "report.py"
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
     """The script as a module; the calculator has one of the same name."""
-    spec = importlib.util.spec_from_file_location("recipe_report", REPORT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("recipe_report", REPORT)
 
 
 @pytest.fixture

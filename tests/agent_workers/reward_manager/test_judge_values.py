@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.util
 import json
 from collections import Counter, OrderedDict, deque, namedtuple
 from decimal import Decimal
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from script_module import load_script
 
 import verl_tool.agent_workers.reward_manager as package
 
@@ -23,12 +23,7 @@ import verl_tool.agent_workers.reward_manager as package
 def _loaded() -> ModuleType:
     """The module as the judge has it: it is no part of the package's own imports."""
     path = Path(package.__file__).parent / "judge" / "values.py"
-    spec = importlib.util.spec_from_file_location("judge_values", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("judge_values", path)
 
 
 values = _loaded()

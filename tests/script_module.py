@@ -1,0 +1,19 @@
+"""Scripts that are in no package, as modules."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def load_script(name: str, path: Path) -> ModuleType:
+    """The file at `path` as the module `name`; dataclasses in it ask `sys.modules` for their own."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
