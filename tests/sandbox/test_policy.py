@@ -13,7 +13,7 @@ from verl_tool.sandbox import Policy, SandboxPool
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 POLICY = Policy(
-    allowed_modules=("collections", "dataclasses", "importlib", "json", "math", "numpy", "sys"),
+    allowed_modules=("collections", "csv", "dataclasses", "importlib", "json", "math", "numpy", "sys"),
     restricted_functions=("eval", "exec", "open", "input", "os.system", "subprocess.Popen"),
     pre_import=("import numpy as np", "math"),
 )
@@ -31,6 +31,7 @@ async def pool() -> AsyncIterator[SandboxPool]:
         "print(np.arange(3).sum(), math.gcd(6, 3))",
         "import numpy.linalg, json\nprint(numpy.linalg.inv(np.eye(1))[0, 0], json.loads('3'))",
         "from collections import namedtuple\nprint(*namedtuple('P', 'x y')(3, 3))",
+        "import csv\nprint(csv.__name__, 3)",  # not loaded before
         "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\nprint(A(3).x, A(3).x)",
     ],
 )
@@ -60,7 +61,10 @@ async def test_an_import_that_is_not_allowed_says_so(pool: SandboxPool, code: st
     result = await pool.run(code)
     assert result.exit_code == 1
     assert "ImportError: module '" in result.stderr
-    assert "is not allowed here; allowed: collections, dataclasses, importlib, json, math, numpy, sys" in result.stderr
+    assert (
+        "is not allowed here; allowed: collections, csv, dataclasses, importlib, json, math, numpy, sys"
+        in result.stderr
+    )
     assert "guard.py" not in result.stderr
 
 

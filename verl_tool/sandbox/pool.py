@@ -28,8 +28,11 @@ from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Wor
 
 logger = logging.getLogger(__name__)
 
-WARM_MODULES = ("numpy", "sympy")
-"""A run that imports them itself pays 100 and 500 ms of CPU; a fork of what holds them already, 0.5 and 2 ms."""
+_WARM_STANDARD = ("dataclasses", "datetime", "decimal", "fractions", "heapq", "json", "random", "statistics", "string")
+"""Of the standard library, besides those that the forkserver needs itself (re, typing, collections, math, ...)."""
+WARM_MODULES = (*_WARM_STANDARD, "numpy", "sympy")
+"""A run that imports numpy or sympy itself pays 100 or 500 ms of CPU, and one of the others some; a fork of what holds
+them already, 0.5 to 2 ms."""
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.05
 _SPARE_SLOTS = 8
@@ -88,7 +91,8 @@ class SandboxPool:
             policy: rules on top of isolation.
             required_level: refuse to start below this level; the strongest that works is taken in any case.
             warm_modules: imported once, before the first run; those not installed are skipped. Each makes a fork
-                dearer, so there are up to three kinds of forkservers: with none of them, with the first, and with all.
+                dearer, so there are up to four kinds of forkservers: with none of them, with those of the standard
+                library, with the first of the others too, and with all.
                 A run goes to the smallest that holds what its text mentions; it can import anything from any of them.
             max_concurrent: runs at once; four per core by default.
             max_queued: runs that may wait; one more is refused.
@@ -408,5 +412,7 @@ def _memory_ceiling() -> int:
 
 def _tiers(warm: tuple[str, ...], always: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """What the kinds of forkservers hold, smallest first."""
-    kinds = ((), warm[:1], warm)
+    standard = tuple(name for name in warm if name.partition(".")[0] in sys.stdlib_module_names)
+    others = tuple(name for name in warm if name not in standard)
+    kinds = ((), standard, standard + others[:1], standard + others)
     return tuple(dict.fromkeys(tuple(dict.fromkeys((*always, *kind))) for kind in kinds))

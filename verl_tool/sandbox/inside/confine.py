@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from . import linux, wire
@@ -18,8 +17,7 @@ _STACK = 64 << 20
 _CORES = os.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The isolation that a forkserver gives its runs; the same for all of them."""
 
     isolated: bool

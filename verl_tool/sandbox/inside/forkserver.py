@@ -9,24 +9,22 @@ namespace. The reply is sent when pid 1 is gone, so nothing of a run outlives it
 from __future__ import annotations
 
 import _signal
+import _socket
 import contextlib
 import ctypes
 import errno
 import gc
 import importlib
-import json
+import marshal
 import math
 import mmap
 import os
 import resource
 import select
-import shutil
 import signal
-import socket
 import sys
 import time
 import warnings
-from dataclasses import dataclass
 from typing import NoReturn
 
 from . import confine, guard, linux, program, rehearsal, streams, wire
@@ -40,34 +38,34 @@ _MOST_FILES = 4096
 """File descriptors of the forkserver; a fork closes all that it may have inherited."""
 
 
-@dataclass
 class Run:
     """One live run."""
 
-    request: confine.Request
-    slot: int
-    main: int
-    main_fd: int
-    """pidfd of its first process."""
-    init: int
-    """Its pid 1, as the forkserver sees it; -1 without namespaces."""
-    init_fd: int
-    started_at: float
-    deadline: float
-    limit_hit: int = wire.NO_LIMIT
-    group: str | None = None
-    """What `Watch.group_of` says of it."""
-    status: int = 0
-    wall: float = 0.0
-    cpu: float = 0.0
-    peak: int = 0
-    folder: int = -1
+    def __init__(self, request: confine.Request, slot: int, main: int, init: int, init_fd: int, now: float) -> None:
+        self.request = request
+        self.slot = slot
+        self.main = main
+        self.main_fd = os.pidfd_open(main)
+        """pidfd of its first process."""
+        self.init = init
+        """Its pid 1, as the forkserver sees it; -1 without namespaces."""
+        self.init_fd = init_fd
+        self.started_at = now
+        self.deadline = now + request.wall
+        self.limit_hit: int = wire.NO_LIMIT
+        self.group: str | None = None
+        """What `Watch.group_of` says of it."""
+        self.status = 0
+        self.wall = 0.0
+        self.cpu = 0.0
+        self.peak = 0
+        self.folder = -1
 
 
 class Forkserver:
     """Serves one control channel until it closes."""
 
-    def __init__(self, channel: socket.socket, config: dict) -> None:
+    def __init__(self, channel: _socket.socket, config: dict) -> None:
         """`config`: as the pool's `worker` module sends it."""
         self._channel = channel
         self._filter = linux.SeccompFilter(bytes.fromhex(config["run_filter"])) if config["run_filter"] else None
@@ -125,7 +123,7 @@ class Forkserver:
     def _receive(self) -> bool:
         """Take one message. False when the channel is closed."""
         try:
-            message, fds, _, _ = socket.recv_fds(self._channel, 256, 4)
+            message, fds = linux.recv_fds(self._channel, 256, 4)
         except ConnectionError:
             return False
         if not message:
@@ -164,10 +162,9 @@ class Forkserver:
             raise
         if main == 0:
             self._become_run(request, fds, slot, init_fd)
-        main_fd = os.pidfd_open(main)
-        run = Run(request, slot, main, main_fd, init, init_fd, now, now + request.wall)
+        run = Run(request, slot, main, init, init_fd, now)
         self._runs[request.id] = run
-        self._wait_for(main_fd, run)
+        self._wait_for(run.main_fd, run)
         self._next_look = min(self._next_look, now + _FIRST_LOOK)
 
     def _fork_into(self, init_fd: int) -> int:
@@ -235,7 +232,7 @@ class Forkserver:
 
     def _make_scratch(self, slot: int) -> None:
         box = f"{self._place.scratch}/{slot}"
-        shutil.rmtree(box, ignore_errors=True)
+        _remove(box)
         os.mkdir(box, 0o700)
         os.environ.update(HOME=f"{box}/work", TMPDIR=f"{box}/tmp")
 
@@ -284,8 +281,8 @@ class Forkserver:
             run.request.id, self._reached[run.slot], run.limit_hit, run.status, run.wall, run.cpu, run.peak
         )
         if not self._place.isolated and run.folder < 0:  # the pool still reads a folder that it asked for
-            shutil.rmtree(f"{self._place.scratch}/{run.slot}", ignore_errors=True)
-        socket.send_fds(self._channel, [reply], [run.folder] if run.folder >= 0 else [])
+            _remove(f"{self._place.scratch}/{run.slot}")
+        linux.send_fds(self._channel, reply, [run.folder] if run.folder >= 0 else [])
         for fd in (run.folder, run.init_fd):
             if fd >= 0:
                 os.close(fd)
@@ -331,6 +328,12 @@ class Forkserver:
         return use.memory_bytes > limit and self._watch.proportional_bytes(use.pids) > limit
 
 
+def _remove(folder: str) -> None:
+    import shutil  # only without isolation: it loads three libraries, and each makes every fork dearer
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _warm(modules: list[str]) -> tuple[list[str], dict[str, str]]:
     """Import what runs are likely to import; an absent or broken module is left to the run that wants it.
 
@@ -370,8 +373,8 @@ def main(channel_fd: int) -> None:
     """Start up as the pool's first message says, tell how that went, and serve."""
     linux.name_process(b"sandbox")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    channel = socket.socket(fileno=channel_fd)
-    config = json.loads(channel.recv(1 << 20))
+    channel = _socket.socket(fileno=channel_fd)
+    config = marshal.loads(channel.recv(1 << 20))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.environ.pop("LD_BIND_NOW", None)  # it was for this process: forks would look up each function anew
     try:
@@ -382,12 +385,12 @@ def main(channel_fd: int) -> None:
             os.setgroups([])
         server = Forkserver(channel, config)
     except (OSError, RuntimeError, ValueError) as error:
-        channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        channel.send(wire.first_message({"error": f"{type(error).__name__}: {error}"}))
         return
     rehearsal.rehearse()
     gc.collect()
     gc.disable()
     gc.freeze()
     linux.collapse_heap()
-    channel.send(json.dumps({"loaded": server.loaded, "missing": server.missing}).encode())
+    channel.send(wire.first_message({"loaded": server.loaded, "missing": server.missing}))
     server.serve()

@@ -1,23 +1,21 @@
 """The policy inside a run (see `verl_tool.sandbox.policy`): what user code may import and call.
 
 *User code* is all that is not in the standard library, the installed packages or this package, told by the file name
-that its code objects bear. Imports are judged by who asks: the innermost frame that is no import machinery. Calls are
-judged by who is behind them: any frame of user code, unless an import is under way in between, so that a library may
-open files to load itself.
+that its code objects bear. Imports are judged by who asks: the innermost frame that does not import for another.
+Calls are judged by who is behind them: any frame of user code, unless an import is under way in between, so that a
+library may open files to load itself.
 """
 
 from __future__ import annotations
 
 import builtins
 import importlib
-import opcode
 import os
 import sys
 import types
 from collections.abc import Callable, Iterator
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_IMPORT_NAME = opcode.opmap["IMPORT_NAME"]
 _IMPORT_MACHINERY = ("<frozen importlib", "<frozen zipimport")
 _IMPORTS_FOR_OTHERS = ("importlib", "runpy", "pkgutil", "pydoc", "imp", "unittest.mock")
 """Library modules that import what their caller names: they ask in its name."""
@@ -46,6 +44,7 @@ class Guard:
         self._pre_import = tuple(pre_import)
         self._trusted: tuple[str, ...] = ()
         self._events = {_EVENTS.get(name, name): name for name in self._restricted}
+        self._import_name = _import_name() if "__import__" in self._restricted else -1
 
     def activate(self, main: types.ModuleType) -> None:
         """Bind the user's program, whose main module this is, to the policy; then run what the policy pre-imports."""
@@ -101,7 +100,7 @@ class Guard:
         is_refused = self._called_by_user if through_libraries else self._asked_by_user
 
         def guarded(*args: object, **kwargs: object) -> object:
-            if is_refused() and not (name == "__import__" and _is_import_statement(sys._getframe(1))):
+            if is_refused() and not (name == "__import__" and self._is_import_statement(sys._getframe(1))):
                 raise _refusal(name)
             if name in _TAKES_SCOPE:
                 args = _with_scope(args, sys._getframe(1))
@@ -124,14 +123,19 @@ class Guard:
             if isinstance(claimed, str) and self._is_library(claimed) and self._asked_by_user():
                 raise PermissionError(f"code may not claim to come from {claimed!r}")
 
+    def _is_import_statement(self, caller: types.FrameType) -> bool:
+        """Whether the caller stands at an ``import``, which calls `__import__` too and is not what was restricted."""
+        return caller.f_code.co_code[caller.f_lasti] == self._import_name
+
     def _is_library(self, filename: str) -> bool:
         return filename.startswith(self._trusted)
 
     def _asked_by_user(self) -> bool:
-        """Whether the innermost frame that asks for itself is user code."""
+        """Whether the innermost frame that asks for itself is user code. The import machinery does: it needs `_io` and
+        `exec` on its way to a module that was judged already."""
         for filename, module in _callers():
             on_behalf = self._is_library(filename) and module.startswith(_IMPORTS_FOR_OTHERS)
-            if not filename.startswith(_IMPORT_MACHINERY) and not on_behalf:
+            if filename.startswith(_IMPORT_MACHINERY) or not on_behalf:
                 return not self._is_library(filename)
         return False
 
@@ -163,9 +167,11 @@ def _library_folders() -> tuple[str, ...]:
     return (*folders, "<frozen ", "<__array_function__")
 
 
-def _is_import_statement(caller: types.FrameType) -> bool:
-    """Whether the caller stands at an ``import``, which calls `__import__` too and is not what was restricted."""
-    return caller.f_code.co_code[caller.f_lasti] == _IMPORT_NAME
+def _import_name() -> int:
+    """The instruction of an ``import`` statement."""
+    import opcode  # only for a policy that asks: each module more makes every fork dearer
+
+    return opcode.opmap["IMPORT_NAME"]
 
 
 def _refusal(name: str) -> PermissionError:

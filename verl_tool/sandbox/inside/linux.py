@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _socket
 import ctypes
 import os
+import struct
 
 CLONE_VM = 0x100
 CLONE_PIDFD = 0x1000
@@ -89,6 +91,26 @@ def map_shared(fd: int, kind: type[ctypes.Array[ctypes.c_char]]) -> memoryview:
     if address == MAP_FAILED:
         _check(-1, "mmap")
     return memoryview(kind.from_address(address)).cast("B")
+
+
+def recv_fds(channel: _socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """A message of at most `size` bytes and the descriptors that came with it, `most` at most.
+
+    As `socket.recv_fds`; the module `socket` itself would make every fork dearer.
+    """
+    room = _socket.CMSG_SPACE(4 * most)
+    message, ancillary, _, _ = channel.recvmsg(size, room)
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+            fds += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
+    return message, fds
+
+
+def send_fds(channel: _socket.socket, message: bytes, fds: list[int]) -> None:
+    """Send a message and descriptors; as `socket.send_fds`."""
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
+    channel.sendmsg([message], rights)
 
 
 def name_process(name: bytes) -> None:

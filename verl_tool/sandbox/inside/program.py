@@ -5,12 +5,11 @@ from __future__ import annotations
 import atexit
 import builtins
 import os
-import random
 import sys
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import wire
 from .guard import Guard
@@ -20,8 +19,7 @@ _FLUSH_FAILED = 120
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """What the pool wants to be run."""
 
     code: bytes
@@ -73,10 +71,12 @@ def settle() -> None:
     """Make this process, the child of `linux.fork`, one of its own: no two runs may share random numbers, and the main
     thread bears the new process's id."""
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
-    random.seed()
+    random = sys.modules.get("random")
+    if random is not None:
+        random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed(random.getrandbits(32))
+        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
 
 
 def execute(code: bytes, main: types.ModuleType, guard: Guard) -> int:

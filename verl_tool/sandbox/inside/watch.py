@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -11,14 +10,14 @@ _UTIME, _CSTIME, _RSS, _START_CODE, _SESSION = 11, 14, 21, 23, 3
 """Fields of /proc/PID/stat, counted from the one after the command's name (proc(5) counts from 1 and two earlier)."""
 
 
-@dataclass
 class Use:
     """A sum over the live processes of one run."""
 
-    cpu_seconds: float = 0.0
-    memory_bytes: int = 0
-    """At most: memory that processes share counts for each of them."""
-    pids: tuple[int, ...] = ()
+    def __init__(self) -> None:
+        self.cpu_seconds = 0.0
+        self.memory_bytes = 0
+        """At most: memory that processes share counts for each of them."""
+        self.pids: tuple[int, ...] = ()
 
 
 class Watch:

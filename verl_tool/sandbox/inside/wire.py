@@ -2,8 +2,8 @@
 
 The control channel is a unix socket of type SEQPACKET; every message is one packet:
 
-    pool -> forkserver   JSON             once: how to start
-    forkserver -> pool   JSON             once: ready, or why not
+    pool -> forkserver   a dict           once: how to start
+    forkserver -> pool   a dict           once: ready, or why not
     pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr, and stdin if it has any
     pool -> forkserver   KILL             end a run
     forkserver -> pool   REPLY (+ 1 fd)   the run has ended, all its processes are gone; the fd is its folder
@@ -13,9 +13,19 @@ The job file is an anonymous file (memfd). Its first `JOURNAL_BYTES` are written
 
 from __future__ import annotations
 
+import marshal
 import struct
 
 OP_RUN, OP_KILL = 1, 2
+
+_MARSHAL_VERSION = 2
+"""Read by every Python. Not JSON, for its module would make every fork of the forkserver dearer."""
+
+
+def first_message(content: dict) -> bytes:
+    """A dict of plain values as the channel's first message in either direction; `marshal.loads` reads it."""
+    return marshal.dumps(content, _MARSHAL_VERSION)
+
 
 RUN = struct.Struct("<BQddQIIQQII")
 """op, id, wall seconds, CPU seconds (0: none), memory bytes, processes, open files, output bytes, disk bytes,
