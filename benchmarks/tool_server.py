@@ -125,6 +125,13 @@ def server_command(port: int, tools: str, queue: int = 4096) -> list[str]:
     return [*command, "--max_concurrent_requests", str(queue)]
 
 
+async def side_door(url: str) -> str:
+    """Where `ToolClient` goes once it has asked which replicas there are: straight to the one replica."""
+    async with aiohttp.ClientSession() as session, session.get(url + "/replicas") as response:
+        (replica,) = (await response.json())["replicas"]
+    return replica["url"]
+
+
 def text_of(observation: str | dict) -> str:
     """The text of an observation in either of its wire forms."""
     return observation if isinstance(observation, str) else observation["obs"]
@@ -178,6 +185,7 @@ async def compare_executions(seconds: float, levels: list[int]) -> list[Cell]:
         aiohttp.ClientSession(connector=connector) as session,
         SandboxPool(max_concurrent=256) as pool,
     ):
+        door = await side_door(url)
         for snippet in SNIPPETS:
             await asyncio.gather(in_pool(pool, snippet)(0), get_observation(session, url, snippet)(0))
             for level in levels:
@@ -185,13 +193,14 @@ async def compare_executions(seconds: float, levels: list[int]) -> list[Cell]:
                     "subprocess": (plain_subprocess(snippet), 1, own),
                     "sandbox": (in_pool(pool, snippet), 1, own),
                     "server": (get_observation(session, url, snippet), 1, [server.pid]),
+                    "server, side door": (get_observation(session, door, snippet), 1, [server.pid]),
                 }
                 for system, (call, batch, pids) in systems.items():
                     console.print(f"[dim]{snippet:6} {level:4} at once: {system}[/]")
                     cells.append(
                         await measure(
                             call, system=system, snippet=snippet, concurrency=level, seconds=seconds,
-                            executions_per_call=batch, pids=pids, without=[] if system == "server" else [server.pid],
+                            executions_per_call=batch, pids=pids, without=[] if pids == [server.pid] else [server.pid],
                         )
                     )  # fmt: skip
             cells += await compare_batches(pool, session, url, snippet, seconds, server.pid)
@@ -250,19 +259,24 @@ async def compare_noop(seconds: float, levels: list[int]) -> list[Cell]:
             running(server_command(ours, str(tool)), f"http://127.0.0.1:{ours}/health") as server,
             running([sys.executable, str(app), str(theirs)], f"http://127.0.0.1:{theirs}/docs") as fastapi,
         ):
+            front = f"http://127.0.0.1:{ours}"
+            systems = {
+                "uvicorn + FastAPI": (f"http://127.0.0.1:{theirs}", fastapi.pid),
+                "server": (front, server.pid),
+                "server, side door": (await side_door(front), server.pid),
+            }
             for level in levels:
-                for system, port, pid in (("uvicorn + FastAPI", theirs, fastapi.pid), ("server", ours, server.pid)):
-                    cells.append(await measure_noop(system, port, pid, level, seconds))
+                for system, (url, pid) in systems.items():
+                    cells.append(await measure_noop(system, url, pid, level, seconds))
     return with_ratios(cells, "uvicorn + FastAPI")
 
 
-async def measure_noop(system: str, port: int, pid: int, level: int, seconds: float) -> Cell:
-    url = f"http://127.0.0.1:{port}/get_observation"
+async def measure_noop(system: str, url: str, pid: int, level: int, seconds: float) -> Cell:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def call(number: int) -> int:
             body = {"trajectory_ids": [f"t{number}"], "actions": [f"<noop>{number}</noop>"]}
-            async with session.post(url, json=body) as response:
+            async with session.post(url + "/get_observation", json=body) as response:
                 observations = (await response.json())["observations"]
             return int(str(number) in text_of(observations[0]))
 

