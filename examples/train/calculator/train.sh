@@ -7,14 +7,14 @@
 # RUN        folder of the run                       (default: outputs/calculator/$ALGORITHM)
 # ALGORITHM  grpo or gae (PPO with a critic)         (default: grpo)
 # SEED       of model, data and training             (default: 0)
-# STEPS      training steps                          (default: 20)
+# STEPS      training steps                          (default: 15)
 # MODEL      a model to start from instead of the tiny one; its prompts show two solved problems
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 # shellcheck source=/dev/null
 source scripts/env.sh train
 
-ALGORITHM="${ALGORITHM:-grpo}" SEED="${SEED:-0}" STEPS="${STEPS:-20}"
+ALGORITHM="${ALGORITHM:-grpo}" SEED="${SEED:-0}" STEPS="${STEPS:-15}"
 RUN="${RUN:-outputs/calculator/$ALGORITHM}"
 recipe=examples/train/calculator
 platform=gpu
