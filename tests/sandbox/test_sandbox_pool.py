@@ -10,6 +10,7 @@ import venv
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -354,6 +355,18 @@ async def test_a_run_whose_forkserver_dies_each_time_is_given_up() -> None:
         with pytest.raises(SandboxError, match="died") as caught:
             await asyncio.wait_for(running, 10)
         assert not caught.value.retryable
+
+
+async def test_a_forkserver_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verl_tool.sandbox.pool._ANSWER_SECONDS", 0.5)
+    async with SandboxPool(workers=1, warm_modules=(), limits=Limits(wall_seconds=0.5)) as pool:
+        assert pool._workers[0].pid is not None
+        outermost = psutil.Process(pool._workers[0].pid)
+        for process in (outermost, *outermost.children(recursive=True)):
+            process.suspend()
+        result = await asyncio.wait_for(pool.run("print('answered')"), 30)
+        assert result.stdout == "answered\n"
+        assert pool.stats().restarts == 1
 
 
 async def test_check_tells_a_live_pool_from_a_closed_one() -> None:

@@ -314,12 +314,10 @@ class SandboxPool:
     @staticmethod
     async def _run_once(worker: Worker, job: JobFiles, limits: Limits, fetch_files: bool) -> Ended:
         run_id, future = worker.begin(job, limits, fetch_files)
+        patience = limits.wall_seconds + _ANSWER_SECONDS
+        timer = asyncio.get_running_loop().call_later(patience, _give_up, worker)  # its death ends the future
         try:
-            return await asyncio.wait_for(asyncio.shield(future), limits.wall_seconds + _ANSWER_SECONDS)
-        except asyncio.TimeoutError:
-            logger.error("a forkserver (pid %s) does not answer; it is killed and replaced", worker.pid)
-            worker.abandon()
-            return await asyncio.wait_for(future, _ANSWER_SECONDS)
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
             worker.kill(run_id)
             await asyncio.wait({future}, timeout=_ANSWER_SECONDS)
@@ -327,6 +325,8 @@ class SandboxPool:
                 with _closing(future.result().folder_fd):
                     pass
             raise
+        finally:
+            timer.cancel()
 
     def _result(self, job: JobFiles, ended: Ended, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
         if not ended.reached and ended.limit_hit is None:
@@ -379,6 +379,11 @@ class SandboxPool:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         self._restarts += 1
         self._workers = [fresh if worker is dead else worker for worker in self._workers]
+
+
+def _give_up(worker: Worker) -> None:
+    logger.error("a forkserver (pid %s) does not answer; it is killed and replaced", worker.pid)
+    worker.abandon()
 
 
 @contextlib.contextmanager

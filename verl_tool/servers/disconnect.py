@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from verl_tool.servers.http import Disconnected, Receive
 
-_WATCH_AFTER_SECONDS = 0.05
+_WATCH_AFTER_SECONDS = 0.5
 """Work that ends sooner is not watched: most does, and a watcher costs a task."""
 
 Result = TypeVar("Result")
