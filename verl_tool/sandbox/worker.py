@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import marshal
 import os
 import shutil
 import signal
@@ -171,7 +170,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._channel, wire.first_message(config))
         answer = await loop.sock_recv(self._channel, _CHANNEL_BYTES)
-        return marshal.loads(answer) if answer else {"error": self._complaint()}
+        return wire.read_first_message(answer) if answer else {"error": self._complaint()}
 
     def _complaint(self) -> str:
         """The last of what the forkserver wrote to its stderr before it died."""

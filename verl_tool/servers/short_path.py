@@ -8,18 +8,14 @@ app of its process. Serve's own routes (``/-/healthz``, ``/-/routes``) stay Serv
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from starlette.middleware import Middleware
 
-from verl_tool.servers.http import Receive, Scope, Send, path_of
+from verl_tool.servers.http import AsgiApp, Receive, Scope, Send, path_of
 
 CALLBACK = f"{__name__}.middlewares"
 """Where Serve finds `middlewares`."""
 SERVES_OWN = "/-/"
 """What the paths of Serve's own routes begin with."""
-
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _app_here: AsgiApp | None = None
 

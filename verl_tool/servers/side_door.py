@@ -7,16 +7,14 @@ import contextlib
 import hmac
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import uvicorn
 
-from verl_tool.servers.http import HttpError, Receive, Scope, Send, header, send_reply
+from verl_tool.servers.http import AsgiApp, HttpError, Receive, Scope, Send, header, send_reply
 from verl_tool.servers.peers import DOOR_KEY_HEADER
 
 logger = logging.getLogger(__name__)
-
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS = 90
 """An idle connection is kept longer than any of our clients keeps it, so that it is never closed under a request."""

@@ -15,7 +15,6 @@ import ctypes
 import errno
 import gc
 import importlib
-import marshal
 import math
 import mmap
 import os
@@ -374,7 +373,7 @@ def main(channel_fd: int) -> None:
     linux.name_process(b"sandbox")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     channel = _socket.socket(fileno=channel_fd)
-    config = marshal.loads(channel.recv(1 << 20))
+    config = wire.read_first_message(channel.recv(1 << 20))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.environ.pop("LD_BIND_NOW", None)  # it was for this process: forks would look up each function anew
     try:

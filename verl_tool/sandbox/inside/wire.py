@@ -23,8 +23,13 @@ _MARSHAL_VERSION = 2
 
 
 def first_message(content: dict) -> bytes:
-    """A dict of plain values as the channel's first message in either direction; `marshal.loads` reads it."""
+    """A dict of plain values as the channel's first message in either direction."""
     return marshal.dumps(content, _MARSHAL_VERSION)
+
+
+def read_first_message(message: bytes) -> dict:
+    """What `first_message` was given."""
+    return marshal.loads(message)
 
 
 RUN = struct.Struct("<BQddQIIQQII")
