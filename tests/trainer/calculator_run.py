@@ -15,6 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+
+TRAINS_ON_CPU = (
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator"),
+)
+"""Marks of all tests that train."""
 RECIPE = Path(__file__).parents[2] / "examples" / "train" / "calculator"
 ROLLOUT, ACTOR, AGENT = (f"actor_rollout_ref.{part}" for part in ("rollout", "actor", "agent"))
 MARK = "VERL_TOOL_TEST_RUN"

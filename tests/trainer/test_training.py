@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from calculator_run import TRAINS_ON_CPU, Calculator, Run, small_run
 
-pytest.importorskip("verl")
-pytest.importorskip("vllm")
-torch = pytest.importorskip("torch")
+from verl_tool.agent_loop.trajectory import Author, read_jsonl
+from verl_tool.trainer.time_by_phase import time_by_phase
 
-from calculator_run import Calculator, Run, small_run  # noqa: E402
-
-from verl_tool.agent_loop.trajectory import Author, read_jsonl  # noqa: E402
-from verl_tool.trainer.time_by_phase import time_by_phase  # noqa: E402
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator"),
-]
+pytestmark = [*TRAINS_ON_CPU, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

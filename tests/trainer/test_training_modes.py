@@ -7,22 +7,13 @@ import signal
 
 import psutil
 import pytest
+from calculator_run import ACTOR, AGENT, TRAINS_ON_CPU, Calculator, Run, small_run
+from safetensors.torch import load_file
+from torch import equal
 
-pytest.importorskip("verl")
-pytest.importorskip("vllm")
-torch = pytest.importorskip("torch")
+from verl_tool.agent_loop.trajectory import LeftOut, Trajectory, read_jsonl
 
-from calculator_run import ACTOR, AGENT, Calculator, Run, small_run  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-
-from verl_tool.agent_loop.trajectory import LeftOut, Trajectory, read_jsonl  # noqa: E402
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.e2e,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator"),
-]
+pytestmark = [*TRAINS_ON_CPU, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 SERVER = "verl_tool.servers.ray_serve"
 
@@ -85,7 +76,7 @@ class TestInterrupted:
         saved = run.folder / "checkpoints" / "global_step_1" / "actor" / "huggingface"
         before, after = (load_file(folder / "model.safetensors") for folder in (calculator.model, saved))
         assert before.keys() == after.keys()
-        grown = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+        grown = {name for name, weight in after.items() if not equal(weight, before[name])}
         assert "model.layers.0.self_attn.q_proj.weight" in grown
         assert "model.embed_tokens.weight" not in grown
         assert run.steps()[2]["training/rollout_probs_diff_max"] < 1e-4

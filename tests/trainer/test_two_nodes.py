@@ -20,18 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("verl")
-pytest.importorskip("vllm")
-torch = pytest.importorskip("torch")
-
-from calculator_run import Run  # noqa: E402
+from calculator_run import TRAINS_ON_CPU, Run
 
 pytestmark = [
+    *TRAINS_ON_CPU,
     pytest.mark.e2e,
-    pytest.mark.slow,
     pytest.mark.timeout(2400),
-    pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator"),
     pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and ip"),
 ]
 
