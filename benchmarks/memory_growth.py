@@ -23,6 +23,7 @@ from typing import Annotated
 
 import matplotlib
 import numpy as np
+import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +33,7 @@ from matplotlib import pyplot as plt
 
 RECIPE = "examples/train/gsm8k/train.sh"
 MARK = "VERL_TOOL_MEMORY_RUN"
-"""A variable that every process of the run inherits."""
+"""A variable that the run's processes inherit, but for those of the sandbox, which get none."""
 ROLES = {
     r"AgentActorRolloutRefWorker|WorkerDict": "trainer's worker",
     r"vLLMHttpServer": "vLLM's server",
@@ -42,7 +43,7 @@ ROLES = {
     r"AgentTaskRunner": "trainer",
     r"verl_tool.servers.ray_serve": "tool server's launcher",
     r"ServeReplica": "tool replica",
-    r"verl_tool.*sandbox|bwrap|zygote": "sandbox",
+    r"inside\.forkserver": "sandbox",
     r"verl_tool.trainer.main_ppo": "launcher",
     r"gcs_server|raylet|dashboard|log_monitor|runtime_env|ray::IDLE|ServeController|Proxy|haproxy|ray-dashboard": "Ray",
 }
@@ -60,12 +61,12 @@ class Sample:
 
 
 def processes(mark: str) -> dict[int, str]:
-    """Titles of the run's processes, by process id."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        if f"{MARK}={mark}".encode() in _read(folder / "environ"):
-            found[int(folder.name)] = _read(folder / "cmdline").replace(b"\0", b" ").decode(errors="replace")
-    return found
+    """Titles of the run's processes, by process id: those that bear the mark, and their descendants."""
+    parents = {process.pid: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
+    ours = {pid for pid in parents if f"{MARK}={mark}".encode() in _read(Path(f"/proc/{pid}/environ"))}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return {pid: _read(Path(f"/proc/{pid}/cmdline")).replace(b"\0", b" ").decode(errors="replace") for pid in ours}
 
 
 def role_of(title: str) -> str:
