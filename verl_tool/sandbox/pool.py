@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import compileall
 import contextlib
 import logging
 import os
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 
 from verl_tool.errors import ConfigError, IsolationError, SandboxError
+from verl_tool.sandbox import bubblewrap
 from verl_tool.sandbox import interpreter as interpreters
 from verl_tool.sandbox import isolation as isolations
 from verl_tool.sandbox.cgroup import ControlGroup
@@ -24,15 +26,11 @@ from verl_tool.sandbox.job import JobFiles, check_name, fetch
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.policy import Policy
 from verl_tool.sandbox.result import RunResult
+from verl_tool.sandbox.warm import WARM_MODULES, Tier, suited_to, tiers_of
 from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Worker, WorkerGone
 
 logger = logging.getLogger(__name__)
 
-_WARM_STANDARD = ("dataclasses", "datetime", "decimal", "fractions", "heapq", "json", "random", "statistics", "string")
-"""Of the standard library, besides those that the forkserver needs itself (re, typing, collections, math, ...)."""
-WARM_MODULES = (*_WARM_STANDARD, "numpy", "sympy")
-"""A run that imports numpy or sympy itself pays 100 or 500 ms of CPU, and one of the others some; a fork of what holds
-them already, 0.5 to 2 ms."""
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.05
 _SPARE_SLOTS = 8
@@ -91,9 +89,8 @@ class SandboxPool:
             policy: rules on top of isolation.
             required_level: refuse to start below this level; the strongest that works is taken in any case.
             warm_modules: imported once, before the first run; those not installed are skipped. Each makes a fork
-                dearer, so there are up to four kinds of forkservers: with none of them, with those of the standard
-                library, with the first of the others too, and with all.
-                A run goes to the smallest that holds what its text mentions; it can import anything from any of them.
+                dearer, so there are up to five kinds of forkservers (`warm.tiers_of`). A run goes to the smallest that
+                holds what it seems to import; it can import anything from any of them.
             max_concurrent: runs at once; four per core by default.
             max_queued: runs that may wait; one more is refused.
             interpreter: the Python that runs the code; its installed packages can be imported.
@@ -103,7 +100,9 @@ class SandboxPool:
         self._limits = limits or Limits()
         self._policy = policy or Policy()
         self._required = Level.parse(required_level)
-        self._tiers = _tiers(tuple(warm_modules), self._policy.pre_imported_modules)
+        self._tiers = tiers_of(warm_modules, self._policy.pre_imported_modules)
+        self._holds: dict[Tier, frozenset[str]] = {}
+        """By tier: what is in its forkservers."""
         self._slots = max(max_concurrent or 4 * cores, 1)
         self._max_queued = max_queued
         self._interpreter = interpreter
@@ -148,6 +147,7 @@ class SandboxPool:
         self._isolation = isolations.require(found, self._required)
         self._slots = min(self._slots, MAX_SLOTS - _SPARE_SLOTS)
         self._group = await asyncio.to_thread(ControlGroup.create, _memory_ceiling())
+        await asyncio.to_thread(_compile_forkserver)
         setup = Setup(
             interpreter=await asyncio.to_thread(interpreters.inspect, self._interpreter),
             isolation=self._isolation,
@@ -165,6 +165,7 @@ class SandboxPool:
             await self._remove_group()
             raise
         self._workers = workers
+        self._holds = {worker.setup.modules: worker.holds for worker in workers}
 
     async def close(self) -> None:
         """End all runs and forkservers. Runs that wait or go on raise `SandboxError`."""
@@ -237,7 +238,7 @@ class SandboxPool:
         _check_size(len(source) + sum(map(len, files.values())), limits)
         await self._enter()
         try:
-            tier = self._tier_for((source, *files.values()))
+            tier = suited_to((source, *files.values()), self._holds)
             return await self._attempt(lambda: JobFiles(source, text, files), tier, limits, fetch_files)
         except OSError as error:
             raise SandboxError(f"no memory or file descriptors for a run: {error}") from error
@@ -271,14 +272,8 @@ class SandboxPool:
                 return
         self._live -= 1
 
-    def _tier_for(self, texts: Sequence[bytes]) -> tuple[str, ...]:
-        """The smallest tier that holds every warm module which the program's text mentions. A guess that spares time:
-        whatever it is, the program can import the same."""
-        mentioned = {name for name in self._tiers[-1] if any(name.encode() in text for text in texts)}
-        return next(tier for tier in self._tiers if mentioned.issubset(tier))
-
     async def _attempt(
-        self, new_job: Callable[[], JobFiles], tier: tuple[str, ...], limits: Limits, fetch_files: Sequence[str]
+        self, new_job: Callable[[], JobFiles], tier: Tier, limits: Limits, fetch_files: Sequence[str]
     ) -> RunResult:
         """Run the job; again, perhaps on another worker, if that does no harm."""
         for attempt in range(1, _ATTEMPTS + 1):
@@ -300,7 +295,7 @@ class SandboxPool:
         """Whether a run that had begun may begin again: an isolated one is gone with its forkserver, files and all."""
         return isinstance(error, WorkerGone) and self.level.level is not Level.none
 
-    async def _pick(self, tier: tuple[str, ...]) -> Worker:
+    async def _pick(self, tier: Tier) -> Worker:
         """The live worker of `tier`, else of any, with the fewest runs; waits while all are being replaced."""
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -381,6 +376,12 @@ class SandboxPool:
         self._workers = [fresh if worker is dead else worker for worker in self._workers]
 
 
+def _compile_forkserver() -> None:
+    """Save each forkserver from compiling its own source, where that folder can be written to. It may not write there
+    itself, and what compiling leaves in its memory makes forks dearer."""
+    compileall.compile_dir(bubblewrap.INSIDE, quiet=2)
+
+
 def _give_up(worker: Worker) -> None:
     logger.error("a forkserver (pid %s) does not answer; it is killed and replaced", worker.pid)
     worker.abandon()
@@ -413,11 +414,3 @@ def _limit_hit(ended: Ended, killed_by: int | None) -> str | None:
 def _memory_ceiling() -> int:
     """Bytes for all runs of a pool together: nine tenths of the machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10
-
-
-def _tiers(warm: tuple[str, ...], always: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """What the kinds of forkservers hold, smallest first."""
-    standard = tuple(name for name in warm if name.partition(".")[0] in sys.stdlib_module_names)
-    others = tuple(name for name in warm if name not in standard)
-    kinds = ((), standard, standard + others[:1], standard + others)
-    return tuple(dict.fromkeys(tuple(dict.fromkeys((*always, *kind))) for kind in kinds))

@@ -85,6 +85,8 @@ class Worker:
         self.loaded: list[str] = []
         self.missing: dict[str, str] = {}
         """Warm modules that could not be imported, and why."""
+        self.holds: frozenset[str] = frozenset()
+        """Top-level names of all modules in it, warm or its own."""
 
     @property
     def live(self) -> int:
@@ -123,7 +125,7 @@ class Worker:
         if "error" in answer:
             await self.close()
             raise IsolationError(f"a forkserver could not start: {answer['error']}")
-        self.loaded, self.missing = answer["loaded"], answer["missing"]
+        self.loaded, self.missing, self.holds = answer["loaded"], answer["missing"], frozenset(answer["holds"])
         self._alive = True
         asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
 

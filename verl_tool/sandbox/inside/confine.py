@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import NamedTuple
 
 from . import linux, wire
 
@@ -17,38 +16,33 @@ _STACK = 64 << 20
 _CORES = os.cpu_count() or 1
 
 
-class Place(NamedTuple):
+class Place:
     """The isolation that a forkserver gives its runs; the same for all of them."""
 
-    isolated: bool
-    """Whether there are namespaces; False only at the level ``none``."""
-    as_root: bool
-    """Whether each run gets a uid of its own; else an empty user namespace."""
-    uid_base: int
-    """The uid of slot 0."""
-    scratch: str
-    """Where runs have their folders if there are no namespaces."""
-    base_memory: int
-    """Bytes of address space that the warmed interpreter takes by itself."""
+    def __init__(self, isolated: bool, as_root: bool, uid_base: int, scratch: str, base_memory: int) -> None:
+        self.isolated = isolated
+        """Whether there are namespaces; False only at the level ``none``."""
+        self.as_root = as_root
+        """Whether each run gets a uid of its own; else an empty user namespace."""
+        self.uid_base = uid_base
+        """The uid of slot 0."""
+        self.scratch = scratch
+        """Where runs have their folders if there are no namespaces."""
+        self.base_memory = base_memory
+        """Bytes of address space that the warmed interpreter takes by itself."""
 
     def work_directory(self, slot: int) -> str:
         """The run's own folder."""
         return wire.WORK_DIRECTORY if self.isolated else f"{self.scratch}/{slot}/work"
 
 
-class Request(NamedTuple):
-    """One run, as the pool asked for it. Fields as in `wire.RUN`."""
+class Request:
+    """One run, as the pool asked for it."""
 
-    id: int
-    wall: float
-    cpu: float
-    memory: int
-    processes: int
-    open_files: int
-    output: int
-    disk: int
-    disk_files: int
-    fetch: int
+    def __init__(self, message: bytes) -> None:
+        """`message`: packed as `wire.RUN`."""
+        _, self.id, self.wall, self.cpu, self.memory, self.processes, *others = wire.RUN.unpack(message)
+        self.open_files, self.output, self.disk, self.disk_files, self.fetch = others
 
 
 def enter(place: Place, request: Request, slot: int, init_fd: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _signal
 import _socket
-import contextlib
 import ctypes
 import errno
 import gc
@@ -20,14 +19,16 @@ import mmap
 import os
 import resource
 import select
-import signal
 import sys
 import time
 import warnings
-from typing import NoReturn
 
 from . import confine, guard, linux, program, rehearsal, streams, wire
 from .watch import Use, Watch
+
+TYPE_CHECKING = False  # `typing` itself makes every fork dearer, like `contextlib`, `threading` and `signal`
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _FIRST_LOOK = 0.05
 """Seconds that a run lives before its use is looked at; most never get that old."""
@@ -74,7 +75,7 @@ class Forkserver:
         sys.stdout, sys.stderr = streams.open_output(1), streams.open_output(2)
         slots: int = config["slots"]
         self._free_slots = list(range(slots))
-        self._stacks = [ctypes.create_string_buffer(linux.STACK_BYTES) for _ in range(slots)]
+        self._stacks = linux.Stacks(slots)
         self._reached = mmap.mmap(-1, mmap.PAGESIZE * -(-slots // mmap.PAGESIZE))
         """One byte a slot, shared with the forks: 1 once its run has got to the user's code."""
         self._own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -132,7 +133,7 @@ class Forkserver:
             if run is not None:
                 self._kill(run, wire.CANCELLED)
             return True
-        request = confine.Request(*wire.RUN.unpack(message)[1:])
+        request = confine.Request(message)
         try:
             self._start(request, fds)
         except OSError as error:
@@ -146,14 +147,14 @@ class Forkserver:
     def _start(self, request: confine.Request, fds: list[int]) -> None:
         now = time.monotonic()
         if not self._free_slots:
-            raise OSError(errno.EAGAIN, f"all {len(self._stacks)} slots of a forkserver are taken")
+            raise OSError(errno.EAGAIN, "all slots of a forkserver are taken")
         slot = self._free_slots.pop()
         init = init_fd = -1
         self._reached[slot] = 0
         try:
             if self._place.isolated:
                 flags = linux.CLONE_NEWPID | linux.CLONE_NEWNS
-                init, init_fd = linux.clone_idle(self._stacks[slot], flags)
+                init, init_fd = linux.clone_idle(self._stacks.top(slot), flags)
             main = self._fork_into(init_fd)
         except OSError:
             self._discard(init, init_fd)
@@ -182,7 +183,7 @@ class Forkserver:
     @staticmethod
     def _discard(init: int, init_fd: int) -> None:
         if init_fd >= 0:
-            signal.pidfd_send_signal(init_fd, signal.SIGKILL)
+            _signal.pidfd_send_signal(init_fd, _signal.SIGKILL)
             os.waitpid(init, 0)
             os.close(init_fd)
 
@@ -224,7 +225,6 @@ class Forkserver:
         self._reached[slot] = 1
         self._reached.close()
         gc.enable()
-        # Not by `signal`, which makes an enum of each of the 64 signals that were blocked: half a millisecond.
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
         return main, job
@@ -260,11 +260,10 @@ class Forkserver:
         if run.request.fetch:
             run.folder = self._open_folder(run)
         if not self._place.isolated:
-            with contextlib.suppress(ProcessLookupError):  # nobody is left of its session
-                os.killpg(run.main, signal.SIGKILL)
+            _kill_session(run.main)
             self._reply(run)
             return
-        signal.pidfd_send_signal(run.init_fd, signal.SIGKILL)
+        _signal.pidfd_send_signal(run.init_fd, _signal.SIGKILL)
         self._wait_for(run.init_fd, run)
 
     def _open_folder(self, run: Run) -> int:
@@ -295,11 +294,10 @@ class Forkserver:
         run.limit_hit = reason
         run.deadline = math.inf
         if self._place.isolated:
-            signal.pidfd_send_signal(run.init_fd, signal.SIGKILL)
+            _signal.pidfd_send_signal(run.init_fd, _signal.SIGKILL)
         else:
-            with contextlib.suppress(ProcessLookupError):  # not yet leader of its own session
-                os.killpg(run.main, signal.SIGKILL)
-            signal.pidfd_send_signal(run.main_fd, signal.SIGKILL)
+            _kill_session(run.main)
+            _signal.pidfd_send_signal(run.main_fd, _signal.SIGKILL)
 
     def _look(self, now: float) -> None:
         """Hold the runs that are not brand new to the limits over all their processes."""
@@ -325,6 +323,13 @@ class Forkserver:
         limit = run.request.memory
         # The sum counts shared pages more than once: look closely before killing.
         return use.memory_bytes > limit and self._watch.proportional_bytes(use.pids) > limit
+
+
+def _kill_session(leader: int) -> None:
+    try:
+        os.killpg(leader, _signal.SIGKILL)
+    except ProcessLookupError:  # nobody is left of it, or its leader is not one yet
+        return
 
 
 def _remove(folder: str) -> None:
@@ -359,8 +364,11 @@ def _warm(modules: list[str]) -> tuple[list[str], dict[str, str]]:
 
 def _prefer_as_oom_victim() -> None:
     """If the machine runs out of memory, runs are to die first. Forks inherit this."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("1000")
+    except OSError:  # not ours to say here
+        return
 
 
 def _address_space() -> int:
@@ -371,10 +379,10 @@ def _address_space() -> int:
 def main(channel_fd: int) -> None:
     """Start up as the pool's first message says, tell how that went, and serve."""
     linux.name_process(b"sandbox")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     channel = _socket.socket(fileno=channel_fd)
     config = wire.read_first_message(channel.recv(1 << 20))
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     os.environ.pop("LD_BIND_NOW", None)  # it was for this process: forks would look up each function anew
     try:
         _prefer_as_oom_victim()
@@ -390,6 +398,8 @@ def main(channel_fd: int) -> None:
     gc.collect()
     gc.disable()
     gc.freeze()
+    linux.trim_heap()
     linux.collapse_heap()
-    channel.send(wire.first_message({"loaded": server.loaded, "missing": server.missing}))
+    holds = sorted({name.partition(".")[0] for name in sys.modules})
+    channel.send(wire.first_message({"loaded": server.loaded, "missing": server.missing, "holds": holds}))
     server.serve()

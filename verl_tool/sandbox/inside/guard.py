@@ -13,7 +13,10 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+
+TYPE_CHECKING = False  # `typing` itself makes every fork dearer
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IMPORT_MACHINERY = ("<frozen importlib", "<frozen zipimport")

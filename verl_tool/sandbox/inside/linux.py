@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import ctypes
+import mmap
 import os
 import struct
 
@@ -30,7 +31,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MADV_COLLAPSE = 25
 _HUGE = 2 << 20
 
-STACK_BYTES = 1 << 14
+_STACK_BYTES = 1 << 14
 
 
 def _check(result: int, what: str) -> int:
@@ -55,19 +56,32 @@ def mount(kind: bytes, target: bytes, flags: int, options: bytes | None = None) 
     _check(_libc.mount(kind, target, kind, flags, options), f"mount {target.decode()}")
 
 
-def clone_idle(stack: ctypes.Array[ctypes.c_char], flags: int) -> tuple[int, int]:
+class Stacks:
+    """Room for the stacks of `count` processes made by `clone_idle`. Forks do not have it: it costs them nothing."""
+
+    def __init__(self, count: int) -> None:
+        self._room = mmap.mmap(-1, count * _STACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._room.madvise(mmap.MADV_DONTFORK)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
+
+    def top(self, index: int) -> int:
+        """Address of the upper end, where a stack begins."""
+        return self._address + (index + 1) * _STACK_BYTES
+
+
+def clone_idle(stack: int, flags: int) -> tuple[int, int]:
     """Start a child that shares this process's memory and does nothing but wait for its death.
 
-    It copies no page tables, so it costs a tenth of a fork. It sleeps in libc's `pause` on `stack`, which must live as
-    long as the child; signals must be blocked or at their default, for a handler would run in shared memory.
+    It copies no page tables, so it costs a tenth of a fork. It sleeps in libc's `pause` on the stack whose upper end
+    is `stack`, which must live as long as the child; signals must be blocked or at their default, for a handler would
+    run in shared memory.
 
     Returns:
         The child's pid and a pidfd of it (close-on-exec).
     """
-    top = (ctypes.addressof(stack) + len(stack)) & ~15
     pidfd = ctypes.c_int(-1)
     flags |= CLONE_VM | CLONE_PIDFD | SIGCHLD
-    pid = _check(_libc.clone(_PAUSE, top, flags, None, ctypes.addressof(pidfd)), f"clone({flags:#x})")
+    pid = _check(_libc.clone(_PAUSE, stack, flags, None, ctypes.addressof(pidfd)), f"clone({flags:#x})")
     return pid, pidfd.value
 
 
@@ -152,6 +166,13 @@ class SeccompFilter:
         """Bind this process and all that it will start to the filter, and forbid set-uid programs."""
         _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
         _check(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self._pointer, 0, 0), "prctl(SECCOMP)")
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the kernel: a fork copies the page tables of all that is still held."""
+    trim = getattr(_libc, "malloc_trim", None)  # musl has none
+    if trim is not None:
+        trim(0)
 
 
 def collapse_heap() -> int:

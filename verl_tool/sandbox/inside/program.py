@@ -6,24 +6,26 @@ import atexit
 import builtins
 import os
 import sys
-import threading
 import types
-from collections.abc import Callable
-from typing import NamedTuple
 
 from . import wire
 from .guard import Guard
+
+TYPE_CHECKING = False  # `typing` itself makes every fork dearer
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _FLUSH_FAILED = 120
 """Exit code, as CPython's own."""
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-class Job(NamedTuple):
+class Job:
     """What the pool wants to be run."""
 
-    code: bytes
-    files: dict[str, bytes]
+    def __init__(self, code: bytes, files: dict[str, bytes]) -> None:
+        self.code = code
+        self.files = files
 
 
 def read_job(fd: int) -> Job:
@@ -70,7 +72,9 @@ def new_main_module() -> types.ModuleType:
 def settle() -> None:
     """Make this process, the child of `linux.fork`, one of its own: no two runs may share random numbers, and the main
     thread bears the new process's id."""
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading.main_thread()._set_native_id()
     random = sys.modules.get("random")
     if random is not None:
         random.seed()
@@ -96,7 +100,9 @@ def finish(main: types.ModuleType, status: int) -> int:
     Returns:
         The exit code.
     """
-    status = _guarded(threading._shutdown) or status  # type: ignore[attr-defined]
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        status = _guarded(threading._shutdown) or status
     atexit._run_exitfuncs()
     _guarded(lambda: forget(main))
     for stream in (sys.stdout, sys.stderr):

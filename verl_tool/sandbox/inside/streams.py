@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 
@@ -21,8 +20,7 @@ class Journal:
     def switch(self, fd: int) -> None:
         """Note how far the stream now left has got. When the journal is full, order is kept no more."""
         left = self.current
-        with contextlib.suppress(OSError, ValueError):  # the user's code closed it
-            _opened[left].flush()  # a line that was begun there came before this write
+        _flush(_opened[left])  # a line that was begun there came before this write
         self.current = fd
         count = self._words[wire.COUNT]
         if count < wire.SWITCHES:
@@ -70,6 +68,13 @@ class OutputFile(io.FileIO):
 
 _opened: dict[int, io.TextIOWrapper] = {}
 """The streams of `open_output` by file descriptor."""
+
+
+def _flush(stream: io.TextIOWrapper) -> None:
+    try:
+        stream.flush()
+    except (OSError, ValueError):  # the user's code closed it
+        return
 
 
 def open_output(fd: int) -> io.TextIOWrapper:
