@@ -76,7 +76,7 @@ async def test_an_import_that_is_not_allowed_says_so(pool: SandboxPool, code: st
         ("exec('print(1)')", "exec"),
         ("open('f')", "open"),
         ("import sys; sys.modules['io'].open('f')", "open"),
-        ("import sys, pathlib; sys.modules['pathlib'].Path('f').write_text('x')", "open"),
+        ("import sys; sys.modules['pathlib'].Path('f').write_text('x')  # import pathlib", "open"),
         ("np.savetxt('f', np.eye(2))", "open"),
         ("input()", "input"),
         ("import sys; sys.modules['os'].system('id')", "os.system"),
