@@ -31,6 +31,9 @@ RELIED_ON = {
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer._init_resource_pool_mgr": "f7d070c560a19f52",
     # Makes our agent loop and passes the row's columns.
     "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop": "46f1af635d13854a",
+    # Calls _acquire_server and _release_server, which SoleEngineClient overrides.
+    "verl.workers.rollout.llm_server:LLMServerClient.generate": "f3cbc4911ea2e439",
+    "verl.workers.rollout.llm_server:LLMServerClient._acquire_server": "79999f62e95044f9",
     # Stores the loop's extra fields and `as_dict`.
     "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.__init__": "9f1e99d66170d332",
     # Builds the loss that we put statistics around.

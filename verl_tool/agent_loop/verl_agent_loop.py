@@ -22,6 +22,7 @@ from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.progress_report import ProgressReport
+from verl_tool.agent_loop.sole_engine import without_detour
 from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt
 from verl_tool.agent_loop.trajectory import LeftOut, Trajectory
 from verl_tool.agent_loop.verl_generator import EngineUse, VerlGenerator
@@ -54,7 +55,7 @@ class _Worker:
     def __init__(self, config: DictConfig, client: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
         self.options = options_in(config)
         self.tokenizer = HFTokenizer(tokenizer, template_kwargs)
-        self.generator = VerlGenerator(client)
+        self.generator = VerlGenerator(without_detour(client))
         self.episode = Episode(self.generator, self._tools(), self.tokenizer, self.options)
         self.progress = ProgressReport() if self.options.enable_tqdm else None
 
