@@ -15,7 +15,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_tool.agent_loop.sole_engine import SoleEngineClient, without_detour
 
-CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(full_determinism=False, name="vllm")))
+ROLLOUT = SimpleNamespace(full_determinism=False, name="vllm")
+CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=ROLLOUT))
 
 
 class Actor:

@@ -10,8 +10,8 @@ from verl.workers.rollout.llm_server import LLMServerClient
 class SoleEngineClient(LLMServerClient):
     """verl's client, for a set of engines that stays as it is: with one, it goes there without asking the balancer.
 
-    The balancer is an actor that is called twice a turn. With one engine it has nothing to choose, and on a small machine
-    it takes as much CPU as the engine's own server.
+    The balancer is an actor that is called twice a turn. With one engine it has nothing to choose, and on a small
+    machine it takes as much CPU as the engine's own server.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -25,7 +25,7 @@ class SoleEngineClient(LLMServerClient):
         if self._engines is None:
             self._engines = len(await self._load_balancer.get_all_servers.remote())
         if self._engines != 1:
-            return await super()._acquire_server(request_id)  # type: ignore[no-any-return]
+            return await super()._acquire_server(request_id)
         if self._sole is None:
             self._sole = await super()._acquire_server(request_id)
         return self._sole
