@@ -142,6 +142,11 @@ async def test_it_ends_as_a_script_does(pool: SandboxPool) -> None:
     assert (await pool.run(code)).stdout == "main\nthread\nexit function\ndel\n"
 
 
+async def test_a_module_of_the_users_own_may_be_called_threading(pool: SandboxPool) -> None:
+    result = await pool.run("import sys, types; sys.modules['threading'] = types.ModuleType('mine'); print(1)")
+    assert (result.stdout, result.stderr, result.exit_code) == ("1\n", "", 0)
+
+
 async def test_processes_of_its_own_work(pool: SandboxPool) -> None:
     code = (
         "import multiprocessing, subprocess, sys\n"

@@ -100,9 +100,9 @@ def finish(main: types.ModuleType, status: int) -> int:
     Returns:
         The exit code.
     """
-    threading = sys.modules.get("threading")
-    if threading is not None:
-        status = _guarded(threading._shutdown) or status
+    wait_for_threads = getattr(sys.modules.get("threading"), "_shutdown", None)  # which may be the user's own module
+    if wait_for_threads is not None:
+        status = _guarded(wait_for_threads) or status
     atexit._run_exitfuncs()
     _guarded(lambda: forget(main))
     for stream in (sys.stdout, sys.stderr):
