@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -157,6 +157,12 @@ async def measure(
         cpu_ms=(after.cpu_seconds - before.cpu_seconds) / max(total, 1) * 1e3,
         memory_mb=peak / 2**20,
     )
+
+
+def middle(cells: Sequence[Cell]) -> Cell:
+    """Of repeated measurements of the same thing, the one with the median throughput; the errors of all of them."""
+    chosen = sorted(cells, key=lambda cell: cell.per_second)[(len(cells) - 1) // 2]
+    return replace(chosen, errors=sum(cell.errors for cell in cells))
 
 
 def with_ratios(cells: Sequence[Cell], baseline: str) -> list[Cell]:

@@ -5,7 +5,8 @@ Systems: `subprocess` (a new Python per call, no isolation: what most tool serve
 uvicorn + FastAPI beside it. Last comes a soak: thousands of calls at concurrency 256, 5% of them hostile, every answer
 checked.
 
-Ratios are what to read: both sides of one were measured minutes apart on the same machine.
+Ratios are what to read. The systems take turns, `--rounds` times each, and the round with the median throughput counts:
+other work on a shared machine hits now one, now the other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import aiohttp
 import typer
-from load import Cell, Usage, markdown, measure, print_cells, usage_of_tree, with_ratios, write_json
+from load import Cell, Usage, markdown, measure, middle, print_cells, usage_of_tree, with_ratios, write_json
 from rich.console import Console
 
 from verl_tool.sandbox import Limits, SandboxPool
@@ -173,8 +174,8 @@ def in_pool(pool: SandboxPool, snippet: str):
     return call
 
 
-async def compare_executions(seconds: float, levels: list[int]) -> list[Cell]:
-    """`print` and numpy at every concurrency, all systems interleaved."""
+async def compare_executions(seconds: float, levels: list[int], rounds: int) -> list[Cell]:
+    """`print` and numpy at every concurrency, all systems in turn."""
     cells: list[Cell] = []
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -190,20 +191,23 @@ async def compare_executions(seconds: float, levels: list[int]) -> list[Cell]:
             await asyncio.gather(in_pool(pool, snippet)(0), get_observation(session, url, snippet)(0))
             for level in levels:
                 systems = {
-                    "subprocess": (plain_subprocess(snippet), 1, own),
-                    "sandbox": (in_pool(pool, snippet), 1, own),
-                    "server": (get_observation(session, url, snippet), 1, [server.pid]),
-                    "server, side door": (get_observation(session, door, snippet), 1, [server.pid]),
+                    "subprocess": (plain_subprocess(snippet), own),
+                    "sandbox": (in_pool(pool, snippet), own),
+                    "server": (get_observation(session, url, snippet), [server.pid]),
+                    "server, side door": (get_observation(session, door, snippet), [server.pid]),
                 }
-                for system, (call, batch, pids) in systems.items():
-                    console.print(f"[dim]{snippet:6} {level:4} at once: {system}[/]")
-                    cells.append(
-                        await measure(
+                seen: dict[str, list[Cell]] = {system: [] for system in systems}
+                for _ in range(rounds):
+                    for system, (call, pids) in systems.items():
+                        console.print(f"[dim]{snippet:6} {level:4} at once: {system}[/]")
+                        cell = await measure(
                             call, system=system, snippet=snippet, concurrency=level, seconds=seconds,
-                            executions_per_call=batch, pids=pids, without=[] if pids == [server.pid] else [server.pid],
-                        )
-                    )  # fmt: skip
-            cells += await compare_batches(pool, session, url, snippet, seconds, server.pid)
+                            pids=pids, without=[] if pids == [server.pid] else [server.pid],
+                        )  # fmt: skip
+                        seen[system].append(cell)
+                cells += map(middle, seen.values())
+            pairs = [await compare_batches(pool, session, url, snippet, seconds, server.pid) for _ in range(rounds)]
+            cells += [middle(same) for same in zip(*pairs, strict=True)]
     return with_ratios(cells, "subprocess")
 
 
@@ -247,7 +251,7 @@ async def time_limits(seconds: float) -> list[Cell]:
         return with_ratios(cells, "subprocess")
 
 
-async def compare_noop(seconds: float, levels: list[int]) -> list[Cell]:
+async def compare_noop(seconds: float, levels: list[int], rounds: int) -> list[Cell]:
     """Our whole server with a tool that does nothing, against uvicorn + FastAPI that does nothing."""
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -266,8 +270,11 @@ async def compare_noop(seconds: float, levels: list[int]) -> list[Cell]:
                 "server, side door": (await side_door(front), server.pid),
             }
             for level in levels:
-                for system, (url, pid) in systems.items():
-                    cells.append(await measure_noop(system, url, pid, level, seconds))
+                seen: dict[str, list[Cell]] = {system: [] for system in systems}
+                for _ in range(rounds):
+                    for system, (url, pid) in systems.items():
+                        seen[system].append(await measure_noop(system, url, pid, level, seconds))
+                cells += map(middle, seen.values())
     return with_ratios(cells, "uvicorn + FastAPI")
 
 
@@ -337,18 +344,19 @@ async def soak_part(session: aiohttp.ClientSession, url: str, calls: int) -> dic
 
 
 def main(
-    seconds: float = typer.Option(4.0, help="How long each cell is kept busy."),
+    seconds: float = typer.Option(2.0, help="How long a round keeps a cell busy."),
+    rounds: int = typer.Option(3, min=1, help="How often each cell is measured; the median counts."),
     concurrency: str = typer.Option("1,8,64,256", help="Calls at once, comma separated."),
     soak_calls: int = typer.Option(10_000, help="Calls of the soak; 0 leaves it out."),
     output: Path = typer.Option(Path("outputs/benchmarks/tool_server.json"), help="Where the figures go, as JSON."),
 ) -> None:
     """Measure the tool server; print tables, write JSON and Markdown."""
     levels = [int(level) for level in concurrency.split(",")]
-    cells = asyncio.run(compare_executions(seconds, levels))
+    cells = asyncio.run(compare_executions(seconds, levels, rounds))
     print_cells(cells, "Running code: against a new Python process per call")
-    limits = asyncio.run(time_limits(seconds))
+    limits = asyncio.run(time_limits(seconds * rounds))
     print_cells(limits, "A loop to the time limit")
-    noop = asyncio.run(compare_noop(seconds, levels))
+    noop = asyncio.run(compare_noop(seconds, levels, rounds))
     print_cells(noop, "A tool that does nothing: against uvicorn + FastAPI")
     facts: dict[str, object] = {}
     if soak_calls:
