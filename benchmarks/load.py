@@ -165,6 +165,12 @@ def middle(cells: Sequence[Cell]) -> Cell:
     return replace(chosen, errors=sum(cell.errors for cell in cells))
 
 
+async def in_turn(measurements: Sequence[Callable[[], Awaitable[Cell]]], rounds: int) -> list[Cell]:
+    """Each measurement `rounds` times, one after the other in every round; of each the `middle`."""
+    seen = [[await each() for each in measurements] for _ in range(rounds)]
+    return [middle(same) for same in zip(*seen, strict=True)]
+
+
 def with_ratios(cells: Sequence[Cell], baseline: str) -> list[Cell]:
     """The same cells with `ratio` filled in against system `baseline`."""
     base = {(c.snippet, c.concurrency): c.per_second for c in cells if c.system == baseline}

@@ -21,11 +21,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import typer
-from load import Cell, Usage, markdown, measure, middle, print_cells, usage_of_tree, with_ratios, write_json
+from load import Cell, Usage, in_turn, markdown, measure, middle, print_cells, usage_of_tree, with_ratios, write_json
 from rich.console import Console
 
 from verl_tool.sandbox import Limits, SandboxPool
@@ -196,16 +197,15 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
                     "server": (get_observation(session, url, snippet), [server.pid]),
                     "server, side door": (get_observation(session, door, snippet), [server.pid]),
                 }
-                seen: dict[str, list[Cell]] = {system: [] for system in systems}
-                for _ in range(rounds):
-                    for system, (call, pids) in systems.items():
-                        console.print(f"[dim]{snippet:6} {level:4} at once: {system}[/]")
-                        cell = await measure(
-                            call, system=system, snippet=snippet, concurrency=level, seconds=seconds,
-                            pids=pids, without=[] if pids == [server.pid] else [server.pid],
-                        )  # fmt: skip
-                        seen[system].append(cell)
-                cells += map(middle, seen.values())
+                console.print(f"[dim]{snippet:6} {level:4} at once: {', '.join(systems)}[/]")
+                measurements = [
+                    partial(
+                        measure, call, system=system, snippet=snippet, concurrency=level, seconds=seconds,
+                        pids=pids, without=[] if pids == [server.pid] else [server.pid],
+                    )
+                    for system, (call, pids) in systems.items()
+                ]  # fmt: skip
+                cells += await in_turn(measurements, rounds)
             pairs = [await compare_batches(pool, session, url, snippet, seconds, server.pid) for _ in range(rounds)]
             cells += [middle(same) for same in zip(*pairs, strict=True)]
     return with_ratios(cells, "subprocess")
@@ -270,11 +270,10 @@ async def compare_noop(seconds: float, levels: list[int], rounds: int) -> list[C
                 "server, side door": (await side_door(front), server.pid),
             }
             for level in levels:
-                seen: dict[str, list[Cell]] = {system: [] for system in systems}
-                for _ in range(rounds):
-                    for system, (url, pid) in systems.items():
-                        seen[system].append(await measure_noop(system, url, pid, level, seconds))
-                cells += map(middle, seen.values())
+                measurements = [
+                    partial(measure_noop, system, url, pid, level, seconds) for system, (url, pid) in systems.items()
+                ]
+                cells += await in_turn(measurements, rounds)
     return with_ratios(cells, "uvicorn + FastAPI")
 
 
