@@ -17,7 +17,7 @@ import subprocess
 import time
 import uuid
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -96,12 +96,13 @@ def watch(run: Path, steps: int, every: float, limit: float) -> list[Sample]:
     settings = {"PROFILE": "cpu", "RUN": str(run), "STEPS": str(steps), "TEST_FREQ": "-1", MARK: mark}
     run.mkdir(parents=True, exist_ok=True)
     samples = []
-    with (run / "printed.log").open("wb") as log:
+    with (run / "printed.log").open("wb") as log, (run / "samples.jsonl").open("w", encoding="utf-8") as kept:
         process = subprocess.Popen(["bash", RECIPE], env=os.environ | settings, stdout=log, stderr=log)
         try:
             while process.poll() is None and time.monotonic() - started < limit:
                 time.sleep(every)
                 samples.append(look(run, mark, started))
+                print(json.dumps(asdict(samples[-1])), file=kept, flush=True)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -163,12 +164,10 @@ def main(
     limit: Annotated[float, typer.Option("--limit", help="Seconds after which the run is given up.")] = 5400.0,
     plot: Annotated[Path, typer.Option("--plot", help="Where the picture goes.")] = Path("memory_growth.png"),
 ) -> None:
-    """Train and tell how memory grows. Samples go to `samples.json` in the run's folder."""
+    """Train and tell how memory grows. Samples go to `samples.jsonl` in the run's folder as they are taken."""
     if (run / "metrics.jsonl").exists():
         raise typer.BadParameter(f"{run} holds a run already; give a new folder", param_hint="--run")
     samples = watch(run, steps, every, limit)
-    lines = [{"step": s.step, "seconds": s.seconds, "megabytes": s.megabytes} for s in samples]
-    (run / "samples.json").write_text(json.dumps(lines), "utf-8")
     draw(samples, steps, plot)
     Console().print(table(samples, steps))
 
