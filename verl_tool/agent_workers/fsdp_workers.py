@@ -30,8 +30,9 @@ class AgentActorRolloutRefWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Build the model, and put the statistics around the actor's loss."""
-        # verl's sender waits for the engine's answers on sockets of this context, and without a limit for ever.
-        zmq.Context.instance().setsockopt(zmq.RCVTIMEO, int(self.config.weight_sync_timeout * 1000))
+        # verl's sender waits on sockets of this context for the engine to come and to answer, without a limit for ever.
+        for limit in (zmq.SNDTIMEO, zmq.RCVTIMEO):
+            zmq.Context.instance().setsockopt(limit, int(self.config.weight_sync_timeout * 1000))
         super().init_model()
         if "actor" in self.role:
             self.set_loss_fn(LossWithSegmentStatistics(self.loss_fn))

@@ -19,7 +19,7 @@ import hydra
 import psutil
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from rich.console import Console
 from verl.trainer.main_ppo import run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -68,12 +68,22 @@ def train_as_configured(config: DictConfig) -> None:
         prepare(config)
         with tool_server(config):
             train(config)
-    except VerlToolError as error:
-        sys.exit(f"error: {error}")
+    except RayTaskError as error:
+        sys.exit(f"{error}\nerror: the training ended: {cause_of(error)}")
     except RayError as error:
         sys.exit(f"error: the training ended: {error}")
+    except VerlToolError as error:
+        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted; run the same command again to go on from the last checkpoint")
+
+
+def cause_of(error: RayTaskError) -> str:
+    """What began it, in a line or two: the error itself tells the tracebacks of all processes that it went through."""
+    cause: BaseException = error
+    while isinstance(cause, RayTaskError):
+        cause = cause.cause
+    return str(cause) if isinstance(cause, VerlToolError) else f"{type(cause).__name__}: {cause}"
 
 
 def prepare(config: DictConfig) -> None:

@@ -11,6 +11,7 @@ from verl.trainer import main_ppo, main_ppo_v0
 
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.platforms.patch import Patch
+from verl_tool.trainer.ending import ended_by_watchers
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer
 from verl_tool.trainer.ppo.v1_trainer import register_agent_trainer
 
@@ -51,7 +52,8 @@ class AgentTaskRunner:
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
         TRAINER.install()
-        _Runner().run(config)
+        with ended_by_watchers():
+            _Runner().run(config)
 
 
 class AgentTaskRunnerV1:
@@ -60,4 +62,5 @@ class AgentTaskRunnerV1:
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
         register_agent_trainer(config.trainer.v1.trainer_mode)
-        _plain_class(main_ppo.TaskRunnerV1)().run(config)
+        with ended_by_watchers():
+            _plain_class(main_ppo.TaskRunnerV1)().run(config)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import faulthandler
-import os
-import sys
 import threading
 import time
 
-EXIT_CODE = 75
-"""Of a process that the watchdog ended (EX_TEMPFAIL)."""
+from verl_tool.trainer.ending import TrainingEndedError, end_training
+
+
+class StalledError(TrainingEndedError):
+    """Nothing was done for too long."""
 
 
 class Watchdog:
-    """Ends this process when it was told nothing for too long."""
+    """Ends the training when it was told nothing for too long."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -39,12 +40,11 @@ class Watchdog:
             if silent > self._seconds:
                 break
             time.sleep(min(1.0, self._seconds / 10))
-        print(
-            f"no progress for {silent:.0f} s in the phase {phase!r} (stall_timeout={self._seconds} s): "
-            "a rollout worker, the tool server or a weight receiver may be gone; look for the last error above. "
-            "Raise stall_timeout if a step takes that long.",
-            file=sys.stderr,
-            flush=True,
-        )
         faulthandler.dump_traceback(all_threads=True)
-        os._exit(EXIT_CODE)
+        end_training(
+            StalledError(
+                f"no progress for {silent:.0f} s in the phase {phase!r} (stall_timeout={self._seconds} s): "
+                "a rollout worker, the tool server or a weight receiver may be gone; look for the last error above. "
+                "Raise stall_timeout if a step takes that long."
+            )
+        )

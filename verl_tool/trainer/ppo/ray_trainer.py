@@ -12,6 +12,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl import DataProto
 from verl_tool.platforms.patch import Patch
+from verl_tool.trainer.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import without_spoilt
 from verl_tool.trainer.ppo.rollout_log import rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
@@ -44,6 +45,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         self.async_rollout_manager = _WatchedRollouts(
             self.async_rollout_manager, self._on_rollout_begin, self._on_rollout
         )
+        EngineWatch(self.llm_server_manager.get_addresses()).start()
 
     def _on_rollout_begin(self, prompts: DataProto) -> None:
         if not _validates(prompts):

@@ -20,6 +20,7 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_t
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.errors import VerlToolError
+from verl_tool.trainer.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.rollout_log import rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.spoilt import spoilt_rows
@@ -40,6 +41,11 @@ class AgentTrainerMixin(PPOTrainer):
         self._progress = Progress(config.stall_timeout)
         self._asked = 0
         super().__init__(config)
+
+    def _setup(self) -> None:
+        super()._setup()
+        managers = [self.llm_server_manager, getattr(self, "standalone_server_manager", None)]
+        EngineWatch([address for manager in managers if manager for address in manager.get_addresses()]).start()
 
     def _build_replay_buffer(self) -> Any:
         return _WatchedBuffer(super()._build_replay_buffer(), self._on_sampled)
