@@ -7,8 +7,9 @@ clients at a time. Each client reads a stream, so that the first token's time is
 - Tools: the endpoint against the same loop run by the client over `vllm serve`. Turns end at any of a few letters, and
   each is sent to the tool server, so that every conversation makes calls whatever the model writes.
 
-Bare engine and endpoint run one after the other, each with the machine to itself. Of `--repeats` runs, the median.
-Prints a table and writes JSON.
+Bare engine and endpoint are both up, and take turns in every round, so that a machine that is slower for a minute is
+slower for both. The first round only warms: an engine prepares anew for each size of batch that it has not met. Of the
+`--rounds` behind it, the median. Prints a table and writes JSON.
 """
 
 from __future__ import annotations
@@ -239,34 +240,50 @@ def median(runs: Sequence[Run]) -> Run:
     return sorted(runs, key=lambda run: run.tokens_per_second)[len(runs) // 2]
 
 
+async def in_rounds(loads: dict[str, Callable[[], Awaitable[Run]]], rounds: int) -> dict[str, list[Run]]:
+    """Each load once a round, one behind the other; the first round is not told."""
+    runs: dict[str, list[Run]] = {name: [] for name in loads}
+    for number in range(rounds + 1):
+        for name, one in loads.items():
+            run = await one()
+            console.print(f"round {number}: {name}: {run.tokens_per_second:.0f} tokens/s, {run.first_token_ms:.0f} ms")
+            if number:
+                runs[name].append(run)
+    return runs
+
+
 def main(
     hidden: Annotated[int, typer.Option("--hidden", help="Width of the model; a multiple of 32.")] = 512,
     layers: Annotated[int, typer.Option("--layers")] = 8,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1)] = 32,
     requests: Annotated[int, typer.Option("--requests", min=1, help="Conversations of one run.")] = 64,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens of an answer without tools.")] = 64,
-    repeats: Annotated[int, typer.Option("--repeats", min=1)] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", min=1)] = 5,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
     """Measure, print, write."""
-    runs: dict[str, list[Run]] = {name: [] for name in ("bare", "endpoint", "bare tools", "endpoint tools")}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = folder / "model"
         make_model(model, hidden, layers)
         (port,) = free_ports(1)
         tool_url = f"http://127.0.0.1:{port}"
-        with SupervisedServer(serve_command("calculator", port), tool_url, folder / "tools.log"):
-            with bare_engine(model, folder) as url:
-                for _ in range(repeats):
-                    runs["bare"].append(asyncio.run(without_tools(url, tokens, requests, concurrency, {})))
-                    by_client = with_tools_by_client(url, tool_url, model, requests, concurrency)
-                    runs["bare tools"].append(asyncio.run(by_client))
-            with endpoint(model, folder, tool_url) as url:
-                for _ in range(repeats):
-                    plain = without_tools(url, tokens, requests, concurrency, {"tool_choice": "none"})
-                    runs["endpoint"].append(asyncio.run(plain))
-                    runs["endpoint tools"].append(asyncio.run(with_tools(url, requests, concurrency)))
+        with (
+            SupervisedServer(serve_command("calculator", port), tool_url, folder / "tools.log"),
+            bare_engine(model, folder) as bare,
+            endpoint(model, folder, tool_url) as served,
+        ):
+            no_tool = {"tool_choice": "none"}
+            loads = {
+                "bare": lambda: without_tools(bare, tokens, requests, concurrency, {}),
+                "endpoint": lambda: without_tools(served, tokens, requests, concurrency, no_tool),
+            }
+            runs = asyncio.run(in_rounds(loads, rounds))
+            loads = {
+                "bare tools": lambda: with_tools_by_client(bare, tool_url, model, requests, concurrency),
+                "endpoint tools": lambda: with_tools(served, requests, concurrency),
+            }
+            runs |= asyncio.run(in_rounds(loads, rounds))
     show({name: median(each) for name, each in runs.items()})
     if json_path is not None:
         json_path.write_text(json.dumps({name: [asdict(run) for run in each] for name, each in runs.items()}, indent=2))

@@ -15,6 +15,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -36,7 +37,10 @@ class VllmEngine:
     def __init__(self, model: str, settings: VllmSettings, *, trust_remote_code: bool = False) -> None:
         """Load the model; takes from seconds to minutes. Raises EngineError that holds vLLM's own words."""
         try:
-            self._llm = AsyncLLM.from_engine_args(_arguments(model, settings, trust_remote_code))
+            # As a server: else vLLM takes small batches, a few thousand tokens of 128 requests, whatever the device.
+            self._llm = AsyncLLM.from_engine_args(
+                _arguments(model, settings, trust_remote_code), usage_context=UsageContext.OPENAI_API_SERVER
+            )
         except (ValueError, RuntimeError, OSError) as error:
             raise EngineError(f"vLLM could not load {model!r}: {error}") from error
         self.max_model_len: int = self._llm.vllm_config.model_config.max_model_len

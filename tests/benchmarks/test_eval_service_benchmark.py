@@ -58,3 +58,18 @@ def test_the_overhead_is_told_against_the_bare_engine(
     assert "tokens/s over the bare engine: -2.0%" in told
     assert "first token over the bare engine: +10.0%" in told
     assert "0.98x" in told
+
+
+async def test_loads_take_turns_and_the_first_round_warms(benchmark: ModuleType) -> None:
+    order: list[str] = []
+
+    def load(name: str) -> object:
+        async def one() -> object:
+            order.append(name)
+            return benchmark.Run(1.0, len(order), 0.0)
+
+        return one
+
+    runs = await benchmark.in_rounds({"a": load("a"), "b": load("b")}, 2)
+    assert order == ["a", "b"] * 3
+    assert {name: [run.model_tokens for run in each] for name, each in runs.items()} == {"a": [3, 5], "b": [4, 6]}
