@@ -12,7 +12,9 @@ other work on a shared machine hits now one, now the other.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -139,17 +141,58 @@ def text_of(observation: str | dict) -> str:
     return observation if isinstance(observation, str) else observation["obs"]
 
 
-def get_observation(session: aiohttp.ClientSession, url: str, snippet: str, batch: int = 1):
+class Connections:
+    """Open connections to one server, each for one request at a time.
+
+    The load generator shares the machine with what it measures, and a whole HTTP client takes as much CPU for a request
+    as the server does.
+    """
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self._address = (host, int(port))
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._head = f"POST /get_observation HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n".encode()
+
+    async def get_observation(self, ids: list[str], actions: list[str]) -> list[str | dict]:
+        """The observations. Raises RuntimeError for an answer other than 200."""
+        body = json.dumps({"trajectory_ids": ids, "actions": actions}).encode()
+        reader, writer = await self._connection()
+        writer.write(self._head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = re.search(rb"\r\ncontent-length: *(\d+)", head)
+        if length is None:
+            raise RuntimeError(f"an answer without a length: {head!r}")
+        answer = await reader.readexactly(int(length[1]))
+        self._idle.append((reader, writer))
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(f"{head.splitlines()[0].decode()}: {answer[:200]!r}")
+        return json.loads(answer)["observations"]
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection(*self._address)
+
+    async def __aenter__(self) -> Connections:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for _, writer in self._idle:
+            writer.close()
+            await writer.wait_closed()
+
+
+def get_observation(connections: Connections, snippet: str, batch: int = 1):
     """A call for `measure`: `batch` trajectories a request, each answer checked against its own number."""
 
     async def call(number: int) -> int:
         numbers = range(number * batch, number * batch + batch)
         actions = [f"```python\n{SNIPPETS[snippet].format(n=n)}\n```" for n in numbers]
-        body = {"trajectory_ids": [f"{snippet}-{batch}-{n}" for n in numbers], "actions": actions}
-        async with session.post(url + "/get_observation", json=body) as response:
-            if response.status != 200:
-                raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:200]}")
-            observations = (await response.json())["observations"]
+        observations = await connections.get_observation([f"{snippet}-{batch}-{n}" for n in numbers], actions)
         return sum(str(n + 1) in text_of(obs).split() for n, obs in zip(numbers, observations, strict=True))
 
     return call
@@ -181,21 +224,20 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     own = [os.getpid()]
-    connector = aiohttp.TCPConnector(limit=0)
     async with (
         running(server_command(port, "python_code"), url + "/health") as server,
-        aiohttp.ClientSession(connector=connector) as session,
+        Connections(url) as front,
+        Connections(await side_door(url)) as side,
         SandboxPool(max_concurrent=256) as pool,
     ):
-        door = await side_door(url)
         for snippet in SNIPPETS:
-            await asyncio.gather(in_pool(pool, snippet)(0), get_observation(session, url, snippet)(0))
+            await asyncio.gather(in_pool(pool, snippet)(0), get_observation(front, snippet)(0))
             for level in levels:
                 systems = {
                     "subprocess": (plain_subprocess(snippet), own),
                     "sandbox": (in_pool(pool, snippet), own),
-                    "server": (get_observation(session, url, snippet), [server.pid]),
-                    "server, side door": (get_observation(session, door, snippet), [server.pid]),
+                    "server": (get_observation(front, snippet), [server.pid]),
+                    "server, side door": (get_observation(side, snippet), [server.pid]),
                 }
                 console.print(f"[dim]{snippet:6} {level:4} at once: {', '.join(systems)}[/]")
                 measurements = [
@@ -206,18 +248,18 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
                     for system, (call, pids) in systems.items()
                 ]  # fmt: skip
                 cells += await in_turn(measurements, rounds)
-            pairs = [await compare_batches(pool, session, url, snippet, seconds, server.pid) for _ in range(rounds)]
+            pairs = [await compare_batches(pool, front, snippet, seconds, server.pid) for _ in range(rounds)]
             cells += [middle(same) for same in zip(*pairs, strict=True)]
     return with_ratios(cells, "subprocess")
 
 
 async def compare_batches(
-    pool: SandboxPool, session: aiohttp.ClientSession, url: str, snippet: str, seconds: float, server_pid: int
+    pool: SandboxPool, front: Connections, snippet: str, seconds: float, server_pid: int
 ) -> list[Cell]:
     """Requests of 64 trajectories, two at a time, against the pool kept as busy: listed at 128 at once."""
     run = in_pool(pool, snippet)
     batch = await measure(
-        get_observation(session, url, snippet, 64), system="server x64", snippet=snippet, concurrency=2,
+        get_observation(front, snippet, 64), system="server x64", snippet=snippet, concurrency=2,
         seconds=seconds * 2, executions_per_call=64, pids=[server_pid],
     )  # fmt: skip
     alone = await measure(
@@ -278,12 +320,10 @@ async def compare_noop(seconds: float, levels: list[int], rounds: int) -> list[C
 
 
 async def measure_noop(system: str, url: str, pid: int, level: int, seconds: float) -> Cell:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with Connections(url) as connections:
 
         async def call(number: int) -> int:
-            body = {"trajectory_ids": [f"t{number}"], "actions": [f"<noop>{number}</noop>"]}
-            async with session.post(url + "/get_observation", json=body) as response:
-                observations = (await response.json())["observations"]
+            observations = await connections.get_observation([f"t{number}"], [f"<noop>{number}</noop>"])
             return int(str(number) in text_of(observations[0]))
 
         console.print(f"[dim]no-op {level:4} at once: {system}[/]")
