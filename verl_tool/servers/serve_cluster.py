@@ -172,6 +172,8 @@ class ServeCluster:
                 "agent_register_timeout_ms": 60_000,
                 # Nobody reads Ray's own metrics here, and each request would pay for them; the replicas have theirs.
                 "enable_metrics_collection": False,
+                # Nor its records of past calls, of which it would keep a hundred thousand.
+                "task_events_report_interval_ms": 0,
             },
         )
 

@@ -39,6 +39,8 @@ AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
 """Names verl's agent loop worker makes ours by."""
 
 RAY_START_TRIES = 3
+RAY_LIMITS = {"RAY_task_events_max_num_task_in_gcs": "2000"}
+"""For a Ray of our own. It keeps records of past calls for those who list them: a hundred thousand, kilobytes each."""
 _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM_DISABLE")
 
 
@@ -229,6 +231,8 @@ def _place_files(config: DictConfig) -> None:
     os.environ.setdefault("VERL_FILE_LOGGER_PATH", f"{config.run_dir}/metrics.jsonl")
     os.environ.setdefault("TENSORBOARD_DIR", f"{config.run_dir}/tensorboard")
     os.environ[STARTED] = str(psutil.Process().create_time())
+    for name, limit in RAY_LIMITS.items():
+        os.environ.setdefault(name, limit)
     # Our own bars show more, and those of other processes cannot be drawn over.
     os.environ.setdefault("TQDM_DISABLE", "1")
     environment = {name: os.environ[name] for name in _FOR_EVERY_PROCESS}
