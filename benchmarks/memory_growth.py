@@ -4,7 +4,7 @@
 
 Runs a recipe's small form (`PROFILE=cpu`), looks at all its processes every few seconds, fits a line to each role's
 memory behind the first quarter of the steps, and draws the course. Memory is PSS, bytes of RAM with shared pages split
-among those that share them (`/proc/PID/smaps_rollup`, proc(5)). No figures of a whole run are written down yet.
+among those that share them (`/proc/PID/smaps_rollup`, proc(5)). What came of 200 steps: `assets/docs/memory_growth.md`.
 """
 
 from __future__ import annotations
@@ -148,6 +148,7 @@ def draw(samples: list[Sample], steps: int, path: Path) -> None:
     """Each role's memory against the step."""
     during = [sample for sample in samples if 0 < sample.step < steps]
     figure, axes = plt.subplots(figsize=(8, 5))
+    axes.set_prop_cycle(color=matplotlib.colormaps["tab20"].colors)
     for role in roles_in(during):
         axes.plot([s.step for s in during], [s.megabytes.get(role, 0.0) for s in during], label=role)
     axes.set(xlabel="step", ylabel="MB (PSS)", yscale="log", xlim=(0, steps))

