@@ -1,11 +1,12 @@
 """What the eval endpoint costs over the bare engine: `python benchmarks/eval_service.py`.
 
 A model with random weights, large enough that a step takes as long as a real model's on a GPU, answers `--concurrency`
-clients at a time. Each client reads a stream, so that the first token's time is known.
+clients at a time.
 
-- No tool: the endpoint against `vllm serve` with the same settings. Both generate the same tokens (greedy).
-- Tools: the endpoint against the same loop run by the client over `vllm serve`. Turns end at any of a few letters, and
-  each is sent to the tool server, so that every conversation makes calls whatever the model writes.
+- No tool: the endpoint against `vllm serve` with the same settings. Both generate the same tokens (greedy), and each
+  client reads a stream, so that the first token's time is known.
+- Tools: the endpoint against the same loop run by the client over `vllm serve`; neither streams. Turns end at any of a
+  few letters, and each is sent to the tool server, so that every conversation makes calls whatever the model writes.
 
 Bare engine and endpoint are both up, and take turns in every round, so that a machine that is slower for a minute is
 slower for both. The first round only warms: an engine prepares anew for each size of batch that it has not met. Of the
@@ -168,6 +169,14 @@ async def streamed(session: aiohttp.ClientSession, url: str, body: dict[str, Any
     return Answer(usage["completion_tokens"], first, usage.get("tool_calls", 0))
 
 
+async def at_once(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
+    """One answer of ``/v1/completions``, told when it is whole."""
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        usage = (await response.json())["usage"]
+    return Answer(usage["completion_tokens"], 0.0, usage["tool_calls"])
+
+
 async def load(one: Callable[[int], Awaitable[Answer]], requests: int, concurrency: int) -> Run:
     """`requests` conversations, `concurrency` at a time."""
     places = asyncio.Semaphore(concurrency)
@@ -208,7 +217,7 @@ async def with_tools(url: str, requests: int, concurrency: int) -> Run:
 
         async def one(i: int) -> Answer:
             body = {"model": "bench", "prompt": prompt(i), "max_tokens": 256, "temperature": 1, "seed": i}
-            return await streamed(session, url, body | {"stream": True})
+            return await at_once(session, url, body)
 
         await load(one, concurrency, concurrency)
         return await load(one, requests, concurrency)
