@@ -93,6 +93,26 @@ def test_tools_may_be_listed_with_commas(argument, hydra_s):
     assert main_ppo.quoted(argument) == hydra_s
 
 
+def leaves(config: dict, prefix: str = "") -> set[str]:
+    """Names of all settings, dotted."""
+    names = set()
+    for name, value in config.items():
+        names |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}"}
+    return names
+
+
+# Passed on as they are: to a model's config, to PyTorch, to Ray.
+FREE = ("override_config.", "mixed_precision.", "ray_kwargs.ray_init.")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_platform_sets_nothing_that_verl_does_not_have(platform):
+    file = Path(main_ppo.__file__).parent / f"config/platform/{platform}.yaml"
+    known = leaves(OmegaConf.to_container(composed("~platform")))
+    wanted = leaves(OmegaConf.to_container(OmegaConf.load(file)))
+    assert {name for name in wanted - known if not any(free in name for free in FREE)} == set()
+
+
 def test_a_server_of_our_own_gets_a_port_and_everybody_its_address(tmp_path):
     config = prepared(tmp_path, STOPS, "tool_server.start='calculator,finish'")
     assert config.tool_server.port > 1024
