@@ -101,8 +101,8 @@ def leaves(config: dict, prefix: str = "") -> set[str]:
     return names
 
 
-# Passed on as they are: to a model's config, to PyTorch, to Ray.
-FREE = ("override_config.", "mixed_precision.", "ray_kwargs.ray_init.")
+# Passed on as they are, to a model's config, to PyTorch, to Ray; or in verl's class of the config, not in its file.
+FREE = ("override_config.", "mixed_precision.", "ray_kwargs.ray_init.", "rollout.enable_sleep_mode")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
