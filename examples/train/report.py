@@ -49,7 +49,9 @@ def main(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None
     console.print(table(metrics))
     console.print(
         f"curve: {run}/learning_curve.png    trajectories: {run}/trajectories/\n"
-        f"evaluate it: bash eval_service/scripts/start_api_service.sh --from_run {run}"
+        f"evaluate it: bash eval_service/scripts/start_api_service.sh --from_run {run}",
+        # Commands are copied: a line break would be copied with them.
+        soft_wrap=True,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from verl_tool.servers import data_path
 from verl_tool.servers.data_path import DataPath, environment, find_data_path, free_ports, loopback_launcher
 
 CONFIG = """frontend prometheus
@@ -88,8 +90,21 @@ def test_without_haproxy_serve_is_told_so(tmp_path):
     assert environment(DataPath(None, ""), tmp_path, 1.0, loopback_only=True)["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
 
 
-def test_free_ports_differ():
-    assert len(set(free_ports(20))) == 20
+def test_free_ports_differ_and_no_connection_is_given_them():
+    ports = set(free_ports(20))
+    assert len(ports) == 20
+    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(ports) < max(lowest_given, 32_768)
+
+
+def test_a_port_that_is_listened_on_is_not_free(monkeypatch):
+    with socket.socket() as listener:
+        (taken,) = free_ports(1)
+        listener.bind(("127.0.0.1", taken))
+        listener.listen()
+        monkeypatch.setattr(data_path, "_LISTENED_ON", range(taken, taken + 1))
+        with pytest.raises(OSError, match="1 free ports are wanted and 0 are left"):
+            free_ports(1)
 
 
 def _two_folders(parent: Path) -> list[Path]:

@@ -6,7 +6,9 @@ CPU. The mode is chosen by the environment of Serve's controller, so it must be 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import resource
 import shlex
 import shutil
@@ -22,6 +24,8 @@ from verl_tool.servers import short_path
 
 PROBE_SECONDS = 10.0
 """Deadline for trying the HAProxy binary."""
+_LISTENED_ON = range(20_000, 32_768)
+"""Below the ports that Linux gives to outgoing connections (`ip_local_port_range`), above those of Ray's workers."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +126,20 @@ def loopback_launcher(haproxy: Path, folder: Path) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment."""
-    listeners = [socket.socket() for _ in range(count)]
-    try:
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
-    finally:
-        for listener in listeners:
-            listener.close()
+    """Ports that nobody listens on at this moment, and that no connection is given before somebody does.
+
+    Raises OSError if there are not as many.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_LISTENED_ON, len(_LISTENED_ON)):
+        if len(found) == count:
+            break
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    if len(found) < count:
+        raise OSError(f"{count} free ports are wanted and {len(found)} are left from {_LISTENED_ON}")
+    return found
 
 
 def _max_connections() -> int:

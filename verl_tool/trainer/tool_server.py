@@ -7,7 +7,6 @@ import ctypes
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing_extensions import Self
 
 from verl_tool.errors import VerlToolError
+from verl_tool.servers.data_path import free_ports
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,7 @@ def serve_command(tools: str, port: int, args: Sequence[str] = ()) -> list[str]:
 
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 class SupervisedServer:

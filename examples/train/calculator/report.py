@@ -45,7 +45,10 @@ def main(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None
     console.print(
         f"curve:        {run}/learning_curve.png\n"
         f"trajectories: {run}/trajectories/\n"
-        f"serve it:     bash eval_service/scripts/start_api_service.sh --from_run {run}"
+        f"serve it:     bash eval_service/scripts/start_api_service.sh --from_run {run}\n"
+        f"evaluate it:  python -m eval_service.evaluate --data {run}/data/test.parquet --from_run {run}",
+        # Commands are copied: a line break would be copied with them.
+        soft_wrap=True,
     )
     if curve(metrics, WITH_TOOL).values[-1] < WANTED:
         console.print("[red]the success with the tool is below 95%[/]")
