@@ -16,7 +16,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from load import Cell, Usage, in_turn, markdown, measure, middle, print_cells, u
 from rich.console import Console
 
 from verl_tool.sandbox import Limits, SandboxPool
+from verl_tool.servers.data_path import free_ports
 
 console = Console(stderr=True)
 
@@ -83,12 +83,6 @@ async def get_observation(request: Request) -> dict:
 
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
 """
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 async def wait_until_up(url: str, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
@@ -221,7 +215,7 @@ def in_pool(pool: SandboxPool, snippet: str):
 async def compare_executions(seconds: float, levels: list[int], rounds: int) -> list[Cell]:
     """`print` and numpy at every concurrency, all systems in turn."""
     cells: list[Cell] = []
-    port = free_port()
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     own = [os.getpid()]
     async with (
@@ -300,7 +294,7 @@ async def compare_noop(seconds: float, levels: list[int], rounds: int) -> list[C
         tool, app = Path(folder) / "noop.py", Path(folder) / "fastapi_noop.py"
         tool.write_text(NOOP_TOOL)
         app.write_text(FASTAPI_NOOP)
-        ours, theirs = free_port(), free_port()
+        ours, theirs = free_ports(2)
         async with (
             running(server_command(ours, str(tool)), f"http://127.0.0.1:{ours}/health") as server,
             running([sys.executable, str(app), str(theirs)], f"http://127.0.0.1:{theirs}/docs") as fastapi,
@@ -335,7 +329,7 @@ async def soak(calls: int) -> dict[str, object]:
     """`calls` at concurrency 256, 5% hostile: is every answer the one asked for, does anything grow?"""
     config = Path(tempfile.mkdtemp()) / "config.json"
     config.write_text('{"tools": {"python_code": {"timeout_seconds": 2}}}')
-    port = free_port()
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     command = [*server_command(port, "python_code"), "--tool_config", str(config)]
     async with (

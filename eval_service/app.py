@@ -28,11 +28,11 @@ from eval_service.run_config import Run, read_run
 from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.servers.data_path import find_data_path
+from verl_tool.servers.data_path import find_data_path, free_ports
 from verl_tool.servers.deployment import LOOPBACK
 from verl_tool.servers.ray_serve import LogLevel, Signals
 from verl_tool.servers.serve_cluster import StartError, wait_until
-from verl_tool.trainer.tool_server import SupervisedServer, free_port, serve_command
+from verl_tool.trainer.tool_server import SupervisedServer, serve_command
 
 START_SECONDS = 1800.0
 """Deadline for the models to be loaded."""
@@ -271,7 +271,7 @@ def _tool_server(start: Start) -> Iterator[ServiceSettings]:
     if start.tool_type is None:
         yield settings
         return
-    port = free_port()
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     if settings.tool_api_key is not None:
         os.environ["VERL_TOOL_API_KEY"] = settings.tool_api_key

@@ -13,7 +13,8 @@ import urllib.request
 
 import pytest
 
-from verl_tool.trainer.tool_server import SupervisedServer, ToolServerError, free_port, serve_command
+from verl_tool.servers.data_path import free_ports
+from verl_tool.trainer.tool_server import SupervisedServer, ToolServerError, serve_command
 
 SERVER = textwrap.dedent("""
     import http.server, os, sys
@@ -27,7 +28,7 @@ SERVER = textwrap.dedent("""
 
 
 def supervised(tmp_path, code: str = SERVER, **options) -> SupervisedServer:
-    port = free_port()
+    (port,) = free_ports(1)
     return SupervisedServer(
         [sys.executable, "-c", code, str(port)], f"http://127.0.0.1:{port}", tmp_path / "server.log", **options
     )
@@ -103,7 +104,9 @@ def test_a_killed_trainer_leaves_no_server(tmp_path):
             print(server.pid, flush=True)
             time.sleep(60)
     """)
-    process = subprocess.Popen([sys.executable, "-c", trainer, str(free_port())], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", trainer, str(free_ports(1)[0])], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     assert is_alive(pid)

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 
 from verl_tool.platforms.patch import Patch
 from verl_tool.platforms.vllm_seeds import windable
-from verl_tool.platforms.vllm_waiting import paused
+from verl_tool.platforms.vllm_waiting import pause
 
 
 def _keep_weights(original: Callable[[torch.nn.Module, bool], None]) -> Callable[[torch.nn.Module, bool], None]:
@@ -78,7 +78,7 @@ WAITING = Patch(
     module="vllm.distributed.device_communicators.shm_broadcast",
     attribute="sched_yield",
     why="the engine looks for the worker's answer without a pause, on a core that model, loop and tools need",
-    replace=paused,
+    replace=lambda _original: pause,
 )
 
 

@@ -11,17 +11,11 @@ reader then looks again after five seconds.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 PAUSE_SECONDS = 5e-5
 """Between two looks. What the kernel adds doubles it; a step of a model takes hundreds of times as long."""
 
 
-def paused(yield_processor: Callable[[], None]) -> Callable[[], None]:
-    """In place of what vLLM does between two looks: give the core to processes that are ready just then, if any."""
-    return pause
-
-
 def pause() -> None:
-    """Leave the core for a moment."""
+    """Leave the core for a moment, in place of giving it to processes that are ready just then, if any."""
     time.sleep(PAUSE_SECONDS)

@@ -29,18 +29,19 @@ from verl.utils.device import auto_set_device
 from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.servers.data_path import free_ports
 from verl_tool.trainer.progress import STARTED
 from verl_tool.trainer.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
 from verl_tool.trainer.time_by_phase import phase_table
-from verl_tool.trainer.tool_server import SupervisedServer, free_port, serve_command
+from verl_tool.trainer.tool_server import SupervisedServer, serve_command
 
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
 """Names verl's agent loop worker makes ours by."""
 
 RAY_START_TRIES = 3
-RAY_LIMITS = {"RAY_task_events_max_num_task_in_gcs": "2000"}
-"""For a Ray of our own. It keeps records of past calls for those who list them: a hundred thousand, kilobytes each."""
+CALLS_ON_RECORD = 2000
+"""How many past calls a Ray of our own lists: a hundred thousand, as it would, take kilobytes each."""
 _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM_DISABLE")
 
 
@@ -194,7 +195,7 @@ def _choose_tool_server(config: DictConfig) -> None:
         raise ConfigError(
             f"tool_server.start={wanted.start!r} starts a server and tool_server_url={given!r} names one; give just one"
         )
-    wanted.port = wanted.port or free_port()
+    wanted.port = wanted.port or free_ports(1)[0]
     agent.tool_server_url = f"http://127.0.0.1:{wanted.port}"
 
 
@@ -231,8 +232,7 @@ def _place_files(config: DictConfig) -> None:
     os.environ.setdefault("VERL_FILE_LOGGER_PATH", f"{config.run_dir}/metrics.jsonl")
     os.environ.setdefault("TENSORBOARD_DIR", f"{config.run_dir}/tensorboard")
     os.environ[STARTED] = str(psutil.Process().create_time())
-    for name, limit in RAY_LIMITS.items():
-        os.environ.setdefault(name, limit)
+    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", str(CALLS_ON_RECORD))
     # Our own bars show more, and those of other processes cannot be drawn over.
     os.environ.setdefault("TQDM_DISABLE", "1")
     environment = {name: os.environ[name] for name in _FOR_EVERY_PROCESS}

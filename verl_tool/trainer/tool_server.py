@@ -20,7 +20,6 @@ from types import TracebackType
 from typing_extensions import Self
 
 from verl_tool.errors import VerlToolError
-from verl_tool.servers.data_path import free_ports
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +38,6 @@ def serve_command(tools: str, port: int, args: Sequence[str] = ()) -> list[str]:
         *(sys.executable, "-m", "verl_tool.servers.ray_serve", "--host", "127.0.0.1"),
         *("--port", str(port), "--tool_type", tools, *args),
     ]
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    return free_ports(1)[0]
 
 
 class SupervisedServer:
