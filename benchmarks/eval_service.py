@@ -8,9 +8,10 @@ clients at a time.
 - Tools: the endpoint against the same loop run by the client over `vllm serve`; neither streams. Turns end at any of a
   few letters, and each is sent to the tool server, so that every conversation makes calls whatever the model writes.
 
-Bare engine and endpoint are both up, and take turns in every round, so that a machine that is slower for a minute is
-slower for both. The first round only warms: an engine prepares anew for each size of batch that it has not met. Of the
-`--rounds` behind it, the median. Prints a table and writes JSON.
+Bare engine and endpoint are both up, and take turns; every other round begins with the other one. Each round gives a
+ratio of the two, and the median of the ratios is told with the quarter of them on either side: a machine that is slower
+for a minute is slower for both. The first round only warms: an engine prepares anew for each size of batch that it has
+not met. Prints a table and writes JSON.
 """
 
 from __future__ import annotations
@@ -206,7 +207,6 @@ async def without_tools(url: str, tokens: int, requests: int, concurrency: int, 
             body |= {"stream_options": {"include_usage": True}}
             return await streamed(session, url, body | further)
 
-        await load(one, concurrency, concurrency)
         return await load(one, requests, concurrency)
 
 
@@ -219,7 +219,6 @@ async def with_tools(url: str, requests: int, concurrency: int) -> Run:
             body = {"model": "bench", "prompt": prompt(i), "max_tokens": 256, "temperature": 1, "seed": i}
             return await at_once(session, url, body)
 
-        await load(one, concurrency, concurrency)
         return await load(one, requests, concurrency)
 
 
@@ -238,23 +237,17 @@ async def with_tools_by_client(url: str, tool_url: str, model: Path, requests: i
             trajectory = await service.run(ask)
             return Answer(sum(trajectory.response_mask), 0.0, len(trajectory.calls))
 
-        await load(one, concurrency, concurrency)
         run = await load(one, requests, concurrency)
     await engine.close()
     return run
 
 
-def median(runs: Sequence[Run]) -> Run:
-    """The run whose speed is the median."""
-    return sorted(runs, key=lambda run: run.tokens_per_second)[len(runs) // 2]
-
-
 async def in_rounds(loads: dict[str, Callable[[], Awaitable[Run]]], rounds: int) -> dict[str, list[Run]]:
-    """Each load once a round, one behind the other; the first round is not told."""
+    """Each load once a round, the order turned round every time; the first round is not told."""
     runs: dict[str, list[Run]] = {name: [] for name in loads}
     for number in range(rounds + 1):
-        for name, one in loads.items():
-            run = await one()
+        for name in list(loads)[:: 1 if number % 2 else -1]:
+            run = await loads[name]()
             console.print(f"round {number}: {name}: {run.tokens_per_second:.0f} tokens/s, {run.first_token_ms:.0f} ms")
             if number:
                 runs[name].append(run)
@@ -267,7 +260,7 @@ def main(
     concurrency: Annotated[int, typer.Option("--concurrency", min=1)] = 32,
     requests: Annotated[int, typer.Option("--requests", min=1, help="Conversations of one run.")] = 64,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens of an answer without tools.")] = 64,
-    rounds: Annotated[int, typer.Option("--rounds", min=1)] = 5,
+    rounds: Annotated[int, typer.Option("--rounds", min=3)] = 12,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None,
 ) -> None:
     """Measure, print, write."""
@@ -293,25 +286,34 @@ def main(
                 "endpoint tools": lambda: with_tools(served, requests, concurrency),
             }
             runs |= asyncio.run(in_rounds(loads, rounds))
-    show({name: median(each) for name, each in runs.items()})
+    show(runs)
     if json_path is not None:
         json_path.write_text(json.dumps({name: [asdict(run) for run in each] for name, each in runs.items()}, indent=2))
 
 
-def show(runs: dict[str, Run]) -> None:
-    """The table."""
-    table = Table("load", "model tokens/s", "first token, ms", "model tokens", "calls", title="eval endpoint")
-    for name, run in runs.items():
-        first = f"{run.first_token_ms:.0f}" if run.first_token_ms else "-"
-        table.add_row(name, f"{run.tokens_per_second:.0f}", first, str(run.model_tokens), str(run.calls))
+def show(runs: dict[str, list[Run]]) -> None:
+    """The table, and what to read in it."""
+    table = Table("load", "model tokens/s", "first token, ms", "model tokens", "calls", title="eval endpoint: medians")
+    for name, each in runs.items():
+        speed, first = statistics.median(speeds(each)), statistics.median(run.first_token_ms for run in each)
+        told = f"{first:.0f}" if first else "-"
+        table.add_row(name, f"{speed:.0f}", told, str(each[0].model_tokens), str(each[0].calls))
     console.print(table)
-    bare, served = runs["bare"], runs["endpoint"]
-    console.print(f"tokens/s over the bare engine: {served.tokens_per_second / bare.tokens_per_second - 1:+.1%}")
-    console.print(f"first token over the bare engine: {served.first_token_ms / bare.first_token_ms - 1:+.1%}")
-    by_client, inside = runs["bare tools"], runs["endpoint tools"]
-    console.print(
-        f"with tools, against a loop of the client: {inside.tokens_per_second / by_client.tokens_per_second:.2f}x"
-    )
+    first_tokens = [[run.first_token_ms for run in runs[name]] for name in ("endpoint", "bare")]
+    console.print(f"no tool, tokens/s over the bare engine: {ratio(speeds(runs['endpoint']), speeds(runs['bare']))}")
+    console.print(f"no tool, first token over the bare engine: {ratio(*first_tokens)}")
+    by_client = ratio(speeds(runs["endpoint tools"]), speeds(runs["bare tools"]))
+    console.print(f"with tools, tokens/s over a loop of the client: {by_client}")
+
+
+def speeds(runs: Sequence[Run]) -> list[float]:
+    return [run.tokens_per_second for run in runs]
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Median and quartiles of the rounds' ratios."""
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
+    return f"{middle:.2f}x ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

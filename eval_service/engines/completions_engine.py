@@ -16,6 +16,7 @@ from eval_service.engines.base import EngineError, Listener, Piece, RefusedError
 from eval_service.settings import CompletionsSettings
 from verl_tool.agent_loop.generator import Generation
 from verl_tool.errors import ConfigError
+from verl_tool.exchange import KEEP_ALIVE_SECONDS
 from verl_tool.json_text import BadJsonError, decode_json, encode_json
 
 START_SECONDS = 30.0
@@ -42,7 +43,7 @@ class CompletionsEngine:
             raise ConfigError(f"engine_url is {settings.url!r}; begin it with http:// or https://")
         headers = {} if settings.api_key is None else {"authorization": f"Bearer {settings.api_key}"}
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=settings.max_connections),
+            connector=aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=KEEP_ALIVE_SECONDS),
             # A turn may take long; the loop's generation_timeout bounds it.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             headers=headers,
@@ -173,13 +174,14 @@ class _Turn:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[object]:
-    """The JSON values of server-sent events up to the mark of the end."""
+    """The JSON values of server-sent events up to the mark of the end; comments and other fields are left out."""
     async for line in response.content:
-        data = line.strip().removeprefix(b"data:").strip()
+        if not line.startswith(b"data:"):
+            continue
+        data = line.removeprefix(b"data:").strip()
         if data == b"[DONE]":
             return
-        if data:
-            yield decode_json(data)
+        yield decode_json(data)
 
 
 def _choice_in(value: object) -> Mapping[str, Any] | None:
