@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -81,6 +82,8 @@ class Cell:
     """Highest memory seen under load, in MiB."""
     ratio: float | None = None
     """Throughput against the baseline of the same snippet and concurrency."""
+    ratios: tuple[float, ...] = ()
+    """That of each round."""
 
 
 def percentile(values: Sequence[float], q: float) -> float:
@@ -165,10 +168,23 @@ def middle(cells: Sequence[Cell]) -> Cell:
     return replace(chosen, errors=sum(cell.errors for cell in cells))
 
 
-async def in_turn(measurements: Sequence[Callable[[], Awaitable[Cell]]], rounds: int) -> list[Cell]:
-    """Each measurement `rounds` times, one after the other in every round; of each the `middle`."""
-    seen = [[await each() for each in measurements] for _ in range(rounds)]
-    return [middle(same) for same in zip(*seen, strict=True)]
+async def in_turn(measurements: Sequence[Callable[[], Awaitable[Cell]]], rounds: int, baseline: str) -> list[Cell]:
+    """Each measurement `rounds` times, one after the other, back and forth; of each the `middle`.
+
+    `ratio` is the median of the rounds' ratios to the system `baseline`: what slows the machine down for a minute slows
+    down both sides of one round.
+    """
+    seen: list[list[Cell]] = []
+    for number in range(rounds):
+        turn = measurements[:: -1 if number % 2 else 1]
+        cells = with_ratios([await each() for each in turn], baseline)
+        seen.append(cells[:: -1 if number % 2 else 1])
+    return [_over_rounds(same) for same in zip(*seen, strict=True)]
+
+
+def _over_rounds(cells: Sequence[Cell]) -> Cell:
+    ratios = [cell.ratio for cell in cells if cell.ratio is not None]
+    return replace(middle(cells), ratio=statistics.median(ratios) if ratios else None, ratios=tuple(ratios))
 
 
 def with_ratios(cells: Sequence[Cell], baseline: str) -> list[Cell]:
@@ -177,8 +193,17 @@ def with_ratios(cells: Sequence[Cell], baseline: str) -> list[Cell]:
     filled = []
     for cell in cells:
         against = base.get((cell.snippet, cell.concurrency))
-        filled.append(Cell(**{**asdict(cell), "ratio": cell.per_second / against if against else None}))
+        filled.append(replace(cell, ratio=cell.per_second / against if against else None))
     return filled
+
+
+def _ratio_text(cell: Cell) -> str:
+    """The ratio, and the lowest and the highest of the rounds."""
+    if cell.ratio is None:
+        return ""
+    digits = 0 if cell.ratio >= 10 else 2 if cell.ratio < 2 else 1
+    spread = f" ({min(cell.ratios):.{digits}f}-{max(cell.ratios):.{digits}f})" if len(set(cell.ratios)) > 1 else ""
+    return f"{cell.ratio:.{digits}f}x{spread}"
 
 
 def print_cells(cells: Sequence[Cell], title: str) -> None:
@@ -199,7 +224,7 @@ def print_cells(cells: Sequence[Cell], title: str) -> None:
     ):
         table.add_column(column, justify="left" if column in ("snippet", "system") else "right")
     for c in sorted(cells, key=lambda c: (c.snippet, c.concurrency)):
-        ratio = "" if c.ratio is None else f"{c.ratio:.1f}x"
+        ratio = _ratio_text(c)
         numbers = [f"{c.p50_ms:.1f}", f"{c.p95_ms:.1f}", f"{c.p99_ms:.1f}", f"{c.cpu_ms:.2f}", f"{c.memory_mb:.0f}"]
         table.add_row(c.snippet, str(c.concurrency), c.system, f"{c.per_second:.0f}", ratio, *numbers, str(c.errors))
     Console(width=140).print(table)
@@ -212,7 +237,7 @@ def markdown(cells: Sequence[Cell]) -> str:
         "|---|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for c in sorted(cells, key=lambda c: (c.snippet, c.concurrency)):
-        ratio = "" if c.ratio is None else f"{c.ratio:.1f}x"
+        ratio = _ratio_text(c)
         times = f"{c.p50_ms:.1f} | {c.p95_ms:.1f} | {c.p99_ms:.1f} | {c.cpu_ms:.2f}"
         what = f"{c.snippet} | {c.concurrency} | {c.system} | {c.per_second:.0f} | {ratio}"
         lines.append(f"| {what} | {times} | {c.memory_mb:.0f} | {c.errors} |")

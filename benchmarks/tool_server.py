@@ -5,8 +5,9 @@ Systems: `subprocess` (a new Python per call, no isolation: what most tool serve
 uvicorn + FastAPI beside it. Last comes a soak: thousands of calls at concurrency 256, 5% of them hostile, every answer
 checked.
 
-Ratios are what to read. The systems take turns, `--rounds` times each, and the round with the median throughput counts:
-other work on a shared machine hits now one, now the other.
+Ratios are what to read. The systems take turns, `--rounds` times each, back and forth. Each round gives a ratio, and
+their median is told with the lowest and the highest; the other figures are those of the round with the median
+throughput.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import aiohttp
 import typer
-from load import Cell, Usage, in_turn, markdown, measure, middle, print_cells, usage_of_tree, with_ratios, write_json
+from load import Cell, Usage, in_turn, markdown, measure, print_cells, usage_of_tree, with_ratios, write_json
 from rich.console import Console
 
 from verl_tool.sandbox import Limits, SandboxPool
@@ -241,26 +243,36 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
                     )
                     for system, (call, pids) in systems.items()
                 ]  # fmt: skip
-                cells += await in_turn(measurements, rounds)
-            pairs = [await compare_batches(pool, front, snippet, seconds, server.pid) for _ in range(rounds)]
-            cells += [middle(same) for same in zip(*pairs, strict=True)]
-    return with_ratios(cells, "subprocess")
+                cells += await in_turn(measurements, rounds, "subprocess")
+    return cells
 
 
-async def compare_batches(
-    pool: SandboxPool, front: Connections, snippet: str, seconds: float, server_pid: int
-) -> list[Cell]:
+async def compare_batches(seconds: float, rounds: int) -> list[Cell]:
     """Requests of 64 trajectories, two at a time, against the pool kept as busy: listed at 128 at once."""
-    run = in_pool(pool, snippet)
-    batch = await measure(
-        get_observation(front, snippet, 64), system="server x64", snippet=snippet, concurrency=2,
-        seconds=seconds * 2, executions_per_call=64, pids=[server_pid],
-    )  # fmt: skip
-    alone = await measure(
-        run, system="sandbox", snippet=snippet, concurrency=128, seconds=seconds * 2,
-        pids=[os.getpid()], without=[server_pid],
-    )  # fmt: skip
-    return [Cell(**{**batch.__dict__, "concurrency": 128}), alone]
+    cells: list[Cell] = []
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    async with (
+        running(server_command(port, "python_code"), url + "/health") as server,
+        Connections(url) as front,
+        SandboxPool(max_concurrent=256) as pool,
+    ):
+        for snippet in SNIPPETS:
+            console.print(f"[dim]{snippet:6} batches[/]")
+
+            async def batches(snippet: str = snippet) -> Cell:
+                cell = await measure(
+                    get_observation(front, snippet, 64), system="server x64", snippet=snippet, concurrency=2,
+                    seconds=seconds, executions_per_call=64, pids=[server.pid],
+                )  # fmt: skip
+                return replace(cell, concurrency=128)
+
+            alone = partial(
+                measure, in_pool(pool, snippet), system="sandbox", snippet=snippet, concurrency=128, seconds=seconds,
+                pids=[os.getpid()], without=[server.pid],
+            )  # fmt: skip
+            cells += await in_turn([alone, batches], rounds, "sandbox")
+    return cells
 
 
 async def time_limits(seconds: float) -> list[Cell]:
@@ -309,8 +321,8 @@ async def compare_noop(seconds: float, levels: list[int], rounds: int) -> list[C
                 measurements = [
                     partial(measure_noop, system, url, pid, level, seconds) for system, (url, pid) in systems.items()
                 ]
-                cells += await in_turn(measurements, rounds)
-    return with_ratios(cells, "uvicorn + FastAPI")
+                cells += await in_turn(measurements, rounds, "uvicorn + FastAPI")
+    return cells
 
 
 async def measure_noop(system: str, url: str, pid: int, level: int, seconds: float) -> Cell:
@@ -378,7 +390,7 @@ async def soak_part(session: aiohttp.ClientSession, url: str, calls: int) -> dic
 
 def main(
     seconds: float = typer.Option(2.0, help="How long a round keeps a cell busy."),
-    rounds: int = typer.Option(3, min=1, help="How often each cell is measured; the median counts."),
+    rounds: int = typer.Option(5, min=1, help="How often each cell is measured; the median counts."),
     concurrency: str = typer.Option("1,8,64,256", help="Calls at once, comma separated."),
     soak_calls: int = typer.Option(10_000, help="Calls of the soak; 0 leaves it out."),
     output: Path = typer.Option(Path("outputs/benchmarks/tool_server.json"), help="Where the figures go, as JSON."),
@@ -387,7 +399,9 @@ def main(
     levels = [int(level) for level in concurrency.split(",")]
     cells = asyncio.run(compare_executions(seconds, levels, rounds))
     print_cells(cells, "Running code: against a new Python process per call")
-    limits = asyncio.run(time_limits(seconds * rounds))
+    batches = asyncio.run(compare_batches(2 * seconds, rounds))
+    print_cells(batches, "Batches of 64: against the sandbox alone")
+    limits = asyncio.run(time_limits(6.0))
     print_cells(limits, "A loop to the time limit")
     noop = asyncio.run(compare_noop(seconds, levels, rounds))
     print_cells(noop, "A tool that does nothing: against uvicorn + FastAPI")
@@ -395,8 +409,9 @@ def main(
     if soak_calls:
         facts["soak"] = asyncio.run(soak(soak_calls))
         Console().print("Soak:", facts["soak"])
-    write_json(output, [*cells, *limits, *noop], **facts)
-    output.with_suffix(".md").write_text("\n\n".join(markdown(part) for part in (cells, limits, noop)) + "\n")
+    parts = (cells, batches, limits, noop)
+    write_json(output, [cell for part in parts for cell in part], **facts)
+    output.with_suffix(".md").write_text("\n\n".join(map(markdown, parts)) + "\n")
     console.print(f"figures: {output}, table: {output.with_suffix('.md')}")
 
 
