@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections import deque
 
 import pytest
@@ -28,6 +27,7 @@ from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
 from verl_tool.rendezvous import owner
+from verl_tool.servers.data_path import free_ports
 from verl_tool.servers.http import Receive, Scope, Send
 from verl_tool.servers.routing import LocalRouter
 
@@ -36,11 +36,6 @@ SAY_HI = "<puppet>say hi</puppet>"
 
 def fault_kind(result: StepResult) -> FaultKind | None:
     return result.fault.kind if result.fault else None
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class TestCalls:
@@ -252,7 +247,8 @@ class TestRetries:
             assert 0.8 < loop.time() - began < 2.5
 
     async def test_nobody_there_is_unreachable(self) -> None:
-        async with ToolClient(f"http://127.0.0.1:{free_port()}", retry_delay=0.01, max_retries=1) as client:
+        (port,) = free_ports(1)
+        async with ToolClient(f"http://127.0.0.1:{port}", retry_delay=0.01, max_retries=1) as client:
             result = await client.call("t", SAY_HI)
             assert fault_kind(result) is FaultKind.UNREACHABLE
             assert result.fault.retryable  # type: ignore[union-attr]
@@ -262,7 +258,7 @@ class TestRetries:
                 await client.tools()
 
     async def test_a_server_that_starts_late_is_waited_for(self, servers: LiveServers) -> None:
-        port = free_port()
+        (port,) = free_ports(1)
         async with ToolClient(f"http://127.0.0.1:{port}", retry_delay=0.1, max_retries=10) as client:
             call = asyncio.create_task(client.call("t", SAY_HI))
             await asyncio.sleep(0.2)
@@ -359,7 +355,8 @@ class TestReplicas:
 
     async def test_a_replica_that_is_gone_is_gone_around(self, servers: LiveServers) -> None:
         front, _ = await self._two(servers, [Ledger(), Ledger()])
-        dead = ReplicaInfo(id="r1", url=f"http://127.0.0.1:{free_port()}")
+        (port,) = free_ports(1)
+        dead = ReplicaInfo(id="r1", url=f"http://127.0.0.1:{port}")
         router = front.app.router
         assert isinstance(router, _Listing)
         router.list = ReplicaList(replicas=[ReplicaInfo(id="r0", url=front.url), dead])
