@@ -214,9 +214,10 @@ def in_pool(pool: SandboxPool, snippet: str):
     return call
 
 
-async def compare_executions(seconds: float, levels: list[int], rounds: int) -> list[Cell]:
-    """`print` and numpy at every concurrency, all systems in turn."""
+async def compare_executions(seconds: float, levels: list[int], rounds: int) -> tuple[list[Cell], list[Cell]]:
+    """`print` and numpy at every concurrency, all systems in turn; and in batches."""
     cells: list[Cell] = []
+    batches: list[Cell] = []
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     own = [os.getpid()]
@@ -244,35 +245,28 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
                     for system, (call, pids) in systems.items()
                 ]  # fmt: skip
                 cells += await in_turn(measurements, rounds, "subprocess")
-    return cells
+            batches += await compare_batches(pool, front, snippet, 2 * seconds, rounds, server.pid)
+    return cells, batches
 
 
-async def compare_batches(seconds: float, rounds: int) -> list[Cell]:
+async def compare_batches(
+    pool: SandboxPool, front: Connections, snippet: str, seconds: float, rounds: int, server_pid: int
+) -> list[Cell]:
     """Requests of 64 trajectories, two at a time, against the pool kept as busy: listed at 128 at once."""
-    cells: list[Cell] = []
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    async with (
-        running(server_command(port, "python_code"), url + "/health") as server,
-        Connections(url) as front,
-        SandboxPool(max_concurrent=256) as pool,
-    ):
-        for snippet in SNIPPETS:
-            console.print(f"[dim]{snippet:6} batches[/]")
+    console.print(f"[dim]{snippet:6} batches[/]")
 
-            async def batches(snippet: str = snippet) -> Cell:
-                cell = await measure(
-                    get_observation(front, snippet, 64), system="server x64", snippet=snippet, concurrency=2,
-                    seconds=seconds, executions_per_call=64, pids=[server.pid],
-                )  # fmt: skip
-                return replace(cell, concurrency=128)
+    async def batches() -> Cell:
+        cell = await measure(
+            get_observation(front, snippet, 64), system="server x64", snippet=snippet, concurrency=2,
+            seconds=seconds, executions_per_call=64, pids=[server_pid],
+        )  # fmt: skip
+        return replace(cell, concurrency=128)
 
-            alone = partial(
-                measure, in_pool(pool, snippet), system="sandbox", snippet=snippet, concurrency=128, seconds=seconds,
-                pids=[os.getpid()], without=[server.pid],
-            )  # fmt: skip
-            cells += await in_turn([alone, batches], rounds, "sandbox")
-    return cells
+    alone = partial(
+        measure, in_pool(pool, snippet), system="sandbox", snippet=snippet, concurrency=128, seconds=seconds,
+        pids=[os.getpid()], without=[server_pid],
+    )  # fmt: skip
+    return await in_turn([alone, batches], rounds, "sandbox")
 
 
 async def time_limits(seconds: float) -> list[Cell]:
@@ -397,9 +391,8 @@ def main(
 ) -> None:
     """Measure the tool server; print tables, write JSON and Markdown."""
     levels = [int(level) for level in concurrency.split(",")]
-    cells = asyncio.run(compare_executions(seconds, levels, rounds))
+    cells, batches = asyncio.run(compare_executions(seconds, levels, rounds))
     print_cells(cells, "Running code: against a new Python process per call")
-    batches = asyncio.run(compare_batches(2 * seconds, rounds))
     print_cells(batches, "Batches of 64: against the sandbox alone")
     limits = asyncio.run(time_limits(6.0))
     print_cells(limits, "A loop to the time limit")
