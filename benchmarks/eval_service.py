@@ -47,7 +47,7 @@ from eval_service.settings import CompletionsSettings, Sampling  # noqa: E402
 from eval_service.tokenizer import load_tokenizer  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
-from verl_tool.servers.data_path import free_ports  # noqa: E402
+from verl_tool.servers.ports import free_ports  # noqa: E402
 from verl_tool.trainer.tool_server import SupervisedServer, serve_command  # noqa: E402
 
 ROOT = Path(__file__).parents[1]

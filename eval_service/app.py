@@ -28,8 +28,9 @@ from eval_service.run_config import Run, read_run
 from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.servers.data_path import find_data_path, free_ports
+from verl_tool.servers.data_path import find_data_path
 from verl_tool.servers.deployment import LOOPBACK
+from verl_tool.servers.ports import free_ports
 from verl_tool.servers.ray_serve import LogLevel, Signals
 from verl_tool.servers.serve_cluster import StartError, wait_until
 from verl_tool.trainer.tool_server import SupervisedServer, serve_command

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from ray import serve
 from ray.serve import Application, RunTarget
 from ray.serve.schema import ApplicationStatus
 
-from verl_tool.servers.data_path import free_ports
 from verl_tool.servers.serve_cluster import POLL_SECONDS, ServeCluster, StartError
 
-FALLBACK_PORTS = ("RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT")
 _WORDS = 2000
 """Characters of a replica's last words that are quoted."""
 
 
 class ServiceCluster(ServeCluster):
     """Ray and Serve for one service; a context manager that gives back what it took."""
-
-    def __enter__(self) -> ServiceCluster:
-        # Serve's fallback proxy has a port of its own, the same in every Serve and open to several listeners: while a
-        # server has no replica, requests to it would be answered by another one on this machine, its tool server say.
-        for name, port in zip(FALLBACK_PORTS, free_ports(len(FALLBACK_PORTS)), strict=True):
-            os.environ[name] = str(port)
-        super().__enter__()
-        return self
 
     def serve_application(self, app: Application, name: str, timeout_seconds: float) -> None:
         """Deploy `app` and return once it serves. Raises StartError with the words of the replica that could not."""

@@ -27,8 +27,8 @@ from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
 from verl_tool.rendezvous import owner
-from verl_tool.servers.data_path import free_ports
 from verl_tool.servers.http import Receive, Scope, Send
+from verl_tool.servers.ports import free_ports
 from verl_tool.servers.routing import LocalRouter
 
 SAY_HI = "<puppet>say hi</puppet>"

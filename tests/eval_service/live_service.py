@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_tool.servers.data_path import free_ports
+from verl_tool.servers.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 600.0

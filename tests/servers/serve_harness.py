@@ -14,7 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from verl_tool.servers.data_path import find_data_path, free_ports
+from verl_tool.servers.data_path import find_data_path
+from verl_tool.servers.ports import free_ports
 from verl_tool.servers.serve_cluster import ServeCluster
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_door_key
 

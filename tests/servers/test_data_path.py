@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import socket
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
+from ray.serve._private import constants
 
-from verl_tool.servers import data_path
-from verl_tool.servers.data_path import DataPath, environment, find_data_path, free_ports, loopback_launcher
+from verl_tool.servers.data_path import DataPath, environment, find_data_path, loopback_launcher
 
+PORTS = range(20_000, 20_128)
+OWN_PORTS = {
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT",
+    "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT",
+    "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT",
+}
 CONFIG = """frontend prometheus
     bind :9101
     mode http
@@ -80,31 +90,37 @@ def test_haproxy_takes_what_the_launcher_writes(tmp_path):
 @pytest.mark.parametrize("loopback_only", [True, False])
 def test_two_servers_share_no_file_and_no_port(tmp_path, loopback_only):
     path = DataPath(Path("/usr/sbin/haproxy"), "")
-    one, two = (environment(path, folder, 1.0, loopback_only=loopback_only) for folder in _two_folders(tmp_path))
+    blocks = (range(20_000, 20_128), range(20_128, 20_256))
+    one, two = (
+        environment(path, folder, 1.0, ports, loopback_only=loopback_only)
+        for folder, ports in zip(_two_folders(tmp_path), blocks, strict=True)
+    )
     private = [name for name in one if "PATH" in name or "PORT" in name or "STATE" in name or name.endswith("FILE_LOC")]
     shared = {name for name in private if one[name] == two[name]} - {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"}
     assert shared == (set() if loopback_only else {"RAY_SERVE_HAPROXY_BINARY_PATH"})
 
 
 def test_without_haproxy_serve_is_told_so(tmp_path):
-    assert environment(DataPath(None, ""), tmp_path, 1.0, loopback_only=True)["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+    assert environment(DataPath(None, ""), tmp_path, 1.0, PORTS, loopback_only=True)["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
 
 
-def test_free_ports_differ_and_no_connection_is_given_them():
-    ports = set(free_ports(20))
-    assert len(ports) == 20
-    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert max(ports) < max(lowest_given, 32_768)
+def test_serve_opens_ports_of_the_servers_own_only(tmp_path):
+    names = environment(DataPath(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, loopback_only=False)
+    ports = {name: int(value) for name, value in names.items() if name.endswith("_PORT")}
+    assert set(ports) == OWN_PORTS
+    # The upper bounds of Serve's ranges are not part of them.
+    assert all(port in PORTS or name.startswith("RAY_SERVE_DIRECT_INGRESS_MAX") for name, port in ports.items())
+    one_by_one = [port for name, port in ports.items() if "DIRECT_INGRESS" not in name]
+    in_ranges = [
+        *range(ports["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"], ports["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"]),
+        *range(ports["RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT"], ports["RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT"]),
+    ]
+    assert sorted(one_by_one + in_ranges) == list(PORTS)
 
 
-def test_a_port_that_is_listened_on_is_not_free(monkeypatch):
-    with socket.socket() as listener:
-        (taken,) = free_ports(1)
-        listener.bind(("127.0.0.1", taken))
-        listener.listen()
-        monkeypatch.setattr(data_path, "_LISTENED_ON", range(taken, taken + 1))
-        with pytest.raises(OSError, match="1 free ports are wanted and 0 are left"):
-            free_ports(1)
+def test_serve_knows_these_ports_by_these_names():
+    source = Path(constants.__file__).read_text()
+    assert [name for name in OWN_PORTS if f'"{name}"' not in source] == []
 
 
 def _two_folders(parent: Path) -> list[Path]:

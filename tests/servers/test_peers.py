@@ -11,8 +11,8 @@ from serve_harness import DATA, observed
 
 from verl_tool.protocol import FaultKind, ReplicaInfo, StepRequest
 from verl_tool.servers.app import ToolServerApp
-from verl_tool.servers.data_path import free_ports
 from verl_tool.servers.peers import DOOR_KEY_HEADER, PeerAwayError, PeerBrokenError, Peers, PeerTimeoutError, encode
+from verl_tool.servers.ports import free_ports
 from verl_tool.servers.side_door import SideDoor, guarded
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.toolset import ToolSet

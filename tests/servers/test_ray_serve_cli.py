@@ -19,7 +19,7 @@ import pytest
 from serve_harness import DATA, observed, post
 
 from verl_tool.client import ToolClient
-from verl_tool.servers.data_path import free_ports
+from verl_tool.servers.ports import free_ports
 
 slow = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -13,7 +13,7 @@ import urllib.request
 
 import pytest
 
-from verl_tool.servers.data_path import free_ports
+from verl_tool.servers.ports import free_ports
 from verl_tool.trainer.tool_server import SupervisedServer, ToolServerError, serve_command
 
 SERVER = textwrap.dedent("""

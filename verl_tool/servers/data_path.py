@@ -6,13 +6,10 @@ CPU. The mode is chosen by the environment of Serve's controller, so it must be 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import resource
 import shlex
 import shutil
-import socket
 import stat
 import subprocess
 from dataclasses import dataclass
@@ -24,8 +21,10 @@ from verl_tool.servers import short_path
 
 PROBE_SECONDS = 10.0
 """Deadline for trying the HAProxy binary."""
-_LISTENED_ON = range(20_000, 32_768)
-"""Below the ports that Linux gives to outgoing connections (`ip_local_port_range`), above those of Ray's workers."""
+_SINGLE_PORTS = 4
+"""Statistics, metrics and the two fallback proxies; what is left of a server's ports is for its replicas."""
+_GRPC_PORTS = 4
+"""The tools are not served by gRPC; Serve wants a range for it all the same."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,13 @@ def find_data_path() -> DataPath:
     return DataPath(binary, f"HAProxy {version}")
 
 
-def environment(path: DataPath, folder: Path, drain_seconds: float, *, loopback_only: bool) -> dict[str, str]:
+def environment(
+    path: DataPath, folder: Path, drain_seconds: float, ports: range, *, loopback_only: bool
+) -> dict[str, str]:
     """The environment in which Serve takes this data path.
 
-    `folder` is for HAProxy's own files and must be private to this server: two servers on one machine share nothing.
+    `folder` is for HAProxy's own files, `ports` for what Serve listens on beside its front door; both must be private
+    to this server: two servers on one machine share nothing.
     `loopback_only`: HAProxy's statistics listen on 127.0.0.1, which needs a launcher in `folder`, so all nodes must be
     this machine.
     """
@@ -74,10 +76,10 @@ def environment(path: DataPath, folder: Path, drain_seconds: float, *, loopback_
         # On a machine that is busy, five seconds are too few for a Python process to come up.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
+        **_ports(ports),
     }
     if path.haproxy is None:
         return common | {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
-    statistics, metrics = free_ports(2)
     binary = loopback_launcher(path.haproxy, folder) if loopback_only else path.haproxy
     return common | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -90,13 +92,28 @@ def environment(path: DataPath, folder: Path, drain_seconds: float, *, loopback_
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         # Serve would parse a line of HAProxy's log for every request; the replicas have metrics of their own.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_MAXCONN": str(_max_connections()),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+    }
+
+
+def _ports(ports: range) -> dict[str, str]:
+    """Serve's own choices are the same in every cluster of a machine."""
+    statistics, metrics, fallback_http, fallback_grpc = ports[:_SINGLE_PORTS]
+    http, grpc = ports[_SINGLE_PORTS:-_GRPC_PORTS], ports[-_GRPC_PORTS:]
+    return {
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        # Open to several listeners: those of two servers on one machine would answer for each other.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(http.start),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(http.stop),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc.start),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc.stop),
     }
 
 
@@ -123,23 +140,6 @@ def loopback_launcher(haproxy: Path, folder: Path) -> Path:
     )
     launcher.chmod(stat.S_IRWXU)
     return launcher
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment, and that no connection is given before somebody does.
-
-    Raises OSError if there are not as many.
-    """
-    found: list[int] = []
-    for port in random.SystemRandom().sample(_LISTENED_ON, len(_LISTENED_ON)):
-        if len(found) == count:
-            break
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-    if len(found) < count:
-        raise OSError(f"{count} free ports are wanted and {len(found)} are left from {_LISTENED_ON}")
-    return found
 
 
 def _max_connections() -> int:

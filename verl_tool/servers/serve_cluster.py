@@ -19,11 +19,13 @@ from ray.exceptions import RayError
 from ray.serve import RunTarget
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import ApplicationStatus
+from typing_extensions import Self
 
 from verl_tool.errors import VerlToolError
 from verl_tool.servers.data_path import DataPath, environment
 from verl_tool.servers.deployment import application
 from verl_tool.servers.directory import NAMESPACE, directory_handle, directory_name
+from verl_tool.servers.ports import Reservation, reserve_block, reserve_port
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 
 POLL_SECONDS = 0.2
@@ -66,13 +68,15 @@ class ServeCluster:
         self._logical_cpus = logical_cpus
         self._front_doors = front_doors
         self._folder: Path | None = None
+        self._reserved: list[Reservation] = []
         self._apps: list[str] = []
 
-    def __enter__(self) -> ServeCluster:
-        """Connect to Ray and start Serve. Raises StartError."""
-        refuse_busy_port(self.host, self.port)
+    def __enter__(self) -> Self:
+        """Connect to Ray and start Serve. Raises StartError, and PortTakenError for a port of another server."""
         self._folder = Path(tempfile.mkdtemp(prefix="vt-"))
         try:
+            self._reserved.append(reserve_port(self.port))
+            refuse_busy_port(self.host, self.port)
             self._connect()
             self._refuse_running_serve()
             self._start_serve(self._folder)
@@ -187,7 +191,9 @@ class ServeCluster:
             )
 
     def _start_serve(self, folder: Path) -> None:
-        variables = environment(self.data_path, folder, REPLICA_LEAVING_SECONDS, loopback_only=self.local)
+        block = reserve_block()
+        self._reserved.append(block)
+        variables = environment(self.data_path, folder, REPLICA_LEAVING_SECONDS, block.ports, loopback_only=self.local)
         try:
             serve.start(
                 http_options=HTTPOptions(host=self.host, port=self.port),
@@ -210,6 +216,8 @@ class ServeCluster:
         for app in self._apps:
             _kill_actor(directory_name(app))
         ray.shutdown()
+        while self._reserved:
+            self._reserved.pop().release()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -29,7 +29,7 @@ from verl.utils.device import auto_set_device
 from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.servers.data_path import free_ports
+from verl_tool.servers.ports import free_ports
 from verl_tool.trainer.progress import STARTED
 from verl_tool.trainer.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
