@@ -205,6 +205,78 @@ ATTACKS: dict[str, tuple[str, str]] = {
         "print(n)",
         "rc == 0 or rc < 0",
     ),
+    "child-of-the-forkserver": (
+        _SYSCALL + "r = libc.syscall(56, 0x8000 | 17, 0, 0, 0, 0)\nif r == 0: os._exit(0)\ngot(r)\n"
+        "b = (ctypes.c_uint64 * 11)(0x8000, 0, 0, 0, 17)\nr = libc.syscall(435, b, 88)\nif r == 0: os._exit(0)\ngot(r)",
+        "'GOT' not in out and out.count('denied') == 2",
+    ),
+    "traced-child": (
+        _SYSCALL + "r = libc.syscall(56, 0x2000 | 17, 0, 0, 0, 0)\nif r == 0: os._exit(0)\ngot(r)",
+        "'GOT' not in out",
+    ),
+    "pinned-pages": (
+        _SYSCALL + "r, w = os.pipe()\nb = ctypes.create_string_buffer(4096)\n"
+        "iov = (ctypes.c_size_t * 2)(ctypes.addressof(b), 4096)\ngot(libc.vmsplice(w, iov, 1, 0))\n"
+        "os.write(w, b'x'); r2, w2 = os.pipe()\ngot(libc.tee(r, w2, 1, 0)); got(libc.splice(r, None, w2, None, 1, 0))",
+        "'GOT' not in out and out.count('denied') == 3",
+    ),
+    "pairs-of-other-families": (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nb = (ctypes.c_int * 2)()\n"
+        "for f in range(0, 50):\n    for t in (1, 2, 3, 5):\n"
+        "        for high in (0, 1 << 32):\n"
+        "            ctypes.set_errno(0)\n"
+        "            r = libc.syscall(ctypes.c_long(53), ctypes.c_long(f | high), ctypes.c_long(t),"
+        " ctypes.c_long(0), b)\n"
+        "            if f != 1 and ctypes.get_errno() != 1: print('GOT', f, t)\n"
+        "import socket\na, b = socket.socketpair()\na.send(b'pair'); print(b.recv(9))",
+        "'GOT' not in out and 'pair' in out",
+    ),
+    "aio": (
+        _SYSCALL + "c = ctypes.c_ulong(0)\ngot(libc.syscall(206, 2000, ctypes.byref(c)))",
+        "'denied' in out",
+    ),
+    "watches-and-locks-on-shared-files": (
+        "import ctypes, fcntl, os\nlibc = ctypes.CDLL(None)\nprint('GOT' if libc.inotify_init1(0) >= 0 else 'denied')\n"
+        "f = os.open('/usr/bin/env', os.O_RDONLY)\nd = os.open('/usr/lib', os.O_RDONLY)\n"
+        "for call in (lambda: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB), lambda: fcntl.fcntl(f, 1024, 0),\n"
+        "             lambda: fcntl.fcntl(d, fcntl.F_NOTIFY, fcntl.DN_ACCESS)):\n"
+        "    try: call(); print('GOT')\n    except OSError: print('denied')",
+        "'GOT' not in out and out.count('denied') == 4",
+    ),
+    "own-place-in-the-line-of-victims": (
+        "import ctypes, os\nctypes.CDLL(None).prctl(4, 1, 0, 0, 0)\n"
+        "for name in ('oom_score_adj', 'oom_adj', 'coredump_filter', 'timerslack_ns', 'autogroup', 'clear_refs'):\n"
+        "    for who in ('self', f'{os.getpid()}', f'self/task/{os.getpid()}'):\n"
+        "        try: open(f'/proc/{who}/{name}', 'w').write('0'); print('GOT', name)\n        except OSError: pass\n"
+        "os.system('echo 0 > /proc/self/oom_score_adj')\nprint(open('/proc/self/oom_score_adj').read())",
+        "out == '1000\\n\\n'",
+    ),
+    "options-of-the-process": (
+        _SYSCALL
+        + "for o, v in ((4, 1), (22, 1), (29, 1), (31, 0), (33, 0), (35, 14), (36, 1), (57, 1), (59, 1), (62, 1),"
+        " (67, 1), (0x59616d61, -1), (4 | 1 << 32, 1), (36 | 1 << 32, 1)):\n"
+        "    got(libc.syscall(ctypes.c_long(157), ctypes.c_long(o), ctypes.c_long(v), 0, 0, 0))",
+        "'GOT' not in out and out.count('denied') == 14",
+    ),
+    "scheduling-class": (
+        "import os\nfor policy in (os.SCHED_FIFO, os.SCHED_RR, os.SCHED_BATCH, os.SCHED_IDLE):\n"
+        "    try: os.sched_setscheduler(0, policy, os.sched_param(0)); print('GOT', policy)\n"
+        "    except OSError: print('denied')",
+        "'GOT' not in out and out.count('denied') == 4",
+    ),
+    "flushing-the-hosts-disks": (
+        "import mmap, os, time\nf = os.open('/usr/bin/env', os.O_RDONLY)\nt = time.monotonic()\n"
+        "for _ in range(2000):\n    os.sync(); os.fsync(f); os.fdatasync(f)\n"
+        "    os.posix_fadvise(f, 0, 0, os.POSIX_FADV_DONTNEED)\n"
+        "print(time.monotonic() - t)\nm = mmap.mmap(-1, 4096); m[0] = 1; m.flush()",
+        "float(out) < 1.5 and rc == 0",
+    ),
+    "leader-that-leaves": (
+        "import ctypes, os, threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), os.write(1, b'thread'), time.sleep(30))).start()\n"
+        "ctypes.CDLL(None).syscall(60, 0)",
+        "result.timed_out",
+    ),
     "inotify-flood": (
         _SYSCALL + "n = 0\nwhile libc.inotify_init() >= 0: n += 1\nprint(n)",
         "int(out) < 256",
@@ -310,3 +382,12 @@ async def test_attack_fails(name: str, outcomes: dict[str, tuple[Outcome, dict[s
     assert seen["victim_alive"]
     assert seen["host_unchanged"]
     assert not seen["canary_leaked"]
+
+
+async def test_runs_do_not_share_their_standard_input(ground: HostileGround) -> None:
+    """`/dev/null` is opened for each of them: flags and owners that one sets are not there for the next."""
+    write = "import fcntl, os\nfcntl.fcntl(0, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK); fcntl.fcntl(0, 10, 42)"
+    read = "import fcntl, os\nprint(fcntl.fcntl(0, fcntl.F_GETFL) & (os.O_APPEND | os.O_NONBLOCK), fcntl.fcntl(0, 11))"
+    for _ in range(3):
+        assert (await ground.pool.run(write)).ok
+        assert (await ground.pool.run(read)).stdout == "0 0\n"

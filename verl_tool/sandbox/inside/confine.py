@@ -12,6 +12,8 @@ _GIVES_WAY = 5
 _NO_CORE = 1
 """Bytes of core file. Zero would still start a crash handler that the host has piped cores to; one does not."""
 _MEMORY_LOCKED = 1 << 16
+_SIGNALS_PENDING = 256
+"""Queued signals and POSIX timers."""
 _STACK = 64 << 20
 _CORES = os.cpu_count() or 1
 
@@ -64,7 +66,9 @@ def _enter_namespaces(place: Place, request: Request, slot: int, init_fd: int) -
     uid = place.uid_base + slot if place.as_root else 0
     options = f"size={request.disk},nr_inodes={request.disk_files},mode=0755,uid={uid},gid={uid}"
     linux.mount(b"tmpfs", b"/box", linux.MS_NOSUID | linux.MS_NODEV, options.encode())
-    linux.mount(b"proc", b"/proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, None)
+    # Read-only: who dies first when memory runs out, for one, is not a run's own to set (`oom_score_adj`).
+    flags = linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+    linux.mount(b"proc", b"/proc", flags, None)
     if place.as_root:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -86,6 +90,7 @@ def set_limits(place: Place, request: Request) -> None:
     limit(resource.RLIMIT_NPROC, request.processes)
     limit(resource.RLIMIT_MEMLOCK, _MEMORY_LOCKED)
     limit(resource.RLIMIT_MSGQUEUE, 0)
+    limit(resource.RLIMIT_SIGPENDING, _SIGNALS_PENDING)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
     # Per process and in whole seconds: a second line behind `watch` and the wall limit.
     seconds = int(request.cpu or request.wall * _CORES) + 1

@@ -210,8 +210,8 @@ class Forkserver:
         job = program.read_job(fds[0])
         for fd in (1, 2):
             os.dup2(fds[fd], fd)
-        if len(fds) > 3:
-            os.dup2(fds[3], 0)  # else it is the forkserver's own: /dev/null
+        # Opened anew: flags that one run sets on a shared description would be read by the next.
+        os.dup2(fds[3] if len(fds) > 3 else os.open(os.devnull, os.O_RDONLY), 0)
         if not self._place.isolated:
             self._make_scratch(slot)
         confine.enter(self._place, request, slot, init_fd)
