@@ -19,7 +19,7 @@ from eval_service.completion import CompletionStream, completion_choice
 from eval_service.conversation import Witness
 from eval_service.engines.base import EngineError, RefusedError
 from eval_service.envelope import Envelope
-from eval_service.errors import ApiError, bad_request, from_fault, from_http, overloaded
+from eval_service.errors import RETRY_LATER, ApiError, bad_request, from_fault, from_http, overloaded
 from eval_service.metrics import ServiceMetrics
 from eval_service.outbox import Outbox
 from eval_service.plan import Plan, chat_plan, completion_plan
@@ -326,7 +326,9 @@ class Endpoint:
         except asyncio.TimeoutError:
             message = f"engine and tool server did not answer within {HEALTH_SECONDS:g} s"
             report |= {"status": "unhealthy", "message": message}
-        return Reply(encode_json(report), 200 if report["status"] == "healthy" else 503)
+        if report["status"] == "healthy":
+            return Reply(encode_json(report))
+        return Reply(encode_json(report), 503, headers=RETRY_LATER)
 
     async def _metrics_text(self) -> Reply:
         return Reply(self.metrics.exposition(), content_type=PROMETHEUS_TEXT)

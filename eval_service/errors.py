@@ -7,7 +7,8 @@ from verl_tool.json_text import encode_json
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.servers.http import Headers, HttpError, Reply
 
-RETRY_AFTER_SECONDS = 1
+RETRY_LATER: Headers = ((b"retry-after", b"1"),)
+"""Seconds; goes with every 503."""
 
 _STATUS_OF_FAULT = {FaultKind.TIMEOUT: 504, FaultKind.BAD_REQUEST: 400}
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -50,7 +51,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 def overloaded(message: str, code: str = "overloaded") -> ApiError:
     """Nothing was run; the same request may be sent again soon."""
-    return ApiError(503, message, code=code, headers=((b"retry-after", str(RETRY_AFTER_SECONDS).encode()),))
+    return ApiError(503, message, code=code, headers=RETRY_LATER)
 
 
 def from_http(error: HttpError) -> ApiError:
@@ -62,4 +63,4 @@ def from_fault(fault: Fault) -> ApiError:
     """A fault of the tools: the conversation has no answer."""
     status = _STATUS_OF_FAULT.get(fault.kind, 503)
     message = f"a tool call failed, not by the model's doing ({fault.kind.value}): {fault.message}"
-    return ApiError(status, message, code=f"tool_{fault.kind.value}")
+    return ApiError(status, message, code=f"tool_{fault.kind.value}", headers=RETRY_LATER if status == 503 else ())

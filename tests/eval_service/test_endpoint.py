@@ -367,8 +367,9 @@ async def test_a_tool_server_that_is_gone_is_an_error_and_never_an_answer() -> N
             await chunks_of(live)
         async with aiohttp.ClientSession() as session, session.get(f"{live.url}/health") as response:
             report = await response.json()
-            assert response.status == 503
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
     assert error.value.status_code == 503
+    assert error.value.response.headers["retry-after"] == "1"
     assert error.value.code == "tool_unreachable"
     assert "the tool server" in report["message"]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
+from listeners import Listeners
 from serve_harness import DATA, observed, post
 
 from verl_tool.client import ToolClient
@@ -73,9 +74,12 @@ class Server:
 def start(folder: Path, *arguments: str, **environment: str) -> Iterator[Server]:
     server = Server(folder, *arguments, **environment)
     try:
-        yield server
+        with Listeners(server.process.pid) as listeners:
+            yield server
     finally:
         server.end()
+    assert listeners.on_loopback
+    assert listeners.open_to_others == []
 
 
 @pytest.fixture

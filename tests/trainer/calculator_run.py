@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from listeners import Listeners
 
 pytest.importorskip("verl")
 pytest.importorskip("vllm")
@@ -67,7 +68,10 @@ class Run:
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """A training under way, in a process group of its own as in a terminal. Killed at the end of the block."""
+        """A training under way, in a process group of its own as in a terminal. Killed at the end of the block.
+
+        No process of it may listen where others reach it, at any moment.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             process = subprocess.Popen(
@@ -79,11 +83,14 @@ class Run:
                 start_new_session=True,
             )
             try:
-                yield process
+                with Listeners(process.pid) as listeners:
+                    yield process
             finally:
                 if process.poll() is None:
                     process.send_signal(signal.SIGTERM)
                     _killed_after(process, 60.0)
+            assert listeners.on_loopback
+            assert listeners.open_to_others == []
 
     def interrupt(self, process: subprocess.Popen[bytes], seconds: float = 200.0) -> int:
         """Press Ctrl-C: every process of the terminal's group gets the signal. The exit code."""

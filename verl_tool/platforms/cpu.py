@@ -1,7 +1,8 @@
 """Training without an accelerator: a platform for verl, by the entry point ``verl.plugins``.
 
 verl loads this module at the end of ``import verl``, in each of its processes. Where torch was built for an
-accelerator, or ``VERL_PLATFORM`` names another platform, nothing happens. Written for verl 0.9.0; `require` tells
+accelerator, or ``VERL_PLATFORM`` names another platform, there is no platform of ours: only the sockets of the
+process groups and of the weight sync are put where nobody else reaches them. Written for verl 0.9.0; `require` tells
 whether it is in force, since verl only logs a plugin that fails to load.
 """
 
@@ -21,7 +22,9 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry, get_platform
 
 from verl_tool.errors import ConfigError
 from verl_tool.platforms import vllm_distribution
+from verl_tool.platforms.process_group_store import STORE
 from verl_tool.platforms.verl_patches import PATCHES
+from verl_tool.platforms.weight_sync import ENDS
 
 _CPU = torch.device("cpu")
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE")
@@ -272,6 +275,8 @@ def _why_not() -> str:
     return "the plugin 'verl_tool_cpu' failed to load; `python -c 'import verl_tool.platforms.cpu'` shows why"
 
 
+# verl loads a plugin by importing it and calls nothing. These are for every platform.
+for _patch in (STORE, *ENDS):
+    _patch.install()
 if is_wanted():
-    # verl loads a plugin by importing it and calls nothing.
     activate()

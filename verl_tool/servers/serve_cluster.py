@@ -25,6 +25,7 @@ from verl_tool.errors import VerlToolError
 from verl_tool.servers.data_path import DataPath, environment
 from verl_tool.servers.deployment import application
 from verl_tool.servers.directory import NAMESPACE, directory_handle, directory_name
+from verl_tool.servers.local_ray import keep_token_private, on_loopback, private_folder
 from verl_tool.servers.ports import Reservation, reserve_block, reserve_port
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 
@@ -145,6 +146,7 @@ class ServeCluster:
         return status.status.value if status is not None else "NOT_STARTED"
 
     def _connect(self) -> None:
+        keep_token_private()
         if not self.local:
             try:
                 ray.init(address=self._address, namespace=NAMESPACE, logging_level=logging.WARNING)
@@ -162,24 +164,26 @@ class ServeCluster:
                 return
 
     def _start_ray(self) -> None:
-        ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            logging_level=logging.WARNING,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            num_cpus=self._logical_cpus,
-            _system_config={
-                # Ray runs its workers at niceness 15; here they are the service itself.
-                "worker_niceness": 0,
-                # Its agent has 15 s to come up, which a busy machine may not give it.
-                "agent_register_timeout_ms": 60_000,
-                # Nobody reads Ray's own metrics here, and each request would pay for them; the replicas have theirs.
-                "enable_metrics_collection": False,
-                # Nor its records of past calls, of which it would keep a hundred thousand.
-                "task_events_report_interval_ms": 0,
-            },
-        )
+        with on_loopback():
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                logging_level=logging.WARNING,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                num_cpus=self._logical_cpus,
+                _temp_dir=str(private_folder()),
+                _system_config={
+                    # Ray runs its workers at niceness 15; here they are the service itself.
+                    "worker_niceness": 0,
+                    # Its agent has 15 s to come up, which a busy machine may not give it.
+                    "agent_register_timeout_ms": 60_000,
+                    # Nobody reads Ray's own metrics here, and each request would pay; the replicas have theirs.
+                    "enable_metrics_collection": False,
+                    # Nor its records of past calls, of which it would keep a hundred thousand.
+                    "task_events_report_interval_ms": 0,
+                },
+            )
 
     def _refuse_running_serve(self) -> None:
         running = serve.status()

@@ -32,6 +32,7 @@ from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.ports import free_ports
 from verl_tool.trainer.progress import STARTED
 from verl_tool.trainer.progress_bars import ProgressBars, display_for
+from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
 from verl_tool.trainer.time_by_phase import phase_table
 from verl_tool.trainer.tool_server import SupervisedServer, serve_command
@@ -139,7 +140,7 @@ def train(config: DictConfig) -> None:
     console = Console(stderr=True)
     shown = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
     try:
-        with shown:
+        with shown, ray_settings(config):
             _run(config, _Interruptible(ray.remote(num_cpus=1)(runner)))
     finally:
         if ours:

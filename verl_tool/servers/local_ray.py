@@ -1,0 +1,101 @@
+"""A Ray cluster of this machine alone: its processes listen on 127.0.0.1, and its files are this user's."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from unittest import mock
+
+from ray._private import ray_constants, services
+from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+
+LOOPBACK_ENVIRONMENT = {
+    # torch's and vLLM's process groups would listen on the address that the host's name or the way to the network has.
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TP_SOCKET_IFNAME": "lo",
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+"""For the processes of a cluster of one machine, unless the user has set them."""
+_LONGEST_TEMP = 24
+"""Characters: Ray makes Unix sockets far below its folder, and their paths may have 107."""
+
+
+def address_to_join(address: str | None) -> str | None:
+    """The cluster that ``ray.init(address)`` would join: of `address`, ``RAY_ADDRESS``, or ``ray start`` on this node.
+
+    None: it would start one.
+    """
+    found: str | None = services.canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None is a default
+    return found
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Within the block, a cluster that ``ray.init(address="local")`` starts listens on 127.0.0.1 only.
+
+    Each of Ray's processes listens on 127.0.0.1 if that is its node's address, and on all addresses if not. `ray.init`
+    replaces a 127.0.0.1 that it is told by the address on the network, unless it is set to one machine, as it is on a
+    laptop; it reads that setting (``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER``) once, when it is imported.
+    """
+    wanted = {name: value for name, value in LOOPBACK_ENVIRONMENT.items() if name not in os.environ}
+    with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False), mock.patch.dict(os.environ, wanted):
+        yield
+
+
+def private_folder() -> Path:
+    """Where Ray keeps sockets, logs and spilled objects: in ``RAY_TMPDIR`` or ``/tmp``, and nobody else's to enter.
+
+    Ray's own choice, ``/tmp/ray``, is writable for all, so that any user could take a socket's place.
+    """
+    temp = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    folder = (temp if len(str(temp)) <= _LONGEST_TEMP else Path("/tmp")) / f"verl-tool-{os.geteuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        # Somebody else took the name.
+        folder = Path(tempfile.mkdtemp(prefix="verl-tool-", dir=folder.parent))
+    folder.chmod(0o700)
+    # Ray opens the folder that it is given to all, as its own choice; so it is given one within.
+    return folder / "ray"
+
+
+def keep_token_private() -> None:
+    """Make Ray's token if there is none, whole at once; let nobody but this user read it, whoever made it.
+
+    Ray itself makes a file that all users can read, and two clusters that start at the same moment make two tokens.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(given) if given else Path.home() / ".ray" / "auth_token"
+    if given is None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _for_the_owner_only(path.parent, 0o700)
+        if not path.exists():
+            _write_at_once(path, generate_new_authentication_token())
+    if path.exists():
+        _for_the_owner_only(path, 0o600)
+
+
+def _write_at_once(path: Path, text: str) -> None:
+    """If another process was first, its file stays."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        with suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.unlink(name)
+
+
+def _for_the_owner_only(path: Path, mode: int) -> None:
+    found = path.stat()
+    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(mode)
