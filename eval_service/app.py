@@ -153,6 +153,14 @@ def command(
     drain_seconds: Annotated[
         float, typer.Option("--drain_seconds", min=0.1, help="The longest that stopping waits for running answers.")
     ] = 60.0,
+    allowed_hosts: Annotated[
+        str,
+        typer.Option(
+            "--allowed_hosts",
+            help="Further names by which clients may call a service on a loopback address, separated by commas, each "
+            "with a port or for all ports. Web pages that call it by another name are refused.",
+        ),
+    ] = "",
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -198,6 +206,9 @@ def command(
             max_queued=max_queued,
             request_timeout_seconds=request_timeout,
             drain_seconds=drain_seconds,
+            front_host=host,
+            front_port=port,
+            allowed_hosts=tuple(name.strip() for name in allowed_hosts.split(",") if name.strip()),
             log_level=log_level.value,
         )
         tools = _tools_to_start(options, tool_type, run, "tool_server_url" in given)

@@ -21,6 +21,7 @@ from eval_service.settings import ServiceSettings, VllmSettings
 from eval_service.tokenizer import load_tokenizer
 from verl_tool.client import ToolClient
 from verl_tool.servers import short_path
+from verl_tool.servers.host_check import HostCheck
 
 APP_NAME = "eval_service"
 CLOSE_SECONDS = 20.0
@@ -78,6 +79,7 @@ class ModelReplica:
             api_key=settings.api_key,
             request_timeout_seconds=settings.request_timeout_seconds,
             max_body_bytes=settings.max_body_bytes,
+            host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
         )
         short_path.offer(self._endpoint)
 

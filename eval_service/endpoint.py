@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from eval_service.chat import ChatStream, chat_choice
@@ -33,6 +34,7 @@ from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.json_text import encode_json
 from verl_tool.servers.deadline import Deadline
 from verl_tool.servers.disconnect import until_disconnect
+from verl_tool.servers.host_check import HostCheck
 from verl_tool.servers.http import (
     PROMETHEUS_TEXT,
     Disconnected,
@@ -44,9 +46,11 @@ from verl_tool.servers.http import (
     answer_lifespan,
     header,
     path_of,
-    read_body,
+    refuse_websocket,
     send_reply,
 )
+from verl_tool.servers.request_body import MAX_BODY_BYTES, RequestBodies
+from verl_tool.servers.wire import decoded
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +82,7 @@ class Endpoint:
 
     `model`: the name by which clients ask for it. `fingerprint`: is told with it, see `eval_service.fingerprint`.
     `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a request
-    is stopped and answered with 504.
+    is stopped and answered with 504. `host_check`: by which names clients may call; None: by any.
     """
 
     def __init__(
@@ -89,21 +93,21 @@ class Endpoint:
         fingerprint: str | None = None,
         api_key: str | None = None,
         request_timeout_seconds: float = 3600.0,
-        max_body_bytes: int = 64 << 20,
+        max_body_bytes: int = MAX_BODY_BYTES,
         metrics: ServiceMetrics | None = None,
+        host_check: HostCheck | None = None,
+        bodies: RequestBodies | None = None,
     ) -> None:
-        if max_body_bytes < 1 or not request_timeout_seconds > 0:
-            raise ConfigError(
-                f"max_body_bytes is {max_body_bytes} and request_timeout_seconds is {request_timeout_seconds}; "
-                "both must be above 0"
-            )
+        if not request_timeout_seconds > 0:
+            raise ConfigError(f"request_timeout_seconds is {request_timeout_seconds}; it must be above 0")
         self.service = service
         self.model = model
         self._fingerprint = fingerprint
         self.metrics = metrics or ServiceMetrics()
         self._token = None if api_key is None else f"Bearer {api_key}".encode()
         self._timeout = request_timeout_seconds
-        self._max_body_bytes = max_body_bytes
+        self.bodies = bodies or RequestBodies(max_body_bytes)
+        self._host_check = host_check
         self._created = int(time.time())
         self._posts: dict[str, Callable[[bytes], Awaitable[Job]]] = {
             "/v1/chat/completions": self._chat,
@@ -124,7 +128,8 @@ class Endpoint:
             await answer_lifespan(receive, send)
             return
         if scope["type"] != "http":
-            raise ValueError(f"an ASGI connection of type {scope['type']!r} is not served; only http is")
+            await refuse_websocket(receive, send)
+            return
         began = time.perf_counter()
         path = path_of(scope)
         try:
@@ -140,6 +145,8 @@ class Endpoint:
 
     async def _answer(self, scope: Scope, path: str, receive: Receive, send: Send) -> Sent:
         """Raises ApiError as long as nothing has been sent."""
+        if self._host_check is not None:
+            self._check_host(self._host_check, scope)
         self._authorise(scope, path)
         get = self._get_of(path)
         if get is not None:
@@ -153,11 +160,21 @@ class Endpoint:
             raise ApiError(404, f"there is no {path[:80]!r} here; known: {known}", code="unknown_path")
         _refuse_other_method(scope, path, "POST")
         try:
-            body = await read_body(scope, receive, self._max_body_bytes)
+            body = await self.bodies.read(scope, receive)
         except HttpError as error:
             raise from_http(error) from None
-        sent = await until_disconnect(self._work(body, post, send), receive)
+        try:
+            sent = await until_disconnect(self._work(body, post, send), receive)
+        finally:
+            self.bodies.release(len(body))
         return Sent(sent.status, sent.bytes_out, len(body))
+
+    @staticmethod
+    def _check_host(check: HostCheck, scope: Scope) -> None:
+        try:
+            check.refuse_stranger(scope)
+        except HttpError as error:
+            raise from_http(error) from None
 
     def _authorise(self, scope: Scope, path: str) -> None:
         if self._token is None or path == "/health":
@@ -222,14 +239,14 @@ class Endpoint:
             )
 
     async def _chat(self, body: bytes) -> Job:
-        request = read_request(body, ChatRequest)
+        request = await decoded(partial(read_request, model=ChatRequest), body)
         self._refuse_other_model(request.model)
         envelope = Envelope.of_chat(self.model)
         plan = await chat_plan(request, self.service, envelope)
         return Job(plan, envelope, bool(request.stream), chat_choice, ChatStream)
 
     async def _completion(self, body: bytes) -> Job:
-        request = read_request(body, CompletionRequest)
+        request = await decoded(partial(read_request, model=CompletionRequest), body)
         self._refuse_other_model(request.model)
         envelope = Envelope.of_completion(self.model)
         plan = await completion_plan(request, self.service, envelope)
@@ -346,5 +363,5 @@ async def all_or_none(tasks: Sequence[asyncio.Future[Trajectory]]) -> list[Traje
 
 def _refuse_other_method(scope: Scope, path: str, method: str) -> None:
     if scope["method"] != method:
-        message = f"{path} takes {method}, not {scope['method']}"
+        message = f"{path[:80]} takes {method}, not {scope['method'][:20]!r}"
         raise ApiError(405, message, code="wrong_method", headers=((b"allow", method.encode()),))

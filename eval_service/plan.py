@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from eval_service.envelope import Envelope
 from eval_service.errors import TemplateRefusedError, bad_request
 from eval_service.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from eval_service.service import Ask, Service
-from verl_tool.agent_loop.tokenizer import render_prompt
+from verl_tool.agent_loop.tokenizer import prompt_text
+
+INLINE_CHARACTERS = 4 << 10
+"""Longer texts are rendered and made tokens in a thread."""
+TOKENIZING_THREADS = 2
+_WORDS = 300
+"""Characters of a chat template's own error that are quoted."""
+
+_tokenizing = ThreadPoolExecutor(TOKENIZING_THREADS, thread_name_prefix="tokenizing")
+Result = TypeVar("Result")
 
 USER_FIELD = "user"
 """Entry of a trajectory's `extra`."""
@@ -32,29 +43,52 @@ class Plan:
 
 async def chat_plan(request: ChatRequest, service: Service, envelope: Envelope) -> Plan:
     """Raises ApiError if the conversation cannot be answered."""
+    _refuse_too_many(request, 1, "messages")
     messages = [message.for_template() for message in request.messages]
+    size = sum(len(message["content"]) for message in messages)
+    service.check_prompt_size(size, "messages")
     try:
-        prompt_ids = render_prompt(service.tokenizer, messages)
+        text = await beside_the_loop(lambda: prompt_text(service.tokenizer, messages), size)
     except TemplateRefusedError as error:
-        raise bad_request(str(error), param="messages", code="invalid_value") from None
+        raise bad_request(str(error)[:_WORDS], param="messages", code="invalid_value") from None
+    prompt_ids = await _encoded(text, service, "messages")
     return await _plan(request, service, envelope, [prompt_ids], "messages")
 
 
 async def completion_plan(request: CompletionRequest, service: Service, envelope: Envelope) -> Plan:
     """Raises ApiError if a prompt cannot be continued."""
+    _refuse_too_many(request, len(request.prompts), "prompt")
     prompts = [
-        service.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in request.prompts
+        await _encoded(prompt, service, "prompt") if isinstance(prompt, str) else list(prompt)
+        for prompt in request.prompts
     ]
     return await _plan(request, service, envelope, prompts, "prompt")
+
+
+def _refuse_too_many(request: GenerationRequest, prompts: int, param: str) -> None:
+    """Before any of the prompts is looked at."""
+    n = request.n or 1
+    if not 1 <= n * prompts <= MOST_CHOICES:
+        message = f"{prompts} prompts times n={n} answers; one request takes from 1 to {MOST_CHOICES} answers"
+        raise bad_request(message, param="n" if prompts > 0 else param)
+
+
+async def _encoded(text: str, service: Service, param: str) -> list[int]:
+    service.check_prompt_size(len(text), param)
+    return await beside_the_loop(lambda: service.tokenizer.encode(text), len(text))
+
+
+async def beside_the_loop(work: Callable[[], Result], characters: int) -> Result:
+    """What `work` gives. On a long text it is done in a thread: a megabyte takes seconds to be made tokens."""
+    if characters <= INLINE_CHARACTERS:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_tokenizing, work)
 
 
 async def _plan(
     request: GenerationRequest, service: Service, envelope: Envelope, prompts: Sequence[list[int]], param: str
 ) -> Plan:
     n = request.n or 1
-    if not 1 <= n * len(prompts) <= MOST_CHOICES:
-        message = f"{len(prompts)} prompts times n={n} answers; one request takes from 1 to {MOST_CHOICES} answers"
-        raise bad_request(message, param="n" if len(prompts) > 0 else param)
     for prompt in prompts:
         service.check_prompt(prompt, param)
     await service.check_tool_names(request.tool_names)

@@ -13,13 +13,25 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from eval_service.errors import ApiError, bad_request
-from verl_tool.json_text import BadJsonError, decode_json
+from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
 
 MOST_CHOICES = 1024
 """Most answers (`n` times the number of prompts) of one request."""
+MOST_MESSAGES = 4096
+MOST_TOOLS = 128
+MOST_STOPS = 32
+MOST_BIASES = 1024
+NAME_CHARACTERS = 256
+STOP_CHARACTERS = 1024
+EXTRA_BYTES = 256 << 10
+"""Of `extra_fields`, which goes to the tools with every call."""
 
 Request = TypeVar("Request", bound="GenerationRequest")
-_Count = Annotated[int, Field(ge=1)]
+_Count = Annotated[int, Field(ge=1, lt=2**31)]
+_Float = Annotated[float, Field(allow_inf_nan=False)]
+_Name = Annotated[str, Field(max_length=NAME_CHARACTERS)]
+_Stop = Annotated[str, Field(max_length=STOP_CHARACTERS)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _Strict(BaseModel):
@@ -39,7 +51,7 @@ class FunctionName(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    name: str
+    name: _Name
 
 
 class ToolName(BaseModel):
@@ -62,25 +74,27 @@ class GenerationRequest(_Strict):
 
     model: str
     n: _Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    logit_bias: dict[int, float] | None = None
+    temperature: Annotated[_Float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[_Float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[_Float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[_Float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[_Float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[_Float, Field(gt=0, le=2)] | None = None
+    logit_bias: (
+        Annotated[dict[_TokenId, Annotated[_Float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)] | None
+    ) = None
     max_tokens: _Count | None = None
     """Most tokens that the model writes in one answer, over all its turns."""
-    stop: str | list[str] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
     """The model's turn ends before one of these, and with it the answer."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63 - MOST_CHOICES)] | None = None
     """Choice `i` of a request draws with ``seed + i``."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: _Name | None = None
     """Recorded in the trajectory."""
-    tools: list[ToolName] | None = None
+    tools: Annotated[list[ToolName], Field(max_length=MOST_TOOLS)] | None = None
     """The only tools that may be used. None: all that the tool server has. An empty list: none."""
     tool_choice: Literal["auto", "none"] | None = None
     extra_fields: dict[str, Any] | None = None
@@ -89,6 +103,13 @@ class GenerationRequest(_Strict):
     """Add the trajectory to each choice: segments of tokens, calls, timings."""
     response_format: ResponseFormat | None = None
     store: Literal[False] | None = None
+
+    @field_validator("extra_fields")
+    @classmethod
+    def _not_too_large(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value and len(encode_json(value)) > EXTRA_BYTES:
+            raise ValueError(f"it is larger than {EXTRA_BYTES} bytes of JSON, and goes to the tools with every call")
+        return value
 
     @field_validator("stop")
     @classmethod
@@ -152,7 +173,7 @@ class Message(BaseModel):
 class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: _Count | None = None
     """OpenAI's new name of `max_tokens`."""
     logprobs: bool | None = None
@@ -179,7 +200,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[_TokenId] | list[str] | list[list[_TokenId]]
     """A text, its token ids, or several of either."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
@@ -204,7 +225,7 @@ class CompletionRequest(GenerationRequest):
 def read_request(body: bytes, model: type[Request]) -> Request:
     """The request in a body. Raises ApiError 400 that names the field, what is wrong with it, and the mend."""
     try:
-        value = decode_json(body)
+        value = decode_request_json(body)
     except BadJsonError as error:
         raise bad_request(str(error), code="invalid_json") from None
     if not isinstance(value, dict):
@@ -221,13 +242,14 @@ def _field_error(error: ValidationError, model: type[GenerationRequest]) -> ApiE
     for problem in problems:
         if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
             known = ", ".join(sorted(model.model_fields))
-            message = f"Unrecognized request argument supplied: {problem['loc'][0]}. Known: {known}"
-            return bad_request(message, param=str(problem["loc"][0]), code="unknown_parameter")
+            name = str(problem["loc"][0])[:NAME_CHARACTERS]
+            message = f"Unrecognized request argument supplied: {name}. Known: {known}"
+            return bad_request(message, param=name, code="unknown_parameter")
     first = problems[0]
-    param = ".".join(str(part) for part in first["loc"]) or None
+    param = ".".join(str(part)[:NAME_CHARACTERS] for part in first["loc"]) or None
     if first["type"] == "missing":
         return bad_request(f"'{param}' is missing", param=param, code="missing_required_parameter")
     message = first["msg"].removeprefix("Value error, ")
     if param is not None:
-        message = f"'{param}' is {str(first['input'])[:80]!r}: {message}"
+        message = f"'{param}' is {shown(first['input'])}: {message}"
     return bad_request(message, param=param, code="invalid_value")

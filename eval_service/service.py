@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 TOOLS_KNOWN_SECONDS = 30.0
 """How long the list of the tool server's tools is believed."""
+CHARACTERS_A_TOKEN = 16
+"""More than texts have on average in any language; a prompt with more than that for each token is not read."""
 MODEL_PLACE = "model"
 """Name under which trajectories wait for a place."""
 
@@ -96,6 +98,16 @@ class Service:
             if limit is not None and n > limit:
                 message = f"the prompt has {n} tokens; this model takes at most {limit} here ({name}). Shorten it"
                 raise bad_request(message, param=param, code="context_length_exceeded")
+
+    def check_prompt_size(self, characters: int, param: str) -> None:
+        """Raises ApiError if a text cannot be a prompt that fits, so that nobody makes tokens of it to find out."""
+        limit = self.engine.max_model_len * CHARACTERS_A_TOKEN
+        if characters > limit:
+            message = (
+                f"the prompt has {characters} characters; this service takes at most {limit}, {CHARACTERS_A_TOKEN} for "
+                f"each of the {self.engine.max_model_len} tokens of its context. Shorten it"
+            )
+            raise bad_request(message, param=param, code="context_length_exceeded")
 
     async def check_tool_names(self, names: Sequence[str] | None) -> None:
         """Raises ApiError if a tool is asked for that the tool server does not have, or that cannot be asked."""

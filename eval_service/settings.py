@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.servers.request_body import MAX_BODY_BYTES
 
 
 class _Settings(BaseModel):
@@ -82,5 +83,11 @@ class ServiceSettings(_Settings):
     """A request that takes longer is stopped, and answered with 504."""
     drain_seconds: PositiveFloat = 60.0
     """The longest that a stopping replica waits for the answers that it works on."""
-    max_body_bytes: PositiveInt = 64 << 20
+    max_body_bytes: PositiveInt = MAX_BODY_BYTES
+    front_host: str = "127.0.0.1"
+    """Where the service listens."""
+    front_port: PositiveInt | None = None
+    """None: a request's ``Host`` may bear any port."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names by which clients may call (`verl_tool.servers.host_check`)."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

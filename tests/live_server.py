@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from verl_tool.servers.app import ToolServerApp
+from verl_tool.servers.http_protocol import BoundedHttp
 from verl_tool.servers.tools.base import Tool
 from verl_tool.servers.toolset import ToolSet
 
@@ -67,6 +68,8 @@ async def serve_asgi(
         app,  # type: ignore[arg-type]
         log_level="warning",
         access_log=False,
+        http=BoundedHttp,
+        ws="none",
         lifespan="on",
         timeout_graceful_shutdown=1,
     )

@@ -46,9 +46,10 @@ RESULTS = st.builds(
     invalid_reason=st.none() | TEXT,
     metrics=st.none() | st.dictionaries(TEXT, NUMBERS, min_size=1, max_size=3),
 )
+IDS = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=256)
 REQUESTS = st.builds(
     StepRequest,
-    trajectory_id=TEXT.filter(bool),
+    trajectory_id=IDS,
     action=TEXT,
     step=st.none() | st.integers(0, 10**6),
     finish=st.booleans(),

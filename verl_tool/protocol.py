@@ -4,7 +4,7 @@
 ours and may be left out by older clients: ``steps`` (a repeated step is answered from the record and runs nothing)
 and, in the answer, ``faults`` (infrastructure failed: not something a model should learn from).
 
-This module imports nothing else of the project.
+What a request may hold is bounded here. This module imports nothing else of the project but `json_text`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from verl_tool.json_text import shown
+
+MAX_ID_CHARACTERS = 256
+"""Of a trajectory id, which is written into logs: printable characters only."""
+MAX_ACTION_CHARACTERS = 1 << 20
+"""Of one action: more than the longest turn of a model with a context of 128k tokens."""
+MAX_STEP = 2**31 - 1
+MAX_FURTHER_FIELDS = 64
+"""Most fields of a request that this page does not know."""
 
 
 class FaultKind(str, Enum):
@@ -138,17 +148,22 @@ class ObservationRequest(BaseModel):
     @model_validator(mode="after")
     def _one_entry_a_trajectory(self) -> ObservationRequest:
         expected = len(self.trajectory_ids)
+        if len(self.model_extra or {}) > MAX_FURTHER_FIELDS:
+            raise ValueError(
+                f"the body has {len(self.model_extra or {})} fields beyond those of its own; send at most "
+                f"{MAX_FURTHER_FIELDS}, or put the data into 'extra_fields'"
+            )
         for name, value in self._columns():
             if value is None:
                 continue
             if not isinstance(value, list):
                 raise ValueError(
-                    f"{name!r} is a {type(value).__name__}; every top-level field must be a list with one entry a "
+                    f"{name[:80]!r} is a {type(value).__name__}; every top-level field must be a list with one entry a "
                     f"trajectory ({expected} here). Put data of the whole request into each entry of 'extra_fields'"
                 )
             if len(value) != expected:
                 raise ValueError(
-                    f"{name!r} has {len(value)} entries and 'trajectory_ids' has {expected}; "
+                    f"{name[:80]!r} has {len(value)} entries and 'trajectory_ids' has {expected}; "
                     "send one entry a trajectory"
                 )
         return self
@@ -170,13 +185,13 @@ class ObservationRequest(BaseModel):
         last = self.is_last_step[i] if self.is_last_step is not None else None
         step = self.steps[i] if self.steps is not None else None
         well_formed = (
-            isinstance(trajectory_id, str)
-            and trajectory_id != ""
+            _is_id(trajectory_id)
             and isinstance(action, str)
+            and len(action) <= MAX_ACTION_CHARACTERS
             and (extra is None or isinstance(extra, dict))
             and (finish is None or isinstance(finish, bool))
             and (last is None or isinstance(last, bool))
-            and (step is None or (type(step) is int and step >= 0))
+            and (step is None or (type(step) is int and 0 <= step <= MAX_STEP))
         )
         if not well_formed:
             return self._malformed(i, trajectory_id, action, extra, finish, last, step)
@@ -187,16 +202,24 @@ class ObservationRequest(BaseModel):
     def _malformed(i: int, trajectory_id: Any, action: Any, extra: Any, finish: Any, last: Any, step: Any) -> Fault:
         """The fault that names the first wrong value of entry `i`."""
         checks = (
-            ("trajectory_ids", trajectory_id, isinstance(trajectory_id, str) and trajectory_id != "", "a string"),
-            ("actions", action, isinstance(action, str), "a string"),
+            ("trajectory_ids", trajectory_id, _is_id(trajectory_id), _AN_ID),
+            ("actions", action, isinstance(action, str) and len(action) <= MAX_ACTION_CHARACTERS, _AN_ACTION),
             ("extra_fields", extra, extra is None or isinstance(extra, dict), "an object or null"),
             ("finish", finish, finish is None or isinstance(finish, bool), "true, false or null"),
             ("is_last_step", last, last is None or isinstance(last, bool), "true, false or null"),
-            ("steps", step, False, "a whole number from 0, or null"),
+            ("steps", step, False, f"a whole number from 0 to {MAX_STEP}, or null"),
         )
         name, value, _, wanted = next(check for check in checks if not check[2])
-        message = f"{name}[{i}] is {str(value)[:80]!r} ({type(value).__name__}); send {wanted}"
+        message = f"{name}[{i}] is {shown(value)} ({type(value).__name__}); send {wanted}"
         return Fault(kind=FaultKind.BAD_REQUEST, message=message, retryable=False)
+
+
+_AN_ID = f"a string of 1 to {MAX_ID_CHARACTERS} printable characters"
+_AN_ACTION = f"a string of at most {MAX_ACTION_CHARACTERS} characters"
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARACTERS and value.isprintable()
 
 
 class ObservationResponse(BaseModel):

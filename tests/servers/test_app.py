@@ -14,9 +14,11 @@ from toy_tools import Ledger, Puppet, text, until
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ObservationResponse, StepRequest
 from verl_tool.servers.app import ToolServerApp
+from verl_tool.servers.peers import DOOR_KEY_HEADER
 from verl_tool.servers.routing import FORWARDED_HEADER, LocalRouter
 from verl_tool.servers.toolset import ToolSet
 
+FROM_A_PEER = {FORWARDED_HEADER: "1", DOOR_KEY_HEADER: "key of the peers"}
 SAY_HI = "<puppet>say hi</puppet>"
 
 
@@ -333,18 +335,34 @@ class _Elsewhere(LocalRouter):
 class TestRouting:
     async def test_the_router_decides_but_never_over_a_peers_request(self, servers: LiveServers) -> None:
         router = _Elsewhere()
-        server = await servers.start([Puppet()], router=router)
+        server = await servers.start([Puppet()], router=router, peer_key="key of the peers")
         _, answer = await post(server, batch(SAY_HI))
         assert text(answer["observations"][0]) == "routed"
-        _, answer = await post(server, batch(SAY_HI), headers={FORWARDED_HEADER: "1"})
+        _, answer = await post(server, batch(SAY_HI), headers=FROM_A_PEER)
         assert text(answer["observations"][0]) == "hi"
         assert router.asked == ["t0"]
 
     async def test_a_peer_gets_faults_and_no_status(self, servers: LiveServers) -> None:
-        server = await servers.start([Puppet()])
-        status, answer = await post(server, batch(3), headers={FORWARDED_HEADER: "1"})
+        server = await servers.start([Puppet()], peer_key="key of the peers")
+        status, answer = await post(server, batch(3), headers=FROM_A_PEER)
         assert status == 200
         assert answer["faults"][0]["kind"] == "bad_request"
+
+    @pytest.mark.parametrize("peer_key", [None, "key of the peers"])
+    @pytest.mark.parametrize("path", ["/get_observation", "/health", "/metrics"])
+    async def test_nobody_else_may_say_that_a_request_is_forwarded(
+        self, servers: LiveServers, path: str, peer_key: str | None
+    ) -> None:
+        router = _Elsewhere()
+        server = await servers.start([Puppet()], router=router, peer_key=peer_key)
+        for headers in ({FORWARDED_HEADER: "1"}, {**FROM_A_PEER, DOOR_KEY_HEADER: "another"}):
+            if path == "/get_observation":
+                status, answer = await post(server, batch(SAY_HI), headers=headers)
+            else:
+                status, body, _ = await get(server, path, headers=headers)
+                answer = json.loads(body)
+            assert status == 403
+            assert answer["error"]["field"] == FORWARDED_HEADER
 
 
 class TestRunCode:

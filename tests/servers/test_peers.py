@@ -32,7 +32,7 @@ async def peers() -> AsyncIterator[Peers]:
 async def app() -> AsyncIterator[ToolServerApp]:
     toolset = ToolSet(load_tools(str(DATA / "ray_echo.py")))
     await toolset.start()
-    yield ToolServerApp(toolset, max_concurrent_requests=2, max_queued=2)
+    yield ToolServerApp(toolset, max_concurrent_requests=2, max_queued=2, peer_key="key")
     await toolset.close(grace_seconds=0.1)
 
 

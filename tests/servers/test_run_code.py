@@ -108,15 +108,23 @@ async def _refusals(server: LiveServer) -> None:
     status, answer = await post(server, {"code": "int main() {}", "language": "cpp"})
     assert (status, answer["status"]) == (200, "SandboxError")
     assert "'cpp'" in answer["message"]
-    _, answer = await post(server, {"code": "1", "files": {"x": "no base64!"}})
-    assert answer["status"] == "SandboxError"
-    assert "base64" in answer["message"]
-    _, answer = await post(server, {"code": "1", "files": {"../../etc/x": ""}})
-    assert answer["status"] == "SandboxError"
-    for body, field in (({}, "code"), ({"code": 3}, "code"), ({"code": "1", "run_timeout": -1}, "run_timeout")):
-        status, answer = await post(server, body)
-        assert status == 400
+    for further, field in (
+        ({"code": 3}, "code"),
+        ({"run_timeout": -1}, "run_timeout"),
+        ({"files": {"x": "no base64!"}}, "files"),
+        ({"files": {"x": "\u00e9\u00e9\u00e9\u00e9"}}, "files"),
+        ({"files": {"../../etc/x": ""}}, "files"),
+        ({"files": {"a": "", "a/b": ""}}, "files"),
+        ({"files": {f"f{i}": "" for i in range(300)}}, "files"),
+        ({"fetch_files": ["a/" * 100 + "b"]}, "fetch_files"),
+        ({"fetch_files": ["x" * 300]}, "fetch_files"),
+        ({"fetch_files": ["f"] * 300}, "fetch_files"),
+        ({"language": "p" * 100}, "language"),
+    ):
+        status, answer = await post(server, {"code": "1", **further})
+        assert status == 400, further
         assert answer["error"]["field"] == field
+    assert (await post(server, {}))[1]["error"]["field"] == "code"
 
 
 async def _by_client(server: LiveServer) -> None:

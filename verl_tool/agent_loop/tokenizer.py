@@ -88,4 +88,11 @@ def render_prompt(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
 ) -> list[int]:
     """Token ids of a conversation up to the place where the model's turn begins."""
-    return tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools))
+    return tokenizer.encode(prompt_text(tokenizer, messages, tools))
+
+
+def prompt_text(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+) -> str:
+    """A conversation up to the place where the model's turn begins, as the chat template renders it."""
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools)

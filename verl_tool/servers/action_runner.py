@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from verl_tool.errors import SandboxError, ToolFault
+from verl_tool.json_text import shown
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.admission import Admission
 from verl_tool.servers.calls import CallFinder, Claim
@@ -24,6 +25,8 @@ TOOL_FIELD = "tool_name"
 """Entry of a request's extra data that names the one tool that may take this trajectory's action."""
 TOOLS_FIELD = "tool_names"
 """Entry of a request's extra data that lists the tools that may take it."""
+MAX_NAMES = 256
+"""Most names in that list."""
 
 
 class ToolCallFault(ToolFault):
@@ -112,7 +115,7 @@ class ActionRunner:
         async with trajectory.lock:
             _refuse_ended(trajectory)
             wanted = self._wanted_tools(request)
-            claims, strangers = self._finder.find(request.action, wanted)
+            claims, strangers = await self._finder.find_in_turn(request.action, wanted)
             if claims:
                 async with admission.place(claims[0].tool.name) if admission else nullcontext():
                     await self._run_claims(claims, trajectory, request, progress)
@@ -168,15 +171,15 @@ class ActionRunner:
             return [self._known_tool(TOOL_FIELD, name)]
         if names is None:
             return None
-        if not isinstance(names, list):
-            message = f"{TOOLS_FIELD} is {str(names)[:80]!r}; send a list of names"
+        if not isinstance(names, list) or len(names) > MAX_NAMES:
+            message = f"{TOOLS_FIELD} is {shown(names)}; send a list of at most {MAX_NAMES} names"
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         return [self._known_tool(TOOLS_FIELD, each) for each in names]
 
     def _known_tool(self, field: str, name: object) -> Tool:
         tool = self._by_name.get(name) if isinstance(name, str) else None
         if tool is None:
-            message = f"{field} {str(name)[:80]!r} is unknown; known: {', '.join(self._by_name)}"
+            message = f"{field} {shown(name)} is unknown; known: {', '.join(self._by_name)}"
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         return tool
 

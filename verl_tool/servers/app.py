@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from verl_tool.errors import ConfigError, VerlToolError
@@ -20,6 +21,7 @@ from verl_tool.protocol import REPLICA_HEADER, Fault, FaultKind, HealthReport, S
 from verl_tool.sandbox_fusion import RunCodeRequest
 from verl_tool.servers.admission import Admission
 from verl_tool.servers.disconnect import until_disconnect
+from verl_tool.servers.host_check import HostCheck
 from verl_tool.servers.http import (
     PROMETHEUS_TEXT,
     Disconnected,
@@ -32,14 +34,16 @@ from verl_tool.servers.http import (
     answer_lifespan,
     header,
     path_of,
-    read_body,
+    refuse_websocket,
     send_reply,
 )
 from verl_tool.servers.metrics import HttpMetrics
+from verl_tool.servers.peers import DOOR_KEY_HEADER
+from verl_tool.servers.request_body import MAX_BODY_BYTES, RETRY_AFTER, RequestBodies
 from verl_tool.servers.routing import FORWARDED_HEADER, LocalRouter, Router
 from verl_tool.servers.run_code import run_code
 from verl_tool.servers.toolset import ToolSet
-from verl_tool.servers.wire import BadBody, decode_model, decode_request, encode_response
+from verl_tool.servers.wire import decode_model, decode_request, decoded, encode_response
 
 if TYPE_CHECKING:
     from verl_tool.sandbox import SandboxPool
@@ -47,8 +51,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 access_log = logging.getLogger(f"{__name__}.access")
 
-RETRY_AFTER_SECONDS = 1
 _FIELD_OF_FAULT = re.compile(r"(?:[a-z_]+\[\d+\]|tool_name)(?= )")
+
+_FORWARDED, _PEER_KEY = FORWARDED_HEADER.encode(), DOOR_KEY_HEADER.encode()
 
 Handler = Callable[[Scope, bytes], Awaitable[Reply]]
 
@@ -59,7 +64,9 @@ class ToolServerApp:
     `max_concurrent_requests`: entries (trajectories, not HTTP requests) that run at the same time. `max_queued`:
     entries that may wait beyond them; past that the answer is 503 with ``Retry-After``. `request_timeout_seconds`:
     after it, what has no answer yet is answered with the fault ``timeout``. `api_key`: every route but ``/health`` asks
-    for it as a bearer token. `router`: what to do with entries that belong to another replica.
+    for it as a bearer token. `router`: what to do with entries that belong to another replica. `peer_key`: what the
+    other replicas show; None: there are none, and no request is taken as forwarded. `host_check`: by which names
+    clients may call; None: by any.
     """
 
     def __init__(
@@ -69,20 +76,22 @@ class ToolServerApp:
         max_concurrent_requests: int = 256,
         max_queued: int = 8192,
         api_key: str | None = None,
-        max_body_bytes: int = 64 << 20,
+        max_body_bytes: int = MAX_BODY_BYTES,
         request_timeout_seconds: float = 300.0,
         router: Router | None = None,
+        peer_key: str | None = None,
+        host_check: HostCheck | None = None,
+        bodies: RequestBodies | None = None,
     ) -> None:
-        if max_body_bytes < 1 or not request_timeout_seconds > 0:
-            raise ConfigError(
-                f"max_body_bytes is {max_body_bytes} and request_timeout_seconds is {request_timeout_seconds}; "
-                "both must be above 0"
-            )
+        if not request_timeout_seconds > 0:
+            raise ConfigError(f"request_timeout_seconds is {request_timeout_seconds}; it must be above 0")
         self.toolset = toolset
         self.admission = Admission(max_concurrent_requests, max_queued)
         self.router: Router = router or LocalRouter()
         self._token = None if api_key is None else f"Bearer {api_key}".encode()
-        self._max_body_bytes = max_body_bytes
+        self._peer_key = None if peer_key is None else peer_key.encode()
+        self._host_check = host_check
+        self.bodies = bodies or RequestBodies(max_body_bytes)
         self._timeout = request_timeout_seconds
         self._metrics = HttpMetrics(toolset.metrics.registry)
         toolset.metrics.add_gauge("verl_tool_queue_length", "Actions that wait for a place.", self._queue_lengths)
@@ -101,14 +110,15 @@ class ToolServerApp:
             await answer_lifespan(receive, send)
             return
         if scope["type"] != "http":
-            raise ValueError(f"an ASGI connection of type {scope['type']!r} is not served; only http is")
+            await refuse_websocket(receive, send)
+            return
         began = time.perf_counter()
         path = path_of(scope)
         route = path if path in self._routes else "other"
         body = b""
         try:
             handler = self._handler(scope, path)
-            body = await read_body(scope, receive, self._max_body_bytes)
+            body = await self.bodies.read(scope, receive)
             reply = await until_disconnect(handler(scope, body), receive)
         except Disconnected:
             return
@@ -116,8 +126,10 @@ class ToolServerApp:
             reply = error.reply()
         except Exception:
             # The last line of defence: a bug of ours must not leave a client without an answer.
-            log.exception("%s %s failed", scope["method"], path)
+            log.exception("%s failed", route)
             reply = HttpError(500, "internal", "the server failed; its log holds the traceback").reply()
+        finally:
+            self.bodies.release(len(body))
         await send_reply(send, reply, self._own_headers())
         self._account(scope, route, reply, time.perf_counter() - began, len(body))
 
@@ -126,6 +138,8 @@ class ToolServerApp:
         return await self.toolset.step(requests, timeout_seconds=self._timeout, admission=self.admission)
 
     def _handler(self, scope: Scope, path: str) -> Handler:
+        if self._host_check is not None:
+            self._host_check.refuse_stranger(scope)
         if self._token is not None and path != "/health":
             given = header(scope, b"authorization") or b""
             if not hmac.compare_digest(given, self._token):
@@ -137,35 +151,37 @@ class ToolServerApp:
             raise HttpError(404, "unknown_path", f"there is no {path[:80]!r} here; known: {known}")
         method, handler = found
         if scope["method"] != method:
-            message = f"{path} takes {method}, not {scope['method']}"
+            message = f"{path} takes {method}, not {scope['method'][:20]!r}"
             raise HttpError(405, "wrong_method", message, headers=((b"allow", method.encode()),))
         return handler
 
     async def _get_observation(self, scope: Scope, body: bytes) -> Reply:
         began = time.perf_counter()
-        try:
-            request = decode_request(body)
-        except BadBody as error:
-            raise HttpError(400, "bad_request", error.message, error.field) from None
+        forwarded = self._is_forwarded(scope)
+        request = await decoded(decode_request, body)
+        self._refuse_large_batch(len(request.trajectory_ids))
         entries = request.step_requests()
         self._admit(len(entries))
         try:
-            results = await self._step(entries, forwarded=_is_forwarded(scope))
+            results = await self._step(entries, forwarded)
         finally:
             self.admission.release(len(entries))
         milliseconds = (time.perf_counter() - began) * 1e3
-        if _is_forwarded(scope):
+        if forwarded:
             return Reply(encode_response(results, milliseconds))
         return _reply_of(results, milliseconds)
 
-    def _admit(self, entries: int) -> None:
+    def _refuse_large_batch(self, entries: int) -> None:
         limit = self.admission.limit
         if entries > limit:
             message = f"'trajectory_ids' has {entries} entries; this server takes at most {limit} at a time"
             raise HttpError(413, "batch_too_large", message, "trajectory_ids")
+
+    def _admit(self, entries: int) -> None:
         if not self.admission.admit(entries):
+            limit = self.admission.limit
             message = f"the queue is full ({self.admission.inside} of {limit} entries); send it again later"
-            raise HttpError(503, FaultKind.OVERLOADED.value, message, headers=_retry_after())
+            raise HttpError(503, FaultKind.OVERLOADED.value, message, headers=RETRY_AFTER)
 
     async def _step(self, entries: Sequence[StepRequest | Fault], forwarded: bool) -> list[StepResult]:
         """Results of all entries in their order; the malformed ones are answered without being run."""
@@ -181,10 +197,7 @@ class ToolServerApp:
 
     async def _run_code(self, scope: Scope, body: bytes) -> Reply:
         pool = self._sandbox()
-        try:
-            request = decode_model(body, RunCodeRequest)
-        except BadBody as error:
-            raise HttpError(400, "bad_request", error.message, error.field) from None
+        request = await decoded(partial(decode_model, model=RunCodeRequest), body)
         self._admit(1)
         try:
             async with self.admission.place("run_code"):
@@ -217,7 +230,7 @@ class ToolServerApp:
             await self.toolset.check()
         except VerlToolError as error:
             report = report.model_copy(update={"status": "unhealthy", "message": str(error)})
-        if not _is_forwarded(scope):
+        if not self._is_forwarded(scope):
             report = await self.router.health(report)
         return Reply(encode_json(report.model_dump()), 200 if report.status == "healthy" else 503)
 
@@ -226,12 +239,22 @@ class ToolServerApp:
 
     async def _metrics_text(self, scope: Scope, body: bytes) -> Reply:
         text = self.toolset.metrics.exposition()
-        if not _is_forwarded(scope):
+        if not self._is_forwarded(scope):
             text = await self.router.metrics(text)
         return Reply(text, content_type=PROMETHEUS_TEXT)
 
     async def _replicas(self, scope: Scope, body: bytes) -> Reply:
         return Reply(encode_json((await self.router.replicas()).model_dump()))
+
+    def _is_forwarded(self, scope: Scope) -> bool:
+        """Whether a peer sent this, to be run here. Raises HttpError if somebody else says so."""
+        if header(scope, _FORWARDED) is None:
+            return False
+        shown = header(scope, _PEER_KEY)
+        if self._peer_key is None or shown is None or not hmac.compare_digest(shown, self._peer_key):
+            message = f"the header {FORWARDED_HEADER!r} is for the replicas of this server; leave it out"
+            raise HttpError(403, "forbidden", message, FORWARDED_HEADER)
+        return True
 
     def _queue_lengths(self) -> dict[str, float]:
         return {tool.name: self.admission.waiting(tool.name) for tool in self.toolset.tools}
@@ -248,17 +271,13 @@ class ToolServerApp:
             )  # fmt: skip
 
 
-def _is_forwarded(scope: Scope) -> bool:
-    return header(scope, FORWARDED_HEADER.encode()) == b"1"
-
-
 def _reply_of(results: Sequence[StepResult], milliseconds: float) -> Reply:
     """200, unless not one entry could be served: 400 if all were wrong, 503 if there was room for none."""
     kinds = {result.fault.kind if result.fault else None for result in results}
     if kinds == {FaultKind.BAD_REQUEST}:
         return Reply(encode_response(results, milliseconds, _error_of(results[0])), 400)
     if kinds and kinds <= {FaultKind.OVERLOADED, FaultKind.SHUTTING_DOWN}:
-        return Reply(encode_response(results, milliseconds, _error_of(results[0])), 503, headers=_retry_after())
+        return Reply(encode_response(results, milliseconds, _error_of(results[0])), 503, headers=RETRY_AFTER)
     return Reply(encode_response(results, milliseconds))
 
 
@@ -268,7 +287,3 @@ def _error_of(result: StepResult) -> dict[str, str | None]:
     field = _FIELD_OF_FAULT.match(result.fault.message)
     kind = result.fault.kind.value
     return {"message": result.fault.message, "type": kind, "field": field.group() if field else None}
-
-
-def _retry_after() -> Headers:
-    return ((b"retry-after", str(RETRY_AFTER_SECONDS).encode()),)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from verl_tool.formats import Call, Format
 from verl_tool.servers.tools.base import Tool
+
+IN_THREAD_CHARACTERS = 8 << 10
+"""Longer actions are read in a thread: an action of openings alone takes a microsecond a character."""
+AT_A_TIME_CHARACTERS = 16 << 10
+"""Of the other actions, so many characters are read before the event loop has its turn."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,31 @@ class CallFinder:
         self._rank = {id(tool): i for i, tool in enumerate(tools)}
         self._takers = _takers_of_each_format(tools)
         self._own_ways = [tool for tool in tools if type(tool).recognise is not Tool.recognise]
+        self._read = 0
+        """Characters read since the event loop had its turn."""
+        self._turn = asyncio.Lock()
+
+    async def find_in_turn(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[Claim], list[Call]]:
+        """As `find`, without holding up the event loop, however long the action is and however many there are."""
+        length = len(action)
+        if length > IN_THREAD_CHARACTERS:
+            return await asyncio.to_thread(self.find, action, only)
+        if self._read + length > AT_A_TIME_CHARACTERS:
+            async with self._turn:
+                while self._read + length > AT_A_TIME_CHARACTERS:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                self._begin_to_read(length)
+        else:
+            self._begin_to_read(length)
+        return self.find(action, only)
+
+    def _begin_to_read(self, length: int) -> None:
+        if self._read == 0:
+            asyncio.get_running_loop().call_soon(self._loop_had_its_turn)
+        self._read += length
+
+    def _loop_had_its_turn(self) -> None:
+        self._read = 0
 
     def find(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[Claim], list[Call]]:
         """The calls to run, in the order of the text, and those that no tool takes.

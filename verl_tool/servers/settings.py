@@ -6,6 +6,7 @@ import secrets
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
+from verl_tool.servers.request_body import MAX_BODY_BYTES
 from verl_tool.servers.tool_config import ToolConfig
 
 
@@ -48,7 +49,7 @@ class ReplicaSettings(BaseModel):
     state_ttl_seconds: PositiveFloat = 3600.0
     max_trajectories: PositiveInt = 100_000
     """Trajectories that one replica remembers."""
-    max_body_bytes: PositiveInt = 64 << 20
+    max_body_bytes: PositiveInt = MAX_BODY_BYTES
     drain_seconds: PositiveFloat = 60.0
     """The longest that a replica which is taken away stays for the trajectories that it holds."""
     done_if_invalid: bool = False
@@ -57,6 +58,10 @@ class ReplicaSettings(BaseModel):
     """By which the replicas of this server know each other (`new_door_key`). It stays the same over updates."""
     front_host: str = "127.0.0.1"
     """Host of the front door."""
+    front_port: PositiveInt | None = None
+    """Port of the front door. None: a request's ``Host`` may bear any."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names by which clients may call (`HostCheck`)."""
     several_nodes: bool = False
     """Whether peers may sit on other machines, so that side doors listen on the node's address."""
     log_level: str = "INFO"

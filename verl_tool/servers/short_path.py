@@ -11,6 +11,7 @@ from __future__ import annotations
 from starlette.middleware import Middleware
 
 from verl_tool.servers.http import AsgiApp, Receive, Scope, Send, path_of
+from verl_tool.servers.http_protocol import bound_all_servers
 
 CALLBACK = f"{__name__}.middlewares"
 """Where Serve finds `middlewares`."""
@@ -41,5 +42,6 @@ class ShortPath:
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve is to put in front of a replica's HTTP server."""
+    """What Serve is to put in front of an HTTP server that it is about to start, whose protocol is bounded too."""
+    bound_all_servers()
     return [Middleware(ShortPath)]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from verl_tool.servers.http import AsgiApp, HttpError, Receive, Scope, Send, header, send_reply
+from verl_tool.servers.http_protocol import BoundedHttp
 from verl_tool.servers.peers import DOOR_KEY_HEADER
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class SideDoor:
         """Begin to serve."""
         config = uvicorn.Config(
             app,
+            http=BoundedHttp,
+            ws="none",
             lifespan="off",
             log_config=None,
             log_level=None,

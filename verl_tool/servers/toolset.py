@@ -19,6 +19,8 @@ from verl_tool.servers.trajectory_table import Record, Trajectory, TrajectoryTab
 
 log = logging.getLogger(__name__)
 
+_BEGIN_AT_A_TIME = 128
+"""Entries of a batch that are begun before the event loop has its turn."""
 ABORT_FIELD = "abort"
 """Entry of the extra data of a request that finishes a trajectory: true stops what it runs."""
 
@@ -148,12 +150,16 @@ class ToolSet:
         """
         if not requests:
             return []
-        begun = [self._begin(request, admission) for request in requests]
-        runs = {run for run in begun if isinstance(run, asyncio.Task)}
+        begun: list[asyncio.Task[StepResult] | StepResult] = []
         try:
-            await settle(runs, timeout_seconds)
+            for number, request in enumerate(requests, 1):
+                begun.append(self._begin(request, admission))
+                if number % _BEGIN_AT_A_TIME == 0:
+                    # What else this process serves has its turn too.
+                    await asyncio.sleep(0)
+            await settle({run for run in begun if isinstance(run, asyncio.Task)}, timeout_seconds)
         finally:
-            for request, run in zip(requests, begun, strict=True):
+            for request, run in zip(requests, begun, strict=False):
                 if isinstance(run, asyncio.Task) and request.step is None and not request.finish:
                     run.cancel()
         return [self._outcome(*pair, timeout_seconds) for pair in zip(requests, begun, strict=True)]

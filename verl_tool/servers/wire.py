@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from verl_tool.json_text import BadJsonError, decode_json, encode_json
+from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
 from verl_tool.protocol import Fault, FaultKind, ObservationRequest, StepResult
+from verl_tool.servers.http import HttpError
 
 Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
 
 
-class BadBody(ValueError):
-    """A body that cannot be served; `field` names what is wrong in it."""
+INLINE_BYTES = 256 << 10
+"""Larger bodies are read in a thread, so that other requests have their turns between its steps."""
+READERS = 2
+"""Threads that read large bodies. More would only wait for one another."""
 
-    def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
+_readers = ThreadPoolExecutor(READERS, thread_name_prefix="request-reader")
+
+
+async def decoded(decode: Callable[[bytes], Result], body: bytes) -> Result:
+    """``decode(body)``, beside the event loop if the body is large. `decode` may raise HttpError."""
+    if len(body) <= INLINE_BYTES:
+        return decode(body)
+    return await asyncio.get_running_loop().run_in_executor(_readers, decode, body)
 
 
 def decode_request(body: bytes) -> ObservationRequest:
-    """Body of ``POST /get_observation``. Raises BadBody that names the field and the mend."""
+    """Body of ``POST /get_observation``. Raises HttpError 400 that names the field and the mend."""
     return decode_model(body, ObservationRequest)
 
 
 def decode_model(body: bytes, model: type[Model]) -> Model:
-    """`body` as a pydantic model. Raises BadBody that names the field and the mend."""
+    """`body` as a pydantic model. Raises HttpError 400 that names the field and the mend."""
     try:
-        value = decode_json(body)
+        value = decode_request_json(body)
     except BadJsonError as error:
-        raise BadBody(str(error)) from None
+        raise _bad_body(str(error)) from None
     if not isinstance(value, dict):
-        raise BadBody(f"the body is a JSON {_json_type(value)}; send an object with the fields {_fields(model)}")
+        raise _bad_body(f"the body is a JSON {_json_type(value)}; send an object with the fields {_fields(model)}")
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -83,15 +93,19 @@ def _encodable(result: StepResult) -> StepResult:
     return result
 
 
-def _bad_field(error: ValidationError, model: type[BaseModel]) -> BadBody:
+def _bad_field(error: ValidationError, model: type[BaseModel]) -> HttpError:
     first = error.errors(include_url=False, include_context=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or None
     if first["type"] == "missing":
-        return BadBody(f"{field!r} is missing; send an object with the fields {_fields(model)}", field)
+        return _bad_body(f"{field!r} is missing; send an object with the fields {_fields(model)}", field)
     message = first["msg"].removeprefix("Value error, ")
     if field is None:
-        return BadBody(message, _quoted_name(message))
-    return BadBody(f"{field!r}: {message}; it is {str(first['input'])[:80]!r}", field)
+        return _bad_body(message, _quoted_name(message))
+    return _bad_body(f"{field!r}: {message}; it is {shown(first['input'])}", field)
+
+
+def _bad_body(message: str, field: str | None = None) -> HttpError:
+    return HttpError(400, "bad_request", message, field)
 
 
 def _quoted_name(message: str) -> str | None:
