@@ -13,9 +13,9 @@ from eval_service.envelope import Envelope, ending
 from eval_service.log_probs import CompletionLogProbs, joined
 from eval_service.outbox import Outbox
 from eval_service.service import Service
-from eval_service.text_stream import TurnText, turn_text
+from eval_service.text_stream import TurnText
 from eval_service.usage import Usage
-from verl_tool.agent_loop.trajectory import Author, Segment, Trajectory
+from verl_tool.agent_loop.trajectory import Author, Trajectory
 from verl_tool.protocol import StepResult
 
 
@@ -28,12 +28,7 @@ def completion_choice(
     with_trajectory: bool,
 ) -> dict[str, Any]:
     """One entry of ``choices``. `log_probs`: a list a turn of the model, if they were asked for."""
-    *before, last = trajectory.response or (Segment(Author.TOOL, ()),)
-    text = "".join(service.tokenizer.decode(segment.tokens) for segment in before)
-    if last.author is Author.MODEL:
-        text += turn_text(last.tokens, service.tokenizer, service.end_token_ids, stops)
-    else:
-        text += service.tokenizer.decode(last.tokens)
+    text = _text(trajectory, service, stops)
     columns = None if log_probs is None else _columns(trajectory, log_probs, CompletionLogProbs(service.tokenizer))
     return {"index": index, "text": text, "logprobs": columns} | ending(trajectory, with_trajectory)
 
@@ -100,6 +95,24 @@ class CompletionStream:
     ) -> None:
         choice = {"index": self._index, "text": text, "finish_reason": None, "logprobs": log_probs} | (marks or {})
         await self._outbox.put(self._envelope.chunk([choice]))
+
+
+def _text(trajectory: Trajectory, service: Service, stops: Sequence[str]) -> str:
+    """The text behind the prompt: what `CompletionStream` sends, put together."""
+    parts: list[str] = []
+    ending: list[int] = []  # of the model's turn, shown only if something follows
+    appended: list[int] = []  # by others, decoded together as a stream does
+    for segment in trajectory.response:
+        if segment.author is not Author.MODEL:
+            appended += segment.tokens
+            continue
+        parts += [service.tokenizer.decode(ending), service.tokenizer.decode(appended)]
+        turn = TurnText(service.tokenizer, service.end_token_ids, stops)
+        parts += [turn.push(segment.tokens), turn.finish()]
+        ending, appended = turn.ending(), []
+    if appended:
+        parts += [service.tokenizer.decode(ending), service.tokenizer.decode(appended)]
+    return "".join(parts)
 
 
 def _columns(

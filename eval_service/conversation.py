@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from eval_service.engines.base import Engine, Piece
-from verl_tool.agent_loop.episode import Tools
+from verl_tool.agent_loop.actions import length_to_stop
+from verl_tool.agent_loop.episode import Tools, up_to_stop
 from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import StepResult
 
@@ -52,12 +54,13 @@ class Conversation:
         self,
         engine: Engine,
         tools: Tools | None,
+        tokenizer: Tokenizer,
         *,
         witness: Witness | None = None,
         token_limit: int | None = None,
         tool_names: Sequence[str] | None = None,
     ) -> None:
-        self._engine, self._tools, self._witness = engine, tools, witness
+        self._engine, self._tools, self._tokenizer, self._witness = engine, tools, tokenizer, witness
         self._left = token_limit
         self._restriction = {} if tool_names is None else {TOOL_NAMES_FIELD: list(tool_names)}
         self._seen: int | None = None
@@ -73,8 +76,11 @@ class Conversation:
         if most <= 0:
             return Generation((), stop_reason="length")
         params = sampling_params | {"max_tokens": most}
-        generation = await self._engine.generate(
-            prompt_ids, params, request_id, None if witness is None else witness.wrote
+        listener = None if witness is None else _UpToStop(witness, params.get("stop") or (), self._tokenizer)
+        generation = up_to_stop(
+            await self._engine.generate(prompt_ids, params, request_id, None if listener is None else listener.wrote),
+            params,
+            self._tokenizer,
         )
         n = len(generation.token_ids)
         self._seen = len(prompt_ids) + n
@@ -123,3 +129,30 @@ class Conversation:
     def _most(self, prompt_length: int, asked: int | None) -> int:
         limits = (asked, self._left, self._engine.max_model_len - prompt_length)
         return min(limit for limit in limits if limit is not None)
+
+
+class _UpToStop:
+    """Tells a witness of one turn's tokens up to the one that completes a stop string.
+
+    An engine that draws several tokens at a time may send more with it; they are no part of the turn.
+    """
+
+    def __init__(self, witness: Witness, stops: Sequence[str], tokenizer: Tokenizer) -> None:
+        self._witness, self._stops, self._tokenizer = witness, stops, tokenizer
+        self._reach = max((len(stop.encode()) for stop in stops), default=0) + 4
+        """Tokens among which a stop string stands that ends in the last of them: each holds a byte of it at least."""
+        self._tail: list[int] = []
+        self._stopped = False
+
+    async def wrote(self, piece: Piece) -> None:
+        if self._stopped:
+            return
+        before = len(self._tail)
+        self._tail += piece.token_ids
+        n = length_to_stop(self._tail, self._stops, self._tokenizer) if len(piece.token_ids) > 1 else None
+        if n is not None and before < n < len(self._tail):
+            self._stopped = True
+            kept = n - before
+            piece = Piece(piece.token_ids[:kept], None if piece.log_probs is None else piece.log_probs[:kept])
+        self._tail = self._tail[-self._reach :]
+        await self._witness.wrote(piece)

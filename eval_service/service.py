@@ -133,6 +133,7 @@ class Service:
         conversation = Conversation(
             self.engine,
             self.tools if uses_tools else None,
+            self.tokenizer,
             witness=witness,
             token_limit=ask.token_limit,
             tool_names=ask.tool_names,

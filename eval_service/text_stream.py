@@ -2,54 +2,83 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.turns import common_prefix
 
 _BROKEN_CHARACTER = "\ufffd"
-_LONGEST_WINDOW = 64
-"""Tokens after which broken text is given out as it is."""
+_RARE = ("𓀀", "𐎀", "\U000e0100", "ꙮ")
+"""Characters of which most tokenizers have no token, so that their encoding begins with that of a byte."""
+_WINDOW = 64
+"""Tokens after which unsettled text is decoded now and then only."""
 
 
 class Detokenizer:
     """Decodes token by token; what it gives out, put together, is the text of all tokens at once.
 
-    An unfinished character shows as one U+FFFD at the end of the decoded text: that one is held back until the next
-    tokens complete it. Tokens are decoded together with the ones before them, because some tokenizers write a word's
-    leading blank only if something stands before it.
+    What the next tokens may still change is held back: an unfinished character, which shows as one U+FFFD at the end
+    or as one for each of its bytes; and, where bytes are tokens of their own (``<0xE6>``), all bytes before it in a
+    row, of which none shows as long as one is wrong. Tokens are decoded together with the ones before them, because
+    some tokenizers write a word's leading blank only if something stands before it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._lone_byte = _lone_byte(tokenizer)  # type: ignore[arg-type]  # any tokenizer is hashable
         self._before: list[int] = []
         self._before_text = ""
         self._window: list[int] = []
         self._given = 0
+        self._due = 0
+        """Tokens of the window at which it is decoded next."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that is settled now."""
         self._window += token_ids
-        text = self._decode()
-        unfinished = text.endswith(_BROKEN_CHARACTER)
-        if unfinished and len(self._window) < _LONGEST_WINDOW:
-            text = text[:-1]
-        new = text[self._given :]
-        self._given = max(self._given, len(text))
-        if self._window and (not unfinished or len(self._window) >= _LONGEST_WINDOW):
-            self._before, self._window, self._given = self._window, [], 0
+        if len(self._window) < self._due:
+            return ""
+        text = self._decode(self._window)
+        settled = self._settled(text)
+        new = text[self._given : settled]
+        self._given = max(self._given, settled)
+        self._due = len(self._window) + 1 if len(self._window) < _WINDOW else len(self._window) + _WINDOW
+        if self._window and settled == len(text):
+            self._before, self._window, self._given, self._due = self._window, [], 0, 0
             self._before_text = self._tokenizer.decode(self._before)
         return new
 
     def finish(self) -> str:
         """What was held back."""
-        new = self._decode()[self._given :]
-        self._before, self._before_text, self._window, self._given = [], "", [], 0
+        new = self._decode(self._window)[self._given :]
+        self._before, self._before_text, self._window, self._given, self._due = [], "", [], 0, 0
         return new
 
-    def _decode(self) -> str:
-        if not self._window:
+    def _settled(self, text: str) -> int:
+        """How many characters of the window's `text` no further token changes."""
+        if self._lone_byte is None:
+            return len(text.removesuffix(_BROKEN_CHARACTER))
+        spoilt = self._decode([*self._window, self._lone_byte])
+        return len(text[: common_prefix(text, spoilt)].rstrip(_BROKEN_CHARACTER))
+
+    def _decode(self, window: Sequence[int]) -> str:
+        if not window:
             return ""
-        return self._tokenizer.decode([*self._before, *self._window])[len(self._before_text) :]
+        return self._tokenizer.decode([*self._before, *window])[len(self._before_text) :]
+
+
+@functools.lru_cache(maxsize=8)
+def _lone_byte(tokenizer: Tokenizer) -> int | None:
+    """A token that is the first byte of a longer character, if each byte of an unfinished one shows as a U+FFFD of its
+    own and spoils those before it; None for all other tokenizers."""
+    for character in _RARE:
+        tokens = tokenizer.encode(character)
+        begun = [i for i, token in enumerate(tokens[:-1]) if tokenizer.decode([token]) == _BROKEN_CHARACTER]
+        if begun:
+            first = begun[0]
+            return tokens[first] if len(tokenizer.decode(tokens[first:-1])) > 1 else None
+    return None
 
 
 class StopCut:
@@ -65,10 +94,11 @@ class StopCut:
         if self.stopped:
             return ""
         text = self._held + text
-        ends = [text.index(stop) for stop in self._stops if stop in text]
-        if ends:
+        # The one that is complete first, as if the text came letter by letter; of several, the one that began first.
+        spans = [(text.index(stop) + len(stop), text.index(stop)) for stop in self._stops if stop in text]
+        if spans:
             self.stopped, self._held = True, ""
-            return text[: min(ends)]
+            return text[: min(spans)[1]]
         keep = self._may_begin_a_stop(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

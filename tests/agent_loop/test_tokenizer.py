@@ -72,7 +72,7 @@ async def converse(tokenizer: HFTokenizer, said: list[str], heard: list[str], **
         async def call(self, trajectory_id: str, action: str, *, finish: bool = False, **kwargs: Any) -> StepResult:
             return StepResult(trajectory_id, "" if finish else heard[kwargs["step"]])
 
-    settings = EpisodeOptions(enable_mtrl=True, action_stop_tokens=("</tool_call>",), **options)
+    settings = EpisodeOptions(**{"enable_mtrl": True, "action_stop_tokens": ("</tool_call>",)} | options)
     prompt = render_prompt(tokenizer, [{"role": "user", "content": "q"}])
     return await Episode(Model(), Server(), tokenizer, settings).run(prompt)
 
@@ -88,7 +88,9 @@ async def test_turns_equal_the_conversation_rendered_at_once(template: str, role
     lead = " " if template is BRACKETS else ""
     said = [lead + call + ("<|im_end|>" if closed else ""), lead + "the answer is 42.<|im_end|>"]
     heard = ["日本 café\nprint(1)\n\nprint(2)"]
-    trajectory = await converse(tokenizer, said, heard, mtrl_role=role)
+    # A model closes its turn itself where no stop string ends it first.
+    stops = () if closed else ("</tool_call>",)
+    trajectory = await converse(tokenizer, said, heard, mtrl_role=role, action_stop_tokens=stops)
     messages = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": call},

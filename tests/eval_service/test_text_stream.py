@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import random
 from collections.abc import Sequence
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_model import ToyTokenizer
 
+pytest.importorskip("transformers")
+
+from real_tokenizers import NAMES, shape
+
 from eval_service.text_stream import Detokenizer, StopCut, TurnText, turn_text
+from verl_tool.agent_loop.tokenizer import HFTokenizer
 
 TOKENIZER = ToyTokenizer(words=["wörd", "stop"])
 END = frozenset(TOKENIZER.eos_token_ids)
@@ -82,3 +90,70 @@ def test_tokens_that_end_the_turn_are_left_out(text: str, ends: int) -> None:
 def test_an_end_token_within_the_turn_is_shown() -> None:
     end = min(END)
     assert turn_text([97, end, 98], TOKENIZER, END, ()) == "a<|im_end|>b"
+
+
+@functools.cache
+def tokenizer(name: str) -> HFTokenizer:
+    return HFTokenizer(shape(name).tokenizer)
+
+
+def streamed(tokens: Sequence[int], cuts: Sequence[int], name: str, stops: Sequence[str] = ()) -> list[str]:
+    turn = TurnText(tokenizer(name), tokenizer(name).eos_token_ids, stops)
+    return [*(turn.push(piece) for piece in in_pieces(tokens, cuts)), turn.finish()]
+
+
+SCRIPTS = st.text(st.sampled_from("the ansé日本語😀👩\u200d👩\u0301\n\ufffd\u0e33ก"), max_size=30)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=25)
+@given(text=SCRIPTS, cuts=st.lists(st.integers(0, 300)))
+def test_a_stream_equals_the_text_at_once(name: str, text: str, cuts: list[int]) -> None:
+    tokens = tokenizer(name).encode(text)
+    assert "".join(streamed(tokens, cuts, name)) == tokenizer(name).decode(tokens)
+
+
+@pytest.mark.parametrize("name", ["qwen", "gemma", "mistral_v1", "t5"])
+@settings(deadline=None, max_examples=25)
+@given(chance=st.randoms(use_true_random=False), n=st.integers(0, 90), cuts=st.lists(st.integers(0, 300)))
+def test_a_stream_of_any_tokens_equals_the_text_at_once(
+    name: str, chance: random.Random, n: int, cuts: list[int]
+) -> None:
+    tokens = chance.choices(range(len(shape(name).tokenizer)), k=n)
+    ends = tokenizer(name).eos_token_ids
+    assert "".join(streamed(tokens, cuts, name)) == turn_text(tokens, tokenizer(name), ends, ())
+    assert "".join(streamed(tokens, range(len(tokens)), name)) == turn_text(tokens, tokenizer(name), ends, ())
+
+
+@pytest.mark.parametrize("name", ["qwen", "gemma"])
+@settings(deadline=None, max_examples=25)
+@given(text=SCRIPTS, stops=st.lists(st.text("the ans\n日", min_size=1, max_size=4), max_size=3))
+def test_a_stream_stops_where_the_text_at_once_stops(name: str, text: str, stops: list[str]) -> None:
+    tokens = tokenizer(name).encode(text)
+    at_once = turn_text(tokens, tokenizer(name), frozenset(), stops)
+    assert "".join(streamed(tokens, range(len(tokens)), name, stops)) == at_once
+
+
+@pytest.mark.parametrize("name", ["qwen", "gemma"])
+def test_words_come_at_once_and_broken_bytes_never(name: str) -> None:
+    tokens = tokenizer(name).encode("the 日本 the")
+    pieces = streamed(tokens, range(len(tokens)), name)
+    assert "".join(pieces) == "the 日本 the"
+    assert "".join(pieces[: pieces.index(next(p for p in pieces if "日" in p))]).startswith("the")
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_bytes_in_a_row_are_not_decoded_anew_for_each_of_them() -> None:
+    decoded: list[int] = []
+
+    class Counting(HFTokenizer):
+        def decode(self, token_ids: Sequence[int]) -> str:
+            decoded.append(len(token_ids))
+            return super().decode(token_ids)
+
+    counting = Counting(shape("gemma").tokenizer)
+    detokenizer = Detokenizer(counting)
+    tokens = counting.encode("日" * 1000)
+    given_out = "".join(detokenizer.push([token]) for token in tokens) + detokenizer.finish()
+    assert given_out == counting.decode(tokens)
+    assert len(decoded) < 300

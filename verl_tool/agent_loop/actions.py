@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.formats import Format
+
+_BYTES_OF_A_CHARACTER = 4
 
 
 def stopped_action(text: str, stops: Sequence[str]) -> str | None:
@@ -15,6 +18,34 @@ def stopped_action(text: str, stops: Sequence[str]) -> str | None:
     """
     ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
     return text[: min(ends)] if ends else None
+
+
+def length_to_stop(token_ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer, least: int = 0) -> int | None:
+    """How many tokens there are up to the one in which a stop string first becomes complete; None if none does.
+
+    What an engine that looks for `stops` behind each token would have generated, had it not been interrupted, or had it
+    not drawn several tokens at a time. Behind the first `least` tokens only, as with vLLM's ``min_tokens``.
+    """
+    if not stops:
+        return None
+    skipped = len(tokenizer.decode(token_ids[:least])) if least else 0
+
+    def complete(n: int) -> bool:
+        text = tokenizer.decode(token_ids[:n])
+        return any(stop in text[max(0, skipped + 1 - len(stop)) :] for stop in stops)
+
+    # Where bytes are tokens, those of an unfinished character spoil the text of the bytes before them.
+    last = range(len(token_ids), max(least, len(token_ids) - _BYTES_OF_A_CHARACTER), -1)
+    found = next((n for n in last if complete(n)), None)
+    if found is None:
+        return None
+    low, high = least, found
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if complete(middle) else (middle, high)
+    while earlier := [n for n in range(max(least + 1, high - _BYTES_OF_A_CHARACTER), high) if complete(n)]:
+        high = earlier[0]
+    return high
 
 
 def written_call(text: str, formats: Sequence[Format]) -> str | None:

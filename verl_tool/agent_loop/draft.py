@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_tool.agent_loop.generator import Generation
-from verl_tool.agent_loop.observation import disarm
+from verl_tool.agent_loop.observation import without_surrogates
 from verl_tool.agent_loop.options import EpisodeOptions, Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, CallRecord, LeftOut, Segment, StopReason, Timings, Trajectory
@@ -85,8 +85,7 @@ class Draft:
         self.context.extend(segment.tokens)
 
     def _note_shown(self, segments: list[Segment], truncated: bool) -> None:
-        shown = sum(len(s.tokens) for s in segments if s.author is Author.TOOL)
-        self.calls[-1] = replace(self.calls[-1], shown_tokens=shown, truncated=truncated)
+        self.calls[-1] = replace(self.calls[-1], shown_tokens=tool_tokens(segments), truncated=truncated)
 
     def record(self, action: str, result: StepResult, seconds: float) -> None:
         """One call and its answer."""
@@ -95,7 +94,7 @@ class Draft:
             CallRecord(
                 step=len(self.calls),
                 action=action,
-                observation=disarm(result.observation, ()),
+                observation=without_surrogates(result.observation),
                 valid=result.valid and result.fault is None,
                 done=result.done,
                 reward=result.reward,
@@ -153,6 +152,11 @@ def cut_segments(segments: list[Segment], room: int, side: Side, tokenizer: Toke
         ids = tuple(token for _, token in run)
         cut.append(Segment(author, ids, text=tokenizer.decode(ids)))
     return cut
+
+
+def tool_tokens(segments: Sequence[Segment]) -> int:
+    """How many of the tokens are an observation's."""
+    return sum(len(s.tokens) for s in segments if s.author is Author.TOOL)
 
 
 def now() -> float:

@@ -14,17 +14,18 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from verl_tool.agent_loop.actions import stopped_action, written_call
-from verl_tool.agent_loop.draft import Draft, cut_segments, now
+from verl_tool.agent_loop.actions import length_to_stop, stopped_action, written_call
+from verl_tool.agent_loop.draft import Draft, cut_segments, now, tool_tokens
 from verl_tool.agent_loop.generator import Generation, Generator
-from verl_tool.agent_loop.observation import disarm, truncate
+from verl_tool.agent_loop.observation import ControlTokens, truncate
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory
 from verl_tool.agent_loop.turns import Turns, turns_for
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Format
@@ -87,7 +88,7 @@ class Episode:
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
         # A dialect's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
         # tool's output held.
-        self._control_tokens = tuple(t for t in tokenizer.special_tokens if t not in BUILT_IN_MARKERS)
+        self._control_tokens = ControlTokens(tokenizer, allowed=BUILT_IN_MARKERS)
         most = options.max_concurrent_trajectories
         self._places = asyncio.Semaphore(most) if most is not None else contextlib.nullcontext()
         self._releases: set[asyncio.Task[None]] = set()
@@ -183,6 +184,7 @@ class Episode:
         finally:
             draft.generate_seconds += now() - started
         _check(generation, most)
+        generation = up_to_stop(generation, params, self._tokenizer)
         text = self._read(generation.token_ids)
         draft.append_generation(generation, text.whole)
         if generation.stop_reason == "aborted":
@@ -255,13 +257,13 @@ class Episode:
         limits = [options.max_obs_length]
         if options.max_prompt_length is not None:
             limits.append(max(0, options.max_prompt_length - len(draft.context)))
-        shown = self._shown(result.observation, min((n for n in limits if n is not None), default=None))
-        segments = self._turns.first(draft.context, shown)
+        limit = min((n for n in limits if n is not None), default=None)
+        segments, truncated = self._placed(result.observation, limit, partial(self._turns.first, draft.context))
         fitting = segments
         if options.max_prompt_length is not None:
             fitting = cut_segments(segments, options.max_prompt_length, "left", self._tokenizer)
         draft.prompt_truncated |= fitting is not segments
-        draft.replace_prompt(fitting, shown != result.observation)
+        draft.replace_prompt(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
         return None
 
     async def _tool_turn(self, draft: Draft, action: str, *, is_last: bool) -> StopReason | None:
@@ -269,14 +271,14 @@ class Episode:
         result = await self._call(draft, action, is_last=is_last)
         if result.done:
             return StopReason.TOOL_DONE
-        shown = self._shown(result.observation, self.options.max_obs_length)
-        segments = self._turns.next(draft.context, shown)
+        place = partial(self._turns.next, draft.context)
+        segments, truncated = self._placed(result.observation, self.options.max_obs_length, place)
         room = self._room(draft)
         if room is None or sum(len(s.tokens) for s in segments) < room:
-            draft.append_observation(segments, shown != result.observation)
+            draft.append_observation(segments, truncated)
             return None
         fitting = cut_segments(segments, room, self.options.truncate_response_side, self._tokenizer)
-        draft.append_observation(fitting, shown != result.observation or fitting is not segments)
+        draft.append_observation(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
         return StopReason.MAX_RESPONSE_LENGTH
 
     async def _call(self, draft: Draft, action: str, *, is_last: bool) -> StepResult:
@@ -307,11 +309,16 @@ class Episode:
             fault = raised.as_fault()
         return StepResult(draft.trajectory_id, fault=fault)
 
-    def _shown(self, observation: str, limit: int | None) -> str:
-        text = disarm(observation, self._control_tokens)
-        if limit is None:
-            return text
-        return truncate(text, limit, self.options.truncate_obs_side, self._tokenizer)
+    def _placed(
+        self, observation: str, limit: int | None, place: Callable[[str], list[Segment]]
+    ) -> tuple[list[Segment], bool]:
+        """The segments that `place` makes of an observation, free of control tokens, and whether `limit` cut it."""
+        for safe in self._control_tokens.safe_forms(observation):
+            shown = safe if limit is None else truncate(safe, limit, self.options.truncate_obs_side, self._tokenizer)
+            segments = place(shown)
+            if not self._control_tokens.forged(segments):
+                break
+        return segments, shown != safe
 
     async def _release(self, draft: Draft) -> None:
         """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""
@@ -335,6 +342,14 @@ class _TurnText:
     said: str
     """Without the tokens that end the turn."""
     whole: str
+
+
+def up_to_stop(generation: Generation, sampling_params: Mapping[str, Any], tokenizer: Tokenizer) -> Generation:
+    """The turn without what stands behind the token that completes the first of the stop strings asked for."""
+    stop = sampling_params.get("stop") or ()
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    n = length_to_stop(generation.token_ids, stops, tokenizer, int(sampling_params.get("min_tokens") or 0))
+    return generation if n is None else generation.cut(n)
 
 
 def _check(generation: Generation, most: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 
@@ -21,6 +21,11 @@ class Generation:
     details: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the engine tells (JSON values); the last turn's ends up in `Trajectory.generator`."""
 
+    def cut(self, n: int) -> Generation:
+        """The first `n` tokens, which a stop string ended."""
+        log_probs = None if self.log_probs is None else self.log_probs[:n]
+        return replace(self, token_ids=self.token_ids[:n], log_probs=log_probs, stop_reason="stop")
+
 
 class Generator(Protocol):
     """A model behind an engine. Many trajectories call it at once."""
@@ -31,8 +36,10 @@ class Generator(Protocol):
         `sampling_params` has vLLM's names and meanings: ``max_tokens``, ``stop`` with
         ``include_stop_str_in_output=True``, ``stop_token_ids``, ``skip_special_tokens=False`` and what the caller of
         the loop added. Generation ends with the token in which a stop string becomes complete: that token is kept
-        whole, even if text follows within it. `request_id` is the same for all turns of a trajectory, so that they may
-        share a cached prefix. Both arguments are the generator's own to change.
+        whole, even if text follows within it. The loop drops tokens behind it: an engine gives some if it was
+        interrupted between the tokens of a stop string, or if it draws several tokens at a time. `request_id` is the
+        same for all turns of a trajectory, so that they may share a cached prefix. Both arguments are the generator's
+        own to change.
 
         Raises ToolFault if the engine failed this trajectory only; any other exception ends the rollout.
         """

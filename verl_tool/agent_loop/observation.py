@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
 from verl_tool.agent_loop.options import Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.trajectory import Author, Segment
 
 TRUNCATION_MARK = "...(truncated)..."
 """Stands where text was dropped."""
@@ -12,18 +17,39 @@ _MOST_CHARS_A_TOKEN = 64
 """Text beyond this many characters a token of the limit is dropped before it is encoded: megabytes cost nothing."""
 
 _BROKEN_CHARACTER = "�"
+_PUNCTUATION = re.compile(r"[^\w\s]")
+_INVISIBLE = frozenset({"Cc", "Cf", "Mn"})
+"""Unicode categories of control characters, formatting characters and combining marks, which tokenizers may drop."""
 
 
-def disarm(text: str, special_tokens: tuple[str, ...]) -> str:
-    """`text` with a space behind the first character of every control token, and without lone surrogates.
+class ControlTokens:
+    """The control tokens of one tokenizer, and how a tool's output is kept free of them."""
 
-    A tool's output can thus not close a turn or open one in another role's name.
-    """
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    for token in special_tokens:
-        if len(token) > 1:
-            text = text.replace(token, f"{token[0]} {token[1:]}")
-    return text
+    def __init__(self, tokenizer: Tokenizer, allowed: Collection[str] = ()) -> None:
+        """`allowed` are left as they are: marks of dialects, which whoever rendered the output broke up already."""
+        texts = [text for text in tokenizer.special_tokens if text not in allowed]
+        self._exactly, self._in_any_case = _first_characters(texts), _first_characters(texts, re.IGNORECASE)
+        self._ids = frozenset(ids[0] for ids in map(tokenizer.encode, texts) if len(ids) == 1)
+
+    def safe_forms(self, output: str) -> Iterator[str]:
+        """`output` with its control tokens broken up, changed as little as can be at first, then more and more.
+
+        Some tokenizers rewrite text before they look for tokens (case, compatibility characters, invisible ones), and
+        the text around an output may complete a token. `forged` tells whether a form was safe.
+        """
+        yield _broken_up(without_surrogates(output), self._exactly)
+        folded = _broken_up(_folded(without_surrogates(output)), self._in_any_case)
+        yield f" {folded} "
+        yield f" {_PUNCTUATION.sub(' ', folded)} "
+
+    def forged(self, segments: Iterable[Segment]) -> bool:
+        """Whether a control token stands among the tool's own tokens."""
+        return any(not self._ids.isdisjoint(s.tokens) for s in segments if s.author is Author.TOOL)
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with a question mark in place of each half of a character, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def truncate(text: str, limit: int, side: Side, tokenizer: Tokenizer) -> str:
@@ -56,3 +82,24 @@ def _keep(head: list[int], tail: list[int], keep: int, side: Side, tokenizer: To
     before = tokenizer.decode(head[:n_head]).rstrip(_BROKEN_CHARACTER)
     after = tokenizer.decode(tail[len(tail) - n_tail :]).lstrip(_BROKEN_CHARACTER)
     return before + TRUNCATION_MARK + after
+
+
+def _folded(text: str) -> str:
+    """`text` as a tokenizer may normalise it: plain forms of characters, no invisible ones and no accents."""
+    kept = (c for c in unicodedata.normalize("NFKD", text) if c.isspace() or unicodedata.category(c) not in _INVISIBLE)
+    return unicodedata.normalize("NFKC", "".join(kept))
+
+
+def _first_characters(tokens: Sequence[str], flags: int = 0) -> re.Pattern[str]:
+    """Matches the first character of each token, overlapping ones too; grouped by it to search fast."""
+    rests: dict[str, list[str]] = {}
+    for token in tokens:
+        rests.setdefault(re.escape(token[0]), []).append(re.escape(token[1:]))
+    groups = [f"{first}(?={'|'.join(rest)})" for first, rest in rests.items()]
+    return re.compile("|".join(groups) or r"(?!)", flags)
+
+
+def _broken_up(text: str, first: re.Pattern[str]) -> str:
+    """`text` with a blank behind each match of `first`; one that holds no match comes back unchanged."""
+    # Most outputs hold none, and a search costs a tenth of a substitution.
+    return first.sub(r"\g<0> ", text) if first.search(text) else text

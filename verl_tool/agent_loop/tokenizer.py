@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
+
+_TURN_MARK = re.compile(r"<[|｜][^\s<>{}]{1,60}[|｜]>|<</?[A-Z]+>>|\[/?[A-Z][A-Z_]*\]")
+"""What marks turns and tools in chat templates, such as ``<|user|>``, ``<｜User｜>``, ``<<SYS>>`` and ``[/INST]``."""
 
 
 class Tokenizer(Protocol):
     """Text and token ids, nothing added and nothing cleaned on the way."""
 
     eos_token_ids: frozenset[int]
-    """Tokens that end a sequence."""
+    """Tokens at which the engine ends a turn by itself."""
     special_tokens: tuple[str, ...]
-    """Control tokens as text (``<|im_end|>``). Tool output may not forge one."""
+    """Control tokens as text (``<|im_end|>``), those that only the chat template knows too. Tool output may not forge
+    one."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without a start token. Special tokens written in `text` become their ids."""
@@ -51,12 +56,17 @@ class PreTrainedTokenizer(Protocol):
 class HFTokenizer:
     """A transformers tokenizer as the loop's `Tokenizer`."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizer, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
-        """`chat_template_kwargs` go to every rendering, such as ``enable_thinking``."""
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizer,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        more_eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        """`chat_template_kwargs` go to every rendering, such as ``enable_thinking``. `more_eos_token_ids`: those of the
+        model's generation config, at which engines stop too."""
         self.tokenizer = tokenizer
-        self.special_tokens = tuple(tokenizer.all_special_tokens)
-        eos = tokenizer.eos_token_id
-        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+        self.special_tokens = control_tokens(tokenizer)
+        self.eos_token_ids = frozenset([*token_ids(tokenizer.eos_token_id), *more_eos_token_ids])
         self._template_kwargs = dict(chat_template_kwargs or {})
 
     def encode(self, text: str) -> list[int]:
@@ -96,3 +106,31 @@ def prompt_text(
 ) -> str:
     """A conversation up to the place where the model's turn begins, as the chat template renders it."""
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools)
+
+
+def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+    """An ``eos_token_id`` as a tuple: one id, several, or none. -1 is no token, but a way to say none."""
+    ids = (value,) if isinstance(value, int) else tuple(value or ())
+    return tuple(token_id for token_id in ids if token_id >= 0)
+
+
+def control_tokens(tokenizer: PreTrainedTokenizer) -> tuple[str, ...]:
+    """All that a conversation's turns and calls are marked by, as text.
+
+    Tokens in a named slot (``eos_token``), every other added token that is special, added tokens that are not but look
+    like control tokens or stand in the chat template, and marks of the template that are no tokens (``[INST]``).
+    """
+    # A tokenizer that is not transformers' own may know no added tokens.
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    template = getattr(tokenizer, "chat_template", None) or ""
+    source = template if isinstance(template, str) else "\n".join(template.values())
+    found = [
+        *tokenizer.all_special_tokens,
+        *(str(t) for t in added if t.special or _TURN_MARK.fullmatch(str(t)) or _is_mark_in(str(t), source)),
+        *_TURN_MARK.findall(source),
+    ]
+    return tuple(dict.fromkeys(token for token in found if token.strip()))
+
+
+def _is_mark_in(token: str, template: str) -> bool:
+    return token.startswith("<") and token.endswith(">") and token in template

@@ -93,7 +93,7 @@ class ChatTemplateTurns:
                 "once: set another mtrl_role, or mtrl_sep"
             )
         before, after = tail.split(_TOOL_MARK)
-        self._close = before[: _common_prefix(before, self._behind_the_model([]))]
+        self._close = before[: common_prefix(before, self._behind_the_model([]))]
         if turn_end_token is not None and turn_end_token not in self._close:
             raise ConfigError(
                 f"turn_end_token={turn_end_token!r}, but the chat template closes the model's turn with "
@@ -157,7 +157,7 @@ class _Pieces:
     ) -> list[Segment]:
         """Segments of `text`, which starts with the closing of the model's turn."""
         ids = self._tokenizer.encode(text)
-        n_before = _common_prefix(ids, self._closed_before)
+        n_before = common_prefix(ids, self._closed_before)
         said = 0
         if context and context[-1] in end_token_ids and context[-1] in ids[: self._n_close]:
             said = ids.index(context[-1]) + 1
@@ -166,11 +166,11 @@ class _Pieces:
     def split(self, text: str, observation: str) -> list[Segment]:
         """Segments of `text`, which starts with the observation's turn."""
         ids = self._tokenizer.encode(text)
-        return self._segments(ids, _common_prefix(ids, self._before), observation)
+        return self._segments(ids, common_prefix(ids, self._before), observation)
 
     def _segments(self, ids: list[int], n_before: int, observation: str) -> list[Segment]:
         # A token in which template and observation meet counts as the observation's.
-        n_after = _common_prefix(ids[n_before:][::-1], self._after[::-1])
+        n_after = common_prefix(ids[n_before:][::-1], self._after[::-1])
         middle = len(ids) - n_after
         before, tool, after = ids[:n_before], ids[n_before:middle], ids[middle:]
         segments = [
@@ -209,7 +209,7 @@ def _without_suffix(ids: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int,
     return ids[: len(ids) - len(suffix)] if suffix and ids[-len(suffix) :] == suffix else ids
 
 
-def _common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """How many items the two have in common at their start."""
     n = 0
     for x, y in zip(a, b, strict=False):
