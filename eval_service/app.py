@@ -20,6 +20,7 @@ import typer
 from pydantic import ValidationError
 from ray.exceptions import RayError
 from rich.console import Console
+from rich.markup import escape
 
 from eval_service.cluster import ServiceCluster
 from eval_service.deployment import APP_NAME, CLOSE_SECONDS, application
@@ -216,7 +217,7 @@ def command(
             Start(settings, host, port, num_models, ray_address, tools, _tool_args(tool_type, tool_config, run))
         )
     except (VerlToolError, ValidationError) as error:
-        console.print(f"[bold red]cannot serve:[/bold red] {error}", highlight=False)
+        console.print(f"[bold red]cannot serve:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2 if isinstance(error, (ConfigError, ValidationError)) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -19,6 +19,7 @@ import typer
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from eval_service.evaluation.asking import Asker, Asking
@@ -149,7 +150,7 @@ def command(
         reward = _reward(reward_manager, reward_options, from_run)
         summary = asyncio.run(evaluate(evaluation, reward, _tokenizer(tokenizer, from_run)))
     except VerlToolError as error:
-        console.print(f"[bold red]cannot evaluate:[/bold red] {error}", highlight=False)
+        console.print(f"[bold red]cannot evaluate:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     except KeyboardInterrupt:
         console.print("broken off; the same command goes on where it stopped")

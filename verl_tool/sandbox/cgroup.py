@@ -1,6 +1,8 @@
-"""A ceiling on the memory of a pool with all its runs, where the host lets us set one.
+"""Control groups (cgroups(7)): memory and CPU time of a run, held and counted by the kernel.
 
-The limits of a single run do not need it; it keeps many runs together from taking the machine's memory.
+A pool has a group with a ceiling over all its memory, and below it one for its forkservers and one for each run that
+goes on. The groups of runs are made once and used again. Version 2 is used where its controllers are delegated to this
+process, else version 1.
 """
 
 from __future__ import annotations
@@ -9,56 +11,261 @@ import contextlib
 import os
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_V1_MEMORY = "/sys/fs/cgroup/memory"
-_V2 = "/sys/fs/cgroup"
+_ROOT = "/sys/fs/cgroup"
 _PREFIX = "verl-tool-"
 _REMOVE_SECONDS = 5.0
+_FORKSERVERS = "forkservers"
+_MOST_WEIGHT = 10_000
+"""That version 2 takes."""
+_V2_CONTROLLERS = "+memory +cpu"
 
 
 @dataclass(frozen=True)
-class ControlGroup:
-    """A control group of our own (cgroups(7)), in version 1 or 2."""
+class Version:
+    """Names and units of what a version of control groups offers."""
 
-    path: str
+    memory_limit: str
+    memory_used: str
+    events: str
+    """The file that counts processes killed for memory, in the line `oom_kill`."""
+    refusals: tuple[str, str]
+    """The file, and the line in it if it has several, that counts how often a group's own limit was reached."""
+    cpu_used: tuple[str, str]
+    cpu_units: float
+    """Of `cpu_used` in a second."""
+    weight: str
+    weight_unit: int
+    """Share of the CPU that the kernel gives to a process, and to a group unless it is told otherwise."""
+    once: tuple[tuple[str, str], ...]
+    """Files of a run's group that are set when it is made, where the kernel has them."""
+
+
+_V1 = Version(
+    memory_limit="memory.limit_in_bytes",
+    memory_used="memory.usage_in_bytes",
+    events="memory.oom_control",
+    refusals=("memory.failcnt", ""),
+    cpu_used=("cpuacct.usage", ""),
+    cpu_units=1e9,
+    weight="cpu.shares",
+    weight_unit=1024,
+    once=(("memory.swappiness", "0"),),
+)
+_V2 = Version(
+    memory_limit="memory.max",
+    memory_used="memory.current",
+    events="memory.events",
+    refusals=("memory.events", "max"),
+    cpu_used=("cpu.stat", "usage_usec"),
+    cpu_units=1e6,
+    weight="cpu.weight",
+    weight_unit=100,
+    once=(("memory.swap.max", "0"), ("memory.oom.group", "1")),
+)
+
+
+class RunGroup:
+    """The group of one run at a time. `prepare` it for each."""
+
+    def __init__(self, version: Version, memory: str, cpu: str, accounting: str) -> None:
+        """The folders of each controller: the same one in version 2."""
+        self._version = version
+        self._memory, self._cpu, self._accounting = memory, cpu, accounting
+        self._folders = tuple(dict.fromkeys((memory, cpu, accounting)))
+        self._limit = 0
+        self.most_memory = 0
+        """Bytes, as far as seen: the most that `look` found."""
+        for folder in self._folders:
+            os.mkdir(folder)
+        for name, value in version.once:
+            with contextlib.suppress(OSError):  # this kernel does without
+                _write(memory, name, value)
+        self._before = self._counts()
+
+    def prepare(self, memory_bytes: int) -> None:
+        """Set the limit, and begin to count anew."""
+        if memory_bytes != self._limit:
+            _write(self._memory, self._version.memory_limit, str(memory_bytes))
+            self._limit = memory_bytes
+        self.most_memory = 0
+        self._before = self._counts()
+
+    def open_doors(self) -> list[int]:
+        """Descriptors through which a process joins the group by writing ``0``; to be closed by the caller."""
+        return [os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders]
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all its processes, dead ones too, since `prepare`."""
+        return (self._cpu_used() - self._before[2]) / self._version.cpu_units
+
+    def look(self) -> None:
+        """Note how much memory is in use."""
+        self.most_memory = max(self.most_memory, _number(self._memory, self._version.memory_used, ""))
+
+    def lost_process(self) -> bool:
+        """Whether the kernel has killed one of its processes for memory."""
+        return self._kills() > self._before[0]
+
+    def exceeded_memory(self) -> bool:
+        """Whether the group's own limit was reached: then what the kernel killed in it died for its own use."""
+        return self._refusals() > self._before[1]
+
+    def _counts(self) -> tuple[int, int, int]:
+        return self._kills(), self._refusals(), self._cpu_used()
+
+    def _kills(self) -> int:
+        return _number(self._memory, self._version.events, "oom_kill")
+
+    def _refusals(self) -> int:
+        return _number(self._memory, *self._version.refusals)
+
+    def _cpu_used(self) -> int:
+        return _number(self._accounting, *self._version.cpu_used)
+
+    def remove(self, deadline: float) -> None:
+        """Remove its folders once its last process is gone; `deadline` as of `time.monotonic`."""
+        for folder in self._folders:
+            _remove(folder, deadline)
+
+
+class ControlGroup:
+    """The groups of one pool."""
+
+    def __init__(self, version: Version, memory: str, cpu: str, accounting: str) -> None:
+        """Folders below which groups may be made, by controller."""
+        self._version = version
+        name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._memory = f"{memory}/{name}"
+        self._cpu, self._accounting = f"{cpu}/{name}", f"{accounting}/{name}"
+        self._folders = tuple(dict.fromkeys((self._memory, self._cpu, self._accounting)))
+        self._made: list[RunGroup] = []
+        self._free: list[RunGroup] = []
 
     @classmethod
     def create(cls, memory_bytes: int) -> ControlGroup | None:
-        """Make a group with this ceiling; None if this process may not."""
-        for parent, file in ((_V1_MEMORY, "memory.limit_in_bytes"), (_V2, "memory.max")):
-            if not os.path.exists(os.path.join(parent, "cgroup.procs")):
+        """Make the groups of a pool with this ceiling; None if this process may not."""
+        for version, places in _candidates():
+            if not all(os.access(f"{place}/cgroup.procs", os.W_OK) for place in places):
                 continue
-            group = cls(os.path.join(parent, f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}"))
+            for place in set(places):
+                _remove_orphans(place)
+            group = cls(version, *places)
             try:
-                _remove_orphans(parent)
-                os.mkdir(group.path)
-                with open(os.path.join(group.path, file), "w", encoding="ascii") as ceiling:
-                    ceiling.write(str(memory_bytes))
+                group._build(memory_bytes)
                 return group
             except OSError:
-                with contextlib.suppress(OSError):
-                    os.rmdir(group.path)
+                group.remove()
         return None
 
+    def _build(self, memory_bytes: int) -> None:
+        for folder in self._folders:
+            os.mkdir(folder)
+        _write(self._memory, self._version.memory_limit, str(memory_bytes))
+        if self._version is _V2:
+            _write(self._memory, "cgroup.subtree_control", _V2_CONTROLLERS)
+        os.mkdir(f"{self._memory}/{_FORKSERVERS}")
+        self.give(self.take(memory_bytes))  # a run's group can be made, too
+        # As much as a busy process on each core; the server and the forkservers are to get their turn beside runs that
+        # spin. Among themselves runs have equal shares, whatever they start.
+        weight = min(self._version.weight_unit * len(os.sched_getaffinity(0)), _MOST_WEIGHT)
+        _write(self._cpu, self._version.weight, str(weight))
+
     def joining(self, command: list[str]) -> list[str]:
-        """`command`, started within the group."""
-        return ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', self.path, *command]
+        """`command`, started as a forkserver within the group."""
+        procs = f"{self._memory}/{_FORKSERVERS}/cgroup.procs"
+        return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', procs, *command]
+
+    def take(self, memory_bytes: int) -> RunGroup:
+        """A group for a run with this limit. Raises OSError if the kernel makes no more."""
+        while self._free:
+            group = self._free.pop()
+            with contextlib.suppress(OSError):  # somebody has removed it
+                group.prepare(memory_bytes)
+                return group
+        number = len(self._made)
+        group = RunGroup(
+            self._version, f"{self._memory}/{number}", f"{self._cpu}{number}", f"{self._accounting}{number}"
+        )
+        self._made.append(group)
+        group.prepare(memory_bytes)
+        return group
+
+    def give(self, group: RunGroup) -> None:
+        """Give back the group of a run of which nothing is left."""
+        self._free.append(group)
 
     def remove(self) -> None:
-        """Remove the group once its last process is gone."""
+        """Remove all of it once the last process is gone."""
         deadline = time.monotonic() + _REMOVE_SECONDS
-        while os.path.isdir(self.path) and time.monotonic() < deadline:
-            try:
-                os.rmdir(self.path)
-            except OSError:  # busy until the kernel has buried the last process
-                time.sleep(0.01)
+        for group in self._made:
+            group.remove(deadline)
+        for folder in (f"{self._memory}/{_FORKSERVERS}", *self._folders):
+            _remove(folder, deadline)
 
 
-def _remove_orphans(parent: str) -> None:
+def _candidates() -> Iterator[tuple[Version, Sequence[str]]]:
+    """Where groups might be made: folders for memory, CPU and the counting of CPU time."""
+    if os.path.exists(f"{_ROOT}/cgroup.controllers"):
+        own = _ROOT + _own_path().rstrip("/")
+        # Processes and groups do not mix below the root, so a service is delegated the folder above its own.
+        for folder in dict.fromkeys((own, os.path.dirname(own), _ROOT)):
+            if folder.startswith(_ROOT) and _delegates(folder):
+                yield _V2, (folder, folder, folder)
+    yield _V1, tuple(f"{_ROOT}/{controller}" for controller in ("memory", "cpu", "cpuacct"))
+
+
+def _own_path() -> str:
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
+        return next((line.strip().partition("::")[2] for line in file if line.startswith("0::")), "")
+    return ""
+
+
+def _delegates(folder: str) -> bool:
+    """Whether groups below a folder have the controllers, or may be given them."""
+    with contextlib.suppress(OSError):
+        _write(folder, "cgroup.subtree_control", _V2_CONTROLLERS)
+        return True
+    return False
+
+
+def _write(folder: str, name: str, value: str) -> None:
+    fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
+def _number(folder: str, name: str, line: str) -> int:
+    """The number in a file, or in the line of it that begins with the word `line`."""
+    fd = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(fd, 4096)
+    finally:
+        os.close(fd)
+    if line:
+        text = (b"\n" + text).partition(b"\n%s " % line.encode("ascii"))[2].partition(b"\n")[0]
+    return int(text or 0)
+
+
+def _remove(folder: str, deadline: float) -> None:
+    while os.path.isdir(folder):
+        try:
+            os.rmdir(folder)
+        except OSError:  # busy until the kernel has buried the last process
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
+
+
+def _remove_orphans(place: str) -> None:
     """Remove the groups of servers that were killed before they could."""
-    for name in os.listdir(parent):
+    for name in os.listdir(place):
         owner = name.removeprefix(_PREFIX).split("-")[0]
         if name.startswith(_PREFIX) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
-            with contextlib.suppress(OSError):  # not empty yet, or another server was faster
-                os.rmdir(os.path.join(parent, name))
+            for folder, _, _ in os.walk(os.path.join(place, name), topdown=False):
+                with contextlib.suppress(OSError):  # not empty yet, or another server was faster
+                    os.rmdir(folder)

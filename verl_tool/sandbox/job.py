@@ -10,11 +10,14 @@ import contextlib
 import os
 import stat
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.inside import wire
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 2048
+"""Bytes of a file's name and of its path (limits.h)."""
 
 
 @dataclass(frozen=True)
@@ -127,16 +130,38 @@ def _write_all(fd: int, content: bytes, position: int) -> None:
         view, position = view[written:], position + written
 
 
-def check_name(name: str) -> str:
-    """A file's path within the run's folder.
+def check_names(files: Iterable[str], fetch_files: Iterable[str]) -> None:
+    """See that names can be those of files in the run's folder: to put there, and to bring back.
 
     Raises:
-        ConfigError: it would leave the folder.
+        ConfigError: one would leave the folder, is too long, or is a file and a folder at once.
     """
+    given = {wire.SCRIPT_NAME}
+    for name in files:
+        _check_name(name)
+        given.add(name)
+    for name in fetch_files:
+        _check_name(name)
+    for name in given:
+        at = name.find("/")
+        while at >= 0:
+            if name[:at] in given:
+                raise ConfigError(f"file {name!r} needs a folder where the file {name[:at]!r} is to be; rename one")
+            at = name.find("/", at + 1)
+
+
+def _check_name(name: str) -> None:
     parts = name.split("/")
     if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise ConfigError(f"file name {name!r} must be a plain path within the run's folder, as 'data/in.csv'")
-    return name
+    try:
+        longest = max(len(part.encode()) for part in parts)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"file name {name!r} cannot be written in UTF-8") from error
+    if longest > _LONGEST_NAME or len(name.encode()) > _LONGEST_PATH:
+        raise ConfigError(
+            f"file name {name[:100]!r}... is too long; allowed are {_LONGEST_NAME} bytes a part, {_LONGEST_PATH} in all"
+        )
 
 
 def fetch(folder_fd: int, names: Sequence[str], limit: int) -> dict[str, bytes]:

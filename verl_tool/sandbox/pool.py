@@ -10,20 +10,21 @@ import os
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 
 from verl_tool.errors import ConfigError, IsolationError, SandboxError
-from verl_tool.sandbox import bubblewrap
+from verl_tool.sandbox import bubblewrap, oom
 from verl_tool.sandbox import interpreter as interpreters
 from verl_tool.sandbox import isolation as isolations
-from verl_tool.sandbox.cgroup import ControlGroup
+from verl_tool.sandbox.cgroup import ControlGroup, RunGroup
+from verl_tool.sandbox.holding import Holding
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.isolation import Isolation, Level
-from verl_tool.sandbox.job import JobFiles, check_name, fetch
+from verl_tool.sandbox.job import JobFiles, check_names, fetch
 from verl_tool.sandbox.limits import Limits
+from verl_tool.sandbox.places import Places
 from verl_tool.sandbox.policy import Policy
 from verl_tool.sandbox.result import RunResult
 from verl_tool.sandbox.warm import WARM_MODULES, Tier, suited_to, tiers_of
@@ -33,9 +34,14 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.05
+_SHORT_PER_CORE, _MOST_PER_CORE = 4, 16
+_QUARANTINES = 2
+"""Forkservers that are started for one run only, at once."""
+_OVERHEAD_BYTES = 16 << 20
+"""Page tables and the like, which the kernel counts as a run's memory too."""
 _SPARE_SLOTS = 8
 """For runs that were cancelled and are not gone yet."""
-_ANSWER_SECONDS = 30.0
+_ANSWER_SECONDS = 20.0
 """For a forkserver to end a run whose time is up, and to say so, on an overloaded machine."""
 _LONGEST_PAUSE_SECONDS = 30.0
 _CHECK_SECONDS = 10.0
@@ -91,7 +97,8 @@ class SandboxPool:
             warm_modules: imported once, before the first run; those not installed are skipped. Each makes a fork
                 dearer, so there are up to five kinds of forkservers (`warm.tiers_of`). A run goes to the smallest that
                 holds what it seems to import; it can import anything from any of them.
-            max_concurrent: runs at once; four per core by default.
+            max_concurrent: runs at once; 16 per core by default. Not more than four per core of them are younger than a
+                second: those compete for the cores, older ones wait or yield to them.
             max_queued: runs that may wait; one more is refused.
             interpreter: the Python that runs the code; its installed packages can be imported.
         """
@@ -103,15 +110,17 @@ class SandboxPool:
         self._tiers = tiers_of(warm_modules, self._policy.pre_imported_modules)
         self._holds: dict[Tier, frozenset[str]] = {}
         """By tier: what is in its forkservers."""
-        self._slots = max(max_concurrent or 4 * cores, 1)
-        self._max_queued = max_queued
+        most = min(max(max_concurrent or _MOST_PER_CORE * cores, 1), MAX_SLOTS - _SPARE_SLOTS)
+        self._places = Places(_SHORT_PER_CORE * cores, most, max_queued)
         self._interpreter = interpreter
         self._isolation: Isolation | None = None
         self._group: ControlGroup | None = None
         self._workers: list[Worker] = []
         self._replacements: set[asyncio.Task[None]] = set()
-        self._queue: deque[asyncio.Future[None]] = deque()
-        self._live = 0
+        self._fair_share = _memory_ceiling() // most
+        self._quarantine = asyncio.Semaphore(_QUARANTINES)
+        self._holding = Holding()
+        self._watch: asyncio.Task[None] | None = None
         self._restarts = 0
         self._finished = 0
         self._closed = False
@@ -145,7 +154,6 @@ class SandboxPool:
         """
         found = await asyncio.to_thread(isolations.strongest)
         self._isolation = isolations.require(found, self._required)
-        self._slots = min(self._slots, MAX_SLOTS - _SPARE_SLOTS)
         self._group = await asyncio.to_thread(ControlGroup.create, _memory_ceiling())
         await asyncio.to_thread(_compile_forkserver)
         setup = Setup(
@@ -153,7 +161,7 @@ class SandboxPool:
             isolation=self._isolation,
             policy=self._policy,
             modules=(),
-            slots=min(self._slots + _SPARE_SLOTS, MAX_SLOTS),  # one worker may have to carry all
+            slots=self._places.most + _SPARE_SLOTS,  # one worker may have to carry all
             group=self._group,
         )
         setups = [replace(setup, modules=tier) for tier in self._tiers for _ in range(self._workers_wanted)]
@@ -165,18 +173,18 @@ class SandboxPool:
             await self._remove_group()
             raise
         self._workers = workers
+        if self._group is not None:
+            self._watch = asyncio.get_running_loop().create_task(self._holding.watch())
         self._holds = {worker.setup.modules: worker.holds for worker in workers}
 
     async def close(self) -> None:
         """End all runs and forkservers. Runs that wait or go on raise `SandboxError`."""
         self._closed = True
-        for task in self._replacements:
+        tasks = [*self._replacements, *([self._watch] if self._watch is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._replacements, return_exceptions=True)
-        for ticket in self._queue:
-            if not ticket.done():
-                ticket.set_exception(SandboxError("the pool was closed", retryable=True))
-        self._queue.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._places.close(SandboxError("the pool was closed", retryable=True))
         await asyncio.gather(*(worker.close() for worker in self._workers))
         self._workers = []
         await self._remove_group()
@@ -189,9 +197,9 @@ class SandboxPool:
         """The pool now."""
         return PoolStats(
             workers=sum(worker.alive for worker in self._workers),
-            live=self._live,
-            queued=len(self._queue),
-            slots=self._slots,
+            live=self._places.live,
+            queued=self._places.queued,
+            slots=self._places.most,
             restarts=self._restarts,
             finished=self._finished,
         )
@@ -232,45 +240,19 @@ class SandboxPool:
             SandboxError: the sandbox failed or is full; `retryable` says whether the code certainly did not run.
         """
         limits = limits or self._limits
-        for name in (*files, *fetch_files):
-            check_name(name)
+        check_names(files, fetch_files)
         source, text = _encode(code), _encode(stdin)
         _check_size(len(source) + sum(map(len, files.values())), limits)
-        await self._enter()
+        if self._closed or not self._workers:
+            raise SandboxError("the pool is not running", retryable=True)
+        place = await self._places.enter()
         try:
             tier = suited_to((source, *files.values()), self._holds)
             return await self._attempt(lambda: JobFiles(source, text, files), tier, limits, fetch_files)
         except OSError as error:
             raise SandboxError(f"no memory or file descriptors for a run: {error}") from error
         finally:
-            self._leave()
-
-    async def _enter(self) -> None:
-        """Take a slot, in turn."""
-        if self._closed or not self._workers:
-            raise SandboxError("the pool is not running", retryable=True)
-        if self._live < self._slots and not self._queue:
-            self._live += 1
-            return
-        if len(self._queue) >= self._max_queued:
-            raise SandboxError(f"the sandbox's queue is full ({self._max_queued} runs wait); try again later")
-        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(ticket)
-        try:
-            await ticket
-        except asyncio.CancelledError:
-            if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
-                self._leave()  # the slot was ours already
-            raise
-
-    def _leave(self) -> None:
-        """Pass the slot on to the next in line, or give it back."""
-        while self._queue:
-            ticket = self._queue.popleft()
-            if not ticket.done():
-                ticket.set_result(None)
-                return
-        self._live -= 1
+            self._places.leave(place)
 
     async def _attempt(
         self, new_job: Callable[[], JobFiles], tier: Tier, limits: Limits, fetch_files: Sequence[str]
@@ -279,12 +261,15 @@ class SandboxPool:
         for attempt in range(1, _ATTEMPTS + 1):
             job = new_job()
             try:
-                ended = await self._run_once(await self._pick(tier), job, limits, bool(fetch_files))
-                with _closing(ended.folder_fd):
-                    return self._result(job, ended, limits, fetch_files)
+                async with self._worker(tier, alone=attempt == _ATTEMPTS) as worker:
+                    return await self._run_once(worker, job, limits, fetch_files)
             except SandboxError as error:
                 untouched = error.retryable or job.state() == wire.NOT_STARTED
-                if self._closed or attempt == _ATTEMPTS or not (untouched or self._leaves_nothing(error)):
+                if self._closed or not (untouched or self._leaves_nothing(error)):
+                    raise SandboxError(str(error), retryable=untouched) from error
+                if attempt == _ATTEMPTS:
+                    if isinstance(error, WorkerGone) and not untouched:
+                        return _broke_its_sandbox(job, limits)
                     raise SandboxError(str(error), retryable=untouched) from error
             finally:
                 job.close()
@@ -293,7 +278,24 @@ class SandboxPool:
 
     def _leaves_nothing(self, error: SandboxError) -> bool:
         """Whether a run that had begun may begin again: an isolated one is gone with its forkserver, files and all."""
-        return isinstance(error, WorkerGone) and self.level.level is not Level.none
+        return isinstance(error, (WorkerGone, oom.Innocent)) and self.level.level is not Level.none
+
+    @contextlib.asynccontextmanager
+    async def _worker(self, tier: Tier, *, alone: bool) -> AsyncIterator[Worker]:
+        """A worker for a run; `alone`: one that nothing else uses, so that nothing but the run can break it."""
+        if not alone:
+            yield await self._pick(tier)
+            return
+        async with self._quarantine:
+            setup = next(worker.setup for worker in self._workers if worker.setup.modules == tier)
+            worker = Worker(setup, lambda _: None)
+            try:
+                await worker.start()
+                yield worker
+            except IsolationError as error:
+                raise SandboxError(str(error), retryable=True) from error
+            finally:
+                await worker.close()
 
     async def _pick(self, tier: Tier) -> Worker:
         """The live worker of `tier`, else of any, with the fewest runs; waits while all are being replaced."""
@@ -306,25 +308,56 @@ class SandboxPool:
                 raise SandboxError("no forkserver lives, and none could be started in its place", retryable=True)
             await asyncio.wait(self._replacements, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
 
-    @staticmethod
-    async def _run_once(worker: Worker, job: JobFiles, limits: Limits, fetch_files: bool) -> Ended:
-        run_id, future = worker.begin(job, limits, fetch_files)
+    async def _run_once(self, worker: Worker, job: JobFiles, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
+        if self._group is None:
+            kills = oom.machine_kills()
+            ended = await self._let_run(worker, job, limits, bool(fetch_files), None)
+            with _closing(ended.folder_fd):
+                ended = oom.judge_without_group(ended, kills, self._fair_share)
+                return self._result(job, ended, limits, fetch_files)
+        group = self._group.take(_group_bytes(worker, limits))
+        ended = await self._let_run(worker, job, limits, bool(fetch_files), group)
+        with _closing(ended.folder_fd):
+            try:
+                ended = oom.judge_by_group(ended, group, self._fair_share)
+            finally:
+                if ended.gone:
+                    self._group.give(group)
+            return self._result(job, ended, limits, fetch_files)
+
+    async def _let_run(
+        self, worker: Worker, job: JobFiles, limits: Limits, fetch_files: bool, group: RunGroup | None
+    ) -> Ended:
+        run_id, future = worker.begin(job, limits, fetch_files, group)
         patience = limits.wall_seconds + _ANSWER_SECONDS
         timer = asyncio.get_running_loop().call_later(patience, _give_up, worker)  # its death ends the future
         try:
-            return await asyncio.shield(future)
+            with self._looking_after(group, limits, lambda why: worker.kill(run_id, why)):
+                return await asyncio.shield(future)
         except asyncio.CancelledError:
             worker.kill(run_id)
             await asyncio.wait({future}, timeout=_ANSWER_SECONDS)
             if future.done() and future.exception() is None:
-                with _closing(future.result().folder_fd):
-                    pass
+                ended = future.result()
+                with _closing(ended.folder_fd):
+                    if self._group is not None and group is not None and ended.gone:
+                        self._group.give(group)
             raise
         finally:
             timer.cancel()
 
+    def _looking_after(
+        self, group: RunGroup | None, limits: Limits, kill: Callable[[int], None]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Where runs have no groups, their forkserver looks after them."""
+        if group is None:
+            return contextlib.nullcontext()
+        return self._holding.looks_after(group, limits, kill)
+
     def _result(self, job: JobFiles, ended: Ended, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
         if not ended.reached and ended.limit_hit is None:
+            if job.state() == wire.FILES_REFUSED:
+                raise ConfigError(f"the files of a run cannot be laid out: {job.failure()}")
             raise SandboxError(f"a run could not be set up: {job.failure()}", retryable=True)
         output = job.output(limits.output_bytes)
         killed_by = os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
@@ -398,6 +431,33 @@ def _closing(fd: int) -> Iterator[None]:
 
 def _encode(text: str | bytes) -> bytes:
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
+
+
+def _group_bytes(worker: Worker, limits: Limits) -> int:
+    """What a run's group may hold: its memory, its files, and its own copy of all that the warm interpreter has."""
+    return limits.memory_bytes + limits.disk_bytes + worker.resident_bytes + _OVERHEAD_BYTES
+
+
+def _broke_its_sandbox(job: JobFiles, limits: Limits) -> RunResult:
+    """Of a run with which forkservers died each time, also one that it had to itself."""
+    output = job.output(limits.output_bytes)
+    return RunResult(
+        stdout=output.stdout.decode(errors="replace"),
+        stderr=output.stderr.decode(errors="replace"),
+        output=output.interleaved.decode(errors="replace"),
+        stdout_bytes=output.stdout_bytes,
+        stderr_bytes=output.stderr_bytes,
+        stdout_truncated=output.stdout_bytes > limits.output_bytes,
+        stderr_truncated=output.stderr_bytes > limits.output_bytes,
+        exit_code=None,
+        signal=signal.SIGKILL,
+        limit_hit="sandbox",
+        wall_seconds=0.0,
+        cpu_seconds=0.0,
+        peak_memory_bytes=0,
+        stdout_raw=output.stdout,
+        stderr_raw=output.stderr,
+    )
 
 
 def _check_size(size: int, limits: Limits) -> None:

@@ -27,7 +27,8 @@ class RunResult:
     signal: int | None
     """The signal that ended the run, or None if it exited."""
     limit_hit: str | None
-    """The limit that ended it: ``wall_seconds``, ``cpu_seconds`` or ``memory_bytes``; None if no limit did."""
+    """The limit that ended it: ``wall_seconds``, ``cpu_seconds`` or ``memory_bytes``; ``sandbox`` if it broke the
+    process that ran it, time and again and alone; None if it ended by itself."""
     wall_seconds: float
     """From the fork to the end of the run's first process."""
     cpu_seconds: float

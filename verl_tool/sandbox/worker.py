@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from verl_tool.errors import IsolationError, SandboxError
 from verl_tool.sandbox import bubblewrap
-from verl_tool.sandbox.cgroup import ControlGroup
+from verl_tool.sandbox.cgroup import ControlGroup, RunGroup
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.interpreter import Interpreter
 from verl_tool.sandbox.isolation import Isolation, Level
@@ -29,7 +29,7 @@ START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _CHANNEL_BYTES = 1 << 20
 _UID_BASE = 1 << 28
-_UIDS_PER_WORKER = 1 << 8
+_UIDS_PER_WORKER = 1 << 9
 """Runs have uids of their own, for the kernel counts processes by uid. They are far above any that a host gives out,
 and derived from the worker's pid, so that pools on one machine do not share them."""
 MAX_SLOTS = _UIDS_PER_WORKER
@@ -56,6 +56,8 @@ class Ended:
 
     reached: bool
     """Whether the user's code was reached."""
+    gone: bool
+    """Whether nothing is left of it. Else the kernel is still at it, and what counts the run must not be used again."""
     limit_hit: str | None
     status: int
     """As of waitpid."""
@@ -87,6 +89,8 @@ class Worker:
         """Warm modules that could not be imported, and why."""
         self.holds: frozenset[str] = frozenset()
         """Top-level names of all modules in it, warm or its own."""
+        self.resident_bytes = 0
+        """Memory of the warm interpreter, which each run starts with and may copy."""
 
     @property
     def live(self) -> int:
@@ -126,6 +130,7 @@ class Worker:
             await self.close()
             raise IsolationError(f"a forkserver could not start: {answer['error']}")
         self.loaded, self.missing, self.holds = answer["loaded"], answer["missing"], frozenset(answer["holds"])
+        self.resident_bytes = answer["resident"]
         self._alive = True
         asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
 
@@ -180,8 +185,16 @@ class Worker:
         text = self._complaints.read().decode(errors="replace").strip()
         return text[-2000:] or "it ended without a word"
 
-    def begin(self, job: JobFiles, limits: Limits, fetch: bool) -> tuple[int, asyncio.Future[Ended]]:
+    def begin(
+        self, job: JobFiles, limits: Limits, fetch: bool, group: RunGroup | None
+    ) -> tuple[int, asyncio.Future[Ended]]:
         """Hand a run to the forkserver.
+
+        Args:
+            job: its files.
+            limits: what it may use.
+            fetch: whether its folder is asked for.
+            group: what counts it.
 
         Returns:
             The run's id, and a future of its end: an `Ended`, or a `WorkerGone`.
@@ -190,6 +203,7 @@ class Worker:
             WorkerGone: the forkserver is dead; the run has not begun.
         """
         run_id = next(self._ids)
+        doors = group.open_doors() if group is not None else []
         message = wire.RUN.pack(
             wire.OP_RUN,
             run_id,
@@ -202,11 +216,15 @@ class Worker:
             limits.disk_bytes,
             limits.disk_files,
             fetch,
+            len(doors),
         )
         try:
-            socket.send_fds(self._channel, [message], job.fds)
+            socket.send_fds(self._channel, [message], [*job.fds, *doors])
         except OSError as error:
             raise WorkerGone(f"a forkserver takes no more runs: {error}", retryable=True) from error
+        finally:
+            for door in doors:
+                os.close(door)
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._waiting[run_id] = future
         return run_id, future
@@ -217,10 +235,10 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def kill(self, run_id: int) -> None:
-        """End a run early; its future still tells when it is over."""
+    def kill(self, run_id: int, reason: int = wire.CANCELLED) -> None:
+        """End a run early, for a limit that `wire` numbers; its future still tells when it is over."""
         with contextlib.suppress(OSError):  # a dead forkserver has taken its runs with it
-            self._channel.send(wire.KILL.pack(wire.OP_KILL, run_id))
+            self._channel.send(wire.KILL.pack(wire.OP_KILL, run_id, reason))
 
     def _receive(self) -> None:
         while self._alive:
@@ -233,14 +251,15 @@ class Worker:
             if not message:
                 self._died()
                 return
-            run_id, reached, limit, status, wall, cpu, peak = wire.REPLY.unpack(message)
+            run_id, reached, gone, limit, status, wall, cpu, peak = wire.REPLY.unpack(message)
             folder_fd = fds[0] if fds else -1
             future = self._waiting.pop(run_id, None)
             if future is None or future.done():
                 if folder_fd >= 0:
                     os.close(folder_fd)
                 continue
-            future.set_result(Ended(bool(reached), wire.LIMIT_NAMES[limit], status, wall, cpu, peak, folder_fd))
+            limit_hit = wire.LIMIT_NAMES[limit]
+            future.set_result(Ended(bool(reached), bool(gone), limit_hit, status, wall, cpu, peak, folder_fd))
 
     def _died(self) -> None:
         if not self._alive:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from ray import serve
 from ray.exceptions import RayError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from verl_tool.errors import ConfigError, VerlToolError
@@ -247,7 +248,7 @@ def serve_tools(
         )
         run_server(cluster, settings_now, replicas, cpus_per_replica)
     except (VerlToolError, ValidationError) as error:
-        console.print(f"[bold red]cannot serve:[/bold red] {_words(error)}", highlight=False)
+        console.print(f"[bold red]cannot serve:[/bold red] {escape(_words(error))}", highlight=False)
         raise typer.Exit(2 if isinstance(error, (ConfigError, ValidationError)) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -314,7 +315,7 @@ def _update(
         make_tools(settings)
         cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
     except (VerlToolError, ValidationError) as error:
-        console.print(f"[bold red]not updated:[/bold red] {_words(error)}", highlight=False)
+        console.print(f"[bold red]not updated:[/bold red] {escape(_words(error))}", highlight=False)
     else:
         console.print("updated")
 

@@ -44,11 +44,28 @@ class Request:
     def __init__(self, message: bytes) -> None:
         """`message`: packed as `wire.RUN`."""
         _, self.id, self.wall, self.cpu, self.memory, self.processes, *others = wire.RUN.unpack(message)
-        self.open_files, self.output, self.disk, self.disk_files, self.fetch = others
+        self.open_files, self.output, self.disk, self.disk_files, self.fetch, self.doors = others
+
+
+def join_groups(doors: list[int]) -> None:
+    """Have this process counted by the run's control group from now on. Raises OSError."""
+    for door in doors:
+        os.write(door, b"0")
+
+
+def _die_first() -> None:
+    """If memory runs out, runs are to die before their forkserver, and that before anything else."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    except OSError:  # not ours to say here
+        return
+    os.write(fd, b"1000")
+    os.close(fd)
 
 
 def enter(place: Place, request: Request, slot: int, init_fd: int) -> None:
     """Confine this process for good, all but the seccomp filter. Raises OSError if the kernel refuses any of it."""
+    _die_first()
     os.setsid()  # where the kernel groups by session, a run with many busy processes gets no more than one with one
     if place.isolated:
         _enter_namespaces(place, request, slot, init_fd)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _FIRST_LOOK = 0.05
 """Seconds that a run lives before its use is looked at; most never get that old."""
 _LOOK_EVERY = 0.1
+_BURIAL_SECONDS = 5.0
+"""For the kernel to end all processes of a run that has been killed. One that takes longer is answered for all the
+same; its slot is used again when it is gone."""
 _Journal = ctypes.c_char * wire.JOURNAL_BYTES
 _MOST_FILES = 4096
 """File descriptors of the forkserver; a fork closes all that it may have inherited."""
@@ -52,6 +55,8 @@ class Run:
         self.init_fd = init_fd
         self.started_at = now
         self.deadline = now + request.wall
+        """When it is killed; once it is ending, when it is answered for at the latest."""
+        self.ending = False
         self.limit_hit: int = wire.NO_LIMIT
         self.group: str | None = None
         """What `Watch.group_of` says of it."""
@@ -60,6 +65,8 @@ class Run:
         self.cpu = 0.0
         self.peak = 0
         self.folder = -1
+        self.answered = False
+        """Whether the pool knows of its end, though not all of it is gone."""
 
 
 class Forkserver:
@@ -91,7 +98,7 @@ class Forkserver:
             as_root=config["as_root"],
             uid_base=config["uid_base"],
             scratch=config["scratch"],
-            base_memory=_address_space(),
+            base_memory=_memory(0),
         )
         self._watch = Watch(self._place.isolated)
         if config["server_filter"]:
@@ -108,8 +115,10 @@ class Forkserver:
                 else:
                     self._process_ended(fd)
             now = time.monotonic()
-            for run in self._runs.values():
-                if run.deadline <= now:
+            for run in [run for run in self._runs.values() if run.deadline <= now]:
+                if run.ending:
+                    self._answer_early(run)
+                else:
                     self._kill(run, wire.WALL)
             if self._next_look <= now:
                 self._look(now)
@@ -123,22 +132,23 @@ class Forkserver:
     def _receive(self) -> bool:
         """Take one message. False when the channel is closed."""
         try:
-            message, fds = linux.recv_fds(self._channel, 256, 4)
+            message, fds = linux.recv_fds(self._channel, 256, wire.MOST_FDS)
         except ConnectionError:
             return False
         if not message:
             return False
         if message[0] == wire.OP_KILL:
-            run = self._runs.get(wire.KILL.unpack(message)[1])
+            _, run_id, reason = wire.KILL.unpack(message)
+            run = self._runs.get(run_id)
             if run is not None:
-                self._kill(run, wire.CANCELLED)
+                self._kill(run, reason)
             return True
         request = confine.Request(message)
         try:
             self._start(request, fds)
         except OSError as error:
             os.pwrite(fds[0], wire.failure_journal(error), 0)
-            self._channel.send(wire.REPLY.pack(request.id, 0, wire.NO_LIMIT, 0, 0.0, 0.0, 0))
+            self._channel.send(wire.REPLY.pack(request.id, 0, 1, wire.NO_LIMIT, 0, 0.0, 0.0, 0))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -165,7 +175,8 @@ class Forkserver:
         run = Run(request, slot, main, init, init_fd, now)
         self._runs[request.id] = run
         self._wait_for(run.main_fd, run)
-        self._next_look = min(self._next_look, now + _FIRST_LOOK)
+        if not request.doors:  # else the pool looks after it
+            self._next_look = min(self._next_look, now + _FIRST_LOOK)
 
     def _fork_into(self, init_fd: int) -> int:
         """Fork; the child is born in the pid namespace of the process behind `init_fd`."""
@@ -195,7 +206,8 @@ class Forkserver:
             try:
                 main, job = self._prepare(request, fds, slot, init_fd, journal)
             except (OSError, MemoryError, ValueError) as error:
-                failure = wire.failure_journal(error)
+                state = wire.FILES_REFUSED if isinstance(error, program.FilesRefused) else wire.SETUP_FAILED
+                failure = wire.failure_journal(error, state)
                 journal.cast("B")[: len(failure)] = failure
                 os._exit(status)
             journal[wire.STATE] = wire.STARTED
@@ -207,11 +219,13 @@ class Forkserver:
         self, request: confine.Request, fds: list[int], slot: int, init_fd: int, journal: memoryview
     ) -> tuple[program.types.ModuleType, program.Job]:
         """Confine this process, lay out the run's files and streams, and let go of all that is the forkserver's."""
+        confine.join_groups(fds[len(fds) - request.doors :])
         job = program.read_job(fds[0])
         for fd in (1, 2):
             os.dup2(fds[fd], fd)
         # Opened anew: flags that one run sets on a shared description would be read by the next.
-        os.dup2(fds[3] if len(fds) > 3 else os.open(os.devnull, os.O_RDONLY), 0)
+        has_stdin = len(fds) - request.doors > 3
+        os.dup2(fds[3] if has_stdin else os.open(os.devnull, os.O_RDONLY), 0)
         if not self._place.isolated:
             self._make_scratch(slot)
         confine.enter(self._place, request, slot, init_fd)
@@ -253,11 +267,13 @@ class Forkserver:
     def _main_ended(self, run: Run) -> None:
         _, run.status, use = os.wait4(run.main, 0)
         os.close(run.main_fd)
-        run.wall = time.monotonic() - run.started_at
-        run.deadline = math.inf
+        now = time.monotonic()
+        run.wall = now - run.started_at
+        run.ending = True
+        run.deadline = math.inf if run.answered else now + _BURIAL_SECONDS
         run.cpu = max(run.cpu, use.ru_utime + use.ru_stime)
         run.peak = max(run.peak, use.ru_maxrss << 10)
-        if run.request.fetch:
+        if run.request.fetch and not run.answered:
             run.folder = self._open_folder(run)
         if not self._place.isolated:
             _kill_session(run.main)
@@ -275,24 +291,56 @@ class Forkserver:
             return -1
 
     def _reply(self, run: Run) -> None:
-        reply = wire.REPLY.pack(
-            run.request.id, self._reached[run.slot], run.limit_hit, run.status, run.wall, run.cpu, run.peak
-        )
+        """Nothing is left of the run: say so, and use its slot again."""
         if not self._place.isolated and run.folder < 0:  # the pool still reads a folder that it asked for
             _remove(f"{self._place.scratch}/{run.slot}")
-        linux.send_fds(self._channel, reply, [run.folder] if run.folder >= 0 else [])
-        for fd in (run.folder, run.init_fd):
-            if fd >= 0:
-                os.close(fd)
+        if not run.answered:
+            self._answer(run)
+        if run.init_fd >= 0:
+            os.close(run.init_fd)
         del self._runs[run.request.id]
         self._free_slots.append(run.slot)
 
+    def _answer(self, run: Run) -> None:
+        reply = wire.REPLY.pack(
+            run.request.id,
+            self._reached[run.slot],
+            not run.answered,
+            run.limit_hit,
+            run.status,
+            run.wall,
+            run.cpu,
+            run.peak,
+        )
+        linux.send_fds(self._channel, reply, [run.folder] if run.folder >= 0 else [])
+        if run.folder >= 0:
+            os.close(run.folder)
+
+    def _answer_early(self, run: Run) -> None:
+        """Answer for a run that was killed and is not gone yet. It runs none of its code any more; what holds it up is
+        the kernel, or a child that it made ours, which is buried here."""
+        run.deadline = math.inf
+        run.answered = True
+        if run.wall == 0.0:  # not even its first process is gone
+            run.wall = time.monotonic() - run.started_at
+            run.status = _signal.SIGKILL
+        self._answer(run)
+        self._bury_strangers()
+
+    def _bury_strangers(self) -> None:
+        known = {pid for run in self._runs.values() for pid in (run.main, run.init)}
+        with open("/proc/thread-self/children", encoding="ascii") as file:
+            strangers = {int(pid) for pid in file.read().split()} - known
+        for pid in strangers:
+            os.waitpid(pid, os.WNOHANG)
+
     def _kill(self, run: Run, reason: int) -> None:
         """End a run, all of it. The first reason counts."""
-        if run.deadline == math.inf:
+        if run.ending:
             return
+        run.ending = True
         run.limit_hit = reason
-        run.deadline = math.inf
+        run.deadline = time.monotonic() + _BURIAL_SECONDS
         if self._place.isolated:
             _signal.pidfd_send_signal(run.init_fd, _signal.SIGKILL)
         else:
@@ -302,7 +350,7 @@ class Forkserver:
     def _look(self, now: float) -> None:
         """Hold the runs that are not brand new to the limits over all their processes."""
         self._next_look = now + _LOOK_EVERY if self._runs else math.inf
-        old = [run for run in self._runs.values() if now - run.started_at >= _FIRST_LOOK and run.deadline < math.inf]
+        old = [run for run in self._runs.values() if now - run.started_at >= _FIRST_LOOK and not run.ending]
         if not old:
             return
         use_of = self._watch.survey({os.getpid(), *(run.init for run in self._runs.values())})
@@ -363,17 +411,18 @@ def _warm(modules: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _prefer_as_oom_victim() -> None:
-    """If the machine runs out of memory, runs are to die first. Forks inherit this."""
+    """If the machine runs out of memory, the server is to live on; runs go before forkservers (`confine.enter`)."""
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")
+            file.write("300")
     except OSError:  # not ours to say here
         return
 
 
-def _address_space() -> int:
+def _memory(field: int) -> int:
+    """Bytes of this process: of address space (0) or resident (1)."""
     with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * mmap.PAGESIZE
+        return int(file.read().split()[field]) * mmap.PAGESIZE
 
 
 def main(channel_fd: int) -> None:
@@ -401,5 +450,6 @@ def main(channel_fd: int) -> None:
     linux.trim_heap()
     linux.collapse_heap()
     holds = sorted({name.partition(".")[0] for name in sys.modules})
-    channel.send(wire.first_message({"loaded": server.loaded, "missing": server.missing, "holds": holds}))
+    ready = {"loaded": server.loaded, "missing": server.missing, "holds": holds, "resident": _memory(1)}
+    channel.send(wire.first_message(ready))
     server.serve()

@@ -20,6 +20,10 @@ _FLUSH_FAILED = 120
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
+class FilesRefused(OSError):
+    """The files that came with a run cannot be laid out as they are named."""
+
+
 class Job:
     """What the pool wants to be run."""
 
@@ -44,17 +48,28 @@ def read_job(fd: int) -> Job:
 
 
 def write_files(job: Job) -> None:
-    """Put the job's files and the code itself into the current directory."""
+    """Put the job's files and the code itself into the current directory.
+
+    Raises:
+        FilesRefused: two of them are in each other's way, or there is no room for them.
+    """
     for name, content in {wire.SCRIPT_NAME: job.code, **job.files}.items():
-        folder = os.path.dirname(name)
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            while content:
-                content = content[os.write(fd, content) :]
-        finally:
-            os.close(fd)
+            _write_file(name, content)
+        except OSError as error:
+            raise FilesRefused(error.errno, error.strerror, name) from error
+
+
+def _write_file(name: str, content: bytes) -> None:
+    folder = os.path.dirname(name)
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        while content:
+            content = content[os.write(fd, content) :]
+    finally:
+        os.close(fd)
 
 
 def new_main_module() -> types.ModuleType:

@@ -4,7 +4,8 @@ The control channel is a unix socket of type SEQPACKET; every message is one pac
 
     pool -> forkserver   a dict           once: how to start
     forkserver -> pool   a dict           once: ready, or why not
-    pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr, and stdin if it has any
+    pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr, stdin if it has any, and the doors of
+                                          its control group
     pool -> forkserver   KILL             end a run
     forkserver -> pool   REPLY (+ 1 fd)   the run has ended, all its processes are gone; the fd is its folder
 
@@ -32,16 +33,20 @@ def read_first_message(message: bytes) -> dict:
     return marshal.loads(message)
 
 
-RUN = struct.Struct("<BQddQIIQQII")
+RUN = struct.Struct("<BQddQIIQQIII")
 """op, id, wall seconds, CPU seconds (0: none), memory bytes, processes, open files, output bytes, disk bytes,
-disk files, whether the run's folder is asked for."""
-KILL = struct.Struct("<BQ")
-"""op, id."""
-REPLY = struct.Struct("<QBBiddQ")
-"""id, whether the user's code was reached, which limit was hit, wait status, wall seconds, CPU seconds, peak bytes."""
+disk files, whether the run's folder is asked for, how many of the descriptors are doors of its control group."""
+MOST_FDS = 8
+"""That come with one message."""
+KILL = struct.Struct("<BQB")
+"""op, id, why: one of the limits below."""
+REPLY = struct.Struct("<QBBBiddQ")
+"""id, whether the user's code was reached, whether nothing is left of it, which limit was hit, wait status, wall
+seconds, CPU seconds, peak bytes."""
 
-LIMIT_NAMES = (None, "wall_seconds", "cpu_seconds", "memory_bytes", "cancelled")
-NO_LIMIT, WALL, CPU, MEMORY, CANCELLED = range(5)
+LIMIT_NAMES = (None, "wall_seconds", "cpu_seconds", "memory_bytes", "cancelled", "lost")
+NO_LIMIT, WALL, CPU, MEMORY, CANCELLED, LOST = range(6)
+"""LOST: the kernel killed one of its processes, for memory that others took."""
 
 JOURNAL_BYTES = 1 << 16
 """The journal: unsigned 64-bit words. Untrusted from the moment that the user's code runs."""
@@ -50,14 +55,15 @@ STATE, COUNT, DROPPED_OUT, DROPPED_ERR, FIRST_SWITCH = range(5)
 SWITCHES = JOURNAL_BYTES // 8 - FIRST_SWITCH
 FAILURE_BYTES = 1000
 """Longest message of a failed set-up."""
-NOT_STARTED, STARTED, SETUP_FAILED = range(3)
-"""Values of STATE. After SETUP_FAILED the words from FIRST_SWITCH on hold a message, closed by a zero byte."""
+NOT_STARTED, STARTED, SETUP_FAILED, FILES_REFUSED = range(4)
+"""Values of STATE. FILES_REFUSED: the files that came with the run cannot be laid out as they are named. After it and
+SETUP_FAILED the words from FIRST_SWITCH on hold a message, closed by a zero byte."""
 
 
-def failure_journal(error: BaseException) -> bytes:
+def failure_journal(error: BaseException, state: int = SETUP_FAILED) -> bytes:
     """The beginning of a journal that tells why the user's code was not reached."""
     text = f"{type(error).__name__}: {error}".encode(errors="replace")[:FAILURE_BYTES]
-    return struct.pack("<Q", SETUP_FAILED).ljust(FIRST_SWITCH * 8, b"\0") + text
+    return struct.pack("<Q", state).ljust(FIRST_SWITCH * 8, b"\0") + text
 
 
 JOB = struct.Struct("<QI")

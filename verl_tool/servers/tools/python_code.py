@@ -49,7 +49,7 @@ class PythonCodeOptions(ToolOptions):
     workers: int | None = Field(default=None, ge=1)
     """Warm processes that programs are forked from; None: one a core."""
     max_concurrent: int | None = Field(default=None, ge=1)
-    """Programs that run at once; None: four a core."""
+    """Programs that run at once; None: 16 a core, four of them younger than a second."""
 
 
 class PythonCodeTool(Tool):
@@ -200,6 +200,8 @@ def _ending(result: RunResult, limits: Limits) -> str:
         return f"Execution timed out: it ran longer than {limits.wall_seconds:g} seconds."
     if result.limit_hit == "memory_bytes" or result.stderr.rstrip().endswith("MemoryError"):
         return f"Memory limit exceeded: a program may use {limits.memory_bytes >> 20} MB."
+    if result.limit_hit == "sandbox":
+        return "Execution was ended: the program broke the process that ran it."
     if result.signal is not None:
         return f"Execution was ended by signal {result.signal} ({_signal_name(result.signal)})."
     if result.exit_code and not result.stderr:

@@ -1,0 +1,93 @@
+"""Who may run now: the queue before a pool, and the places in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from verl_tool.errors import SandboxError
+
+SHORT_SECONDS = 1.0
+"""A run that lasts longer leaves its place on the cores to the next in line, so that a few that hang do not hold up all
+others: it then counts only among those that may go on at once."""
+
+
+class Place:
+    """Held by one run."""
+
+    def __init__(self) -> None:
+        self.is_short = True
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Places:
+    """Places for short runs and for all, and the queue for them, first come, first served."""
+
+    def __init__(self, short: int, most: int, max_queued: int) -> None:
+        """At most `most` runs go on at once, `short` of them not yet older than `SHORT_SECONDS`."""
+        self.most = most
+        self.live = 0
+        """Runs that go on."""
+        self._short_places, self._max_queued = short, max_queued
+        self._short = 0
+        self._queue: deque[asyncio.Future[Place]] = deque()
+
+    @property
+    def queued(self) -> int:
+        """Runs that wait."""
+        return len(self._queue)
+
+    async def enter(self) -> Place:
+        """Take a place, in turn; to be given to `leave`.
+
+        Raises:
+            SandboxError: too many wait already.
+        """
+        if not self._queue and self._has_room():
+            return self._take()
+        if len(self._queue) >= self._max_queued:
+            raise SandboxError(f"the sandbox's queue is full ({self._max_queued} runs wait); try again later")
+        ticket: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        self._queue.append(ticket)
+        try:
+            return await ticket
+        except asyncio.CancelledError:
+            if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
+                self.leave(ticket.result())  # the place was ours already
+            raise
+
+    def leave(self, place: Place) -> None:
+        """Give a place back."""
+        if place.timer is not None:
+            place.timer.cancel()
+        self.live -= 1
+        self._short -= place.is_short
+        self._admit()
+
+    def close(self, error: Exception) -> None:
+        """Tell all who wait that there is nothing to wait for."""
+        for ticket in self._queue:
+            if not ticket.done():
+                ticket.set_exception(error)
+        self._queue.clear()
+
+    def _has_room(self) -> bool:
+        return self._short < self._short_places and self.live < self.most
+
+    def _take(self) -> Place:
+        self.live += 1
+        self._short += 1
+        place = Place()
+        place.timer = asyncio.get_running_loop().call_later(SHORT_SECONDS, self._grow, place)
+        return place
+
+    def _grow(self, place: Place) -> None:
+        place.is_short = False
+        self._short -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._queue and self._has_room():
+            ticket = self._queue.popleft()
+            if not ticket.done():
+                ticket.set_result(self._take())
