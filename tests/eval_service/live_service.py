@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from listeners import Listeners
+
 from verl_tool.servers.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +53,10 @@ class LiveService:
 
 @contextmanager
 def live_service(arguments: Sequence[str], folder: Path) -> Iterator[LiveService]:
-    """A service with these arguments, for as long as the block runs. Its log goes into `folder`."""
+    """A service with these arguments, for as long as the block runs. Its log goes into `folder`.
+
+    No process of it may listen where others reach it, at any moment.
+    """
     (port,) = free_ports(1)
     log = folder / "service.log"
     command = [sys.executable, "-m", "eval_service.app", "--port", str(port), *arguments]
@@ -63,10 +68,13 @@ def live_service(arguments: Sequence[str], folder: Path) -> Iterator[LiveService
         )
     service = LiveService(f"http://127.0.0.1:{port}", process, log)
     try:
-        _wait_until_it_serves(service)
-        yield service
+        with Listeners(process.pid) as listeners:
+            _wait_until_it_serves(service)
+            yield service
     finally:
         stop(service)
+    assert listeners.on_loopback
+    assert listeners.open_to_others == []
 
 
 def stop(service: LiveService) -> int:
