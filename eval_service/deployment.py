@@ -22,6 +22,7 @@ from eval_service.tokenizer import load_tokenizer
 from verl_tool.client import ToolClient
 from verl_tool.servers import short_path
 from verl_tool.servers.host_check import HostCheck
+from verl_tool.servers.replica_listener import listen_on_the_node_only
 
 APP_NAME = "eval_service"
 CLOSE_SECONDS = 20.0
@@ -57,6 +58,7 @@ class ModelReplica:
     async def __init__(self, settings: ServiceSettings, mark: str) -> None:  # type: ignore[misc]  # Serve awaits it
         """`mark`: see `fingerprint`."""
         _log_to_stderr(settings.log_level)
+        listen_on_the_node_only()
         tokenizer = load_tokenizer(
             settings.tokenizer or settings.model,
             trust_remote_code=settings.trust_remote_code,

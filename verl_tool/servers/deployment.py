@@ -29,6 +29,7 @@ from verl_tool.servers.directory_client import DirectoryClient, DirectoryUnreach
 from verl_tool.servers.host_check import HostCheck
 from verl_tool.servers.membership import Membership
 from verl_tool.servers.peers import Peers
+from verl_tool.servers.replica_listener import listen_on_the_node_only
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 from verl_tool.servers.side_door import SideDoor, guarded
 from verl_tool.servers.toolbox import make_tools
@@ -60,6 +61,7 @@ class ToolReplica:
 
     async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         _log_to_stderr(settings.log_level)
+        listen_on_the_node_only()
         self._settings = settings
         several = settings.several_nodes or settings.front_host not in LOOPBACK
         self._door = SideDoor(ray.util.get_node_ip_address() if several else "127.0.0.1")
