@@ -83,7 +83,7 @@ class ModelReplica:
             max_body_bytes=settings.max_body_bytes,
             host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
         )
-        short_path.offer(self._endpoint)
+        short_path.offer(self._endpoint, serve.get_replica_context().app_name)
 
     def __serve_build_asgi_app__(self) -> Endpoint:
         """Serve asks for the app behind the front door."""

@@ -28,7 +28,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from verl_tool.errors import ConfigError, ToolFault
-from verl_tool.exchange import Answer, Connections, ExchangeError
+from verl_tool.exchange import Answer, Connections, ExchangeError, StrangerError
 from verl_tool.json_text import BadJsonError, decode_json, encode_json
 from verl_tool.pacing import Pacer
 from verl_tool.protocol import (
@@ -100,8 +100,10 @@ class ToolClient:
         self._max_batch = max_batch
         self._direct = direct
         self._pacer = Pacer(max_workers, request_interval)
-        self._connections = Connections(api_key)
+        self._connections = Connections(api_key, self.url)
         self._map = ReplicaMap(self.url)
+        self._server = ""
+        """Name of the server, which every request names; empty until it has told it."""
         self._map_lock = asyncio.Lock()
         self._records_steps = False
         """The server answers a repeated step from its record; known once it has told its replicas."""
@@ -291,9 +293,14 @@ class ToolClient:
                 # Another server's 404 may be JSON too.
                 replicas = _read(answer, ReplicaList) if answer.status == 200 else None
             except (ExchangeError, ToolFault):
-                self._map.renew(None)
+                self._map.keep()
+                return
+            if answer.status >= 500:
+                # The front has nobody to ask at the moment.
+                self._map.keep()
                 return
             self._records_steps = replicas is not None
+            self._server = replicas.server if replicas is not None else ""
             self._map.renew(replicas if self._direct else None)
 
     def _by_door(self, entries: Sequence[_Entry]) -> dict[str, list[_Entry]]:
@@ -327,6 +334,8 @@ class ToolClient:
 
     async def _once(self, method: str, url: str, body: bytes | None, deadline: float) -> Answer:
         """One exchange, when there is a place for it. Raises ExchangeError."""
+        # Only the list of replicas is asked of whoever is at the front.
+        server = "" if url == f"{self.url}/replicas" else self._server
         try:
             await self._pacer.begin(deadline - self._now())
         except asyncio.TimeoutError:
@@ -336,7 +345,13 @@ class ToolClient:
             seconds = deadline - self._now()
             if seconds <= 0:
                 raise ExchangeError(f"the deadline of {self._timeout:g} s has passed", sent=False, timed_out=True)
-            return await self._connections.exchange(method, url, body, seconds)
+            return await self._connections.exchange(method, url, body, seconds, server)
+        except StrangerError:
+            if self._server == server:
+                # It may have been started anew: whoever is at the front now says who that is.
+                self._server = ""
+                self._map.distrust()
+            raise
         finally:
             self._pacer.end()
 

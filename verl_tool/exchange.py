@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from verl_tool.protocol import MISDIRECTED, SERVER_HEADER, proof_of
+
 CONNECT_SECONDS = 5.0
 """Deadline for a connection; the call's own deadline may be nearer."""
 KEEP_ALIVE_SECONDS = 3.0
@@ -25,6 +27,13 @@ class ExchangeError(Exception):
         self.timed_out = timed_out
 
 
+class StrangerError(ExchangeError):
+    """Somebody else than the server that was meant is at that address; the server ran nothing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, sent=False)
+
+
 @dataclass(frozen=True)
 class Answer:
     """What the server answered, whatever its status."""
@@ -33,6 +42,11 @@ class Answer:
     headers: Mapping[str, str]
     """Names are found whatever their case."""
     body: bytes
+
+    @property
+    def server(self) -> str:
+        """Name of the server that answered; empty if it tells none."""
+        return self.headers.get(SERVER_HEADER, "")
 
     def words(self) -> str:
         """The beginning of the body, for messages."""
@@ -47,20 +61,27 @@ class Answer:
 
 
 class Connections:
-    """A pool of connections. Use it in one event loop; `close` it there."""
+    """A pool of connections. Use it in one event loop; `close` it there.
 
-    def __init__(self, api_key: str | None) -> None:
-        self._headers = {"content-type": "application/json"}
-        if api_key is not None:
-            self._headers["authorization"] = f"Bearer {api_key}"
+    `front`: base URL of the server, which alone is shown `api_key` itself.
+    """
+
+    def __init__(self, api_key: str | None, front: str) -> None:
+        self._api_key = api_key
+        self._front = front
+        self._headers_of: dict[tuple[bool, str], dict[str, str]] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    async def exchange(self, method: str, url: str, body: bytes | None, seconds: float) -> Answer:
-        """Send one request and read the whole answer in `seconds`. Raises ExchangeError."""
+    async def exchange(self, method: str, url: str, body: bytes | None, seconds: float, server: str = "") -> Answer:
+        """Send one request, meant for `server` if it has a name, and read the whole answer in `seconds`.
+
+        Raises ExchangeError; StrangerError if another server answered.
+        """
+        headers = self._headers(url, server)
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, CONNECT_SECONDS))
         try:
-            async with self._open().request(method, url, data=body, timeout=timeout) as response:
-                return Answer(response.status, response.headers, await response.read())
+            async with self._open().request(method, url, data=body, headers=headers, timeout=timeout) as response:
+                answer = Answer(response.status, response.headers, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ExchangeError(f"no connection to {url}: {error}", sent=False) from error
         except asyncio.TimeoutError as error:
@@ -68,6 +89,9 @@ class Connections:
         except (aiohttp.ClientError, OSError) as error:
             words = str(error) or type(error).__name__
             raise ExchangeError(f"the connection to {url} broke: {words}", sent=True) from error
+        if answer.status == MISDIRECTED or (server and answer.status == 200 and answer.server != server):
+            raise StrangerError(f"{url} is another server's by now; {server or 'the server'} ran nothing")
+        return answer
 
     async def close(self) -> None:
         """Close all connections. Doing so twice is no error."""
@@ -75,8 +99,23 @@ class Connections:
             session, self._session = self._session, None
             await session.close()
 
+    def _headers(self, url: str, server: str) -> dict[str, str]:
+        at_front = url.startswith(f"{self._front}/")
+        headers = self._headers_of.get((at_front, server))
+        if headers is None:
+            headers = {"content-type": "application/json"}
+            if server:
+                headers[SERVER_HEADER] = server
+            if self._api_key is not None:
+                shown = self._api_key if at_front else proof_of(self._api_key, server)
+                headers["authorization"] = f"Bearer {shown}"
+            # A server has another name after each start.
+            self._headers_of = {key: known for key, known in self._headers_of.items() if key[1] in ("", server)}
+            self._headers_of[at_front, server] = headers
+        return headers
+
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+            self._session = aiohttp.ClientSession(connector=connector)
         return self._session

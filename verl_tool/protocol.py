@@ -9,6 +9,7 @@ What a request may hold is bounded here. This module imports nothing else of the
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -290,7 +291,21 @@ class ToolDescription(BaseModel):
 
 
 REPLICA_HEADER = "x-verl-tool-replica"
-"""Response header: id of the replica that took the request (not always the one that ran it)."""
+"""Response header: id of the replica that took the request (not always the one that ran it). As a request header: the
+replica that is meant; another one refuses the request with HTTP 421 and runs nothing."""
+SERVER_HEADER = "x-verl-tool-server"
+"""Response header: the server that answered, by a name that it has from one start to its end. As a request header: the
+server that is meant; a replica of another one refuses the request with HTTP 421 and runs nothing."""
+MISDIRECTED = 421
+"""HTTP status of such a refusal (RFC 9110, 15.5.20)."""
+
+
+def proof_of(api_key: str, server: str) -> str:
+    """What a replica's own door takes in place of `api_key`: it shows that the caller has the key, to `server` alone.
+
+    Should another server listen there by now, it learns nothing that it could use.
+    """
+    return hmac.new(api_key.encode(), server.encode(), "sha256").hexdigest()
 
 
 class ReplicaInfo(BaseModel):
@@ -307,6 +322,8 @@ class ReplicaInfo(BaseModel):
 class ReplicaList(BaseModel):
     """Answer of ``GET /replicas``. An empty list: there is nobody but whoever answers at this address."""
 
+    server: str = ""
+    """Name of the server (`SERVER_HEADER`)."""
     epoch: int = 0
     """Grows whenever the list changes."""
     replicas: list[ReplicaInfo] = []
@@ -322,6 +339,8 @@ class HealthReport(BaseModel):
     """``healthy``, ``starting``, ``stopping`` or ``unhealthy``."""
     message: str = ""
     """What is wrong, if something is."""
+    server: str = ""
+    """Name of the server (`SERVER_HEADER`)."""
     replica: str = ""
     tools: list[str] = []
     running: int = 0

@@ -13,8 +13,10 @@ from verl_tool.rendezvous import owner
 
 REFRESH_SECONDS = 5.0
 """Age at which the list is asked for again."""
+_ASK_AGAIN_SECONDS = 1.0
+"""Age at which it is asked for again if nobody could be asked."""
 _AVOID_SECONDS = 10.0
-"""How long a replica that could not be reached is left alone; the front door serves its trajectories meanwhile."""
+"""How long a replica that could not be reached is left alone; others serve its trajectories meanwhile."""
 _MAX_REMEMBERED = 200_000
 
 
@@ -40,8 +42,18 @@ class ReplicaMap:
         """Whether the list is to be asked for again."""
         return self._clock() >= self._stale_at
 
+    def keep(self) -> None:
+        """The list could not be asked for: go on with what is known, and ask again before long."""
+        self.was_asked = True
+        self._stale_at = self._clock() + _ASK_AGAIN_SECONDS
+
+    def distrust(self) -> None:
+        """Somebody else answered where a replica was: send nothing there, and ask for a new list."""
+        self._urls, self._ids = {}, []
+        self._stale_at = 0.0
+
     def renew(self, replicas: ReplicaList | None) -> None:
-        """Take over a new list; None if the server has none, or did not answer."""
+        """Take over a new list; None if the server has none."""
         self.was_asked = True
         self._stale_at = self._clock() + REFRESH_SECONDS
         if replicas is None:
@@ -51,16 +63,17 @@ class ReplicaMap:
         self._ids = sorted(self._urls)
 
     def url_of(self, trajectory_id: str) -> str:
-        """Base URL to send this trajectory to: its replica's own door, or the front door."""
+        """Base URL to send this trajectory to: its replica's own door, another's that forwards, or the front door."""
         if not self._ids:
             return self._front
         replica_id = self._remembered.get(trajectory_id)
         if replica_id is None or replica_id not in self._urls:
             replica_id = owner(trajectory_id, self._ids)
             self._remember(trajectory_id, replica_id)
-        if self._avoided.get(replica_id, 0.0) > self._clock():
-            return self._front
-        return self._urls[replica_id]
+        if not self._is_avoided(replica_id):
+            return self._urls[replica_id]
+        others = [other for other in self._ids if not self._is_avoided(other)]
+        return self._urls[owner(trajectory_id, others)] if others else self._front
 
     def forget(self, trajectory_id: str) -> None:
         """The trajectory is over."""
@@ -72,6 +85,9 @@ class ReplicaMap:
             if known == url:
                 self._avoided[replica_id] = self._clock() + _AVOID_SECONDS
                 self._stale_at = 0.0
+
+    def _is_avoided(self, replica_id: str) -> bool:
+        return self._avoided.get(replica_id, 0.0) > self._clock()
 
     def _remember(self, trajectory_id: str, replica_id: str) -> None:
         self._remembered[trajectory_id] = replica_id

@@ -12,7 +12,7 @@ from ray.serve._private import constants
 from ray.serve._private.haproxy import HAProxyConfig
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
-from verl_tool.servers.data_path import DataPath, environment, find_data_path, loopback_launcher
+from verl_tool.servers.data_path import DataPath, door_ports, environment, find_data_path, loopback_launcher
 
 PORTS = range(20_000, 20_128)
 OWN_PORTS = {
@@ -95,7 +95,7 @@ def test_two_servers_share_no_file_and_no_port(tmp_path, loopback_only):
     path = DataPath(Path("/usr/sbin/haproxy"), "")
     blocks = (range(20_000, 20_128), range(20_128, 20_256))
     one, two = (
-        environment(path, folder, 1.0, ports, loopback_only=loopback_only)
+        environment(path, folder, 1.0, ports, folder.name, loopback_only=loopback_only)
         for folder, ports in zip(_two_folders(tmp_path), blocks, strict=True)
     )
     private = [name for name in one if "PATH" in name or "PORT" in name or "STATE" in name or name.endswith("FILE_LOC")]
@@ -104,11 +104,14 @@ def test_two_servers_share_no_file_and_no_port(tmp_path, loopback_only):
 
 
 def test_without_haproxy_serve_is_told_so(tmp_path):
-    assert environment(DataPath(None, ""), tmp_path, 1.0, PORTS, loopback_only=True)["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+    assert (
+        environment(DataPath(None, ""), tmp_path, 1.0, PORTS, "front", loopback_only=True)["RAY_SERVE_ENABLE_HA_PROXY"]
+        == "0"
+    )
 
 
-def test_serve_opens_ports_of_the_servers_own_only(tmp_path):
-    names = environment(DataPath(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, loopback_only=False)
+def test_serve_opens_ports_of_the_servers_own_only(tmp_path, monkeypatch):
+    names = environment(DataPath(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, "front", loopback_only=False)
     ports = {name: int(value) for name, value in names.items() if name.endswith("_PORT")}
     assert set(ports) == OWN_PORTS
     # The upper bounds of Serve's ranges are not part of them.
@@ -118,6 +121,8 @@ def test_serve_opens_ports_of_the_servers_own_only(tmp_path):
         *range(ports["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"], ports["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"]),
         *range(ports["RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT"], ports["RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT"]),
     ]
+    monkeypatch.setenv("VERL_TOOL_DOOR_PORTS", names["VERL_TOOL_DOOR_PORTS"])
+    in_ranges += door_ports()
     assert sorted(one_by_one + in_ranges) == list(PORTS)
 
 

@@ -45,7 +45,7 @@ async def door(app: ToolServerApp) -> AsyncIterator[SideDoor]:
 
 
 def peer_at(url: str) -> ReplicaInfo:
-    return ReplicaInfo(id="peer", url=url)
+    return ReplicaInfo(id="local", url=url)
 
 
 def requests(*texts: str) -> list[StepRequest]:
@@ -62,6 +62,17 @@ async def test_results_come_back_in_order(door, peers):
     results = await peers.step(peer_at(door.url), requests("a:0.1", "b:0", "c:0.05"))
     assert [observed(result.observation)[0] for result in results] == ["a", "b", "c"]
     assert [result.trajectory_id for result in results] == ["trajectory-a:0.1", "trajectory-b:0", "trajectory-c:0.05"]
+
+
+@pytest.mark.parametrize("stranger", ["another server", "another replica"])
+async def test_whoever_else_is_at_its_port_runs_nothing(door, app, stranger):
+    name = "other" if stranger == "another server" else ""
+    peers = Peers(request_timeout_seconds=30.0, api_key=None, door_key="key", server=name)
+    info = ReplicaInfo(id="gone" if stranger == "another replica" else "local", url=door.url)
+    with pytest.raises(PeerAwayError, match="somebody else is at"):
+        await peers.step(info, requests("a"))
+    assert len(app.toolset) == 0
+    await peers.close()
 
 
 async def test_a_full_peer_is_an_overload_of_every_entry(door, peers):

@@ -1,6 +1,8 @@
-"""Which requests take the short way into a replica's app."""
+"""Which requests take the short way into a replica's app, and what a stranger's or nobody's get."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from ray.serve._private.http_util import (
@@ -9,12 +11,14 @@ from ray.serve._private.http_util import (
 )
 
 from verl_tool.servers import short_path
+from verl_tool.servers.http import path_of
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch):
     """A function from a request's type and path to the app that it reaches: ``serve`` or ``ours``."""
-    monkeypatch.setattr(short_path, "_app_here", None)
+    monkeypatch.setattr(short_path, "_here", None)
+    monkeypatch.setattr(short_path.serve, "get_replica_context", lambda: None)
     (middleware,) = validate_http_proxy_callback_return(call_function_from_import_path(short_path.CALLBACK))
     reached: list[str] = []
 
@@ -27,10 +31,10 @@ def taken(monkeypatch: pytest.MonkeyPatch):
     door = middleware.cls(app("serve"), *middleware.args, **middleware.kwargs)
 
     async def ask(path: str, kind: str = "http") -> str:
-        await door({"type": kind, "path": path}, None, None)
+        await door({"type": kind, "path": path, "headers": []}, None, None)
         return reached.pop()
 
-    ask.offer = lambda: short_path.offer(app("ours"))  # type: ignore[attr-defined]
+    ask.offer = lambda: short_path.offer(app("ours"), "tools")  # type: ignore[attr-defined]
     return ask
 
 
@@ -54,3 +58,54 @@ async def test_serves_own_routes_stay_serves(taken, path: str) -> None:
 async def test_other_connections_stay_serves(taken, kind: str) -> None:
     taken.offer()
     assert await taken("/get_observation", kind) == "serve"
+
+
+class Answers:
+    """What a middleware sends, and what the app behind it was asked."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.scopes: list[dict[str, Any]] = []
+
+    async def app(self, scope, receive, send) -> None:
+        self.scopes.append(scope)
+
+    async def send(self, message) -> None:
+        self.sent.append(message)
+
+    async def ask(self, middleware, path: str, **headers: str) -> int | None:
+        """The status with which the middleware answered by itself."""
+        named = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await middleware({"type": "http", "path": path, "headers": named}, None, self.send)
+        return self.sent[0]["status"] if self.sent else None
+
+
+@pytest.mark.parametrize(("front", "status"), [("mine/http-tools", None), ("theirs/http-tools", 421), (None, 421)])
+async def test_a_request_through_another_front_is_refused(monkeypatch, front: str | None, status: int | None) -> None:
+    monkeypatch.setenv(short_path.FRONT_VARIABLE, "mine")
+    monkeypatch.setattr(short_path, "_here", None)
+    answers = Answers()
+    short_path.offer(answers.app, "tools")
+    headers = {} if front is None else {short_path.FRONT_HEADER: front}
+    assert await answers.ask(short_path.ShortPath(answers.app), "/health", **headers) == status
+    assert len(answers.scopes) == (status is None)
+
+
+async def test_an_app_below_a_prefix_finds_its_paths(monkeypatch) -> None:
+    monkeypatch.setattr(short_path, "_here", None)
+    answers = Answers()
+    short_path.offer(answers.app, "tools", "/train/a")
+    await answers.ask(short_path.ShortPath(answers.app), "/train/a/health")
+    assert path_of(answers.scopes[0]) == "/health"
+
+
+async def test_the_proxy_without_replicas_says_so_at_once() -> None:
+    (middleware,) = short_path.middlewares()
+    answers = Answers()
+    proxy = middleware.cls(answers.app)
+    assert await answers.ask(proxy, "/get_observation") == 503
+    assert (b"retry-after", b"1") in answers.sent[0]["headers"]
+    # By Serve's own route HAProxy learns that the proxy lives.
+    healthy = Answers()
+    assert await healthy.ask(middleware.cls(healthy.app), "/-/healthz") is None
+    assert len(healthy.scopes) == 1

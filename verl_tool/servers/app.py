@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.json_text import encode_json
-from verl_tool.protocol import REPLICA_HEADER, Fault, FaultKind, HealthReport, StepRequest, StepResult
+from verl_tool.protocol import (
+    MISDIRECTED,
+    REPLICA_HEADER,
+    SERVER_HEADER,
+    Fault,
+    FaultKind,
+    HealthReport,
+    StepRequest,
+    StepResult,
+    proof_of,
+)
 from verl_tool.sandbox_fusion import RunCodeRequest
 from verl_tool.servers.admission import Admission
 from verl_tool.servers.disconnect import until_disconnect
@@ -66,7 +76,7 @@ class ToolServerApp:
     after it, what has no answer yet is answered with the fault ``timeout``. `api_key`: every route but ``/health`` asks
     for it as a bearer token. `router`: what to do with entries that belong to another replica. `peer_key`: what the
     other replicas show; None: there are none, and no request is taken as forwarded. `host_check`: by which names
-    clients may call; None: by any.
+    clients may call; None: by any. `server`: the name that it goes by; a request that names another is refused.
     """
 
     def __init__(
@@ -82,13 +92,18 @@ class ToolServerApp:
         peer_key: str | None = None,
         host_check: HostCheck | None = None,
         bodies: RequestBodies | None = None,
+        server: str = "",
     ) -> None:
         if not request_timeout_seconds > 0:
             raise ConfigError(f"request_timeout_seconds is {request_timeout_seconds}; it must be above 0")
         self.toolset = toolset
         self.admission = Admission(max_concurrent_requests, max_queued)
         self.router: Router = router or LocalRouter()
-        self._token = None if api_key is None else f"Bearer {api_key}".encode()
+        self.server = server
+        replica = self.router.replica_id.encode()
+        self._names = ((SERVER_HEADER.encode(), server.encode()), (REPLICA_HEADER.encode(), replica))
+        keys = () if api_key is None else (api_key, proof_of(api_key, server))
+        self._tokens = tuple(f"Bearer {key}".encode() for key in keys)
         self._peer_key = None if peer_key is None else peer_key.encode()
         self._host_check = host_check
         self.bodies = bodies or RequestBodies(max_body_bytes)
@@ -140,9 +155,10 @@ class ToolServerApp:
     def _handler(self, scope: Scope, path: str) -> Handler:
         if self._host_check is not None:
             self._host_check.refuse_stranger(scope)
-        if self._token is not None and path != "/health":
+        self._refuse_misdirected(scope)
+        if self._tokens and path != "/health":
             given = header(scope, b"authorization") or b""
-            if not hmac.compare_digest(given, self._token):
+            if not any(hmac.compare_digest(given, token) for token in self._tokens):
                 message = "the api key is missing or wrong; send the header 'Authorization: Bearer <api_key>'"
                 raise HttpError(401, "unauthorized", message, headers=((b"www-authenticate", b"Bearer"),))
         found = self._routes.get(path)
@@ -154,6 +170,15 @@ class ToolServerApp:
             message = f"{path} takes {method}, not {scope['method'][:20]!r}"
             raise HttpError(405, "wrong_method", message, headers=((b"allow", method.encode()),))
         return handler
+
+    def _refuse_misdirected(self, scope: Scope) -> None:
+        """Ports change hands: what was meant for another server or replica is not run here."""
+        for name, own in self._names:
+            meant = header(scope, name)
+            if meant is not None and meant != own:
+                named = meant[:80].decode("latin-1")
+                message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the front door anew"
+                raise HttpError(MISDIRECTED, "misdirected", message)
 
     async def _get_observation(self, scope: Scope, body: bytes) -> Reply:
         began = time.perf_counter()
@@ -220,6 +245,7 @@ class ToolServerApp:
     async def _health(self, scope: Scope, body: bytes) -> Reply:
         report = HealthReport(
             status="healthy",
+            server=self.server,
             replica=self.router.replica_id,
             tools=[tool.name for tool in self.toolset.tools],
             running=self.admission.running,
@@ -245,7 +271,8 @@ class ToolServerApp:
         return Reply(text, content_type=PROMETHEUS_TEXT)
 
     async def _replicas(self, scope: Scope, body: bytes) -> Reply:
-        return Reply(encode_json((await self.router.replicas()).model_dump()))
+        replicas = await self.router.replicas()
+        return Reply(encode_json(replicas.model_copy(update={"server": self.server}).model_dump()))
 
     def _is_forwarded(self, scope: Scope) -> bool:
         """Whether a peer sent this, to be run here. Raises HttpError if somebody else says so."""
@@ -261,7 +288,7 @@ class ToolServerApp:
         return {tool.name: self.admission.waiting(tool.name) for tool in self.toolset.tools}
 
     def _own_headers(self) -> Headers:
-        return ((REPLICA_HEADER.encode(), self.router.replica_id.encode()),)
+        return self._names if self.server else self._names[1:]
 
     def _account(self, scope: Scope, route: str, reply: Reply, seconds: float, bytes_in: int) -> None:
         self._metrics.answered(route, reply.status, seconds, bytes_in, len(reply.body))

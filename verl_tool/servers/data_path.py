@@ -27,6 +27,15 @@ _SINGLE_PORTS = 4
 """Statistics, metrics and the two fallback proxies; what is left of a server's ports is for its replicas."""
 _GRPC_PORTS = 4
 """The tools are not served by gRPC; Serve wants a range for it all the same."""
+_DOOR_PORTS = 60
+"""For the replicas' own doors, as many as for the ports to which HAProxy goes."""
+_DOOR_VARIABLE = "VERL_TOOL_DOOR_PORTS"
+_NOBODY = (
+    'http-error status 503 content-type application/json string "'
+    r"{\"error\":{\"message\":\"no replica can be reached; send it again later\",\"type\":\"overloaded\"}}"
+    '" hdr retry-after 1'
+)
+"""For HAProxy's config: what it answers by itself if it could hand a request to nobody. Serve makes that a 500."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +68,12 @@ def find_data_path() -> DataPath:
 
 
 def environment(
-    path: DataPath, folder: Path, drain_seconds: float, ports: range, *, loopback_only: bool
+    path: DataPath, folder: Path, drain_seconds: float, ports: range, front: str, *, loopback_only: bool
 ) -> dict[str, str]:
     """The environment in which Serve takes this data path.
 
     `folder` is for HAProxy's own files, `ports` for what Serve listens on beside its front door; both must be private
-    to this server: two servers on one machine share nothing.
+    to this server: two servers on one machine share nothing. `front`: a name that no other Serve has.
     `loopback_only`: HAProxy's statistics listen on 127.0.0.1, which needs a launcher in `folder`, so all nodes must be
     this machine.
     """
@@ -78,6 +87,8 @@ def environment(
         # On a machine that is busy, five seconds are too few for a Python process to come up.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
+        # HAProxy that has died is noticed by three checks that fail, and is started again.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.3",
         **_ports(ports),
         # Serve asks there before it starts an HTTP server, of a replica or a proxy, so that all of them are bounded.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": short_path.CALLBACK,
@@ -101,19 +112,26 @@ def environment(
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_MAXCONN": str(_max_connections()),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, os.cpu_count() or 1)),
-        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
         # For a client that is silent within a body, or reads nothing; the wait for an answer does not count.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(_SILENT_CLIENT_SECONDS),
         # Serve has no setting for the time that a head may take. What stands here goes into the section `defaults` of
         # HAProxy's config as it is, on whatever node it runs: so a second line goes in behind it.
         "RAY_SERVE_HAPROXY_RETRY_ON": f"conn-failure\n    timeout http-request {HEAD_SECONDS:g}s",
+        short_path.FRONT_VARIABLE: front,
+        # What follows these two values in HAProxy's config is ours, since Serve has no setting for it: the first is the
+        # last word of its section of defaults, the other of a line in each backend.
+        "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": f"leastconn\n    {_NOBODY}",
+        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": (
+            f"1s\n    http-request set-header {short_path.FRONT_HEADER} {front}/%[be_name]"
+        ),
     }
 
 
 def _ports(ports: range) -> dict[str, str]:
     """Serve's own choices are the same in every cluster of a machine."""
     statistics, metrics, fallback_http, fallback_grpc = ports[:_SINGLE_PORTS]
-    http, grpc = ports[_SINGLE_PORTS:-_GRPC_PORTS], ports[-_GRPC_PORTS:]
+    grpc, doors = ports[_SINGLE_PORTS:][:_GRPC_PORTS], ports[-_DOOR_PORTS:]
+    http = ports[_SINGLE_PORTS + _GRPC_PORTS : -_DOOR_PORTS]
     return {
         "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
@@ -124,7 +142,14 @@ def _ports(ports: range) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(http.stop),
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc.start),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc.stop),
+        _DOOR_VARIABLE: f"{doors.start}-{doors.stop}",
     }
+
+
+def door_ports() -> range:
+    """In a replica: the ports that are its server's, for the replicas' own doors; none if Serve runs for others too."""
+    first, _, end = os.environ.get(_DOOR_VARIABLE, "0-0").partition("-")
+    return range(int(first), int(end))
 
 
 def loopback_launcher(haproxy: Path, folder: Path) -> Path:

@@ -24,6 +24,7 @@ from verl_tool.servers import short_path
 from verl_tool.servers.app import ToolServerApp
 from verl_tool.servers.autoscaling import ENTRIES, autoscaling_config
 from verl_tool.servers.cluster_router import ClusterRouter
+from verl_tool.servers.data_path import door_ports
 from verl_tool.servers.directory import directory_handle
 from verl_tool.servers.directory_client import DirectoryClient, DirectoryUnreachableError
 from verl_tool.servers.host_check import HostCheck
@@ -64,13 +65,14 @@ class ToolReplica:
         listen_on_the_node_only()
         self._settings = settings
         several = settings.several_nodes or settings.front_host not in LOOPBACK
-        self._door = SideDoor(ray.util.get_node_ip_address() if several else "127.0.0.1")
+        self._door = SideDoor(ray.util.get_node_ip_address() if several else "127.0.0.1", door_ports())
         self._toolset = _make_toolset(settings, self._released)
         self._membership = self._make_membership()
         self._peers = Peers(
             request_timeout_seconds=settings.request_timeout_seconds,
             api_key=settings.api_key,
             door_key=settings.door_key,
+            server=settings.server,
         )
         # A door on the network is open to those with the API key, or to all if the front door is.
         self._door_guarded = several and settings.api_key is None and settings.front_host in LOOPBACK
@@ -112,7 +114,7 @@ class ToolReplica:
             await self._toolset.start()
             await self._door.open(guarded(self._app, self._settings.door_key) if self._door_guarded else self._app)
             await self._membership.start()
-            short_path.offer(self._app)
+            short_path.offer(self._app, self._settings.app_name, self._settings.route_prefix)
         except BaseException:
             await self._door.close(0.0)
             await self._toolset.close(0.0)
@@ -146,6 +148,7 @@ class ToolReplica:
             router=router,
             peer_key=settings.door_key,
             host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
+            server=settings.server,
         )
 
     def _held(self) -> Sequence[str]:

@@ -10,7 +10,18 @@ import aiohttp
 from pydantic import ValidationError
 
 from verl_tool.errors import VerlToolError
-from verl_tool.protocol import Fault, FaultKind, ObservationResponse, ReplicaInfo, StepRequest, StepResult
+from verl_tool.protocol import (
+    MISDIRECTED,
+    REPLICA_HEADER,
+    SERVER_HEADER,
+    Fault,
+    FaultKind,
+    ObservationResponse,
+    ReplicaInfo,
+    StepRequest,
+    StepResult,
+    proof_of,
+)
 from verl_tool.servers.routing import FORWARDED_HEADER
 from verl_tool.servers.wire import encode_json
 
@@ -25,7 +36,7 @@ ANSWER_MARGIN_SECONDS = 5.0
 
 
 class PeerAwayError(VerlToolError):
-    """Nothing was sent: no connection to the peer."""
+    """Nothing was run: no connection to the peer, or somebody else is there by now."""
 
 
 class PeerBrokenError(VerlToolError):
@@ -39,16 +50,18 @@ class PeerTimeoutError(VerlToolError):
 class Peers:
     """Connections to the other replicas' side doors.
 
-    `api_key`: of the server, if it has one. `door_key`: by which replicas know each other.
+    `api_key`: of the server, if it has one. `door_key`: by which replicas know each other. `server`: its name.
     """
 
-    def __init__(self, *, request_timeout_seconds: float, api_key: str | None, door_key: str) -> None:
+    def __init__(self, *, request_timeout_seconds: float, api_key: str | None, door_key: str, server: str = "") -> None:
         self._timeout = aiohttp.ClientTimeout(
             total=request_timeout_seconds + ANSWER_MARGIN_SECONDS, sock_connect=CONNECT_SECONDS
         )
         self._headers = {FORWARDED_HEADER: "1", DOOR_KEY_HEADER: door_key, "content-type": "application/json"}
+        if server:
+            self._headers[SERVER_HEADER] = server
         if api_key is not None:
-            self._headers["authorization"] = f"Bearer {api_key}"
+            self._headers["authorization"] = f"Bearer {proof_of(api_key, server)}"
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -83,15 +96,19 @@ class Peers:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
+        headers = {**self._headers, REPLICA_HEADER: peer.id}
         try:
-            async with self._session.request(method, peer.url + path, data=body, headers=self._headers) as response:
-                return response.status, await response.read()
+            async with self._session.request(method, peer.url + path, data=body, headers=headers) as response:
+                status, answer = response.status, await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise PeerAwayError(f"no connection to replica {peer.id} at {peer.url}: {error}") from error
         except (asyncio.TimeoutError, TimeoutError):
             raise PeerTimeoutError(f"replica {peer.id} did not answer in {self._timeout.total:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise PeerBrokenError(f"the connection to replica {peer.id} broke: {error}") from error
+        if status == MISDIRECTED:
+            raise PeerAwayError(f"somebody else is at {peer.url}, where replica {peer.id} was")
+        return status, answer
 
 
 def encode(requests: Sequence[StepRequest]) -> bytes:

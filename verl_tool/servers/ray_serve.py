@@ -27,7 +27,7 @@ from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.data_path import find_data_path
 from verl_tool.servers.deployment import LOOPBACK, ReplicaDescription
 from verl_tool.servers.serve_cluster import ServeCluster, StartError, wait_until
-from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_door_key
+from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_door_key, new_server_name
 from verl_tool.servers.tool_config import ToolConfig
 from verl_tool.servers.toolbox import make_tools
 from verl_tool.servers.tools import inactive_tools
@@ -211,11 +211,12 @@ def serve_tools(
     Stop it with Ctrl-C. SIGUSR1 reads the tool config and your tool files anew and replaces the replicas one by one.
     """
 
-    door_key = new_door_key()
+    door_key, server = new_door_key(), new_server_name(APP_NAME)
 
     def settings_now() -> ReplicaSettings:
         return ReplicaSettings(
             app_name=APP_NAME,
+            server=server,
             tool_type=tool_type,
             tool_config=ToolConfig.from_file(tool_config) if tool_config else None,
             workers_per_tool=workers_per_tool or _workers(num_replicas, ray_address),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import shutil
 import socket
 import tempfile
@@ -197,7 +198,14 @@ class ServeCluster:
     def _start_serve(self, folder: Path) -> None:
         block = reserve_block()
         self._reserved.append(block)
-        variables = environment(self.data_path, folder, REPLICA_LEAVING_SECONDS, block.ports, loopback_only=self.local)
+        variables = environment(
+            self.data_path,
+            folder,
+            REPLICA_LEAVING_SECONDS,
+            block.ports,
+            secrets.token_hex(8),
+            loopback_only=self.local,
+        )
         try:
             serve.start(
                 http_options=HTTPOptions(host=self.host, port=self.port),

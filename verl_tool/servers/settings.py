@@ -24,6 +24,11 @@ class AutoscalingSettings(BaseModel):
     look_back_seconds: PositiveFloat = 5.0
 
 
+def new_server_name(app_name: str) -> str:
+    """A name that no other server has, nor had."""
+    return f"{app_name}-{secrets.token_hex(8)}"
+
+
 def new_door_key() -> str:
     """A key that nobody can guess."""
     return secrets.token_urlsafe(24)
@@ -34,7 +39,12 @@ class ReplicaSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    app_name: str = "verl_tool"
+    app_name: str = Field(default="verl_tool", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Of the Serve application. Its first part in HAProxy's config, so no other characters."""
+    server: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
+    """Name of the server from its start to its end (`new_server_name`). Requests that name another are refused."""
+    route_prefix: str = Field(default="/", pattern=r"^/(?:[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*)?$")
+    """Below which path of the front door the server is."""
     tool_type: str = ""
     """Comma-separated names and paths of tools; empty: those that the config enables."""
     tool_config: ToolConfig | None = None

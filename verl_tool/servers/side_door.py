@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 
@@ -32,10 +33,10 @@ class _Server(uvicorn.Server):
 
 
 class SideDoor:
-    """Serves `app` on a free port of `host`, in the running event loop."""
+    """Serves `app` on a free port of `host`, one of `ports` if any of them is free, in the running event loop."""
 
-    def __init__(self, host: str) -> None:
-        self._socket = _listen(host)
+    def __init__(self, host: str, ports: Sequence[int] = ()) -> None:
+        self._socket = _listen(host, ports)
         port = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._server: _Server | None = None
@@ -96,15 +97,22 @@ def guarded(app: AsgiApp, door_key: str) -> AsgiApp:
     return guard
 
 
-def _listen(host: str) -> socket.socket:
+def _listen(host: str, ports: Sequence[int]) -> socket.socket:
+    for port in random.sample(ports, len(ports)):
+        with contextlib.suppress(OSError):
+            return _bound(host, port)
+    return _bound(host, 0)
+
+
+def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.bind((host, 0))
+        listener.bind((host, port))
+        # Peers may connect from now on: they wait in the backlog until the server accepts.
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise
-    # Peers may connect from now on: they wait in the backlog until the server accepts.
-    listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
