@@ -304,6 +304,7 @@ def _cluster(start: Start) -> ServiceCluster:
         data_path=find_data_path(),
         ray_address=start.ray_address,
         logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
+        app_name=APP_NAME,
     )
 
 
@@ -311,9 +312,9 @@ def _front_door_answers(url: str) -> bool:
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", f"{address.path}/health")
         # An unwell tool server shows in the answer; the front door is open all the same.
-        return connection.getresponse().getheader("content-type") == "application/json"
+        return b'"status"' in connection.getresponse().read()
     except (OSError, http.client.HTTPException):
         return False
     finally:

@@ -8,6 +8,7 @@ from ray import serve
 from ray.serve import Application, RunTarget
 from ray.serve.schema import ApplicationStatus
 
+from eval_service.deployment import DEPLOYMENT
 from verl_tool.servers.serve_cluster import POLL_SECONDS, ServeCluster, StartError
 
 _WORDS = 2000
@@ -17,10 +18,12 @@ _WORDS = 2000
 class ServiceCluster(ServeCluster):
     """Ray and Serve for one service; a context manager that gives back what it took."""
 
+    deployment = DEPLOYMENT
+
     def serve_application(self, app: Application, name: str, timeout_seconds: float) -> None:
         """Deploy `app` and return once it serves. Raises StartError with the words of the replica that could not."""
         serve.run_many(
-            [RunTarget(app, name=name, route_prefix="/")],
+            [RunTarget(app, name=name, route_prefix=self.route_prefix)],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )

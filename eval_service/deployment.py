@@ -25,6 +25,8 @@ from verl_tool.servers.host_check import HostCheck
 from verl_tool.servers.replica_listener import listen_on_the_node_only
 
 APP_NAME = "eval_service"
+DEPLOYMENT = "model"
+"""Name of the application's one deployment."""
 CLOSE_SECONDS = 20.0
 """What Serve grants a replica on top of its drain, to stop the engine."""
 
@@ -110,7 +112,7 @@ def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool) ->
     vllm = settings.engine if isinstance(settings.engine, VllmSettings) else None
     places = (settings.options.max_concurrent_trajectories or settings.max_queued) + settings.max_queued
     deployment: serve.Deployment = serve.deployment(
-        name="model",
+        name=DEPLOYMENT,
         num_replicas=num_models,
         ray_actor_options={"num_cpus": 1, "num_gpus": vllm.tensor_parallel if vllm and on_gpus else 0},
         # The endpoint's own admission refuses at its limit; Serve's must never come first.

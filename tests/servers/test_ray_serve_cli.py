@@ -24,7 +24,7 @@ from verl_tool.servers.ports import free_ports
 
 slow = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-READY_SECONDS = 120.0
+READY_SECONDS = 240.0
 STOP_SECONDS = 45.0
 RAY_AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")
 COMMAND = [sys.executable, "-m", "verl_tool.servers.ray_serve"]

@@ -119,10 +119,10 @@ def environment(
         "RAY_SERVE_HAPROXY_RETRY_ON": f"conn-failure\n    timeout http-request {HEAD_SECONDS:g}s",
         short_path.FRONT_VARIABLE: front,
         # What follows these two values in HAProxy's config is ours, since Serve has no setting for it: the first is the
-        # last word of its section of defaults, the other of a line in each backend.
+        # last word of its section of defaults, the other the last but one of a line in each backend.
         "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": f"leastconn\n    {_NOBODY}",
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": (
-            f"1s\n    http-request set-header {short_path.FRONT_HEADER} {front}/%[be_name]"
+            f"1s check\n    http-request set-header {short_path.FRONT_HEADER} {front}/%[be_name] #"
         ),
     }
 

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that only this machine reaches."""
+DEPLOYMENT = "tools"
+"""Name of the application's one deployment."""
 CLOSE_SECONDS = 10.0
 """What Serve grants a replica on top of its drain, to close sandboxes and servers."""
 DRAIN_LOOK_SECONDS = 0.2
@@ -178,7 +180,7 @@ def application(
 ) -> Application:
     """The Serve application, to be given to ``serve.run``. Deployed again, it is a rolling update."""
     deployment: serve.Deployment = serve.deployment(
-        name="tools",
+        name=DEPLOYMENT,
         ray_actor_options={"num_cpus": cpus_per_replica},
         # The app's own admission refuses at its limit, for both doors; Serve's must never come first.
         max_ongoing_requests=2 * (settings.max_concurrent_requests + settings.max_queued_requests),

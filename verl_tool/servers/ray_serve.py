@@ -96,6 +96,7 @@ def run_server(
     settings_now: Callable[[], ReplicaSettings],
     replicas: int | AutoscalingSettings,
     cpus_per_replica: float,
+    url_file: Path | None = None,
 ) -> None:
     """Serve until told to stop. `settings_now` reads the settings anew for every update. Raises VerlToolError."""
     signals = Signals()
@@ -107,6 +108,8 @@ def run_server(
         cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
         wait_until(lambda: _front_door_answers(cluster.url), FRONT_DOOR_SECONDS, f"an answer of {cluster.url}/health")
         _print_table(cluster, settings)
+        if url_file is not None:
+            _write_whole(url_file, cluster.url)
         signals.serving = True
         while not signals.stop:
             signals.wait(LOOK_SECONDS)
@@ -177,6 +180,19 @@ def serve_tools(
             help="Ray cluster to join, such as 'auto'. Default: start a local one.",
         ),
     ] = None,
+    app_name: Annotated[
+        str, typer.Option("--app_name", help="Name of the server on its Ray cluster; each server there has its own.")
+    ] = APP_NAME,
+    route_prefix: Annotated[
+        str | None,
+        typer.Option(
+            "--route_prefix",
+            help="Path of the server below the front door. Default: /, or /APP_NAME where Ray Serve runs already.",
+        ),
+    ] = None,
+    url_file: Annotated[
+        Path | None, typer.Option("--url_file", help="File into which the server's base URL is written once it serves.")
+    ] = None,
     cpus_per_replica: Annotated[
         float, typer.Option("--cpus_per_replica", min=0.0, help="CPUs that Ray reserves for a replica.")
     ] = 1.0,
@@ -211,11 +227,11 @@ def serve_tools(
     Stop it with Ctrl-C. SIGUSR1 reads the tool config and your tool files anew and replaces the replicas one by one.
     """
 
-    door_key, server = new_door_key(), new_server_name(APP_NAME)
+    door_key, server = new_door_key(), new_server_name(app_name)
 
     def settings_now() -> ReplicaSettings:
         return ReplicaSettings(
-            app_name=APP_NAME,
+            app_name=app_name,
             server=server,
             tool_type=tool_type,
             tool_config=ToolConfig.from_file(tool_config) if tool_config else None,
@@ -246,8 +262,10 @@ def serve_tools(
             data_path=find_data_path(),
             ray_address=ray_address,
             logical_cpus=_logical_cpus(replicas, cpus_per_replica),
+            app_name=app_name,
+            route_prefix=route_prefix,
         )
-        run_server(cluster, settings_now, replicas, cpus_per_replica)
+        run_server(cluster, settings_now, replicas, cpus_per_replica, url_file)
     except (VerlToolError, ValidationError) as error:
         console.print(f"[bold red]cannot serve:[/bold red] {escape(_words(error))}", highlight=False)
         raise typer.Exit(2 if isinstance(error, (ConfigError, ValidationError)) else 1) from None
@@ -295,12 +313,19 @@ def _front_door_answers(url: str) -> bool:
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", f"{address.path}/health")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """So that a reader finds all of it or nothing."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def _update(
@@ -323,15 +348,15 @@ def _update(
 
 def _check_cluster(cluster: ServeCluster) -> None:
     try:
-        state = cluster.state(APP_NAME)
+        state = cluster.state(cluster.app_name)
     except RayError as error:
         raise StartError(f"the Ray cluster is gone: {error}") from error
     if state in ("NOT_STARTED", "DELETING"):
-        raise StartError(f"somebody took the application {APP_NAME!r} off the cluster (it is {state})")
+        raise StartError(f"somebody took the application {cluster.app_name!r} off the cluster (it is {state})")
 
 
 def _print_table(cluster: ServeCluster, settings: ReplicaSettings) -> None:
-    description: ReplicaDescription = serve.get_app_handle(APP_NAME).describe.remote().result(timeout_s=30.0)
+    description: ReplicaDescription = serve.get_app_handle(cluster.app_name).describe.remote().result(timeout_s=30.0)
     table = Table("tool", "serves", "how it is called", title="verl-tool")
     tools = make_tools(settings)
     for tool in tools:
@@ -341,9 +366,10 @@ def _print_table(cluster: ServeCluster, settings: ReplicaSettings) -> None:
         table.add_row(absent.name, "no", absent.why)
     console.print(table)
     nodes = len([node for node in ray.nodes() if node["Alive"]])
-    where = "a local Ray cluster" if cluster.local else f"a Ray cluster of {nodes} node(s)"
+    where = "a local Ray cluster" if cluster.local else f"a Ray cluster of {nodes} node(s), as {cluster.app_name!r}"
     console.print(f"isolation   {description.isolation or 'none needed: no tool runs code'}", highlight=False)
-    console.print(f"data path   {cluster.data_path.describe()}", highlight=False)
+    path = "that of the Ray Serve which ran already" if cluster.joined_serve else cluster.data_path.describe()
+    console.print(f"data path   {path}", highlight=False)
     console.print(f"runs on     {where}", highlight=False)
     if cluster.host not in LOOPBACK and settings.api_key is None:
         console.print(f"[bold yellow]open to the network[/bold yellow] ({cluster.host}) without --api_key")

@@ -17,21 +17,28 @@ from types import TracebackType
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve import RunTarget
+from ray.serve import Application, RunTarget
 from ray.serve.config import HTTPOptions, ProxyLocation
-from ray.serve.schema import ApplicationStatus
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus, ServeInstanceDetails
 from typing_extensions import Self
 
 from verl_tool.errors import VerlToolError
 from verl_tool.servers.data_path import DataPath, environment
-from verl_tool.servers.deployment import application
+from verl_tool.servers.deployment import DEPLOYMENT, application
 from verl_tool.servers.directory import NAMESPACE, directory_handle, directory_name
+from verl_tool.servers.launcher import claim_name, release_name
 from verl_tool.servers.local_ray import keep_token_private, on_loopback, private_folder
 from verl_tool.servers.ports import Reservation, reserve_block, reserve_port
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 
 POLL_SECONDS = 0.2
 """How often the state of the application is looked at while it starts."""
+SERVE_ENDS_SECONDS = 120.0
+"""How long a Serve that is being shut down is waited for."""
+DELETE_SECONDS = 20.0
+"""How long the end of our application is waited for where Serve goes on."""
 REPLICA_LEAVING_SECONDS = 1.0
 """How long a replica that is taken away still answers, so that HAProxy hears of it first."""
 START_TRIES = 2
@@ -49,8 +56,15 @@ class ServeCluster:
 
     `ray_address`: a running cluster to join; None: a local one is started, which ends with this process, with
     `logical_cpus` for replicas. `front_doors`: on which nodes there is one; by default on every node with a replica, so
-    that each node reaches the tools at `host`, `port` of its own.
+    that each node reaches the tools at `host`, `port` of its own. `app_name`: of the application; another live server
+    may not have it. `route_prefix`: path below which the server is found; by default ``/`` if Serve is started here.
+
+    Where Serve runs on the cluster already, its front door is used, whatever `host` and `port` say, and the default
+    path is ``/APP_NAME``. What a launcher that is dead left there under the same name is replaced.
     """
+
+    deployment = DEPLOYMENT
+    """Name of the one deployment of an application of ours."""
 
     def __init__(
         self,
@@ -61,10 +75,19 @@ class ServeCluster:
         ray_address: str | None = None,
         logical_cpus: int | None = None,
         front_doors: ProxyLocation = ProxyLocation.EveryNode,
+        app_name: str = "verl_tool",
+        route_prefix: str | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.data_path = data_path
+        self.app_name = app_name
+        self.route_prefix = route_prefix or "/"
+        self.joined_serve = False
+        """Serve ran on the cluster already."""
+        self._wanted_prefix = route_prefix
+        self._stops_serve = True
+        self._serve_goes_on = False
         self.local = ray_address is None
         self._address = ray_address
         self._logical_cpus = logical_cpus
@@ -74,14 +97,18 @@ class ServeCluster:
         self._apps: list[str] = []
 
     def __enter__(self) -> Self:
-        """Connect to Ray and start Serve. Raises StartError, and PortTakenError for a port of another server."""
+        """Connect to Ray and Serve, which are started if need be.
+
+        Raises StartError, PortTakenError for a port and NameTakenError for a name of another live server.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="vt-"))
         try:
-            self._reserved.append(reserve_port(self.port))
-            refuse_busy_port(self.host, self.port)
+            if self.local:
+                self._reserve_front()
             self._connect()
-            self._refuse_running_serve()
-            self._start_serve(self._folder)
+            if not self.local:
+                claim_name(self.app_name)
+            self._join_or_start_serve()
         except BaseException:
             self._leave()
             raise
@@ -93,7 +120,7 @@ class ServeCluster:
         """Stop Serve and what else this object started."""
         try:
             self._stop_directories()
-            serve.shutdown()
+            self._take_away()
         except RayError:
             # The cluster is gone already; there is nothing left to stop in it.
             pass
@@ -102,9 +129,9 @@ class ServeCluster:
 
     @property
     def url(self) -> str:
-        """Base URL of the front door, as seen from this machine."""
+        """Base URL of the server, as seen from this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://{host}:{self.port}"
+        return f"http://{host}:{self.port}{self.route_prefix.rstrip('/')}"
 
     def deploy(
         self,
@@ -118,17 +145,13 @@ class ServeCluster:
 
         Raises StartError with the words of the replica that could not start.
         """
+        settings = settings.model_copy(update={"route_prefix": self.route_prefix})
         name = settings.app_name
         if name not in self._apps:
             self._apps.append(name)
             # It starts while the replicas do.
             directory_handle(name, settings.state_ttl_seconds)
-        app = application(settings, replicas, cpus_per_replica=cpus_per_replica)
-        serve.run_many(
-            [RunTarget(app, name=name, route_prefix="/")],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
+        self._run(application(settings, replicas, cpus_per_replica=cpus_per_replica), name)
         deadline = time.monotonic() + timeout_seconds
         while True:
             time.sleep(POLL_SECONDS)
@@ -150,7 +173,8 @@ class ServeCluster:
         keep_token_private()
         if not self.local:
             try:
-                ray.init(address=self._address, namespace=NAMESPACE, logging_level=logging.WARNING)
+                # Ray would print the output of all replicas of all applications, and of other jobs.
+                ray.init(address=self._address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=False)
             except (RayError, ConnectionError, OSError, ValueError, RuntimeError) as error:
                 raise StartError(f"no Ray cluster at {self._address!r} can be joined: {error}") from error
             return
@@ -186,14 +210,82 @@ class ServeCluster:
                 },
             )
 
-    def _refuse_running_serve(self) -> None:
-        running = serve.status()
-        if running.proxies:
-            apps = ", ".join(running.applications) or "none"
+    def _run(self, app: Application, name: str) -> None:
+        """Hand the application to Serve. If Serve is just being shut down, as it is for a while after its launcher
+        has gone, wait for its end and start another."""
+        for tries_left in reversed(range(START_TRIES)):
+            try:
+                serve.run_many(
+                    [RunTarget(app, name=name, route_prefix=self.route_prefix)],
+                    wait_for_ingress_deployment_creation=False,
+                    wait_for_applications_running=False,
+                )
+                if name in serve.status().applications:
+                    return
+                reason = "Ray Serve on this cluster is being shut down"
+            except (RayError, RayServeException, RuntimeError, ValueError) as error:
+                reason = _cause(str(error))
+            if self.local or not tries_left:
+                break
+            wait_until(lambda: _running_serve() is None, SERVE_ENDS_SECONDS, f"the end of Ray Serve ({reason})")
+            self._join_or_start_serve()
+        raise StartError(f"Ray Serve did not take the application {name!r}: {reason}")
+
+    def _join_or_start_serve(self) -> None:
+        assert self._folder is not None
+        running = None if self.local else _running_serve()
+        if running is None:
+            if not self._reserved:
+                self._reserve_front()
+            self._start_serve(self._folder)
+            # Somebody else may have been faster.
+            running = None if self.local else _running_serve()
+        if running is not None:
+            self._join(running)
+
+    def _join(self, running: ServeInstanceDetails) -> None:
+        """Take the front door and the path from the Serve that runs. Raises StartError if there is no place for us."""
+        own = running.applications.get(self.app_name)
+        if own is not None and own.deployments and set(own.deployments) != {self.deployment}:
             raise StartError(
-                f"Ray Serve runs on this cluster already (applications: {apps}), and a cluster has one front door. "
-                "Stop it (`serve shutdown`), join another cluster, or leave out --ray_address to start one"
+                f"the application {self.app_name!r} on this cluster is none of ours; give another name with --app_name"
             )
+        front = running.http_options
+        if front is None or running.proxy_location == ProxyLocation.Disabled:
+            raise StartError(
+                "Ray Serve runs on this cluster without HTTP; start it with a proxy_location other than Disabled, "
+                "or leave out --ray_address"
+            )
+        started_here = bool(self._reserved) and front.port == self.port
+        self.joined_serve = not started_here
+        self.host, self.port = front.host, front.port
+        # What a dead launcher left is ours to end, with the Serve that it may have started.
+        self._stops_serve = started_here or own is not None
+        left = own.route_prefix if own is not None else None
+        self.route_prefix = self._wanted_prefix or left or ("/" if started_here else f"/{self.app_name}")
+        for name, other in running.applications.items():
+            if name != self.app_name and other.route_prefix == self.route_prefix:
+                raise StartError(
+                    f"the application {name!r} on this cluster is at {self.route_prefix!r}; "
+                    "choose another path with --route_prefix"
+                )
+
+    def _take_away(self) -> None:
+        """Leave Serve as it was found: without our application, and ended if nobody else uses it."""
+        ours = {self.app_name, *self._apps}
+        if self.local or (self._stops_serve and set(serve.status().applications) <= ours):
+            serve.shutdown()
+            return
+        self._serve_goes_on = not self.joined_serve
+        for name in ours & set(serve.status().applications):
+            serve.delete(name, _blocking=False)
+        deadline = time.monotonic() + DELETE_SECONDS
+        while ours & set(serve.status().applications) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+    def _reserve_front(self) -> None:
+        self._reserved.append(reserve_port(self.port))
+        refuse_busy_port(self.host, self.port)
 
     def _start_serve(self, folder: Path) -> None:
         block = reserve_block()
@@ -227,11 +319,22 @@ class ServeCluster:
     def _leave(self) -> None:
         for app in self._apps:
             _kill_actor(directory_name(app))
+        release_name(self.app_name)
         ray.shutdown()
         while self._reserved:
             self._reserved.pop().release()
-        if self._folder is not None:
+        # HAProxy's files are there, and others may go on using the Serve that was started here.
+        if self._folder is not None and not self._serve_goes_on:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _running_serve() -> ServeInstanceDetails | None:
+    """The Serve that runs on the cluster, if one does."""
+    try:
+        client = _get_global_client(raise_if_no_controller_running=False)
+        return ServeInstanceDetails(**client.get_serve_details()) if client is not None else None
+    except (RayError, RayServeException):
+        return None
 
 
 def refuse_busy_port(host: str, port: int) -> None:

@@ -7,6 +7,7 @@ without an accelerator, add ``platform=cpu``.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import sys
@@ -123,12 +124,23 @@ def tool_server(config: DictConfig) -> Iterator[None]:
     if wanted.start is None:
         yield
         return
-    url = config.actor_rollout_ref.agent.tool_server_url
-    command = serve_command(wanted.start, wanted.port, [str(arg) for arg in wanted.args])
-    log = Path(config.run_dir) / "tool_server.log"
+    agent, run = config.actor_rollout_ref.agent, Path(config.run_dir)
+    url_file, log = run / "tool_server.url", run / "tool_server.log"
+    # The same for whoever goes on with this run, so that what this start leaves behind is replaced.
+    app_name = f"verl_tool-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
+    args = ["--url_file", str(url_file), *map(str, wanted.args)]
+    command = serve_command(wanted.start, wanted.port, args, app_name=app_name)
     with SupervisedServer(
-        command, url, log, start_timeout=wanted.start_timeout, max_restarts=wanted.max_restarts
+        command,
+        agent.tool_server_url,
+        log,
+        start_timeout=wanted.start_timeout,
+        max_restarts=wanted.max_restarts,
+        url_file=url_file,
     ) as server:
+        if server.url != agent.tool_server_url:
+            agent.tool_server_url = server.url
+            OmegaConf.save(config, run / "config.yaml", resolve=True)
         print(f"tool server: {server.url} ({wanted.start}), log in {log}", flush=True)
         yield
 

@@ -32,11 +32,12 @@ class ToolServerError(VerlToolError):
     """The tool server that this run started does not come up, or dies again and again."""
 
 
-def serve_command(tools: str, port: int, args: Sequence[str] = ()) -> list[str]:
-    """The command line of the project's own server on 127.0.0.1."""
+def serve_command(tools: str, port: int, args: Sequence[str] = (), *, app_name: str | None = None) -> list[str]:
+    """The command line of the project's own server on 127.0.0.1. `app_name`: on a cluster that it joins."""
+    named = () if app_name is None else ("--app_name", app_name)
     return [
         *(sys.executable, "-m", "verl_tool.servers.ray_serve", "--host", "127.0.0.1"),
-        *("--port", str(port), "--tool_type", tools, *args),
+        *("--port", str(port), "--tool_type", tools, *named, *args),
     ]
 
 
@@ -44,11 +45,23 @@ class SupervisedServer:
     """Keeps a server running for as long as the ``with`` block runs."""
 
     def __init__(
-        self, command: Sequence[str], url: str, log: Path, *, start_timeout: float = 180.0, max_restarts: int = 10
+        self,
+        command: Sequence[str],
+        url: str,
+        log: Path,
+        *,
+        start_timeout: float = 180.0,
+        max_restarts: int = 10,
+        url_file: Path | None = None,
     ) -> None:
-        """`command` serves `url`, whose ``/health`` tells when it is up. Its output goes to the file `log`."""
+        """`command` serves `url`, whose ``/health`` tells when it is up. Its output goes to the file `log`.
+
+        `url_file`: where the server says at which URL it really serves, for on a Ray cluster that serves something
+        already that may be another one.
+        """
         self.url = url
         self._command, self._log = list(command), log
+        self._url_file = url_file
         self._start_timeout, self._max_restarts = start_timeout, max_restarts
         self._process: subprocess.Popen[bytes] | None = None
         self._up = threading.Event()
@@ -110,6 +123,8 @@ class SupervisedServer:
         return False
 
     def _start(self) -> None:
+        if self._url_file is not None:
+            self._url_file.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -133,6 +148,10 @@ class SupervisedServer:
                 )
 
     def _answers(self) -> bool:
+        if self._url_file is not None:
+            if not self._url_file.exists():
+                return False
+            self.url = self._url_file.read_text(encoding="utf-8")
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=2.0) as answer:
                 return bool(answer.status == 200)

@@ -1,0 +1,112 @@
+"""Servers on a Ray cluster that serves somebody else's application already, and each other's."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from test_ray_serve_cli import COMMAND, STOP_SECONDS, Server
+from test_side_by_side import ask, eventually
+
+from verl_tool.servers.ports import free_ports
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+OTHERS = """
+import sys
+import ray
+from ray import serve
+
+@serve.deployment(ray_actor_options={"num_cpus": 0.1})
+def hello(request) -> str:
+    return "hello"
+
+ray.init(address=sys.argv[1], logging_level="WARNING", log_to_driver=False)
+serve.start(http_options={"port": int(sys.argv[2])})
+serve.run(hello.bind(), name="others", route_prefix="/others")
+"""
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[tuple[str, int]]:
+    """Address of a cluster with an application of somebody else's, and the port of its front door."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    try:
+        (port,) = free_ports(1)
+        subprocess.run([sys.executable, "-c", OTHERS, cluster.address, str(port)], check=True, timeout=120)
+        yield cluster.address, port
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
+def start(busy, tmp_path: Path) -> Iterator[object]:
+    started: list[Server] = []
+
+    def start_one(name: str, tool: str, *options: str) -> Server:
+        folder = tmp_path / f"{name}-{len(started)}"
+        folder.mkdir()
+        url_file = folder / "url"
+        arguments = ("--ray_address", busy[0], "--app_name", name, "--tool_type", tool, "--url_file", str(url_file))
+        started.append(Server(folder, *arguments, *options))
+        return started[-1]
+
+    yield start_one
+    for server in started:
+        server.end()
+
+
+def calculates(port: int, path: str) -> bool:
+    body = {"trajectory_ids": ["a"], "actions": ["<calculator>6*7</calculator>"]}
+    status, _, answer = ask(port, f"{path}/get_observation", body)
+    return status == 200 and b"42" in answer
+
+
+def refusal(address: str, name: str) -> str:
+    """What the command prints that cannot serve under `name`."""
+    options = ("--ray_address", address, "--app_name", name, "--tool_type", "finish", "--port", str(free_ports(1)[0]))
+    run = subprocess.run(
+        [*COMMAND, *options],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    )  # fmt: skip
+    assert run.returncode == 1, run.stdout + run.stderr
+    return run.stderr
+
+
+def test_servers_join_a_serve_that_runs_and_leave_it_as_it_was(busy, start):
+    address, port = busy
+    first, second = start("first", "calculator"), start("second", "finish")
+    printed = first.wait_until_ready() + second.wait_until_ready()
+    assert f"serves at   http://127.0.0.1:{port}/first/get_observation" in printed
+    assert f"http://127.0.0.1:{port}/second/get_observation" in printed
+    assert calculates(port, "/first")
+    assert not calculates(port, "/second")
+    assert ask(port, "/others")[2] == b"hello"
+    # Ray would print what all replicas on the cluster say.
+    assert not re.search(r"\((ServeReplica|ServeController|ProxyActor|raylet)", printed)
+
+    assert "serves on this cluster under the name 'first'; give another with --app_name" in refusal(address, "first")
+    assert "is none of ours" in refusal(address, "others")
+
+    # What a dead launcher left is replaced by the same command, at the same place.
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait(STOP_SECONDS)
+    again = start("first", "finish")
+    again.wait_until_ready()
+    eventually(lambda: b'"tools":["finish"]' in ask(port, "/first/health")[2])
+
+    for server in (again, second):
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(STOP_SECONDS) == 0, server.output()
+    assert ask(port, "/first/health")[0] == 404
+    assert ask(port, "/second/health")[0] == 404
+    assert ask(port, "/others")[2] == b"hello"
