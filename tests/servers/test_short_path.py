@@ -99,7 +99,10 @@ async def test_an_app_below_a_prefix_finds_its_paths(monkeypatch) -> None:
     assert path_of(answers.scopes[0]) == "/health"
 
 
-async def test_the_proxy_without_replicas_says_so_at_once() -> None:
+async def test_the_proxy_without_replicas_says_so_at_once(monkeypatch) -> None:
+    # Where there is no HAProxy, the proxy is the way to the replicas.
+    assert short_path.middlewares() == []
+    monkeypatch.setenv(short_path.FRONT_VARIABLE, "mine")
     (middleware,) = short_path.middlewares()
     answers = Answers()
     proxy = middleware.cls(answers.app)

@@ -125,6 +125,10 @@ class Directory:
         """This replica ends now. What it still holds is lost."""
         self._ownership.leave(replica_id, time.monotonic())
 
+    async def begin(self) -> None:
+        """The server starts, or another takes the place of one that stopped."""
+        self._stopping = False
+
     async def stop(self) -> None:
         """The whole server stops: replicas need not wait for their trajectories to finish."""
         self._stopping = True

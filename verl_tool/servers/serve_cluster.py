@@ -145,12 +145,13 @@ class ServeCluster:
 
         Raises StartError with the words of the replica that could not start.
         """
-        settings = settings.model_copy(update={"route_prefix": self.route_prefix})
+        front = {"front_host": self.host, "front_port": self.port, "route_prefix": self.route_prefix}
+        settings = settings.model_copy(update=front)
         name = settings.app_name
         if name not in self._apps:
             self._apps.append(name)
-            # It starts while the replicas do.
-            directory_handle(name, settings.state_ttl_seconds)
+            # It starts while the replicas do. That of a dead launcher was told to stop, maybe.
+            directory_handle(name, settings.state_ttl_seconds).begin.remote()
         self._run(application(settings, replicas, cpus_per_replica=cpus_per_replica), name)
         deadline = time.monotonic() + timeout_seconds
         while True:
