@@ -139,7 +139,7 @@ def _two_folders(parent: Path) -> list[Path]:
 
 
 def test_heads_have_a_deadline_at_the_front_door(tmp_path):
-    names = environment(DataPath(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, loopback_only=False)
+    names = environment(DataPath(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, "front", loopback_only=False)
     template = Environment().from_string(HAPROXY_CONFIG_TEMPLATE.partition("frontend prometheus")[0])
     config = tmp_path / "haproxy.cfg"
     settings = HAProxyConfig(retry_on=names["RAY_SERVE_HAPROXY_RETRY_ON"], socket_path=str(tmp_path / "admin"))
