@@ -5,36 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
-import pytest_asyncio
 
 from verl_tool.agent_workers.reward_manager.code_tests import JudgeRun, NoVerdict, TestSuite, Verdicts
-from verl_tool.client import ToolClient
 from verl_tool.sandbox_fusion import CommandRunResult, RunCodeResponse
 
 Judge = Callable[..., Awaitable[Verdicts]]
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def judge(code_server_url: str) -> AsyncIterator[Judge]:
-    """Judges a solution by the server: `await judge(solution, *tests, programs=())`."""
-    async with ToolClient(code_server_url) as client:
-
-        async def judged(
-            solution: str,
-            *tests: str,
-            programs: tuple[tuple[str, str], ...] = (),
-            test_seconds: float = 4.0,
-            total_seconds: float = 15.0,
-        ) -> Verdicts:
-            run = JudgeRun.of(solution, TestSuite(tests, programs), test_seconds, total_seconds)
-            answer = await client.run_code(run.code, stdin=run.stdin, run_timeout=run.run_timeout, files=run.files)
-            return run.verdicts(answer)
-
-        yield judged
 
 
 def reasons(verdicts: Verdicts) -> list[str]:
@@ -119,7 +98,8 @@ def sort_in_place(values): values.sort()
 def transpose(m): m[:] = [list(r) for r in zip(*m)]
 def make_adder(n): return lambda x: x + n
 def total(items): return sum(items)
-async def later(x): return x
+def identity(x): return x
+def text(): return 'total([1, 2])'
 """
 
 
@@ -127,10 +107,10 @@ async def later(x): return x
     "test",
     [
         "s = Stack()\ns.push(1).push(2)\nassert s.pop() == 2 and len(s) == 1 and s[0] == 1 and s.top == 1",
-        "assert Stack([1]) == Stack([1]) and Stack([1]) != Stack([2]) and len({Stack([1]), Stack([1])}) == 1",
-        "assert list(Stack([1, 2])) == [1, 2] and 1 in Stack([1]) and 3 not in Stack([1])",
+        "s = Stack([1, 2])\nassert list(s) == [1, 2] and s[-1] == 2 and s[:1] == [1] and 1 in list(s) and s != None",
+        "node, seen = Stack([1]), []\nwhile node and len(node):\n    seen.append(node.pop())\nassert seen == [1]",
+        "g = count(2)\nassert next(g) == 0 and list(g) == [1]",
         "assert repr(Stack([1])) == str(Stack([1])) == f'{Stack([1])}' == 'Stack([1])'",
-        "assert (Stack([1]) + Stack([2])).items == [1, 2] and (Stack([1]) * 2).items == [1, 1]",
         "assert isinstance(Stack(), Stack) and not isinstance(3, Stack) and Stack.limit == 10",
         "s = Stack()\ns.items = [5]\nassert s.pop() == 5 and not hasattr(s, 'nothing')",
         "with Stack([7]) as s:\n    assert s.pop() == 7",
@@ -143,6 +123,12 @@ async def later(x): return x
         "m = [[1, 2], [3, 4]]\ntranspose(m)\nassert m == [[1, 3], [2, 4]]",
         "assert make_adder(2)(3) == 5",
         "assert total(x * x for x in range(4)) == 14",
+        "seen = []\nassert apply(seen.append, 3) is None\nassert seen == [3]",
+        "import functools, operator\nassert apply(functools.partial(operator.add, 1), 2) == 3",
+        "assert apply(str.upper, 'a') == 'A' and apply(sqrt, 4) == 2 and apply(sorted, [2, 1]) == [1, 2]",
+        "assert identity(total) is total and not callable(total([1]))",
+        "assert eval('total([1, 2])') == 3 and eval(text()) == 3",
+        "assert isclose(total([0.1, 0.2]), 0.3) and Counter(text()) == Counter('total([1, 2])')",
     ],
 )
 @in_module_loop
@@ -150,10 +136,48 @@ async def test_objects_functions_and_errors(judge: Judge, test: str) -> None:
     assert [(v.reason, v.detail) for v in (await judge(OBJECTS, test)).of] == [("passed", "")]
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "class Mine: pass\nassert apply(id, Mine())",
+        "assert Stack([1]) == Stack([1])",
+        "assert Stack([1]) != Stack([2])",
+        "assert 1 in Stack([1])",
+        "assert Stack([1])",
+        "assert not Stack()",
+        "assert (Stack([1]) + Stack([2])).items == [1, 2]",
+        "assert len({Stack([1]), Stack([1])}) == 1",
+        "g = count(2)\nassert list(g) == [0, 1]\nassert list(g) == []",
+    ],
+)
 @in_module_loop
-async def test_an_object_of_the_tests_own_is_told_to_be_unsupported(judge: Judge) -> None:
-    test = "class Mine: pass\nassert apply(id, Mine())"
-    assert reasons(await judge(OBJECTS, test)) == ["unsupported"]
+async def test_what_only_the_solution_could_tell_is_refused(judge: Judge, test: str) -> None:
+    assert reasons(await judge(OBJECTS, test)) == ["refused"]
+
+
+@in_module_loop
+async def test_functions_that_are_named_as_builtins(judge: Judge) -> None:
+    """The solution's own are tested where nothing else of it is, and Python's are used beside others."""
+    wrong = "def pow(x, y):\n    return 0\ndef abs(x):\n    return 0\ndef f(x):\n    return 1"
+    right = "def pow(x, y):\n    return x ** y\ndef f(x):\n    return 2"
+    tests = ("assert pow(2, 3) == 8", "assert abs(f(1) - pow(2, 1)) < 0.5")
+    assert reasons(await judge(wrong, *tests)) == ["assertion", "assertion"]
+    assert reasons(await judge(right, *tests)) == ["passed", "passed"]
+
+
+@in_module_loop
+async def test_a_rows_helpers_are_not_the_solutions_to_define(judge: Judge) -> None:
+    test = "assert abs(poly([1, 2], f(1))) < 1e-4"
+    cheat = "def poly(*a):\n    return 0\ndef f(x):\n    return 7"
+    setup = "def poly(coefficients, x):\n    return sum(c * x**i for i, c in enumerate(coefficients))"
+    assert reasons(await judge(cheat, test)) == ["passed"]
+    assert reasons(await judge(cheat, test, setup=setup)) == ["assertion"]
+    assert reasons(await judge("def f(x):\n    return -0.5", test, setup=setup)) == ["passed"]
+
+
+@in_module_loop
+async def test_what_a_test_prints_breaks_no_verdict(judge: Judge) -> None:
+    assert reasons(await judge("def f(x): return x", "print(f(1), end='')\nassert f(1) == 1")) == ["passed"]
 
 
 CHEATS = {

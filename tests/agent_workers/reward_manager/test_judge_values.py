@@ -65,7 +65,7 @@ def refuse(value: Any) -> Any:
 
 
 def travelled(value: Any) -> Any:
-    return values.decode(json.loads(json.dumps(values.encode(value, refuse))), refuse)
+    return values.Reader(refuse).read(json.loads(json.dumps(values.encode(value, refuse))))
 
 
 @given(ANY)
@@ -79,6 +79,11 @@ def test_rarer_values() -> None:
     assert travelled(Counter("aab")).most_common(1) == [("a", 2)]
     assert travelled(range(1, 9, 2)) == range(1, 9, 2)
     assert travelled(Point(1, [2])).y == [2]
+    assert travelled(Point(1, 2)) == (1, 2)
+    assert repr(travelled(Point(1, 2))) == "Point(x=1, y=2)"
+    assert travelled(travelled(Point(1, 2)))._asdict() == {"x": 1, "y": 2}
+    with pytest.raises(AttributeError):
+        travelled(Point(1, 2)).z  # noqa: B018
     assert travelled(deque([1, 2], maxlen=2)).maxlen == 2
     assert travelled(datetime.datetime(2024, 1, 2, tzinfo=datetime.timezone.utc)).tzinfo is not None
     assert travelled([Decimal("NaN")])[0].is_nan()
@@ -116,10 +121,38 @@ def test_what_is_no_plain_value_is_referred_to() -> None:
 
     own = Own([1])
     assert values.encode([own], lambda value: ["solution", 7]) == ["list", [["solution", 7]]]
-    assert values.decode(["list", [["solution", 7]]], lambda data: data[1]) == [7]
+    assert values.Reader(lambda data: data[1]).read(["list", [["solution", 7]]]) == [7]
 
 
 @given(st.recursive(st.one_of(st.none(), st.integers(), st.text(max_size=12)), lambda i: st.lists(i, max_size=4)))
 def test_hostile_data_makes_nothing_but_a_value_or_an_error(data: Any) -> None:
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError):
-        values.decode(data, refuse)
+        values.Reader(refuse).read(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ["Decimal", "1e999999999"],
+        ["Decimal", "9" * 20_000],
+        ["Fraction", "1e999999999"],
+        ["Fraction", 1, 0],
+        ["range", 0, 10**12, 1],
+        ["int", "0x" + "f" * (1 << 20)],
+        ["complex", "1", 2],
+        ["numpy", "|O", [1], [1], True],
+        ["numpy", "<U9999999", [9], [""] * 9, True],
+        ["numpy", "i4,(2)f8", [1], [1], True],
+        ["numpy", "<f8", [-1], [1.0], True],
+        ["numpy", "<f8", [2], [1.0], True],
+        ["Record", "P", ["x"], [1, 2]],
+        ["list", {"a": 1}],
+        ["deque", [], "3"],
+        {"a": 1},
+        [["list"], []],
+        [],
+    ],
+)
+def test_no_form_but_those_agreed_on_is_read(data: Any) -> None:
+    with pytest.raises((ValueError, TypeError, ArithmeticError)):
+        values.Reader(refuse).read(data)

@@ -118,7 +118,8 @@ def server_url(options: CodeOptions, config: DictConfig) -> str:
 def suite_of(ground_truth: Any, extra_info: Mapping[str, Any], max_tests: int) -> TestSuite:
     """The tests of a row.
 
-    `ground_truth` is JSON text of ``{"tests": [...], "programs": [[stdin, stdout], ...]}``, or of one of them;
+    `ground_truth` is JSON text of ``{"tests": [...], "programs": [[stdin, stdout], ...]}``, or of one of them, with a
+    ``"setup"`` of helper functions that the tests use and the solution must not define for them, or without;
     older rows have a list of asserts there, or in ``extra_info`` under ``test_cases`` and ``inputs_outputs``.
     Raises ValueError if there is no test.
     """
@@ -133,7 +134,8 @@ def suite_of(ground_truth: Any, extra_info: Mapping[str, Any], max_tests: int) -
     if pairs is not None:
         pairs = json.loads(pairs) if isinstance(pairs, str) else pairs
         programs += list(zip(_listed(pairs["inputs"]), _listed(pairs["outputs"]), strict=True))
-    suite = TestSuite(tuple(map(str, tests[:max_tests])), tuple(programs[: max(max_tests - len(tests), 0)]))
+    setup = str(given.get("setup") or "")
+    suite = TestSuite(tuple(map(str, tests[:max_tests])), tuple(programs[: max(max_tests - len(tests), 0)]), setup)
     if len(suite) == 0:
         raise ValueError("the row has no test: its ground_truth has neither 'tests' nor 'programs'")
     return suite

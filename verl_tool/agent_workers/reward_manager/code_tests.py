@@ -19,7 +19,7 @@ from typing import Any
 from verl_tool.sandbox_fusion import RunCodeResponse
 
 _JUDGE = Path(__file__).parent / "judge"
-_MODULES = ("values.py", "link.py", "processes.py", "remote.py")
+_MODULES = ("values.py", "link.py", "processes.py", "remote.py", "testcase.py")
 START_SECONDS = 20.0
 """Added to the run's limit for the start and the end of the judge, seconds."""
 
@@ -34,6 +34,8 @@ class TestSuite:
     """Python texts, ``assert f(1) == 2`` say. Each finds the solution's global names."""
     programs: Sequence[tuple[str, str]] = ()
     """Stdin and expected stdout of the solution, run as a program."""
+    setup: str = ""
+    """Python text before each of `tests`: helper functions that the solution must not define for them."""
 
     def __len__(self) -> int:
         return len(self.tests) + len(self.programs)
@@ -46,8 +48,8 @@ class Verdict:
     passed: bool
     reason: str
     """``passed``; ``assertion``; ``output`` (of a program); ``error`` (raised); ``time``; ``ended`` (the solution's
-    process died); ``load`` (the solution cannot be run at all); ``unsupported`` (the test passes something that
-    cannot travel); ``budget`` (the time for all tests was over); ``no verdict`` (the run was killed before)."""
+    process died); ``load`` (the solution cannot be run at all); ``refused`` (the test compares or passes what is no
+    plain data); ``budget`` (the time for all tests was over); ``no verdict`` (the run was killed before)."""
     detail: str = ""
 
 
@@ -100,7 +102,7 @@ class JudgeRun:
         job = {
             "token": token,
             "solution": solution,
-            "tests": list(suite.tests),
+            "tests": [f"{suite.setup}\n{test}" for test in suite.tests],
             "programs": [list(program) for program in suite.programs],
             "test_seconds": test_seconds,
             "total_seconds": total_seconds,

@@ -37,6 +37,17 @@ def only_trusted_paths():
     sys.path[:] = [path for path in sys.path if path.startswith(prefixes)]
 
 
+def own_streams():
+    """A file on what was stdout. A test reads and prints to nowhere: it must not break a verdict's line in two, and a
+    link that the solution leaves must not lead it to the tests."""
+    verdicts = os.fdopen(os.dup(1), "w")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return verdicts
+
+
 def may_look_into_others():
     """Whether this user may read the memory of any process (root, CAP_SYS_PTRACE), so that nothing can be hidden."""
     with open("/proc/self/status", encoding="ascii") as file:
@@ -53,8 +64,8 @@ class Judge:
         self._job = job
         self._report = report
         self._link = None
-        self._names = {}
         self._late = False
+        self._timed = False
         self._ends = time.monotonic() + job.total_seconds
         signal.signal(signal.SIGALRM, self._out_of_time)
 
@@ -68,8 +79,9 @@ class Judge:
         self._nursery.stop()
 
     def _out_of_time(self, *_):
-        self._late = True
-        raise OutOfTime
+        if self._timed:
+            self._late = True
+            raise OutOfTime
 
     def _verdict(self, number, run, *what):
         seconds = min(self._job.test_seconds, self._ends - time.monotonic())
@@ -79,11 +91,13 @@ class Judge:
         reason, detail = too_late = "time", f"no end within {seconds:.3g} s"
         self._late = False
         try:
+            self._timed = True
             # Again and again, in case that a test catches everything.
             signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
             try:
                 reason, detail = run(*what)
             finally:
+                self._timed = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except OutOfTime:
             pass
@@ -94,6 +108,10 @@ class Judge:
 
     def _run_test(self, test):
         try:
+            case = TestCase(test)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            return "error", _told(error)
+        try:
             link = self._link or self._load()
         except Exception as error:  # noqa: BLE001  whatever the solution raises is what is found out here
             self._forget()
@@ -102,26 +120,40 @@ class Judge:
             self._forget()
             return "load", f"the solution ended while it was loaded: {error}"
         try:
-            exec(compile(test, "test.py", "exec"), dict(self._names, __name__="test"))
-            if link.gone:
-                raise Gone("it ended, and the test caught that")
-            return "passed", ""
+            self._perform(case, link)
         except AssertionError as error:
-            return "assertion", str(error)
-        except Unsupported as error:
-            return "unsupported", str(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a test raises, it has failed
-            return "error", _told(error)
+            reason, detail = "assertion", str(error)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  whatever a test raises, it has failed
+            reason, detail = "error", _told(error)
+        except Refused as error:
+            reason, detail = "refused", str(error)
         except Gone as error:
+            reason, detail = "ended", f"the solution's process: {error}"
+        else:
+            reason, detail = "passed", ""
+        if link.gone:  # also if the test has caught what told of it
             self._forget()
-            return "ended", f"the solution's process: {error}"
+        if reason == "passed" and link.gone:
+            return "ended", "the solution's process ended, and the test caught that"
+        return ("refused", link.refused) if link.refused and reason == "passed" else (reason, detail)
+
+    def _perform(self, case, link):
+        """Run a test. Raises whatever it raises, and AssertionError if none of its assertions was reached and held."""
+        held = []
+        names = case.namespace(link)
+        calls = {BEFORE: link.apply_changes, HELD: lambda: held.append(True), PRESENT: present}
+        names.update(calls)
+        link.begin(names, case.finite)
+        exec(case.code, names)
+        if case.must_hold and not held:
+            raise AssertionError("no assertion of the test was reached and held")
 
     def _load(self):
         ours, theirs = socket.socketpair()
         with theirs:
             self._nursery.start(MODULE, [theirs.fileno()])
-        link = JudgeLink(ours, frozenset(sys.stdlib_module_names) | {"numpy"})
-        self._names = link.namespace(self._job.solution)
+        link = JudgeLink(ours)
+        link.load(self._job.solution)
         self._link = link
         return link
 
@@ -165,9 +197,11 @@ def main():
     protected = not may_look_into_others()
     job = SimpleNamespace(**json.loads(sys.stdin.buffer.read()))
 
+    report_to = own_streams()
+
     def report(**fields):
-        sys.stdout.write(f"{job.token} {json.dumps(fields)}\n")
-        sys.stdout.flush()
+        report_to.write(f"{job.token} {json.dumps(fields)}\n")
+        report_to.flush()
 
     exec(compile("1 + 1", "test.py", "exec"), {})  # a sandbox whose policy forbids it must show before any verdict
     # The clock of the first test must not run while an interpreter starts on a busy machine.
@@ -178,8 +212,10 @@ def main():
 
 FOLDER = os.getcwd()
 sys.path.insert(0, FOLDER)
-from link import LONGEST_MESSAGE, Gone, Unsupported  # noqa: E402
+from link import LONGEST_MESSAGE, Gone  # noqa: E402
 from processes import MODULE, PROGRAM, Nursery  # noqa: E402
 from remote import JudgeLink  # noqa: E402
+from testcase import BEFORE, HELD, PRESENT, TestCase, present  # noqa: E402
+from values import Refused  # noqa: E402
 
 main()

@@ -9,12 +9,14 @@ import json
 import struct
 from collections import deque
 
-from values import CONTAINERS, decode, encode
+from values import CONTAINERS, Reader, encode
 
 LONGEST_MESSAGE = 16 << 20
 """Bytes. A longer message is not read."""
 LONGEST_TEXT = 500
 """Characters of an exception's message."""
+DEEPEST = 50
+"""Requests within requests."""
 _HEADER = struct.Struct(">I")
 
 
@@ -22,8 +24,21 @@ class Gone(BaseException):
     """The other process has ended, or has sent what is no message. No test may catch it, so it is no Exception."""
 
 
-class Unsupported(Exception):
-    """A value that has no form in which it could travel."""
+def _exceptions():
+    """Python's own exceptions that a message alone makes, by name. None that ends a loop: ``all(map(f, xs))`` holds for
+    a function that raises StopIteration."""
+    found = {"SystemExit": SystemExit}
+    for name, kind in vars(builtins).items():
+        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_OF_LOOPS):
+            try:
+                found[kind.__name__] = type(kind("message"))
+            except TypeError:  # UnicodeDecodeError and its like want more than a message
+                continue
+    return found
+
+
+_ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration)
+EXCEPTIONS = _exceptions()
 
 
 class Link:
@@ -31,6 +46,8 @@ class Link:
 
     def __init__(self, socket):
         self._socket = socket
+        self._reader = Reader(self.resolve)
+        self._depth = 0
         self.gone = False
         """A test may have caught `Gone`, with a bare ``except``; this tells of it still."""
 
@@ -48,14 +65,12 @@ class Link:
 
     def exception(self, names, message):
         """The exception that stands for the other side's: the first of its classes' `names` that is known here."""
-        for name in names:
-            kind = getattr(builtins, name, None)
-            if isinstance(kind, type) and issubclass(kind, BaseException):
-                try:
-                    return kind(message)
-                except TypeError:  # UnicodeDecodeError and its like want more than a message
-                    continue
-        return Exception(message)
+        kind = next((EXCEPTIONS[name] for name in names if name in EXCEPTIONS), None)
+        return Exception(message) if kind is None else kind(message)
+
+    def changed(self, mine, state):
+        """The other side has left its copy of a container of this side's in another state."""
+        update(mine, state)
 
     def ask(self, operation, *args, **kwargs):
         """What the other side answers. Raises what it raised; `Gone` if it ended."""
@@ -65,7 +80,7 @@ class Link:
         answer = self._wait()
         try:
             return self._accept(answer, args, sent)
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        except Exception as error:  # noqa: BLE001  whatever a hostile answer makes of its reader
             raise self._gone(f"no answer of the form agreed on: {error}") from None
 
     def serve(self):
@@ -81,22 +96,42 @@ class Link:
                 break
             self._answer(message)
         if "error" in message:
-            names, text = message["error"]
-            raise self.exception([str(name) for name in names], str(text)[:LONGEST_TEXT])
+            raise self.exception(*self._error(message["error"]))
         return message
 
+    def _error(self, error):
+        try:
+            names, text = error
+            return [str(name) for name in names], str(text)[:LONGEST_TEXT]
+        except (TypeError, ValueError):
+            raise self._gone("an error that is no pair of names and text") from None
+
     def _accept(self, answer, args, sent):
+        """`answer` tells the value, or which argument is the value, and the state of arguments that were changed."""
         for arg, before, after in zip(args, sent, answer["after"], strict=True):
             if after is not None and after != before:
-                _update(arg, decode(after, self.resolve))
-        if answer.get("same") is not None:
-            return args[answer["same"]]
-        return decode(answer["value"], self.resolve)
+                self.changed(arg, self._state(arg, after))
+        if answer.get("same") is None:
+            return self._reader.read(answer["value"])
+        same = answer["same"]
+        return self._result(args[same], answer["after"][same])
+
+    def _state(self, mine, after):
+        state = self._reader.read(after)
+        if not isinstance(mine, CONTAINERS) or type(state) is not type(mine):
+            raise ValueError(f"a {type(mine).__name__} became a {type(state).__name__}")
+        return state
+
+    def _result(self, mine, after):
+        """The value of an operation that gave back its argument."""
+        return mine
 
     def _answer(self, request):
+        self._depth += 1
         try:
-            args = [decode(arg, self.resolve) for arg in request["args"]]
-            kwargs = {name: decode(arg, self.resolve) for name, arg in request["kwargs"].items()}
+            if self._depth > DEEPEST:
+                raise RecursionError(f"more than {DEEPEST} requests within requests")
+            args, kwargs = self._arguments(request)
             value = self.perform(request["operation"], args, kwargs)
             same = next((i for i, arg in enumerate(args) if arg is value and isinstance(arg, CONTAINERS)), None)
             after = [encode(arg, self.refer) if isinstance(arg, CONTAINERS) else None for arg in args]
@@ -106,7 +141,13 @@ class Link:
             text = json.dumps({"error": _description(error)})
         except SystemExit as error:
             text = json.dumps({"error": _description(error)})
+        finally:
+            self._depth -= 1
         self._send_text(text)
+
+    def _arguments(self, request):
+        read = self._reader.read
+        return [read(arg) for arg in request["args"]], {name: read(arg) for name, arg in request["kwargs"].items()}
 
     def _gone(self, why):
         self.gone = True
@@ -158,7 +199,7 @@ def _description(error):
     return [names, text[:LONGEST_TEXT]]
 
 
-def _update(mine, state):
+def update(mine, state):
     """Bring a container of this side's into the state that the other side left its copy in."""
     if isinstance(mine, (list, bytearray)):
         mine[:] = state

@@ -7,8 +7,9 @@ verdicts' token. Sent into the sandbox beside the judge.
 """
 
 import contextlib
+import importlib
+import itertools
 import json
-import operator
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[2])
 
 from link import Gone, Link  # only now is it on the path
+from values import encode
 
 MODULE, PROGRAM = b"m", b"p"
 """Run as a module whose functions are asked for over a `Link`; run as a program with stdin and stdout."""
@@ -167,34 +169,36 @@ class SolutionLink(Link):
         if number is None:
             number = self._number_of[id(value)] = len(self._objects)
             self._objects.append(value)
-        return ["solution", number]
+        kind = type(value)
+        return ["iterator" if hasattr(kind, "__next__") and hasattr(kind, "__iter__") else "solution", number]
 
     def resolve(self, data):
-        side, number = data
-        return self._objects[number] if side == "solution" else TestCallable(self, number)
+        side, *rest = data
+        if side == "library":
+            return _found(*rest)
+        return self._objects[rest[0]] if side == "solution" else TestCallable(self, rest[0])
 
     def perform(self, operation, args, kwargs):
         if operation == "load":
             return self._load(*args)
+        if operation == "eval":
+            return eval(*args, self._module.__dict__)
         return OPERATIONS[operation](*args, **kwargs)
 
     def _load(self, text):
-        """Run the solution; what its namespace holds: ``[name, kind, value]`` for each name."""
+        """Run the solution; its global names: ``[name, kind, JSON of the value]``, modules left out."""
         names = self._module.__dict__
         exec(compile(text, "solution.py", "exec"), names)
-        return [[name, *_kind(value)] for name, value in names.items() if not name.startswith("__")]
+        return [
+            [name, *self._described(value)]
+            for name, value in names.items()
+            if not name.startswith("__") and not isinstance(value, types.ModuleType)
+        ]
 
-
-def _kind(value):
-    """What the judge needs to know of a global name."""
-    if isinstance(value, types.ModuleType):
-        return "module", value.__name__
-    if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == "solution":
-        return "exception", [kind.__name__ for kind in value.__mro__]
-    home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if isinstance(home, str) and isinstance(name, str) and home != "solution":
-        return "import", [home, name, value]
-    return "value", value
+    def _described(self, value):
+        if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == "solution":
+            return "exception", json.dumps([kind.__name__ for kind in value.__mro__])
+        return "value", json.dumps(encode(value, self.refer))
 
 
 class TestCallable:
@@ -208,19 +212,44 @@ class TestCallable:
         return self.link.ask("call", self.number, *args, **kwargs)
 
 
+def _found(home, path):
+    """A function or a class of Python's that a test has passed."""
+    found = importlib.import_module(home)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _items(value, longest):
+    """A list of what a container holds; None if it is none, or has more than `longest` items."""
+    try:
+        items = list(itertools.islice(iter(value), longest + 1))
+    except Exception:  # noqa: BLE001  the solution's own method
+        return None
+    return items if len(items) <= longest else None
+
+
+def _next(iterator):
+    """Whether there is one more, and it. `Link` carries no StopIteration."""
+    for value in iterator:
+        return [True, value]
+    return [False, None]
+
+
 OPERATIONS = {
     "call": lambda function, *args, **kwargs: function(*args, **kwargs),
     "getattr": getattr,
     "setattr": setattr,
     "delattr": delattr,
     "isinstance": isinstance,
+    "issubclass": issubclass,
     "enter": lambda manager: type(manager).__enter__(manager),
     "exit": lambda manager: type(manager).__exit__(manager, None, None, None),
-    **{name: getattr(operator, name) for name in ("getitem", "setitem", "delitem", "contains", "index")},
-    **{name: getattr(operator, name) for name in ("eq", "lt", "le", "gt", "ge", "neg", "pos", "invert")},
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")},
-    **{name: getattr(operator, name) for name in ("and_", "or_", "xor", "lshift", "rshift")},
-    **{kind.__name__: kind for kind in (len, iter, next, str, repr, bool, hash, int, float, abs, round, reversed)},
+    "list": _items,
+    "next": _next,
+    "len": len,
+    "str": str,
+    "repr": repr,
 }
 
 if __name__ == "__main__":

@@ -1,216 +1,351 @@
 """Objects of the solution as a test sees them in the judge's process. Sent into the sandbox beside the judge."""
 
+import functools
+import json
+import math
+import sys
 import types
-from importlib import import_module
 
-from link import Link, Unsupported
+from link import EXCEPTIONS, Link, update
+from values import CONTAINERS, Reader, Refused, encode
 
-PLAIN = (int, float, complex, str, bytes)
+LONGEST_COPY = 100_000
+"""Items of an object of the solution's that a test walks through."""
+_READABLE = frozenset({"__name__", "__qualname__", "__doc__", "__dict__"})
+"""Attributes with two leading underscores that a test may read; the others are what libraries look for."""
 
 
-class Proxy:
+class Handle:
     """Stands for an object that lives in the solution's process: a function, a class, an instance of one.
 
-    It equals no plain value, whatever the solution's ``__eq__`` says, and is neither ordered against one nor
-    subtracted from one (``abs(f(x) - 3.14) < 1e-6``): only plain values can pass such a test.
+    It can be called, its attributes can be read and set, and ``str``, ``len``, ``[0]`` and a loop see a copy of what it
+    holds. Nothing else: each comparison and each operator raises `Refused`, which fails the test. So the solution's
+    ``__eq__`` and its like never decide, and only plain data can satisfy an assertion.
     """
 
-    __slots__ = ("_link", "_number")
+    __slots__ = ("__link", "__number")
 
     def __init__(self, link, number):
-        object.__setattr__(self, "_link", link)
-        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_Handle__link", link)
+        object.__setattr__(self, "_Handle__number", number)
 
     def __getattr__(self, name):
-        return self._link.ask("getattr", self, name)
+        if name.startswith("__") and name.endswith("__") and name not in _READABLE:
+            raise AttributeError(name)
+        return self.__link.ask("getattr", self, name)
 
     def __setattr__(self, name, value):
-        self._link.ask("setattr", self, name, value)
+        self.__link.ask("setattr", self, name, value)
 
     def __delattr__(self, name):
-        self._link.ask("delattr", self, name)
+        self.__link.ask("delattr", self, name)
 
     def __call__(self, *args, **kwargs):
-        return self._link.ask("call", self, *args, **kwargs)
+        return self.__link.ask("call", self, *args, **kwargs)
 
     def __eq__(self, other):
-        if not isinstance(other, Proxy):
-            return NotImplemented
-        return self is other or bool(self._link.ask("eq", self, other))
+        if other is None:  # as ``is None``, which cannot be refused
+            return False
+        raise self.__link.refuse("==")
 
-    def __hash__(self):
-        return int(self._link.ask("hash", self))
-
-    def __bool__(self):
-        return bool(self._link.ask("bool", self))
+    def __ne__(self, other):
+        if other is None:
+            return True
+        raise self.__link.refuse("!=")
 
     def __str__(self):
-        return str(self._link.ask("str", self))
+        return self.__text("str")
 
     def __repr__(self):
-        return str(self._link.ask("repr", self))
+        return self.__text("repr")
 
     def __format__(self, spec):
-        return format(str(self), spec)
+        return format(self.__text("str"), spec)
+
+    def __len__(self):
+        copied = self.__link.copy_of(self)
+        length = self.__link.ask("len", self) if copied is None else len(copied)
+        if type(length) is not int or length < 0:
+            raise self.__link.refuse("len")
+        return length
+
+    def __getitem__(self, place):
+        copied = self.__link.copy_of(self)
+        if copied is None or not isinstance(place, (int, slice)):
+            raise self.__link.refuse("[]")
+        return copied[place]
 
     def __iter__(self):
-        return self._link.ask("iter", self)
+        copied = self.__link.copy_of(self)
+        if copied is None:
+            raise self.__link.refuse("iter")
+        return iter(copied)
 
     def __instancecheck__(self, instance):
-        return isinstance(instance, Proxy) and bool(self._link.ask("isinstance", instance, self))
+        return isinstance(instance, Handle) and self.__link.ask("isinstance", instance, self) is True
+
+    def __subclasscheck__(self, kind):
+        return isinstance(kind, Handle) and self.__link.ask("issubclass", kind, self) is True
+
+    def __enter__(self):
+        return self.__link.ask("enter", self)
 
     def __exit__(self, kind, error, traceback):
-        return self._link.ask("exit", self)
+        self.__link.ask("exit", self)
+        return False
+
+    def __text(self, operation):
+        text = self.__link.ask(operation, self)
+        if type(text) is not str:
+            raise self.__link.refuse(operation)
+        return text
 
 
-def _unary(operation):
-    return lambda self, *args: self._link.ask(operation, self, *args)
-
-
-def _binary(operation, guarded):
-    def method(self, other):
-        if guarded and isinstance(other, PLAIN):
-            return NotImplemented
-        return self._link.ask(operation, self, other)
-
-    return method
-
-
-def _reflected(operation, guarded):
-    def method(self, other):
-        if guarded and isinstance(other, PLAIN):
-            return NotImplemented
-        return self._link.ask(operation, other, self)
+def _refused(name):
+    def method(self, *_, **__):
+        raise self._Handle__link.refuse(name)
 
     return method
 
 
-for _name in [
-    "len",
-    "next",
-    "int",
-    "float",
-    "abs",
-    "round",
-    "reversed",
-    "neg",
-    "pos",
-    "invert",
-    "getitem",
-    "setitem",
-    "delitem",
-    "contains",
-    "index",
-    "enter",
-]:
-    setattr(Proxy, f"__{_name}__", _unary(_name))
-for _name in ["lt", "le", "gt", "ge"]:
-    setattr(Proxy, f"__{_name}__", _binary(_name, guarded=True))
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "matmul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "and_",
-    "or_",
-    "xor",
-    "lshift",
-    "rshift",
-]:
-    _plain = _name.rstrip("_")
-    setattr(Proxy, f"__{_plain}__", _binary(_name, guarded=_name == "sub"))
-    setattr(Proxy, f"__r{_plain}__", _reflected(_name, guarded=_name == "sub"))
+_OPERATORS = (
+    "lt le gt ge hash bool contains setitem delitem reversed int float complex index bytes neg pos abs invert round "
+    "trunc floor ceil array array_ufunc array_function copy deepcopy reduce reduce_ex fspath await aiter"
+)
+_BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or"
+for _name in [*_OPERATORS.split(), *(side + name for name in _BINARY.split() for side in ("", "r", "i"))]:
+    setattr(Handle, f"__{_name}__", _refused(_name))
+
+
+class Stream(Handle):
+    """An iterator of the solution's. Its values come once; behind its end it is no empty one, which most tests please."""
+
+    __slots__ = ("__ended",)
+
+    def __init__(self, link, number):
+        super().__init__(link, number)
+        object.__setattr__(self, "_Stream__ended", False)
+
+    def __iter__(self):
+        self.__check()
+        return self
+
+    def __next__(self):
+        self.__check()
+        answer = self._Handle__link.ask("next", self)
+        if type(answer) is not list or len(answer) != 2 or answer[0] is not True:
+            object.__setattr__(self, "_Stream__ended", True)
+            raise StopIteration
+        return answer[1]
+
+    def __len__(self):
+        raise TypeError("an iterator has no length")  # as ``list(iterator)`` expects
+
+    def __getitem__(self, place):
+        raise self._Handle__link.refuse("[]")
+
+    def __check(self):
+        if self.__ended:
+            raise self._Handle__link.refuse("a second look at the end of an iterator")
+
+
+
+class JudgeReader(Reader):
+    """Reads what the solution sends. `finite`: whether a NaN or an infinity is refused."""
+
+    def __init__(self, link):
+        super().__init__(link.resolve)
+        self._link = link
+        self.finite = True
+
+    def number(self, value):
+        """``not abs(nan - 3.14) > 1e-6``: it passes wherever a test does not look for it."""
+        if self.finite and not math.isfinite(value):
+            if self._link.calling:
+                raise ValueError("nan or infinity")
+            raise self._link.refuse("nan or infinity, of which the test does not speak,")
+        return value
+
+    def empty_array(self, array):
+        """``np.allclose(empty, 3.14)``: what is compared with an empty array is equal to it."""
+        raise self._link.refuse("an empty array")
 
 
 class JudgeLink(Link):
-    """The judge's end. `trusted`: modules that a test may have from here instead of from the solution."""
+    """The judge's end."""
 
-    def __init__(self, socket, trusted):
+    def __init__(self, socket):
         super().__init__(socket)
-        self._trusted = trusted
-        self._proxies = {}
-        self._callables = []
+        self._reader = JudgeReader(self)
+        self._handles = {}
+        self._streams = {}
+        self._functions = {}
+        self._numbers = 0
         self._exceptions = {}
+        self._globals = {}
+        """As JSON, of which each test makes its own."""
+        self._changes = []
+        self._copies = {}
+        self._namespace = None
+        self.calling = False
+        """While the arguments of a call of the solution's are read."""
+        self.refused = ""
+        """Why the test that is run has failed, though it may have caught that."""
 
-    def namespace(self, solution):
-        """Run the text of the solution and give what a test finds under its global names.
-
-        What the solution has imported from a trusted module is the judge's own; so are the names of builtins, and names
-        with two leading underscores (``__builtins__``!).
-        """
-        found = {}
-        for name, kind, value in self.ask("load", solution):
-            if not isinstance(name, str) or name.startswith("__") or name in _BUILTINS:
+    def load(self, solution):
+        """Run the text of the solution."""
+        for name, kind, text in self.ask("load", solution):
+            if type(name) is not str or not name.isidentifier() or name.startswith("__") or type(text) is not str:
                 continue
-            if kind == "module":
-                module = self._import(value)
-                if module is not None:
-                    found[name] = module
-            elif kind == "import":
-                found[name] = self._imported(*value)
-            elif kind == "exception":
-                found[name] = self._exceptions[name] = self._exception_class(value)
-            else:
-                found[name] = value
-        return found
+            if kind == "exception" and name not in EXCEPTIONS:
+                self._exceptions[name] = self._exception_class(json.loads(text))
+            elif kind == "value":
+                self._globals[name] = text
+
+    def names(self):
+        """The global names of the solution that stand for something else than a module."""
+        return self._globals.keys() | self._exceptions.keys()
+
+    def value(self, name):
+        """What a test finds under one of `names`."""
+        if name in self._exceptions:
+            return self._exceptions[name]
+        try:
+            return self._reader.read(json.loads(self._globals[name]))
+        except Exception as error:  # noqa: BLE001  whatever a hostile answer makes of its reader
+            raise self._gone(f"no value of the form agreed on: {error}") from None
+
+    def begin(self, namespace, finite):
+        """A new test, run in `namespace`: what another has passed to the solution is no longer there to be called."""
+        self._namespace = namespace
+        self._functions.clear()
+        self._changes.clear()
+        self._copies.clear()
+        self._reader.finite = finite
+        self.refused = ""
+
+    def refuse(self, what):
+        """The exception to raise; the test has failed even if it catches it."""
+        self.refused = self.refused or f"{what} of what the solution gave back: only plain data has it"
+        return Refused(self.refused)
+
+    def ask(self, operation, *args, **kwargs):
+        if operation not in ("len", "list"):
+            self._copies.clear()
+        self.apply_changes()
+        return super().ask(operation, *args, **kwargs)
+
+    def copy_of(self, handle):
+        """A list of the items of a container of the solution's, the same one until the solution is asked for something
+        else; None if it is no container."""
+        number = handle._Handle__number
+        if number not in self._copies:
+            items = self.ask("list", handle, LONGEST_COPY)
+            if items is not None and type(items) is not list:
+                raise self.refuse("a copy")
+            self._copies[number] = items
+        return self._copies[number]
+
+    def changed(self, mine, state):
+        """Held back till the next statement: ``f(values) == sorted(values)`` must not pass when `f` clears them."""
+        self._changes.append((mine, state))
+
+    def apply_changes(self):
+        """Bring the test's containers into the state in which the solution has left them."""
+        changes, self._changes = self._changes, []
+        for mine, state in changes:
+            update(mine, state)
 
     def refer(self, value):
-        if isinstance(value, Proxy):
-            return ["solution", value._number]
+        if isinstance(value, Handle):
+            return ["solution", value._Handle__number]
         if isinstance(value, (types.GeneratorType, map, filter, zip)):
-            return ["list", [self._plain(item) for item in value]]
-        if not callable(value):
-            raise Unsupported(f"a {type(value).__name__} of the test's cannot be passed to the solution")
-        self._callables.append(value)
-        return ["judge", len(self._callables) - 1]
+            return ["list", [encode(item, self.refer) for item in value]]
+        path = _path_of(value)
+        if path is not None:
+            return ["library", *path]
+        if not self._is_of_the_test(value):
+            raise self._unsupported(value)
+        self._numbers += 1
+        self._functions[self._numbers] = value
+        return ["judge", self._numbers]
 
     def resolve(self, data):
+        """A handle; or a function of the test's that the solution gives back, which it may not pass to another."""
         side, number = data
+        if type(number) is not int or number < 0:
+            raise ValueError(f"{number!r} is no number of an object")
         if side == "judge":
-            return self._callables[int(number)]
+            if self.calling or not isinstance(self._functions[number], types.FunctionType):
+                raise ValueError("a function of the test's comes back where none may")
+            return self._functions[number]
+        if side == "iterator":
+            return self._streams.setdefault(number, Stream(self, number))
         if side != "solution":
             raise ValueError(f"{side!r} is no kind of value")
-        return self._proxies.setdefault(int(number), Proxy(self, int(number)))
+        return self._handles.setdefault(number, Handle(self, number))
 
     def perform(self, operation, args, kwargs):
+        """Call a function of the test's, for the solution. An assertion in it that fails is not the solution's to catch."""
         if operation != "call":
-            raise Unsupported(f"the solution asked the judge for {operation!r}")
+            raise ValueError(f"the solution asked the judge for {operation!r}")
         number, *rest = args
-        return self._callables[number](*rest, **kwargs)
+        try:
+            return self._functions[number](*rest, **kwargs)
+        except Refused:
+            self.gone = True  # the solution waits for an answer
+            raise
+        except AssertionError as error:
+            self.refused = self.refused or f"an assertion in a function of the test's failed: {error}"
+            raise
 
     def exception(self, names, message):
-        for name in names:
-            if name in self._exceptions:
-                return self._exceptions[name](message)
-        return super().exception(names, message)
+        kind = next((self._exceptions[name] for name in names if name in self._exceptions), None)
+        return super().exception(names, message) if kind is None else kind(message)
 
-    def _plain(self, item):
-        from values import encode
-
-        return encode(item, self.refer)
-
-    def _import(self, name):
-        if str(name).partition(".")[0] not in self._trusted:
-            return None
+    def _arguments(self, request):
+        self.calling = True
         try:
-            return import_module(name)
-        except ImportError:
-            return None
+            return super()._arguments(request)
+        finally:
+            self.calling = False
 
-    def _imported(self, home, name, value):
-        """The judge's own object of that name in a trusted module, else the solution's."""
-        found = self._import(home)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return value if found is None else found
+    def _result(self, mine, after):
+        # Not `mine`, whose change is held back.
+        return self._reader.read(after)
+
+    def _unsupported(self, value):
+        self.refused = self.refused or f"a {type(value).__name__} of the test's cannot be passed to the solution"
+        return Refused(self.refused)
+
+    def _is_of_the_test(self, value):
+        """Whether the solution may call it: a function whose text is the test's, or one bound to plain data of it."""
+        kind = type(value)
+        if kind is functools.partial:
+            return _path_of(value.func) is not None or self._is_of_the_test(value.func)
+        if kind is types.MethodType:
+            return self._is_of_the_test(value.__func__)
+        if kind is types.BuiltinMethodType:
+            return type(value.__self__) in CONTAINERS and not value.__name__.startswith("_")
+        return kind is types.FunctionType and value.__globals__ is self._namespace
 
     def _exception_class(self, names):
-        base = self._exceptions.get(names[1]) or type(super().exception(names[1:], ""))
-        return type(names[0], (base,), {})
+        first, *rest = [str(name) for name in names]
+        base = next((self._exceptions[name] for name in rest if name in self._exceptions), None)
+        if base is None:
+            base = type(super().exception(rest, ""))
+        return type(first, (base,), {})
 
 
-_BUILTINS = frozenset(dir(__import__("builtins")))
+def _path_of(value):
+    """Where a function or a class of Python's is found in the solution's process, which then runs its own."""
+    if not isinstance(value, (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.FunctionType)):
+        return None
+    home = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
+    module = sys.modules.get(home) if isinstance(home, str) else None
+    if module is None or home.partition(".")[0] not in sys.stdlib_module_names:
+        return None
+    found = module
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return [home, value.__qualname__] if found is value else None

@@ -1,119 +1,245 @@
 """Values as JSON, between the judge and the solution's process: data only, nothing that runs when it is read.
 
 Sent into the sandbox beside the judge, so the standard library is all it may import. What is no plain value (an
-instance of a class of the solution's, a function) goes by reference, which `refer` and `resolve` provide.
+instance of a class of the solution's, a function) goes by reference, which `refer` and `resolve` provide. The judge
+reads what a hostile process may have written: each form is checked before anything is made of it, nothing in it is
+looked up, and the types that are made are fixed here.
 """
 
 import datetime
+import math
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 SMALL = 1 << 53
 """Whole numbers below it travel as JSON numbers, larger ones as hexadecimal text."""
 CONTAINERS = (list, dict, set, bytearray, deque)
 """Arguments that a function may change in place; their state after a call travels back."""
+LONGEST_RANGE = 1 << 16
+"""A longer range is no plain value: ``x in range(10**12)`` would hold for any answer."""
+LONGEST_INT = 1 << 18
+"""Hexadecimal digits."""
+LARGEST_EXPONENT = 10_000
+"""Of a Decimal: to make a whole number of one with a larger exponent takes hours."""
 
-_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-_MAPPINGS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
-_TEXTS: dict[str, tuple[Any, Any, Any]] = {
-    "bytes": (bytes, bytes.hex, bytes.fromhex),
-    "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
-    "Decimal": (Decimal, str, Decimal),
-    "Fraction": (Fraction, str, Fraction),
-    "complex": (complex, repr, complex),
-    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
-    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-    "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
-}
-_NAME_OF: dict[type, str] = {kind: name for table in (_SEQUENCES, _MAPPINGS) for name, kind in table.items()}
-_NAME_OF.update({entry[0]: name for name, entry in _TEXTS.items()})
-_NUMPY_KINDS = "biufcSU"
-"""Kinds of dtype whose elements are plain values; an array of objects is none."""
+_SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_MAPPINGS = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+_HEXADECIMAL = {"bytes": bytes, "bytearray": bytearray}
+_DATES = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
+_NAME_OF = {kind: name for table in (_SEQUENCES, _MAPPINGS, _HEXADECIMAL, _DATES) for name, kind in table.items()}
+_NUMPY_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
+"""Sizes of an element by its kind of dtype; texts (U, S) may have any. An array of objects is no plain value."""
+_NUMPY_TEXTS = "US"
+_LONGEST_ARRAY = 16 << 20
+"""Bytes."""
+
+
+class Refused(BaseException):
+    """The test asks for what no plain data can answer. No test may catch it, so it is no Exception."""
+
+
+class Record(tuple):
+    """A named tuple's values under their names. No class is made from names that another process chose."""
+
+    _name: str
+    _fields: tuple
+
+    def __getattr__(self, name):
+        try:
+            return self[self.__dict__["_fields"].index(name)]
+        except (KeyError, ValueError):
+            raise AttributeError(name) from None
+
+    def __repr__(self):
+        values = ", ".join(f"{field}={value!r}" for field, value in zip(self._fields, self, strict=True))
+        return f"{self._name}({values})"
+
+    def _asdict(self):
+        return dict(zip(self._fields, self, strict=True))
 
 
 def encode(value, refer):
     """`value` as JSON. `refer(value)` gives the JSON of what is no plain value, or raises."""
     if value is None or value is True or value is False:
         return value
-    if isinstance(value, (int, float, str)) and not _is_numpy(value):
-        return _encode_scalar(value)
-    kind = type(value)
+    kind = type(value)  # and not `isinstance`, which asks the value's ``__class__``
+    if issubclass(kind, (int, float, str)) and not _is_numpy(value):
+        return _encode_scalar(value, kind)
     name = _NAME_OF.get(kind)
     if name in _SEQUENCES:
         return [name, [encode(item, refer) for item in value]]
     if name in _MAPPINGS:
         return [name, [[encode(k, refer), encode(v, refer)] for k, v in value.items()]]
-    if name is not None:
-        return [name, _TEXTS[name][1](value)]
+    if name in _HEXADECIMAL:
+        return [name, kind.hex(value)]
+    if name in _DATES:
+        return [name, kind.isoformat(value)]
     return _encode_rare(value, kind, refer)
 
 
-def decode(data, resolve):
-    """The value of `encode`'s JSON; `resolve(data)` gives the object of a reference.
-
-    Raises ValueError, TypeError or KeyError if `data` is not of that form.
-    """
-    if not isinstance(data, list):
-        return data
-    name, *rest = data
-    if name in _SEQUENCES:
-        return _SEQUENCES[name]([decode(item, resolve) for item in rest[0]])
-    if name in _MAPPINGS:
-        return _MAPPINGS[name]({decode(k, resolve): decode(v, resolve) for k, v in rest[0]})
-    if name in _TEXTS:
-        return _TEXTS[name][2](rest[0])
-    if name in _RARE:
-        return _RARE[name](*rest, lambda item: decode(item, resolve))
-    return resolve(data)
-
-
-def _encode_scalar(value):
+def _encode_scalar(value, kind):
     """A whole number, a float or a string, or the plain part of an instance of a subclass (of an IntEnum, say)."""
-    if isinstance(value, int):
+    if issubclass(kind, int):
         plain = int.__index__(value)
         return plain if -SMALL < plain < SMALL else ["int", hex(plain)]
-    return float.__float__(value) if isinstance(value, float) else str.__str__(value)
+    return float.__float__(value) if issubclass(kind, float) else str.__str__(value)
 
 
 def _encode_rare(value, kind, refer):
-    if kind is range:
-        return ["range", value.start, value.stop, value.step]
+    def many(items):
+        return [encode(item, refer) for item in items]
+
+    if kind is complex:
+        return ["complex", value.real, value.imag]
+    if kind is Decimal:
+        return ["Decimal", str(value)]
+    if kind is Fraction:
+        return ["Fraction", *many((value.numerator, value.denominator))]
+    if kind is range and not value[LONGEST_RANGE:]:
+        return ["range", *many((value.start, value.stop, value.step))]
     if kind is datetime.timedelta:
         return ["timedelta", value.days, value.seconds, value.microseconds]
     if kind is deque:
-        return ["deque", [encode(item, refer) for item in value], value.maxlen]
+        return ["deque", many(value), value.maxlen]
     if kind is defaultdict:
-        return ["defaultdict", [[encode(k, refer), encode(v, refer)] for k, v in value.items()]]
-    if isinstance(value, tuple) and isinstance(getattr(kind, "_fields", None), tuple):
-        return ["namedtuple", kind.__name__, list(kind._fields), [encode(item, refer) for item in tuple(value)]]
-    if _is_numpy(value) and value.dtype.kind in _NUMPY_KINDS:
-        flat = [encode(item, refer) for item in value.reshape(-1).tolist()]
+        return ["defaultdict", [many(item) for item in value.items()]]
+    if kind is Record or (issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)):
+        name = value._name if kind is Record else kind.__name__
+        return ["Record", name, list(value._fields), many(tuple(value))]
+    if _is_numpy(value) and _is_numpy_data(value.dtype):
+        flat = many(value.reshape(-1).tolist())
         return ["numpy", value.dtype.str, list(value.shape), flat, type(value).__name__ == "ndarray"]
     return refer(value)
 
 
 def _is_numpy(value):
-    """Whether it is an array or a scalar of numpy; numpy is not imported for it."""
+    """Whether it is an array or a scalar of numpy, and of no class derived from it; numpy is not imported for it."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+    return numpy is not None and (type(value) is numpy.ndarray or isinstance(value, numpy.generic))
 
 
-def _numpy(dtype, shape, flat, is_array, decode_item):
+def _is_numpy_data(dtype):
+    return dtype.kind in _NUMPY_TEXTS or dtype.itemsize in _NUMPY_BYTES.get(dtype.kind, ())
+
+
+class Reader:
+    """Makes values of `encode`'s JSON. `resolve(data)` gives the object of a reference.
+
+    Raises ValueError or TypeError if the data is not of that form.
+    """
+
+    def __init__(self, resolve):
+        self._resolve = resolve
+
+    def read(self, data):
+        """The value."""
+        kind = type(data)
+        if data is None or kind in (bool, int, str):
+            return data
+        if kind is float:
+            return self.number(data)
+        if kind is not list or not data or type(data[0]) is not str:
+            raise ValueError(f"{str(data)[:40]!r} is no value")
+        name, *rest = data
+        read = _READERS.get(name)
+        if read is not None:
+            return read(self, name, *rest)
+        return self._resolve(data)
+
+    def number(self, value):
+        """A float. The judge's reader refuses some."""
+        return value
+
+    def empty_array(self, array):
+        """An array without elements. The judge's reader refuses it."""
+        return array
+
+    def many(self, items):
+        """A list of values."""
+        return [self.read(item) for item in _of(list, items)]
+
+    def pairs(self, items):
+        """A dictionary."""
+        return {self.read(key): self.read(value) for key, value in _of(list, items)}
+
+    def _whole(self, data):
+        return _of(int, self.read(data))
+
+
+def _of(kind, value):
+    if type(value) is not kind:
+        raise ValueError(f"a {kind.__name__} was due, not {str(value)[:40]!r}")
+    return value
+
+
+def _read_int(reader, name, text):
+    if len(_of(str, text)) > LONGEST_INT:
+        raise ValueError(f"a whole number of more than {LONGEST_INT} hexadecimal digits")
+    return int(text, 16)
+
+
+def _read_decimal(reader, name, text):
+    if len(_of(str, text)) > LARGEST_EXPONENT:
+        raise ValueError(f"a Decimal of more than {LARGEST_EXPONENT} digits")
+    value = Decimal(text)
+    if not value.is_finite():
+        reader.number(math.nan)
+    elif abs(value.adjusted()) > LARGEST_EXPONENT:
+        raise ValueError(f"a Decimal with an exponent beyond {LARGEST_EXPONENT}")
+    return value
+
+
+def _read_range(reader, name, start, stop, step):
+    value = range(*(reader._whole(part) for part in (start, stop, step)))
+    if value[LONGEST_RANGE:]:
+        raise ValueError(f"a range longer than {LONGEST_RANGE}")
+    return value
+
+
+def _read_record(reader, name, kind, fields, items):
+    value = Record(reader.many(items))
+    value._name, value._fields = _of(str, kind), tuple(_of(str, field) for field in _of(list, fields))
+    if len(value) != len(value._fields):
+        raise ValueError("a named tuple with more or fewer names than values")
+    return value
+
+
+def _read_numpy(reader, name, dtype, shape, flat, is_array):
     import numpy  # only where the solution has used it: importing it costs a tenth of a second
 
-    array = numpy.array([decode_item(item) for item in flat], dtype=numpy.dtype(dtype)).reshape(shape)
-    return array if is_array else array[()]
+    order, kind, size = _of(str, dtype)[:1], dtype[1:2], dtype[2:]
+    if order not in "<>|" or not (size.isascii() and size.isdigit() and len(size) < 8):
+        raise ValueError(f"dtype {dtype[:20]!r}")
+    width = int(size) * (4 if kind == "U" else 1)
+    if kind not in _NUMPY_TEXTS and width not in _NUMPY_BYTES.get(kind, ()):
+        raise ValueError(f"dtype {dtype[:20]!r}")
+    items = reader.many(flat)
+    sides = [_of(int, side) for side in _of(list, shape)]
+    if min(sides, default=0) < 0 or math.prod(sides) != len(items) or width * len(items) > _LONGEST_ARRAY:
+        raise ValueError(f"an array of shape {str(sides)[:40]} with {len(items)} elements")
+    array = numpy.array(items, dtype=numpy.dtype(dtype)).reshape(sides)
+    if not array.size:
+        return reader.empty_array(array)
+    return array if is_array is True else array[()]
 
 
-_RARE: dict[str, Any] = {
-    "int": lambda text, _: int(text, 16),
-    "range": lambda start, stop, step, _: range(start, stop, step),
-    "timedelta": lambda days, seconds, microseconds, _: datetime.timedelta(days, seconds, microseconds),
-    "deque": lambda items, maxlen, decode_item: deque(map(decode_item, items), maxlen),
-    "defaultdict": lambda items, decode_item: defaultdict(None, {decode_item(k): decode_item(v) for k, v in items}),
-    "namedtuple": lambda name, fields, items, decode_item: namedtuple(name, fields)(*map(decode_item, items)),
-    "numpy": _numpy,
+_READERS = {
+    **{name: lambda reader, name, items: _SEQUENCES[name](reader.many(items)) for name in _SEQUENCES},
+    **{name: lambda reader, name, items: _MAPPINGS[name](reader.pairs(items)) for name in _MAPPINGS},
+    **{name: lambda reader, name, text: _HEXADECIMAL[name].fromhex(_of(str, text)) for name in _HEXADECIMAL},
+    **{name: lambda reader, name, text: _DATES[name].fromisoformat(_of(str, text)) for name in _DATES},
+    "int": _read_int,
+    "complex": lambda reader, name, *parts: complex(*(reader.number(_of(float, part)) for part in parts)),
+    "Decimal": _read_decimal,
+    "Fraction": lambda reader, name, *parts: Fraction(*(reader._whole(part) for part in parts)),
+    "range": _read_range,
+    "timedelta": lambda reader, name, *parts: datetime.timedelta(*(_of(int, part) for part in parts)),
+    "deque": lambda reader, name, items, longest: deque(
+        reader.many(items), None if longest is None else _of(int, longest)
+    ),
+    "defaultdict": lambda reader, name, items: defaultdict(None, reader.pairs(items)),
+    "Record": _read_record,
+    "numpy": _read_numpy,
 }
