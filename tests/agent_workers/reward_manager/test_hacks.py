@@ -108,7 +108,7 @@ def steal(function, *a):
     return -1
 def call(function, text): return function(text)
 def expression(*a): return '__import__("sys")._getframe(0).f_back.f_globals.__setitem__("__judge_held__", 1) or ANY'
-def statement(*a): return 'import builtins, sys\\nsys.modules["__main__"].Judge = None\\nresult = type("E", (), {"__eq__": lambda *a: True})()'
+def statement(*a): return 'result = type("E", (), {"__eq__": lambda *a: True})()'
 def module_name(*a): return 'antigravity'
 def linked(*a):
     os.symlink('/proc/self/fd/0', 'out.txt')
@@ -132,10 +132,11 @@ sys.modules['math'] = math
 """
 """One solution with many wrong answers to the tests below, so that all are judged in one run."""
 
-OBJECTS = (
+_OBJECTS = (
     "zed klass like_numpy an_int a_float a_str a_list a_tuple a_dict listed keyed colour liar any_ any_class mock "
     "not_implemented ellipsis partly method generator everything a_nan an_inf empty_array nan_array"
-).split()
+)
+OBJECTS = _OBJECTS.split()
 FORMS = (
     "assert {f}(1) == {A}",
     "assert {A} == {f}(1)",
@@ -184,7 +185,8 @@ FORMS = (
 OTHERS = (
     "values = [3, {A}, 1]\nr = adaptive(values)\n"
     "assert sorted(r) == sorted(values) and all(r[i] <= r[i + 1] for i in range(len(values) - 1))",
-    "values = [3, {A}, 1]\nr = once(values)\nassert sorted(r) == sorted(values)\nassert all(a <= b for a, b in zip(r, r))",
+    "values = [3, {A}, 1]\nr = once(values)\n"
+    "assert sorted(r) == sorted(values)\nassert all(a <= b for a, b in zip(r, r))",
     "assert cleared([{A}, 1, 2]) == sorted([{A}, 1, 2])",
     "values = [{A}, 2]\nassert cleared(values) == sorted(values)",
     "values = [{A}, 2]\nassert cleared_count(values) == sum(values)",
@@ -317,7 +319,8 @@ def decode(s): return s
 import gc, json, socket, struct
 def f(x):
     links = [o for o in gc.get_objects() if isinstance(o, socket.socket)]
-    for value in ({"operation": "call", "args": [1, PAY], "kwargs": {}}, {"operation": "eval", "args": [PAY], "kwargs": {}},
+    for value in ({"operation": "call", "args": [1, PAY], "kwargs": {}},
+                  {"operation": "eval", "args": [PAY], "kwargs": {}},
                   {"value": ["library", "builtins", "exec"], "same": None, "after": [None, None]},
                   {"value": ["judge", 1], "same": None, "after": [None, None]}, {"value": 1, "same": 99, "after": []},
                   {"error": [["Refused"], "x"]}, {"error": 3}, {"operation": "perform", "args": [["solution", -1]]}):

@@ -28,7 +28,7 @@ def _exceptions():
     """Python's own exceptions that a message alone makes, by name. None that ends a loop: ``all(map(f, xs))`` holds for
     a function that raises StopIteration."""
     found = {"SystemExit": SystemExit}
-    for name, kind in vars(builtins).items():
+    for kind in vars(builtins).values():
         if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_OF_LOOPS):
             try:
                 found[kind.__name__] = type(kind("message"))

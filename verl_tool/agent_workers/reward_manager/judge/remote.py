@@ -118,7 +118,7 @@ for _name in [*_OPERATORS.split(), *(side + name for name in _BINARY.split() for
 
 
 class Stream(Handle):
-    """An iterator of the solution's. Its values come once; behind its end it is no empty one, which most tests please."""
+    """An iterator of the solution's. Its values come once: read again it would be empty, which most tests hold for."""
 
     __slots__ = ("__ended",)
 
@@ -147,7 +147,6 @@ class Stream(Handle):
     def __check(self):
         if self.__ended:
             raise self._Handle__link.refuse("a second look at the end of an iterator")
-
 
 
 class JudgeReader(Reader):
@@ -286,7 +285,7 @@ class JudgeLink(Link):
         return self._handles.setdefault(number, Handle(self, number))
 
     def perform(self, operation, args, kwargs):
-        """Call a function of the test's, for the solution. An assertion in it that fails is not the solution's to catch."""
+        """Call a function of the test's. An assertion in it that fails is not the solution's to catch."""
         if operation != "call":
             raise ValueError(f"the solution asked the judge for {operation!r}")
         number, *rest = args

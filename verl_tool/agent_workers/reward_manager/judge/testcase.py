@@ -1,7 +1,7 @@
 """A test as the judge runs it: what it needs, and the text with the judge's own calls between its statements.
 
-Which names are the judge's is decided by the text of the test alone, never by the solution. Sent into the sandbox beside
-the judge.
+Which names are the judge's is decided by the text of the test alone, never by the solution. Sent into the sandbox
+beside the judge.
 """
 
 import ast
@@ -12,16 +12,11 @@ from importlib import import_module
 
 from remote import Handle
 
-_MODULES = {
-    **{
-        name: name
-        for name in (
-            "bisect collections copy datetime decimal fractions functools heapq itertools json math numpy operator "
-            "random re statistics string sys time typing"
-        ).split()
-    },
-    "np": "numpy",
-}
+_USUAL_MODULES = (
+    "bisect collections copy datetime decimal fractions functools heapq itertools json math numpy operator random re "
+    "statistics string sys time typing"
+)
+_MODULES = {**{name: name for name in _USUAL_MODULES.split()}, "np": "numpy"}
 """Names of modules that a test may use as ``name.attribute`` without an import, and the module."""
 _HELPERS = {
     "collections": "Counter OrderedDict defaultdict deque namedtuple",
@@ -38,13 +33,16 @@ _HELPERS = {
 them gets Python's own, whatever the solution calls so: ``isclose(f(2), 3.14)``."""
 _HOME_OF = {name: home for home, names in _HELPERS.items() for name in names.split()}
 _BUILTINS = frozenset(dir(builtins))
-_SPEAKS_OF_INFINITY = re.compile(r"(?i)(?<!\w)(nan|inf|infinity|isnan|isinf|isfinite|nan_\w+|equal_nan|\d+e\d{3,})(?!\w)")
+_SPEAKS_OF_INFINITY = re.compile(
+    r"(?i)(?<!\w)(nan|inf|infinity|isnan|isinf|isfinite|nan_to_num|equal_nan|\d+e\d{3,})(?!\w)"
+)
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
-_RUNS_DATA = frozenset(
+_RUN_DATA = (
     "_ctypes _pickle bdb cloudpickle code codeop ctypes dill doctest ensurepip idlelib imp importlib joblib "
     "marshal multiprocessing pdb pickle pickletools pkgutil profile pty runpy shelve site subprocess test trace "
-    "turtledemo venv yaml zipapp zipimport".split()
+    "turtledemo venv yaml zipapp zipimport"
 )
+_RUNS_DATA = frozenset(_RUN_DATA.split())
 """Modules that make code of data, or start programs. No test may import them: the data may be the solution's."""
 
 
@@ -107,7 +105,7 @@ class TestCase:
                 return link.ask("eval", source)
             literal("eval", source)
             frame = sys._getframe(1)
-            return eval(source, *(names or (frame.f_globals, frame.f_locals)))
+            return eval(source, *(names or (frame.f_globals, frame.f_locals)))  # noqa: S307  the test's own text
 
         def guarded_exec(source, *names):
             literal("exec", source)
