@@ -27,7 +27,7 @@ class Gone(BaseException):
 def _exceptions():
     """Python's own exceptions that a message alone makes, by name. None that ends a loop: ``all(map(f, xs))`` holds for
     a function that raises StopIteration."""
-    found = {"SystemExit": SystemExit}
+    found: dict[str, type[BaseException]] = {"SystemExit": SystemExit}
     for kind in vars(builtins).values():
         if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_OF_LOOPS):
             try:

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import types
+from typing import Any
 
 if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[2])
@@ -182,7 +183,8 @@ class SolutionLink(Link):
         if operation == "load":
             return self._load(*args)
         if operation == "eval":
-            return eval(*args, self._module.__dict__)  # noqa: S307  where the solution runs
+            (text,) = args
+            return eval(text, self._module.__dict__)  # noqa: S307  where the solution runs
         return OPERATIONS[operation](*args, **kwargs)
 
     def _load(self, text):
@@ -236,7 +238,7 @@ def _next(iterator):
     return [False, None]
 
 
-OPERATIONS = {
+OPERATIONS: dict[str, Any] = {
     "call": lambda function, *args, **kwargs: function(*args, **kwargs),
     "getattr": getattr,
     "setattr": setattr,

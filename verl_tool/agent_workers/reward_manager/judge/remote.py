@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import types
+from typing import Any
 
 from link import EXCEPTIONS, Link, update
 from values import CONTAINERS, Reader, Refused, encode
@@ -340,11 +341,12 @@ def _path_of(value):
     """Where a function or a class of Python's is found in the solution's process, which then runs its own."""
     if not isinstance(value, (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.FunctionType)):
         return None
-    home = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
-    module = sys.modules.get(home) if isinstance(home, str) else None
+    owner = getattr(value, "__objclass__", None)
+    home = str(getattr(value, "__module__", None) or getattr(owner, "__module__", None))
+    module = sys.modules.get(home)
     if module is None or home.partition(".")[0] not in sys.stdlib_module_names:
         return None
-    found = module
+    found: Any = module
     for part in value.__qualname__.split("."):
         found = getattr(found, part, None)
     return [home, value.__qualname__] if found is value else None

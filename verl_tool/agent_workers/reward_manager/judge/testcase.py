@@ -9,6 +9,7 @@ import builtins
 import re
 import sys
 from importlib import import_module
+from typing import Any
 
 from remote import Handle
 
@@ -116,7 +117,12 @@ class TestCase:
             literal("compile", source)
             return compile(source, *args, **kwargs)
 
-        guards = {"eval": guarded_eval, "exec": guarded_exec, "compile": guarded_compile, "__import__": guarded_import}
+        guards: dict[str, Any] = {
+            "eval": guarded_eval,
+            "exec": guarded_exec,
+            "compile": guarded_compile,
+            "__import__": guarded_import,
+        }
         return {**vars(builtins), **guards}
 
 
@@ -170,14 +176,12 @@ def _condition(test):
 
 def _bound(nodes):
     """Names that the test itself gives a meaning, anywhere."""
-    found = set()
+    found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             found.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or (
-            isinstance(node, ast.ExceptHandler) and node.name
-        ):
-            found.add(node.name)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
+            found.add(node.name or "")
         elif isinstance(node, ast.arg):
             found.add(node.arg)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -187,7 +191,7 @@ def _bound(nodes):
 
 def _imported(nodes):
     """Full names of modules that the test's import statements name."""
-    found = set()
+    found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)

@@ -12,6 +12,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 SMALL = 1 << 53
 """Whole numbers below it travel as JSON numbers, larger ones as hexadecimal text."""
@@ -26,8 +27,8 @@ LARGEST_EXPONENT = 10_000
 
 _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
-_HEXADECIMAL = {"bytes": bytes, "bytearray": bytearray}
-_DATES = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
+_HEXADECIMAL: dict[str, Any] = {"bytes": bytes, "bytearray": bytearray}
+_DATES: dict[str, Any] = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
 _NAME_OF = {kind: name for table in (_SEQUENCES, _MAPPINGS, _HEXADECIMAL, _DATES) for name, kind in table.items()}
 _NUMPY_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 """Sizes of an element by its kind of dtype; texts (U, S) may have any. An array of objects is no plain value."""
@@ -225,7 +226,7 @@ def _read_numpy(reader, name, dtype, shape, flat, is_array):
     return array if is_array is True else array[()]
 
 
-_READERS = {
+_READERS: dict[str, Any] = {
     **{name: lambda reader, name, items: _SEQUENCES[name](reader.many(items)) for name in _SEQUENCES},
     **{name: lambda reader, name, items: _MAPPINGS[name](reader.pairs(items)) for name in _MAPPINGS},
     **{name: lambda reader, name, text: _HEXADECIMAL[name].fromhex(_of(str, text)) for name in _HEXADECIMAL},
