@@ -31,6 +31,7 @@ from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.ports import free_ports
+from verl_tool.trainer.metric_limits import MetricWatch
 from verl_tool.trainer.progress import STARTED
 from verl_tool.trainer.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
@@ -109,6 +110,7 @@ def complete(config: DictConfig) -> None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
         _place_files(config)
     _check_lengths(config, options_in(config))
+    MetricWatch(config.metric_limits)
     if config.algorithm.filter_groups.enable and not config.trainer.use_v1:
         raise ConfigError(
             "algorithm.filter_groups.enable=true with trainer.use_v1=false, which filters no groups; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl import DataProto
 from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.engine_watch import EngineWatch
+from verl_tool.trainer.metric_limits import MetricWatch
 from verl_tool.trainer.ppo.advantage import without_spoilt
 from verl_tool.trainer.ppo.rollout_log import rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
@@ -31,6 +32,31 @@ ADVANTAGE = Patch(
 )
 
 
+def _watched(tracking: type[Any]) -> type[Any]:
+    """verl's `Tracking`, which also looks whether what it logs is in range."""
+
+    class WatchedTracking(tracking):
+        def __init__(self, *args: Any, config: Mapping[str, Any], **kwargs: Any) -> None:
+            super().__init__(*args, config=config, **kwargs)
+            self._watch = MetricWatch(config["metric_limits"])
+
+        def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> None:
+            super().log(data, step, *args, **kwargs)
+            self._watch.look(data, step)
+
+    return WatchedTracking
+
+
+TRACKING = Patch(
+    distribution="verl",
+    versions=SpecifierSet(">=0.9.0"),
+    module="verl.utils.tracking",
+    attribute="Tracking",
+    why="a step's metrics come together in a local variable of the training loop, which shows them to this class only",
+    replace=_watched,
+)
+
+
 class AgentRayPPOTrainer(RayPPOTrainer):
     """verl's trainer, which also keeps trajectories, tells about tools, and leaves faults out of every baseline."""
 
@@ -39,6 +65,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
     def init_workers(self) -> None:
         """Build the workers as verl does, and look at what each rollout brings."""
         ADVANTAGE.install()
+        TRACKING.install()
         self._rollouts = rollout_log(self.config)
         self._progress = Progress(self.config.stall_timeout)
         super().init_workers()

@@ -21,6 +21,7 @@ from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.errors import VerlToolError
 from verl_tool.trainer.engine_watch import EngineWatch
+from verl_tool.trainer.metric_limits import MetricWatch
 from verl_tool.trainer.ppo.rollout_log import rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.spoilt import spoilt_rows
@@ -39,6 +40,7 @@ class AgentTrainerMixin(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         self._rollouts = rollout_log(config)
         self._progress = Progress(config.stall_timeout)
+        self._watch = MetricWatch(config.metric_limits)
         self._asked = 0
         super().__init__(config)
 
@@ -102,6 +104,7 @@ class AgentTrainerMixin(PPOTrainer):
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         metrics.update(self._rollouts.take_metrics() | self._progress.take_metrics())
+        self._watch.look(metrics, self.global_steps)
 
     def _validate(self) -> dict[str, Any]:
         expected = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n

@@ -1,0 +1,116 @@
+"""Which of a training's metrics should stay where, and a line in the log when one does not.
+
+The limits are the config's group `metric_limits`; what each means stands in `RULES`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from verl_tool.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The range of one metric."""
+
+    metric: str
+    falling: bool
+    """False: the metric stays at or below the limit. True: it stays at or above this share of its highest value yet."""
+    advice: str
+
+
+RULES: Mapping[str, Rule] = {
+    "ppo_kl": Rule(
+        "actor/ppo_kl",
+        False,
+        "the update moves the policy too far: lower actor.optim.lr, raise actor.optim.lr_warmup_steps, or take fewer "
+        "mini-batches a step (actor.ppo_mini_batch_size)",
+    ),
+    "clip_fraction": Rule(
+        "actor/pg_clipfrac",
+        False,
+        "much of the gradient is cut off: lower actor.optim.lr, or take fewer mini-batches a step",
+    ),
+    "grad_norm": Rule(
+        "actor/grad_norm",
+        False,
+        "one batch pulls hard: lower actor.optim.lr, take larger batches, and look for odd rewards in trajectories/",
+    ),
+    "entropy_share": Rule(
+        "actor/entropy",
+        True,
+        "the policy explores no more: raise actor.entropy_coeff, actor.clip_ratio_high or rollout.temperature, and see "
+        "in trajectories/ whether it repeats one answer",
+    ),
+    "tool_calls_share": Rule(
+        "agent/tool_calls/mean",
+        True,
+        "the policy gives up the tool: see in trajectories/ whether calls fail, and what a call earns",
+    ),
+    "probability_difference": Rule(
+        "training/rollout_probs_diff_mean",
+        False,
+        "engine and trainer disagree on the same tokens: check the weight sync, the dtypes and that both have one "
+        "vocabulary; algorithm.rollout_correction weighs what is left",
+    ),
+    "left_out": Rule(
+        "agent/left_out",
+        False,
+        "these trajectories teach nothing: agent/fault/* tells the causes, trajectories/ each one",
+    ),
+}
+"""By the limit's name in the config."""
+
+
+class MetricWatch:
+    """Says when a metric leaves its range, and when it is back. Knows of one start of a run."""
+
+    def __init__(self, limits: Mapping[str, float | None]) -> None:
+        """`limits`: by name, as in `RULES`; None is no limit. Raises ConfigError."""
+        unknown = sorted(set(limits) - set(RULES))
+        if unknown:
+            raise ConfigError(f"metric_limits.{unknown[0]} is unknown; known: {', '.join(RULES)}")
+        self._limits = {name: limit for name, limit in limits.items() if limit is not None}
+        for name, limit in self._limits.items():
+            highest = 1.0 if RULES[name].falling else math.inf
+            if not 0 <= limit <= highest:
+                raise ConfigError(f"metric_limits.{name}={limit}; it must be between 0 and {highest:g}, or null")
+        self._highest: dict[str, float] = {}
+        self._outside: set[str] = set()
+
+    def look(self, metrics: Mapping[str, float], step: int) -> list[str]:
+        """What to say of a step's metrics. It is written to the log too."""
+        said = []
+        for name, limit in self._limits.items():
+            value = metrics.get(RULES[name].metric)
+            line = None if value is None else self._judge(name, limit, float(value), step)
+            if line is not None:
+                said.append(line)
+                logger.warning("%s", line)
+        return said
+
+    def _judge(self, name: str, limit: float, value: float, step: int) -> str | None:
+        rule = RULES[name]
+        if rule.falling:
+            # Not `max`, which may keep a value that is no number; such a value is outside of every range.
+            if value > self._highest.get(name, -math.inf):
+                self._highest[name] = value
+            highest = self._highest.get(name, math.nan)
+            inside, told = value >= limit * highest, f"{limit:g} of its highest value, {highest:.3g}"
+        else:
+            inside, told = value <= limit, f"{limit:g}"
+        where = f"step {step}: {rule.metric} is {value:.3g}"
+        if inside == (name not in self._outside):
+            return None
+        if inside:
+            self._outside.remove(name)
+            return f"{where}, back in its range (metric_limits.{name}: {told})"
+        self._outside.add(name)
+        side = "below" if rule.falling else "above"
+        return f"{where}, {side} its limit (metric_limits.{name}: {told}); {rule.advice}"
