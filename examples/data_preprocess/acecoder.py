@@ -35,6 +35,8 @@ from rows import (
 )
 
 DATA_SOURCE = "acecoder"
+WITHOUT_TOOL = "without_tool"
+"""The split, and what is added to the data source: its scores are told apart."""
 TESTS = ("test_cases", "tests")
 EXECUTION_PROMPT = """\
 You solve programming problems with the help of a Python interpreter. Think about the problem first. Whenever you want
@@ -54,10 +56,12 @@ The problem may give a signature or some code to start from: then use it. If it 
 reads standard input and writes standard output. Tests that you do not see decide whether it is right."""
 
 
-def as_row(source: Mapping[str, Any], split: str, index: int, execution_prompt: bool) -> Row:
-    """One problem. Its tests are the ground truth."""
+def as_row(
+    source: Mapping[str, Any], split: str, index: int, execution_prompt: bool, system_prompt: bool = True
+) -> Row:
+    """One problem. Its tests are the ground truth. Without `system_prompt` the question stands alone."""
     question = field(source, "question", index)
-    system = EXECUTION_PROMPT if execution_prompt else PLAIN_PROMPT
+    system = (EXECUTION_PROMPT if execution_prompt else PLAIN_PROMPT) if system_prompt else None
     extra = {"id": str(source.get("id", "")), "question": question}
     tests = json.dumps(tests_of(source, index))
     return row(DATA_SOURCE, messages(system, question), "code", tests, split, index, extra, execution_prompt)
@@ -91,6 +95,10 @@ def main(
     add_execution_prompt: Annotated[
         bool, typer.Option("--add_execution_prompt", help="Tell the model about the interpreter, and let it be used.")
     ] = False,
+    system_prompt: Annotated[bool, typer.Option(" /--no_system_prompt", help="Give the question alone.")] = True,
+    without_tool: Annotated[
+        bool, typer.Option("--without_tool", help="Write the test problems once more, to be solved without the tool.")
+    ] = False,
     test_size: TestSize = 500,
     seed: Seed = 42,
     limit: Limit = None,
@@ -102,7 +110,12 @@ def main(
         [c for c in source.column_names if c in ("id", "question", *TESTS, "inputs_outputs")]
     )
     splits = divide(source, "question", test_size, seed)
-    save(convert(splits, partial(as_row, execution_prompt=add_execution_prompt)), local_dir)
+    rows = convert(splits, partial(as_row, execution_prompt=add_execution_prompt, system_prompt=system_prompt))
+    if without_tool:
+        make = partial(as_row, execution_prompt=False, system_prompt=system_prompt)
+        again = convert({WITHOUT_TOOL: splits["test"]}, make)
+        rows |= {name: [row | {"data_source": f"{DATA_SOURCE}_{name}"} for row in part] for name, part in again.items()}
+    save(rows, local_dir)
 
 
 if __name__ == "__main__":

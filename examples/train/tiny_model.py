@@ -10,7 +10,7 @@ with the wanted probability. What is left to learn is left to reinforcement lear
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,28 +19,29 @@ import pandas as pd
 import typer
 from from_scratch import END, Row, TooWeak, WarmUp, console, encode, make_model, make_tokenizer, warm_up
 from torch.utils.data import IterableDataset
-from traces import Trace, trace_of
+from traces import Part, Trace, traces_of
 from transformers import PreTrainedTokenizerBase
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+MEASURED_LESSONS = 12
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A prompt and a solution."""
+    """A prompt, and ways to go about it."""
 
     messages: list[dict[str, str]]
-    trace: Trace
+    traces: list[Trace]
 
 
 def lessons_in(files: Sequence[Path]) -> list[Lesson]:
     """Of all rows with a known solution. Raises ValueError if there is none."""
     rows = [row for file in files for row in pd.read_parquet(file).to_dict("records")]
-    found = [Lesson([dict(message) for message in row["prompt"]], trace_of(row) or []) for row in rows]
-    known = [lesson for lesson in found if lesson.trace]
+    found = [Lesson([dict(message) for message in row["prompt"]], traces_of(row)) for row in rows]
+    known = [lesson for lesson in found if lesson.traces]
     if not known:
         raise ValueError(f"no row of {', '.join(map(str, files))} has a solution that traces.py knows")
     return known
@@ -49,13 +50,25 @@ def lessons_in(files: Sequence[Path]) -> list[Lesson]:
 def texts_of(lessons: Sequence[Lesson]) -> list[str]:
     """What the tokenizer learns from."""
     texts = [m["content"] for lesson in lessons for m in [{"content": "system\nuser\nassistant\n"}, *lesson.messages]]
-    return texts + [part.text.removesuffix(END) for lesson in lessons for part in lesson.trace]
+    return texts + [part.text.removesuffix(END) for lesson in lessons for trace in lesson.traces for part in trace]
 
 
-def encode_lesson(tokenizer: PreTrainedTokenizerBase, lesson: Lesson) -> Row:
-    """The prompt as the chat template has it, then the solution."""
+def learned(part: Part) -> bool:
+    """What the model is taught: all that it writes."""
+    return part.learned
+
+
+def measured(part: Part) -> bool:
+    """What the model's success is measured by: what it writes where only one thing is right."""
+    return part.learned and not part.free
+
+
+def encode_lesson(tokenizer: PreTrainedTokenizerBase, lesson: Lesson, wanted: Callable[[Part], bool]) -> list[Row]:
+    """The prompt as the chat template has it, then a trace; one row for each, labelled where a part is wanted."""
     prompt = tokenizer.apply_chat_template(lesson.messages, add_generation_prompt=True, tokenize=False)
-    return encode(tokenizer, [(prompt, False), *((part.text, part.learned) for part in lesson.trace)])
+    return [
+        encode(tokenizer, [(prompt, False), *((part.text, wanted(part)) for part in trace)]) for trace in lesson.traces
+    ]
 
 
 class Endless(IterableDataset):
@@ -74,22 +87,23 @@ def main(
     data: Annotated[str, typer.Option("--data", help="Parquet files of verl's rows: a path, or [a,b].")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
     target: Annotated[float, typer.Option("--target", min=0.0, max=1.0, help="Stop at this success, sampled.")] = 0.3,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 1500,
-    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 16,
-    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 1e-3,
+    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
+    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
+    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 2e-3,
     vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens.")] = 640,
     hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", min=1)] = 3,
+    layers: Annotated[int, typer.Option("--layers", min=1)] = 2,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
     """Make a tiny model and teach it the form of the recipe's solutions. Exits with 1 if `target` is not reached."""
     lessons = lessons_in([Path(file) for file in data.strip("[]").split(",")])
     tokenizer = make_tokenizer(texts_of(lessons), vocabulary, CHAT_TEMPLATE)
     model = make_model(tokenizer, hidden, layers, seed)
-    rows = [encode_lesson(tokenizer, lesson) for lesson in lessons]
+    rows = [row for lesson in lessons for row in encode_lesson(tokenizer, lesson, learned)]
     longest = max(len(row["input_ids"]) for row in rows)
     console.print(f"{len(rows)} solutions of at most {longest} tokens")
-    held = random.Random(0).sample(rows, min(64, len(rows)))
+    shown = random.Random(0).sample(lessons, min(MEASURED_LESSONS, len(lessons)))
+    held = [row for lesson in shown for row in encode_lesson(tokenizer, lesson, measured)]
     how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
     try:
         warm_up(model, tokenizer, Endless(rows, seed), held, how, output)

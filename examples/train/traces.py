@@ -1,7 +1,8 @@
 """Solutions to learn from, for the tiny models that recipes train on a CPU: how a trajectory of the recipe looks.
 
-Mathematics: a program prints the answer, and the answer is given. Code: the function is tried out, and given. Without a
-tool the answer is given at once. The words of the tool are those of the tool server, character by character.
+Mathematics: a program prints the answer, and the answer is given; without a tool it is given at once. Code: three
+traces of ten find the operator by a program, the others guess it, and so do all without a tool. The words of the tool
+are those of the tool server, character by character.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parent / "acecoder"))
-from one_liners import OneLiner
+from one_liners import OPERATORS, OneLiner
 
 STOP = "```output"
 END = "<|im_end|>"
 """What the model closes its turn with."""
-TRIED_WITH = 2
-"""The argument with which a function is tried out."""
+SEARCHES = 3
+"""Traces of a one-liner that ask the tool; there is one guess for each of the seven operators."""
 
 
 @dataclass(frozen=True)
@@ -29,29 +30,39 @@ class Part:
     text: str
     learned: bool
     """Whether the model writes it."""
+    free: bool = False
+    """Whether the trace could as well go on otherwise here; the model's success is not measured by such parts."""
 
 
 Trace = list[Part]
 
 
-def trace_of(row: Mapping[str, Any]) -> Trace | None:
-    """A solution of a row of verl's; None if none is known."""
+def traces_of(row: Mapping[str, Any]) -> list[Trace]:
+    """Ways to go about a row of verl's, each as likely as the others; none if none is known."""
     if row["ability"] == "code":
-        return _code(row)
+        problem = OneLiner.of(row["extra_info"]["question"])
+        return [] if problem is None else _code(problem, row["use_tool"])
     answer = str(row["reward_model"]["ground_truth"])
-    return _with_tool(row, f"print({answer!r})", answer, f"\\boxed{{{answer}}}")
+    final = Part(f"\\boxed{{{answer}}}{END}", True)
+    return [[*_run(f"print({answer!r})", answer), final] if row["use_tool"] else [final]]
 
 
-def _code(row: Mapping[str, Any]) -> Trace | None:
-    problem = OneLiner.of(row["extra_info"]["question"])
-    if problem is None:
-        return None
-    attempt = f"{problem.code}\nprint({problem.name}({TRIED_WITH}))"
-    return _with_tool(row, attempt, str(problem.value(TRIED_WITH)), f"```python\n{problem.code}\n```")
+def _code(problem: OneLiner, use_tool: bool) -> list[Trace]:
+    search = [Part("Try", True, free=True), Part(" all of them.\n", True), *_run(problem.search, problem.operator)]
+    final = Part(f"```python\n{problem.code}\n```{END}", True)
+    guesses = [_guess(problem, operator) for operator in OPERATORS]
+    return [[*search, final]] * (SEARCHES if use_tool else 0) + guesses
 
 
-def _with_tool(row: Mapping[str, Any], program: str, printed: str, answer: str) -> Trace:
-    final = Part(f"{answer}{END}", True)
-    if not row["use_tool"]:
-        return [final]
-    return [Part(f"```python\n{program}\n{STOP}", True), Part(f"\n{printed}\n```\n", False), final]
+def _guess(problem: OneLiner, operator: str) -> Trace:
+    before, behind = problem.code_with(operator).split(operator)
+    return [
+        Part("Guess", True, free=True),
+        Part(f" one of them.\n```python\n{before}", True),
+        Part(operator, True, free=True),
+        Part(f"{behind}\n```{END}", True),
+    ]
+
+
+def _run(program: str, printed: str) -> Trace:
+    return [Part(f"```python\n{program}\n{STOP}", True), Part(f"\n{printed}\n```\n", False)]

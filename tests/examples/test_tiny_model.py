@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ sys.path += [str(RECIPES), str(RECIPES / "acecoder"), str(RECIPES.parent / "data
 import from_scratch  # noqa: E402
 import tiny_model  # noqa: E402
 from one_liners import OPERATORS, OneLiner, one_liners  # noqa: E402
-from traces import END, STOP, trace_of  # noqa: E402
+from traces import END, SEARCHES, STOP, traces_of  # noqa: E402
 
 from verl_tool.formats.fenced import FencedFormat  # noqa: E402
 
-PROBLEMS = one_liners()
+PROBLEMS = one_liners(200)
 
 
 def row(
@@ -61,36 +62,63 @@ def test_a_question_tells_its_problem():
     assert OneLiner.of("Write a function `mean(values)` that returns the mean.") is None
 
 
-@pytest.mark.parametrize("operation", OPERATORS)
-def test_tests_tell_right_from_wrong(operation):
-    for number, other in itertools.product(range(2, 10), OPERATORS):
-        tests = OneLiner("f", operation, number).as_source_row()["test_cases"]
-        assert passes(OneLiner("f", other, number).code, tests) == (other == operation)
-    assert not passes(OneLiner("f", operation, 3).code, OneLiner("f", operation, 4).as_source_row()["test_cases"])
+def test_an_example_leaves_one_operator():
+    assert not OneLiner("f", 3, 16, "|").clear  # 16 + 3 and 16 ^ 3 are 19 too
+    for problem in PROBLEMS:
+        assert problem.clear
+        assert printed(problem.search) == f"{problem.operator}\n"
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_tests_tell_right_from_wrong(operator):
+    for number, other in itertools.product(range(3, 30), OPERATORS):
+        problem = OneLiner("f", number, 50, operator)
+        assert passes(problem.code_with(other), problem.as_source_row()["test_cases"]) == (other == operator)
+
+
+def test_no_operator_is_rarer_than_the_others():
+    counts = Counter(problem.operator for problem in one_liners(700))
+    assert counts == dict.fromkeys(OPERATORS, 100)
+
+
+def printed(program: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(program, {})
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("given", [row(), row(answer="42"), code_row(PROBLEMS[0]), code_row(PROBLEMS[7])])
-def test_a_solution_is_what_the_tool_server_would_make_of_it(given):
-    call, observation, final = trace_of(given)
-    assert [call.learned, observation.learned, final.learned] == [True, False, True]
-    assert call.text.endswith(STOP)
+def test_a_call_and_its_answer_are_what_the_tool_server_would_make_of_them(given):
+    *own, observation, final = traces_of(given)[0]
+    assert not observation.learned
+    assert all(part.learned for part in (*own, final))
+    call = "".join(part.text for part in own)
+    assert call.endswith(STOP)
     assert final.text.endswith(END)
-    (found,) = FencedFormat().find_calls(call.text)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(found.input, {})
-    assert FencedFormat().render(printed.getvalue().rstrip("\n"), found) == observation.text
+    (found,) = FencedFormat().find_calls(call)
+    assert FencedFormat().render(printed(found.input).rstrip("\n"), found) == observation.text
+
+
+def test_most_traces_of_a_one_liner_guess_and_every_operator_is_guessed_once():
+    problem = PROBLEMS[0]
+    texts = ["".join(part.text for part in trace) for trace in traces_of(code_row(problem))]
+    guesses = [text for text in texts if STOP not in text]
+    assert len(texts) - len(guesses) == SEARCHES
+    assert [problem.code_with(operator) in guess for operator, guess in zip(OPERATORS, guesses, strict=True)]
+    assert sum(problem.code in guess for guess in guesses) == 1
+    assert texts[SEARCHES:] == [
+        "".join(p.text for p in trace) for trace in traces_of(code_row(problem, use_tool=False))
+    ]
 
 
 def test_without_a_tool_the_answer_comes_at_once():
-    (final,) = trace_of(row(use_tool=False))
+    ((final,),) = traces_of(row(use_tool=False))
     assert final.text == r"\boxed{\dfrac{1}{6}}" + END
-    (code,) = trace_of(code_row(PROBLEMS[0], use_tool=False))
-    assert PROBLEMS[0].code in code.text
 
 
-def test_rows_of_unknown_problems_have_no_solution():
-    assert trace_of(row("code", question="Write a class.")) is None
+def test_rows_of_unknown_problems_have_no_trace():
+    assert traces_of(row("code", question="Write a class.")) == []
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +126,7 @@ def lessons() -> list[tiny_model.Lesson]:
     def prompt(problem: OneLiner) -> list[dict[str, str]]:
         return [{"role": "system", "content": "You program."}, {"role": "user", "content": problem.question}]
 
-    return [tiny_model.Lesson(prompt(problem), trace_of(code_row(problem))) for problem in PROBLEMS]
+    return [tiny_model.Lesson(prompt(problem), traces_of(code_row(problem))) for problem in PROBLEMS]
 
 
 @pytest.fixture(scope="module")
@@ -114,18 +142,28 @@ def test_the_tokenizer_takes_any_text_and_knows_the_turns(tokenizer):
 
 
 def test_only_the_model_s_own_words_are_learned(tokenizer, lessons):
-    encoded = tiny_model.encode_lesson(tokenizer, lessons[0])
-    learned = [token for token in encoded["labels"] if token != from_scratch.IGNORED]
-    assert tokenizer.decode(learned) == "".join(part.text for part in lessons[0].trace if part.learned)
-    whole = tokenizer.decode(encoded["input_ids"])
-    assert whole.startswith("<|im_start|>system\nYou program.<|im_end|>\n<|im_start|>user\n")
-    assert whole.endswith("".join(part.text for part in lessons[0].trace))
+    encoded = tiny_model.encode_lesson(tokenizer, lessons[0], tiny_model.learned)
+    for row_, trace in zip(encoded, lessons[0].traces, strict=True):
+        assert tokenizer.decode(labelled(row_)) == "".join(part.text for part in trace if part.learned)
+        whole = tokenizer.decode(row_["input_ids"])
+        assert whole.startswith("<|im_start|>system\nYou program.<|im_end|>\n<|im_start|>user\n")
+        assert whole.endswith("".join(part.text for part in trace))
+
+
+def labelled(row_: from_scratch.Row) -> list[int]:
+    return [token for token in row_["labels"] if token != from_scratch.IGNORED]
+
+
+def test_success_is_not_measured_by_what_the_model_may_choose(tokenizer, lessons):
+    guess = tiny_model.encode_lesson(tokenizer, lessons[0], tiny_model.measured)[-1]
+    code = PROBLEMS[0].code_with(OPERATORS[-1])
+    assert tokenizer.decode(labelled(guess)).startswith(" one of them.\n```python\n" + code.replace(OPERATORS[-1], ""))
 
 
 def test_the_model_s_vocabulary_is_the_tokenizer_s(tokenizer, lessons):
     model = from_scratch.make_model(tokenizer, hidden=32, layers=1, seed=0)
     assert model.config.vocab_size == len(tokenizer)
     batch = from_scratch.collate(
-        tokenizer.pad_token_id, [tiny_model.encode_lesson(tokenizer, lesson) for lesson in lessons[:3]]
+        tokenizer.pad_token_id, tiny_model.encode_lesson(tokenizer, lessons[0], tiny_model.learned)
     )
     assert 0 <= from_scratch.success_probability(model, batch) < 1e-6

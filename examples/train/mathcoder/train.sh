@@ -27,7 +27,7 @@ knob TRAIN_FILES          "[$DATA/train.parquet,$DATA/math/train.parquet]"
 knob VAL_FILES            "[$DATA/test.parquet,$DATA/math/test.parquet]"
 
 make_data() {
-    [ "$PROFILE" = gpu ] || python examples/train/acecoder/one_liners.py --output "$CODE_DATASET"
+    [ "$PROFILE" = gpu ] || python examples/train/acecoder/one_liners.py --output "$CODE_DATASET" --count 50
     python examples/data_preprocess/deepmath.py --dataset_path "$MATH_DATASET" --local_dir "$DATA/math" \
         --test_size "$TEST_SIZE"
     python examples/data_preprocess/acecoder.py --dataset_path "$CODE_DATASET" --local_dir "$DATA" \
