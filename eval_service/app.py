@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +30,13 @@ from eval_service.run_config import Run, read_run
 from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.json_text import BadJsonError, decode_json
 from verl_tool.servers.data_path import find_data_path
 from verl_tool.servers.deployment import LOOPBACK
 from verl_tool.servers.ports import free_ports
 from verl_tool.servers.ray_serve import LogLevel, Signals
 from verl_tool.servers.serve_cluster import StartError, wait_until
+from verl_tool.servers.settings import new_server_name
 from verl_tool.trainer.tool_server import SupervisedServer, serve_command
 
 START_SECONDS = 1800.0
@@ -67,14 +70,13 @@ def serve_model(start: Start) -> None:
     signals.install()
     with _tool_server(start) as settings, _cluster(start) as cluster:
         on_gpus = ray.cluster_resources().get("GPU", 0) > 0
-        cluster.serve_application(application(settings, start.num_models, on_gpus=on_gpus), APP_NAME, START_SECONDS)
-        wait_until(lambda: _front_door_answers(cluster.url), FRONT_DOOR_SECONDS, f"an answer of {cluster.url}/health")
+        server = new_server_name(APP_NAME)
+        app = application(settings, start.num_models, on_gpus=on_gpus, server=server)
+        cluster.serve_application(app, APP_NAME, START_SECONDS)
+        wait_until(lambda: _answers_as(server, cluster.url), FRONT_DOOR_SECONDS, f"an answer of {cluster.url}/health")
         _print_summary(cluster, settings, start)
         signals.serving = True
-        while not signals.stop:
-            signals.wait(LOOK_SECONDS)
-            if not signals.stop:
-                _check_cluster(cluster)
+        _watch(cluster, signals)
         console.print("stopping: what runs is answered first; once more Ctrl-C: at once")
         cluster.drain(APP_NAME, settings.drain_seconds + CLOSE_SECONDS)
     console.print("stopped")
@@ -308,26 +310,48 @@ def _cluster(start: Start) -> ServiceCluster:
     )
 
 
-def _front_door_answers(url: str) -> bool:
+def _answers_as(server: str, url: str) -> bool:
+    """Whether it is this service that answers at `url`."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
     try:
         connection.request("GET", f"{address.path}/health")
-        # An unwell tool server shows in the answer; the front door is open all the same.
-        return b'"status"' in connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
+        # An unwell tool server shows in the status; the front door is open all the same.
+        report = decode_json(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, BadJsonError):
         return False
+    else:
+        return isinstance(report, dict) and report.get("server") == server
     finally:
         connection.close()
 
 
-def _check_cluster(cluster: ServiceCluster) -> None:
+def _watch(cluster: ServiceCluster, signals: Signals) -> None:
+    """Return when told to stop. Raises StartError if the service is gone, or has no model for too long."""
+    well_at = time.monotonic()
+    told = "RUNNING"
+    while not signals.stop:
+        signals.wait(LOOK_SECONDS)
+        if signals.stop:
+            return
+        state = _state(cluster)
+        if state != told:
+            console.print(f"the model is {state}: {cluster.reason(APP_NAME) or 'all its replicas serve'}", markup=False)
+            told = state
+        if state == "RUNNING":
+            well_at = time.monotonic()
+        elif time.monotonic() - well_at > START_SECONDS:
+            raise StartError(f"the model did not come back in {START_SECONDS:g} s: {cluster.reason(APP_NAME)}")
+
+
+def _state(cluster: ServiceCluster) -> str:
     try:
         state = cluster.state(APP_NAME)
     except RayError as error:
         raise StartError(f"the Ray cluster is gone: {error}") from error
     if state in ("NOT_STARTED", "DELETING"):
         raise StartError(f"somebody took the application {APP_NAME!r} off the cluster (it is {state})")
+    return state
 
 
 def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: Start) -> None:

@@ -39,6 +39,11 @@ class ServiceCluster(ServeCluster):
             if time.monotonic() > deadline:
                 raise StartError(f"the replicas were not ready in {timeout_seconds:g} s: {words[-_WORDS:]}")
 
+    def reason(self, name: str) -> str:
+        """The end of what Serve says about an application's deployments. Raises RayError if the cluster is gone."""
+        status = serve.status().applications.get(name)
+        return "\n".join(d.message for d in status.deployments.values())[-_WORDS:] if status else ""
+
     def drain(self, name: str, timeout_seconds: float) -> None:
         """Take the application away once its replicas have answered what they work on, at most for so long.
 

@@ -57,8 +57,10 @@ def make_tool_client(settings: ServiceSettings) -> ToolClient | None:
 class ModelReplica:
     """One replica: an engine, the loop, and the endpoint to them."""
 
-    async def __init__(self, settings: ServiceSettings, mark: str) -> None:  # type: ignore[misc]  # Serve awaits it
-        """`mark`: see `fingerprint`."""
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: ServiceSettings, mark: str, server: str
+    ) -> None:
+        """`mark`: see `fingerprint`. `server`: the name of the service."""
         _log_to_stderr(settings.log_level)
         listen_on_the_node_only()
         tokenizer = load_tokenizer(
@@ -80,6 +82,7 @@ class ModelReplica:
             self._service,
             settings.served_model_name,
             fingerprint=mark,
+            server=server,
             api_key=settings.api_key,
             request_timeout_seconds=settings.request_timeout_seconds,
             max_body_bytes=settings.max_body_bytes,
@@ -107,8 +110,8 @@ class ModelReplica:
         await asyncio.wait_for(self._engine.close(), CLOSE_SECONDS)
 
 
-def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool) -> Application:
-    """The Serve application of `num_models` replicas."""
+def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool, server: str) -> Application:
+    """The Serve application of `num_models` replicas of the service that is called `server`."""
     vllm = settings.engine if isinstance(settings.engine, VllmSettings) else None
     places = (settings.options.max_concurrent_trajectories or settings.max_queued) + settings.max_queued
     deployment: serve.Deployment = serve.deployment(
@@ -123,7 +126,7 @@ def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool) ->
         health_check_timeout_s=30.0,
         logging_config={"enable_access_log": False, "log_level": settings.log_level},
     )(ModelReplica)
-    return deployment.bind(settings, fingerprint(settings))
+    return deployment.bind(settings, fingerprint(settings), server)
 
 
 def _log_to_stderr(level: str) -> None:

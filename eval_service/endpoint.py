@@ -81,6 +81,7 @@ class Endpoint:
     """All routes over one `Service`, which the caller makes and closes.
 
     `model`: the name by which clients ask for it. `fingerprint`: is told with it, see `eval_service.fingerprint`.
+    `server`: the name of this service from its start to its end, which ``/health`` tells.
     `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a request
     is stopped and answered with 504. `host_check`: by which names clients may call; None: by any.
     """
@@ -91,6 +92,7 @@ class Endpoint:
         model: str,
         *,
         fingerprint: str | None = None,
+        server: str = "",
         api_key: str | None = None,
         request_timeout_seconds: float = 3600.0,
         max_body_bytes: int = MAX_BODY_BYTES,
@@ -103,6 +105,7 @@ class Endpoint:
         self.service = service
         self.model = model
         self._fingerprint = fingerprint
+        self._server = server
         self.metrics = metrics or ServiceMetrics()
         self._token = None if api_key is None else f"Bearer {api_key}".encode()
         self._timeout = request_timeout_seconds
@@ -328,6 +331,7 @@ class Endpoint:
         report: dict[str, Any] = {
             "status": "healthy",
             "message": "",
+            "server": self._server,
             "model": self.model,
             "running": admission.running,
             "queued": admission.queued,

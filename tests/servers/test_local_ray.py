@@ -15,6 +15,7 @@ pytest.importorskip("ray")
 
 from ray._private import ray_constants, services
 
+from verl_tool.servers import local_ray
 from verl_tool.servers.local_ray import keep_token_private, on_loopback, private_folder
 
 MAKE_TOKEN = "from verl_tool.servers.local_ray import keep_token_private as k; k()"
@@ -49,6 +50,13 @@ def test_a_node_is_on_loopback_within_the_block_only(monkeypatch):
     assert services.get_node_ip_address() == "10.0.0.7"
     assert "VLLM_HOST_IP" not in os.environ
     assert ray_constants.ENABLE_RAY_CLUSTER
+
+
+@pytest.mark.parametrize(("node", "told"), [("127.0.0.1", "10.0.0.7"), ("10.0.0.8", "10.0.0.8")])
+def test_a_node_tells_others_an_address_that_they_reach(monkeypatch, node, told):
+    monkeypatch.setattr(local_ray, "node_ip_address_from_perspective", lambda: "10.0.0.7")
+    monkeypatch.setattr(local_ray.ray.util, "get_node_ip_address", lambda: node)
+    assert local_ray.network_address() == told
 
 
 def test_the_token_is_for_its_owner_only(home):

@@ -28,6 +28,7 @@ from verl_tool.servers.data_path import door_ports
 from verl_tool.servers.directory import directory_handle
 from verl_tool.servers.directory_client import DirectoryClient, DirectoryUnreachableError
 from verl_tool.servers.host_check import HostCheck
+from verl_tool.servers.local_ray import network_address
 from verl_tool.servers.membership import Membership
 from verl_tool.servers.peers import Peers
 from verl_tool.servers.replica_listener import listen_on_the_node_only
@@ -67,7 +68,7 @@ class ToolReplica:
         listen_on_the_node_only()
         self._settings = settings
         several = settings.several_nodes or settings.front_host not in LOOPBACK
-        self._door = SideDoor(ray.util.get_node_ip_address() if several else "127.0.0.1", door_ports())
+        self._door = SideDoor(network_address() if several else "127.0.0.1", door_ports())
         self._toolset = _make_toolset(settings, self._released)
         self._membership = self._make_membership()
         self._peers = Peers(

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
+import ray
+from ray._common.network_utils import is_localhost, node_ip_address_from_perspective
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
@@ -45,6 +47,12 @@ def on_loopback() -> Iterator[None]:
     wanted = {name: value for name, value in LOOPBACK_ENVIRONMENT.items() if name not in os.environ}
     with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False), mock.patch.dict(os.environ, wanted):
         yield
+
+
+def network_address() -> str:
+    """By which other machines reach this node, whether or not its Ray listens for them."""
+    address: str = ray.util.get_node_ip_address()
+    return node_ip_address_from_perspective() if is_localhost(address) else address
 
 
 def private_folder() -> Path:
