@@ -16,9 +16,9 @@ pytest.importorskip("ray")
 from ray._private import ray_constants, services
 
 from verl_tool.servers import local_ray
-from verl_tool.servers.local_ray import keep_token_private, on_loopback, private_folder
+from verl_tool.servers.local_ray import keep_token_private, make_token, on_loopback, private_folder
 
-MAKE_TOKEN = "from verl_tool.servers.local_ray import keep_token_private as k; k()"
+MAKE_TOKEN = "from verl_tool.servers.local_ray import make_token; make_token()"
 
 
 def mode(path: Path) -> int:
@@ -59,8 +59,13 @@ def test_a_node_tells_others_an_address_that_they_reach(monkeypatch, node, told)
     assert local_ray.network_address() == told
 
 
-def test_the_token_is_for_its_owner_only(home):
+def test_who_joins_makes_no_token(home):
     keep_token_private()
+    assert os.listdir(home) == []
+
+
+def test_the_token_is_for_its_owner_only(home):
+    make_token()
     token = home / ".ray" / "auth_token"
     assert len(token.read_text()) > 30
     assert (mode(token), mode(token.parent)) == (0o600, 0o700)
@@ -99,7 +104,7 @@ def test_processes_that_start_together_share_one_token(home):
 
 def test_without_authentication_no_token_is_made(home, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    keep_token_private()
+    make_token()
     assert not (home / ".ray").exists()
 
 

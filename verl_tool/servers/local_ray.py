@@ -73,22 +73,38 @@ def private_folder() -> Path:
     return folder / "ray"
 
 
-def keep_token_private() -> None:
-    """Make Ray's token if there is none, whole at once; let nobody but this user read it, whoever made it.
+def make_token() -> None:
+    """A token for a cluster that is to be started, whole at once, unless there is one. Then as `keep_token_private`.
 
-    Ray itself makes a file that all users can read, and two clusters that start at the same moment make two tokens.
+    Of two clusters that start at the same moment with Ray's own way, each would make one.
     """
-    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
-        return
-    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(given) if given else Path.home() / ".ray" / "auth_token"
-    if given is None:
+    path = _token_file()
+    if path is not None and path == _default_token_file() and not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_at_once(path, generate_new_authentication_token())
+    keep_token_private()
+
+
+def keep_token_private() -> None:
+    """Let nobody but this user read Ray's token, if there is one: Ray itself leaves it readable for all."""
+    path = _token_file()
+    if path is None or not path.exists():
+        return
+    _for_the_owner_only(path, 0o600)
+    if path == _default_token_file():
         _for_the_owner_only(path.parent, 0o700)
-        if not path.exists():
-            _write_at_once(path, generate_new_authentication_token())
-    if path.exists():
-        _for_the_owner_only(path, 0o600)
+
+
+def _token_file() -> Path | None:
+    """Where Ray looks for the token; None if it looks in no file."""
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+        return None
+    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(given) if given else _default_token_file()
+
+
+def _default_token_file() -> Path:
+    return Path.home() / ".ray" / "auth_token"
 
 
 def _write_at_once(path: Path, text: str) -> None:

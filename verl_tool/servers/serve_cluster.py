@@ -29,7 +29,7 @@ from verl_tool.servers.data_path import DataPath, environment
 from verl_tool.servers.deployment import DEPLOYMENT, application
 from verl_tool.servers.directory import NAMESPACE, directory_handle, directory_name
 from verl_tool.servers.launcher import claim_name, release_name
-from verl_tool.servers.local_ray import keep_token_private, on_loopback, private_folder
+from verl_tool.servers.local_ray import keep_token_private, make_token, on_loopback, private_folder
 from verl_tool.servers.ports import Reservation, reserve_block, reserve_port
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 
@@ -171,8 +171,8 @@ class ServeCluster:
         return status.status.value if status is not None else "NOT_STARTED"
 
     def _connect(self) -> None:
-        keep_token_private()
         if not self.local:
+            keep_token_private()
             try:
                 # Ray would print the output of all replicas of all applications, and of other jobs.
                 ray.init(address=self._address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=False)
@@ -190,6 +190,7 @@ class ServeCluster:
                 return
 
     def _start_ray(self) -> None:
+        make_token()
         with on_loopback():
             ray.init(
                 address="local",

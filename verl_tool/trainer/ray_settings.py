@@ -11,7 +11,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_tool.platforms.weight_sync import FOLDER
-from verl_tool.servers.local_ray import address_to_join, keep_token_private, on_loopback, private_folder
+from verl_tool.servers.local_ray import (
+    address_to_join,
+    keep_token_private,
+    make_token,
+    on_loopback,
+    private_folder,
+)
 
 
 @contextmanager
@@ -21,12 +27,15 @@ def ray_settings(config: DictConfig) -> Iterator[None]:
     A cluster is joined if ``ray_kwargs.ray_init.address`` or ``RAY_ADDRESS`` names one, or ``ray start`` left one on
     this node. Otherwise one is started. It listens on 127.0.0.1 unless ``ray_init._node_ip_address`` is given.
     """
-    keep_token_private()
     # Short, since it is for Unix sockets, and not guessable: other nodes make a folder of the same name.
     sockets = tempfile.mkdtemp(prefix="verl-tool-", dir="/tmp")
     try:
         given = config.ray_kwargs.ray_init
         alone = address_to_join(given.get("address")) is None
+        if alone:
+            make_token()
+        else:
+            keep_token_private()
         _tell(config, {"runtime_env": {"env_vars": {FOLDER: sockets}}})
         if not alone:
             yield
