@@ -100,7 +100,12 @@ _DENIED_VALUES = {
         (
             *(4, 22, 29, 31, 32, 33),  # SET_DUMPABLE, SET_SECCOMP, SET_TIMERSLACK, TASK_PERF_EVENTS, MCE_KILL
             *(35, 36, 57, 59),  # SET_MM, SET_CHILD_SUBREAPER, SET_IO_FLUSHER, SET_SYSCALL_USER_DISPATCH
-            *(62, 67, 0x59616D61),  # SCHED_CORE (keeps other runs off a core), SET_MEMORY_MERGE, SET_PTRACER
+            *(
+                62,
+                67,
+                78,
+                0x59616D61,
+            ),  # SCHED_CORE (keeps other runs off a core), MEMORY_MERGE, FUTEX_HASH, SET_PTRACER
         ),
     ),
 }
