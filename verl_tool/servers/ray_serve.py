@@ -107,6 +107,7 @@ def run_server(
         signals.install()
         cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
         wait_until(lambda: _front_door_answers(cluster.url), FRONT_DOOR_SECONDS, f"an answer of {cluster.url}/health")
+        cluster.watch_front()
         _print_table(cluster, settings)
         if url_file is not None:
             _write_whole(url_file, cluster.url)

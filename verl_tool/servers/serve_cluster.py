@@ -28,6 +28,7 @@ from verl_tool.errors import VerlToolError
 from verl_tool.servers.data_path import DataPath, environment
 from verl_tool.servers.deployment import DEPLOYMENT, application
 from verl_tool.servers.directory import NAMESPACE, directory_handle, directory_name
+from verl_tool.servers.front_watch import FrontWatch
 from verl_tool.servers.launcher import claim_name, release_name
 from verl_tool.servers.local_ray import keep_token_private, make_token, on_loopback, private_folder
 from verl_tool.servers.ports import Reservation, reserve_block, reserve_port
@@ -95,6 +96,7 @@ class ServeCluster:
         self._folder: Path | None = None
         self._reserved: list[Reservation] = []
         self._apps: list[str] = []
+        self._watch: FrontWatch | None = None
 
     def __enter__(self) -> Self:
         """Connect to Ray and Serve, which are started if need be.
@@ -119,6 +121,8 @@ class ServeCluster:
     ) -> None:
         """Stop Serve and what else this object started."""
         try:
+            if self._watch is not None:
+                self._watch.stop()
             self._stop_directories()
             self._take_away()
         except RayError:
@@ -164,6 +168,13 @@ class ServeCluster:
                 raise StartError(_cause(f"{status.message}\n{words}"))
             if time.monotonic() > deadline:
                 raise StartError(f"the tool replicas were not ready in {timeout_seconds:g} s. {_cause(words)}")
+
+    def watch_front(self) -> None:
+        """From now on HAProxy is stood in for at once if it dies. On a local cluster; elsewhere Serve sees to it."""
+        if self.local and self.data_path.haproxy is not None and self._folder is not None and self._watch is None:
+            host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+            self._watch = FrontWatch(self.data_path.haproxy, self._folder, host, self.port)
+            self._watch.start()
 
     def state(self, name: str) -> str:
         """The application's state in Serve's words, such as ``RUNNING``. Raises RayError if the cluster is gone."""
