@@ -173,7 +173,8 @@ def loopback_launcher(haproxy: Path, folder: Path) -> Path:
         "done\n"
         f"stand_in={shlex.quote(str(folder / PID_FILE))}\n"
         # A reload does not need it: the stand-in is there only while Serve's HAProxy is not.
-        'if [ -f "$stand_in" ]; then kill -9 "$(cat "$stand_in")"; rm -f "$stand_in"; fi\n'
+        # The file goes first: a stand-in that ends while it is there was ended by somebody else, and is replaced.
+        'if pid=$(cat "$stand_in" 2>/dev/null); then rm -f "$stand_in"; kill -9 "$pid"; fi\n'
         "# HAProxy must not outlive the process that minds it, however that one ends.\n"
         f'exec {guard}{shlex.quote(str(haproxy))} "$@"\n'
     )

@@ -55,7 +55,8 @@ class FrontWatch:
                 if self._stand_in is not None:
                     if self._stand_in.poll() is not None:
                         self._stand_in = None
-                        self._stopped.wait(HANDOVER_SECONDS)
+                        if not (self._folder / PID_FILE).exists():
+                            self._stopped.wait(HANDOVER_SECONDS)
                 elif self._is_closed():
                     self._start_stand_in()
         finally:
