@@ -175,7 +175,7 @@ class ObservationRequest(BaseModel):
 
     def step_requests(self) -> list[StepRequest | Fault]:
         """The request's entries in order; an entry of a wrong type is the `Fault` to answer it with."""
-        extra_columns = self.model_extra or {}
+        extra_columns = {name: column for name, column in (self.model_extra or {}).items() if column is not None}
         return [self._entry(i, extra_columns) for i in range(len(self.trajectory_ids))]
 
     def _entry(self, i: int, extra_columns: Mapping[str, list[Any]]) -> StepRequest | Fault:
