@@ -48,6 +48,12 @@ class FaultKind(str, Enum):
     SHUTTING_DOWN = "shutting_down"
     """The server is stopping."""
 
+    @property
+    def provokable(self) -> bool:
+        """Whether what a model writes may bring it about: by a slow call, an input that a tool or the server's checks
+        do not stand. A trajectory that a call of its own ended in such a way counts as it stands."""
+        return self in (FaultKind.TIMEOUT, FaultKind.TOOL_CRASHED, FaultKind.BAD_REQUEST)
+
 
 class Fault(BaseModel):
     """A failure of the infrastructure, for one trajectory of a request."""

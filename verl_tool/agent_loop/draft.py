@@ -125,7 +125,7 @@ class Draft:
 
     def _left_out(self, stop: StopReason, options: EpisodeOptions) -> LeftOut | None:
         if stop is StopReason.FAULT:
-            return LeftOut.FAULT
+            return None if self._provoked() else LeftOut.FAULT
         if stop is StopReason.ABORTED:
             return LeftOut.ABORTED
         if options.mask_overlong_loss and stop.overlong:
@@ -133,6 +133,11 @@ class Draft:
         if options.mask_void_traj and self._is_void(options):
             return LeftOut.VOID
         return None
+
+    def _provoked(self) -> bool:
+        """The model's own call may be why it faulted: were that excused, a policy would learn to make such calls."""
+        fault = self.calls[-1].fault if self.calls else None
+        return fault is not None and fault.kind.provokable
 
     def _is_void(self, options: EpisodeOptions) -> bool:
         written = "".join(s.text for s in self.segments if s.author is Author.MODEL)

@@ -59,10 +59,15 @@ class StopReason(str, Enum):
 
 
 class LeftOut(str, Enum):
-    """Why a trajectory is left out of the loss and, for `FAULT` and `ABORTED`, of its group's baseline."""
+    """Why a trajectory is left out of the loss and, for `FAULT`, `ABORTED` and `GRADER`, of its group's baseline."""
 
     FAULT = "fault"
+    """Infrastructure failed. A fault that the model's own call may have caused leaves nothing out."""
     ABORTED = "aborted"
+    GRADER = "grader"
+    """There is no reward; the trainer tells it, the loop does not know."""
+    LONE = "lone"
+    """The others of its group, or its greedy baseline, are left out: nothing compares with it. Told by the trainer."""
     OVERLONG = "overlong"
     """`mask_overlong_loss`: a limit ended it."""
     VOID = "void"

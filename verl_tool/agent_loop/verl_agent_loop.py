@@ -116,14 +116,18 @@ class VerlToolAgentLoop(AgentLoopBase):
         if use.first_version is None:
             use.first_version = use.last_version = int(global_steps)
         record = replace(trajectory, extra={"index": None if index is None else int(index)})
-        return as_verl_output(record, use, worker.tokenizer)
+        with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
+        return as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs)
 
 
-def as_verl_output(trajectory: Trajectory, use: EngineUse, tokenizer: HFTokenizer) -> ToolLoopOutput:
+def as_verl_output(
+    trajectory: Trajectory, use: EngineUse, tokenizer: HFTokenizer, *, with_log_probs: bool = True
+) -> ToolLoopOutput:
     """A trajectory in the form in which verl trains on it.
 
     verl's ``response_mask`` is the mask of the loss. A trajectory without any token behind its prompt gets one end
-    token with mask 0, since verl's batches hold at least one.
+    token with mask 0, since verl's batches hold at least one. `with_log_probs`: whether the engine was asked for any;
+    all rows of a batch must have them or none.
     """
     ids, mask, log_probs = trajectory.response_ids, trajectory.loss_mask, trajectory.response_log_probs
     calls = action_mask(trajectory, tokenizer)
@@ -133,7 +137,7 @@ def as_verl_output(trajectory: Trajectory, use: EngineUse, tokenizer: HFTokenize
         prompt_ids=trajectory.prompt_ids,
         response_ids=ids,
         response_mask=mask,
-        response_logprobs=log_probs,
+        response_logprobs=log_probs if with_log_probs else None,
         num_turns=1 + trajectory.num_turns + len(trajectory.calls),
         metrics=AgentLoopMetrics(
             generate_sequences=trajectory.timings.generate,

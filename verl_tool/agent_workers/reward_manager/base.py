@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verl.experimental.reward_loop.reward_manager.base import RawRewardFn, RewardManagerBase
 
 from verl import DataProto
+from verl_tool.agent_loop.trajectory import LeftOut
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.sample import Decoder, Sample, sample_of
 from verl_tool.agent_workers.reward_manager.shaping import Shaping
@@ -26,6 +28,9 @@ log = logging.getLogger(__name__)
 REWARD_FAULT = "reward_fault"
 """Key of ``reward_extra_info``: why there is no reward, or ``""``. The trainer must leave such a row out of the loss,
 of its group's baseline and of validation's means, as it leaves out a trajectory whose tools failed."""
+PROVOKED = "reward_provoked"
+"""Key of ``reward_extra_info``: how grading this answer failed where grading an empty one does not, or ``""``. Such a
+row has the score of an empty answer and counts: left out, a policy would learn to write what no grader stands."""
 PLACEHOLDER = 0.0
 """``reward_score`` of a row without reward, since verl's tensors need a number there."""
 
@@ -47,7 +52,7 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
     """One `grade` a trajectory, plus shaping.
 
     ``reward_extra_info`` has the same keys for every trajectory: ``acc`` (0 or 1), ``base_score``, ``reward_fault``,
-    each of `details`, and ``shaping/<term>``. Where there is no reward the numbers are NaN.
+    ``reward_provoked``, each of `details`, and ``shaping/<term>``. Where there is no reward the numbers are NaN.
     """
 
     Options: ClassVar[type[RewardOptions]] = RewardOptions
@@ -74,21 +79,42 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         """verl's entry point: ``{"reward_score": float, "reward_extra_info": {...}}`` of the last row of `data`."""
         item = data[-1]
         sample = sample_of(item.non_tensor_batch, item.batch, self.tokenizer)
-        if sample.trajectory.fault is not None:
-            return self._without_reward(f"trajectory: {sample.trajectory.fault.kind.value}")
+        fault = sample.trajectory.fault
+        if fault is not None and (sample.trajectory.left_out is LeftOut.FAULT or not fault.kind.provokable):
+            return self._without_reward(f"trajectory: {fault.kind.value}")
         try:
-            grade = await asyncio.wait_for(self.grade(sample), self.options.timeout_seconds)
-        except asyncio.TimeoutError:
-            return self._without_reward(f"grader: no end within {self.options.timeout_seconds:g} s")
-        except GraderFault as fault:
-            return self._without_reward(f"grader: {fault}")
-        except Exception as error:  # a bug of the grader: it must not become the score 0, nor end the training
+            grade, provoked = await self._grade_or_control(sample)
+            return self._with_reward(grade, self.options.shaping.values(sample), provoked)
+        except GraderFault as error:
+            return self._without_reward(self._failure(error))
+        except Exception as error:  # a bug of the grader: neither the score 0 nor the end of the training
             log.exception("%s crashed on trajectory %s", type(self).__name__, sample.trajectory.trajectory_id)
-            return self._without_reward(f"grader: {type(error).__name__}: {error}")
-        return self._with_reward(grade, self.options.shaping.values(sample))
+            return self._without_reward(self._failure(error))
 
-    def _with_reward(self, grade: Grade, shaping: dict[str, float]) -> dict[str, Any]:
-        told = {REWARD_FAULT: "", "acc": float(grade.correct), "base_score": grade.score}
+    async def _grade_or_control(self, sample: Sample) -> tuple[Grade, str]:
+        """The grade, or that of an empty answer with how grading this one failed.
+
+        A grader that fails at an empty answer too is broken, and what it raises then is raised.
+        """
+        try:
+            return await self._graded(sample), ""
+        except GraderFault:
+            raise
+        except Exception as error:  # anything that this answer may bring about
+            log.exception("%s crashed on trajectory %s", type(self).__name__, sample.trajectory.trajectory_id)
+            return await self._graded(replace(sample, turns=("",))), self._failure(error)
+
+    async def _graded(self, sample: Sample) -> Grade:
+        return await asyncio.wait_for(self.grade(sample), self.options.timeout_seconds)
+
+    def _failure(self, error: Exception) -> str:
+        name = type(self).__name__
+        if isinstance(error, asyncio.TimeoutError):
+            return f"grader: {name}: no end within {self.options.timeout_seconds:g} s"
+        return f"grader: {name}: {error if isinstance(error, GraderFault) else f'{type(error).__name__}: {error}'}"
+
+    def _with_reward(self, grade: Grade, shaping: dict[str, float], provoked: str) -> dict[str, Any]:
+        told = {REWARD_FAULT: "", PROVOKED: provoked, "acc": float(grade.correct), "base_score": grade.score}
         told |= {name: float(grade.details.get(name, math.nan)) for name in self.details}
         told |= {f"shaping/{name}": value for name, value in shaping.items()}
         return {"reward_score": grade.score + sum(shaping.values()), "reward_extra_info": told}
@@ -96,7 +122,7 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
     def _without_reward(self, why: str) -> dict[str, Any]:
         log.warning("no reward: %s", why)
         numbers = ("acc", "base_score", *self.details, *(f"shaping/{name}" for name in self.options.shaping.terms()))
-        told = {REWARD_FAULT: why, **dict.fromkeys(numbers, math.nan)}
+        told = {REWARD_FAULT: why, PROVOKED: "", **dict.fromkeys(numbers, math.nan)}
         return {"reward_score": PLACEHOLDER, "reward_extra_info": told}
 
     def _options_in(self, config: DictConfig) -> Any:

@@ -8,7 +8,7 @@ the manager's score plus the sum of weight times value over the terms that are o
 | format | 1 if each of `tags` encloses text exactly once, in order | 0 or 1 |
 | tool_used | 1 if a valid call was made | 0 or 1 |
 | tool_valid | valid calls over all calls; 1 if there was none | 0 to 1 |
-| tool_error | calls with an error of the model's code over all calls; 0 if there was none | 0 to 1 |
+| tool_error | calls that failed by the model's doing, over all calls; 0 if there was none | 0 to 1 |
 | turns | turns with a call over `limit`, at most 1 | 0 to 1 |
 | unfinished | 1 if a limit of length or turns ended the trajectory | 0 or 1 |
 | overlong | 0 up to `limit - buffer` tokens, then linearly down to -1 at `limit` and beyond | -1 to 0 |
@@ -23,10 +23,11 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from verl_tool.agent_loop.trajectory import CallRecord
 from verl_tool.agent_workers.reward_manager.sample import Sample
 
 ERROR_METRIC = "error"
-"""The metric by which a call's record tells that the model's code raised or ran out of time."""
+"""The metric by which a call's record tells that it failed by the model's doing (`ToolResult.error`)."""
 ERROR_TEXTS = ("Traceback (most recent call last)", "Execution timed out")
 """What the observation of such a call holds, for servers that send no metric."""
 
@@ -84,7 +85,7 @@ class ToolValidTerm(Term):
 
 
 class ToolErrorTerm(Term):
-    """How many calls ended in an error of the model's code."""
+    """How many calls failed by the model's doing."""
 
     def value(self, sample: Sample) -> float:
         """0 to 1."""
@@ -167,14 +168,18 @@ class Shaping(BaseModel):
 
 
 def error_rate(sample: Sample) -> float:
-    """Calls with an error of the model's code over all calls, 0 to 1; 0 if there was no call."""
+    """Calls that failed by the model's doing over all calls, 0 to 1; 0 if there was no call.
+
+    A call failed if its tool says so, if it was refused with a reason (no tool of that name, arguments that do not
+    fit), or if its observation shows a traceback and nothing else tells.
+    """
     calls = sample.trajectory.calls
-    if not calls:
-        return 0.0
-    failed = sum(
-        call.metrics[ERROR_METRIC] > 0
-        if ERROR_METRIC in call.metrics
-        else any(text in call.observation for text in ERROR_TEXTS)
-        for call in calls
-    )
-    return failed / len(calls)
+    return sum(map(_failed, calls)) / len(calls) if calls else 0.0
+
+
+def _failed(call: CallRecord) -> bool:
+    if call.invalid_reason is not None:
+        return True
+    if ERROR_METRIC in call.metrics:
+        return call.metrics[ERROR_METRIC] > 0
+    return any(text in call.observation for text in ERROR_TEXTS)
