@@ -15,7 +15,7 @@ from verl_tool.servers.admission import Admission
 from verl_tool.servers.calls import CallFinder, Claim
 from verl_tool.servers.deadline import Deadline
 from verl_tool.servers.metrics import NO_TOOL, ToolMetrics
-from verl_tool.servers.observation import merge, not_run, not_understood, unrunnable
+from verl_tool.servers.observation import merge, not_run, not_understood, told_of_error, unrunnable
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
 from verl_tool.servers.trajectory_table import Trajectory
 
@@ -162,7 +162,7 @@ class ActionRunner:
             words = f"tool {tool.name}: {type(error).__name__}: {error}; the traceback is in the server's log"
             raise ToolCallFault(tool, FaultKind.TOOL_CRASHED, words, retryable=False) from error
         self._metrics.called(tool.name, time.perf_counter() - began, valid=result.valid, error=result.error)
-        return result
+        return told_of_error(result)
 
     def _wanted_tools(self, request: StepRequest) -> Sequence[Tool] | None:
         """The tools that the request allows; None: all."""

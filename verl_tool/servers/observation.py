@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from verl_tool.formats import Call
 from verl_tool.protocol import StepResult
@@ -57,6 +58,11 @@ def _alone(trajectory_id: str, call: Call, result: ToolResult) -> StepResult:
 def unrunnable(call: Call) -> ToolResult:
     """The answer to a call that its format found to be broken."""
     return ToolResult(f"Error: {call.error}", valid=False, invalid_reason=call.error)
+
+
+def told_of_error(result: ToolResult) -> ToolResult:
+    """`result` with its `error` among the metrics, which travel to the trajectory's record."""
+    return replace(result, metrics={**result.metrics, "error": 1.0}) if result.error else result
 
 
 def not_run(limit: int) -> ToolResult:
