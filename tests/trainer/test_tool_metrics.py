@@ -43,7 +43,7 @@ def test_a_step_leaves_one_file_with_rewards(tmp_path):
     log = RolloutLog(tmp_path / "t", max_fault_fraction=0.5)
     log.add(lines(solved(), faulted()), [1.0, 0.0], 7, validation=False)
     found = list(read_jsonl(tmp_path / "t" / "step_7.jsonl"))
-    assert [t.reward for t in found] == [1.0, 0.0]
+    assert [t.reward for t in found] == [1.0, None]
     assert found[0].extra == {"step": 7, "validate": False}
     assert found[0].segments == solved().segments
     assert log.take_metrics()["agent/faulted"] == 0.5

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.merged_export import merge_adapter
 from verl_tool.agent_workers.segment_statistics import LossWithSegmentStatistics
 from verl_tool.errors import VerlToolError
@@ -23,9 +24,10 @@ class WeightSyncError(VerlToolError):
 class AgentActorRolloutRefWorker(ActorRolloutRefWorker):
     """verl's worker, which also tells how the model does on calls and on other text.
 
-    Observations and trajectories that are left out are masked by ``response_mask`` already; a mini-batch of which
-    nothing is left has loss 0.
+    Observations and trajectories that are left out are masked by ``response_mask`` already.
     """
+
+    actor_worker_cls = CountingWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:

@@ -32,6 +32,7 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.ports import free_ports
 from verl_tool.trainer.metric_limits import MetricWatch
+from verl_tool.trainer.ppo.estimators import check_algorithm
 from verl_tool.trainer.progress import STARTED
 from verl_tool.trainer.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
@@ -116,6 +117,7 @@ def complete(config: DictConfig) -> None:
             "algorithm.filter_groups.enable=true with trainer.use_v1=false, which filters no groups; "
             "set trainer.use_v1=true"
         )
+    check_algorithm(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
 
 

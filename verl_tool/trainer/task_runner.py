@@ -8,7 +8,9 @@ import ray
 from omegaconf import DictConfig
 from packaging.specifiers import SpecifierSet
 from verl.trainer import main_ppo, main_ppo_v0
+from verl.trainer.ppo.utils import Role
 
+from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.ending import ended_by_watchers
@@ -40,6 +42,12 @@ class _Runner(_plain_class(main_ppo_v0.TaskRunner)):  # type: ignore[misc]
         for role in mapping:
             mapping[role] = ray.remote(AgentActorRolloutRefWorker)
         return AgentActorRolloutRefWorker, group
+
+    def add_critic_worker(self, config: DictConfig) -> None:
+        """The critic's worker, if there is a critic."""
+        super().add_critic_worker(config)
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(CountingWorker)
 
 
 # Ray sends an actor's inherited methods by value, and with them the classes that they name. The actors below inherit

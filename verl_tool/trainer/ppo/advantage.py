@@ -1,34 +1,114 @@
-"""Advantages as if the trajectories that infrastructure spoilt had never been sampled."""
+"""Advantages as if the trajectories that infrastructure spoilt had never been sampled. Written for verl 0.9.0."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from verl import DataProto
-from verl_tool.trainer.ppo.spoilt import spoilt_rows
+from verl_tool.trainer.ppo.spoilt import lone_rows, spoilt_rows
+
+Compute = Callable[..., DataProto]
+"""verl's ``compute_advantage(data, adv_estimator=…, …)``, which returns the batch with advantages and returns."""
 
 
-def without_spoilt(compute: Callable[..., DataProto]) -> Callable[..., DataProto]:
-    """verl's `compute_advantage` on the rows that count; the others get advantage and return 0.
+def without_spoilt(compute: Compute) -> Compute:
+    """verl's `compute_advantage` on the rows that count; the others get advantage and return 0 and an empty mask.
 
-    This holds for every estimator alike: what is normalised over a group or over the batch sees no spoilt row.
+    This holds for every estimator alike: what is normalised over a group or over the batch sees no other row, and what
+    is resampled takes its place among the rows that count. Besides spoilt rows, these do not count: the only one left
+    of a group, for an estimator whose baseline is the group; and those whose own baseline is NaN (ReMax).
+
+    Rewards are moved to tokens that the model wrote first: several estimators see no other.
     """
 
-    def compute_advantage(data: DataProto, *args: Any, **kwargs: Any) -> DataProto:
-        spoilt = np.array(spoilt_rows(data.non_tensor_batch, len(data)))
-        if not spoilt.any():
-            return compute(data, *args, **kwargs)
-        rows = np.flatnonzero(~spoilt)
-        for name in ("advantages", "returns"):
-            data.batch[name] = torch.zeros_like(data.batch["token_level_rewards"])
+    def compute_advantage(data: DataProto, adv_estimator: str, *args: Any, **kwargs: Any) -> DataProto:
+        rows = np.flatnonzero(_counted(data, adv_estimator, int(kwargs.get("num_repeat", 1))))
+        if len(rows) == len(data):
+            return _computed(compute, data, adv_estimator, *args, **kwargs)
+        part = data.select_idxs(rows)
         if len(rows):
-            counted = compute(data.select_idxs(rows), *args, **kwargs)
-            for name in ("advantages", "returns"):
-                data.batch[name][rows] = counted.batch[name]
-        return data
+            part = _computed(compute, part, adv_estimator, *args, **kwargs)
+        return _put_back(data, part, rows)
 
     return compute_advantage
+
+
+def compares_within_groups(adv_estimator: str) -> bool:
+    """Whether the estimator's baseline is the group, the samples of one prompt: it then takes the groups' `index`."""
+    return "index" in _parameters(adv_estimator)
+
+
+def on_model_tokens(rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Each reward on the last token up to it that the model wrote, or else on the first one behind it.
+
+    A trajectory may end on an observation, with its reward on a token that is masked. Rows without any token of the
+    model's are left as they are. Both are ``[batch, response_length]``.
+    """
+    written = mask.bool()
+    places = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    before = torch.where(written, places, -1).cummax(dim=1).values
+    first = written.int().argmax(dim=1, keepdim=True)
+    target = torch.where(before >= 0, before, first.expand_as(before))
+    moved = torch.zeros_like(rewards).scatter_add_(1, target, rewards)
+    return torch.where(written.any(dim=1, keepdim=True), moved, rewards)
+
+
+def _parameters(adv_estimator: str) -> Any:
+    return inspect.signature(get_adv_estimator_fn(adv_estimator)).parameters
+
+
+def _counted(data: DataProto, adv_estimator: str, sampled: int) -> np.ndarray:
+    """Rows that advantages are computed of; each group was sampled `sampled` times. [batch]"""
+    counted = ~np.array(spoilt_rows(data.non_tensor_batch, len(data)))
+    if "reward_baselines" in data.batch:
+        counted &= ~data.batch["reward_baselines"].isnan().numpy()
+    if not compares_within_groups(adv_estimator) or "uid" not in data.non_tensor_batch:
+        return counted
+    comparable = counted.copy()
+    if "sum_pi_squared" in _parameters(adv_estimator):
+        # A baseline of its own for each token is made from tokens in the loss only.
+        comparable &= data.batch["response_mask"].any(dim=1).numpy()
+    return counted & ~lone_rows(data.non_tensor_batch["uid"], comparable, sampled)
+
+
+def _computed(compute: Compute, data: DataProto, *args: Any, **kwargs: Any) -> DataProto:
+    mask = data.batch["response_mask"]
+    data.batch["token_level_rewards"] = on_model_tokens(data.batch["token_level_rewards"], mask)
+    try:
+        return compute(data, *args, **kwargs)
+    except ValueError:
+        if mask.sum() > 1:
+            raise
+        # verl's `masked_whiten` refuses so few tokens. Their mean is all that they are: nothing is left of them.
+        for name in ("advantages", "returns"):
+            data.batch[name] = torch.zeros_like(data.batch["token_level_rewards"])
+        return data
+
+
+def _put_back(data: DataProto, part: DataProto, rows: np.ndarray) -> DataProto:
+    """`part` as rows `rows` of `data`, whose other rows have advantage and return 0 and are in no loss."""
+    at = torch.from_numpy(rows)
+    out = torch.ones(len(data), dtype=torch.bool)
+    out[at] = False
+    for name in ("advantages", "returns"):
+        data.batch[name] = torch.zeros_like(data.batch["token_level_rewards"])
+    for name, tensor in part.batch.items():
+        whole = data.batch[name].clone()
+        whole[at] = tensor.to(whole.dtype)
+        data.batch[name] = whole
+    for name, column in part.non_tensor_batch.items():
+        whole_column = data.non_tensor_batch[name].copy()
+        whole_column[rows] = column
+        data.non_tensor_batch[name] = whole_column
+    if "global_token_num" in data.meta_info:
+        data.meta_info["global_token_num"] = data.batch["attention_mask"].sum(dim=-1).tolist()
+    data.batch["response_mask"] = data.batch["response_mask"] * ~out.unsqueeze(1)
+    if "reward_baselines" in data.batch:
+        data.batch["reward_baselines"] = data.batch["reward_baselines"].nan_to_num()
+    return data

@@ -15,21 +15,33 @@ from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.engine_watch import EngineWatch
 from verl_tool.trainer.metric_limits import MetricWatch
 from verl_tool.trainer.ppo.advantage import without_spoilt
-from verl_tool.trainer.ppo.rollout_log import rollout_log
+from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
+from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
-from verl_tool.trainer.ppo.spoilt import spoilt_rows
+from verl_tool.trainer.ppo.spoilt import PROVOKED, REWARD_FAULT, spoilt_rows
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress import Progress
 from verl_tool.trainer.progress_board import Phase
 
-ADVANTAGE = Patch(
-    distribution="verl",
-    versions=SpecifierSet(">=0.9.0"),
-    module="verl.trainer.ppo.ray_trainer",
-    attribute="compute_advantage",
-    why="the training loop calls this function by its global name; there is no method to override",
-    replace=without_spoilt,
-)
+TOLD = (REWARD_FAULT, PROVOKED)
+"""Columns of the reward manager's that its outcome is told by."""
+
+
+def _patch(attribute: str, replace: Callable[[Any], Any]) -> Patch:
+    return Patch(
+        distribution="verl",
+        versions=SpecifierSet(">=0.9.0"),
+        module="verl.trainer.ppo.ray_trainer",
+        attribute=attribute,
+        why="the training loop calls this function by its global name; there is no method to override",
+        replace=replace,
+    )
+
+
+ADVANTAGE = _patch("compute_advantage", without_spoilt)
+KL_PENALTY = _patch("apply_kl_penalty", of_rows_in_the_loss)
+METRICS = _patch("compute_data_metrics", of_rows_that_count)
+PATCHES = (ADVANTAGE, KL_PENALTY, METRICS)
 
 
 def _watched(tracking: type[Any]) -> type[Any]:
@@ -64,7 +76,8 @@ class AgentRayPPOTrainer(RayPPOTrainer):
 
     def init_workers(self) -> None:
         """Build the workers as verl does, and look at what each rollout brings."""
-        ADVANTAGE.install()
+        for patch in PATCHES:
+            patch.install()
         TRACKING.install()
         self._rollouts = rollout_log(self.config)
         self._progress = Progress(self.config.stall_timeout)
@@ -80,17 +93,32 @@ class AgentRayPPOTrainer(RayPPOTrainer):
 
     def _on_rollout(self, prompts: DataProto, output: DataProto) -> None:
         """Take the loop's own columns out of a rollout's output, which goes to every worker from here."""
-        lines = list(output.non_tensor_batch.pop("trajectory"))
-        rewards = output.batch["rm_scores"].sum(-1).tolist() if "rm_scores" in output.batch else None
-        spoilt = spoilt_rows(output.non_tensor_batch, len(output))
-        output.batch["response_mask"][np.array(spoilt)] = 0
+        lines = output.non_tensor_batch.pop("trajectory")
+        spoilt = np.array(spoilt_rows(output.non_tensor_batch, len(output)))
+        output.batch["response_mask"][spoilt] = 0
         masks = output.non_tensor_batch.pop("action_mask")
         output.batch["action_mask"] = _padded(masks, output.batch["response_mask"])
-        validation = _validates(prompts)
-        self._rollouts.add(lines, rewards, int(prompts.meta_info["global_steps"]), validation=validation)
+        step, validation = int(prompts.meta_info["global_steps"]), _validates(prompts)
+        rewards = output.batch["rm_scores"].sum(-1).numpy() if "rm_scores" in output.batch else None
+        sampled = np.array(prompts.non_tensor_batch.get("__do_sample__", np.ones(len(output))), dtype=bool)
+        groups = prompts.non_tensor_batch.get("uid")
+        if not sampled.all():
+            self._rollouts.add_baselines(lines[~sampled], None if rewards is None else rewards[~sampled], step)
+            if rewards is not None:
+                # No baseline: what is compared with it is left out.
+                output.batch["rm_scores"][torch.from_numpy(spoilt & ~sampled)] = torch.nan
+        columns = {name: output.non_tensor_batch[name][sampled] for name in TOLD if name in output.non_tensor_batch}
+        told = Rewards(
+            columns=columns,
+            groups=None if groups is None else groups[sampled],
+            without_baseline=() if groups is None else set(groups[spoilt & ~sampled]),
+        )
+        rewards = None if rewards is None else rewards[sampled].tolist()
+        self._rollouts.add(lines[sampled].tolist(), rewards, step, validation=validation, told=told)
         if not validation:
             right = output.non_tensor_batch.get("acc")
-            self._progress.tell(rollout_results(self._rollouts.metrics, rewards, right, spoilt))
+            right = None if right is None else right[sampled]
+            self._progress.tell(rollout_results(self._rollouts.metrics, rewards, right, spoilt[sampled].tolist()))
             self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     def _update_critic(self, batch: DataProto) -> DataProto:

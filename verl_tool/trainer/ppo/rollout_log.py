@@ -2,73 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from verl_tool.agent_loop.config import options_in
-from verl_tool.agent_loop.rollout import check_faults
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.trainer.ppo.tool_metrics import tool_metrics
+from verl_tool.trainer.ppo.advantage import compares_within_groups
+from verl_tool.trainer.ppo.causes import Outcome, check_causes, with_grading, with_lone
+from verl_tool.trainer.ppo.spoilt import PROVOKED, REWARD_FAULT
+from verl_tool.trainer.ppo.tool_metrics import left_out_metrics, tool_metrics
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What grading and grouping told of a rollout's trajectories, one entry each. What is not known is left out."""
+
+    rewards: Sequence[float] | None = None
+    columns: Mapping[str, Sequence[Any]] | None = None
+    """`REWARD_FAULT` and `PROVOKED` of the reward manager (either may lack)."""
+    groups: Sequence[Any] | None = None
+    """The prompt that each is a sample of."""
+    without_baseline: Collection[Any] = ()
+    """Prompts whose greedy baseline (ReMax) faulted."""
+
+    def outcomes(self, trajectories: Sequence[Trajectory], sampled: int | None) -> list[Outcome]:
+        """The trajectories as graded; those left alone in a group of `sampled` are left out (None: nobody compares)."""
+        n = len(trajectories)
+        rewards = self.rewards if self.rewards is not None else [None] * n
+        columns = self.columns or {}
+        faults, provoked = (columns.get(name, [""] * n) for name in (REWARD_FAULT, PROVOKED))
+        told = zip(trajectories, rewards, faults, provoked, strict=True)
+        outcomes = [with_grading(t, r, str(fault or ""), str(broke or "")) for t, r, fault, broke in told]
+        if self.groups is None:
+            return outcomes
+        return with_lone(outcomes, self.groups, sampled, self.without_baseline)
 
 
 class RolloutLog:
     """Writes ``step_N.jsonl`` (or ``validation_N.jsonl``) into a folder, one line a trajectory."""
 
-    def __init__(self, folder: Path | None, max_fault_fraction: float) -> None:
-        """`folder=None` writes no file. See `check_faults` for `max_fault_fraction`."""
+    def __init__(self, folder: Path | None, max_fault_fraction: float, sampled: int | None = None) -> None:
+        """`folder=None` writes no file. See `check_causes` for `max_fault_fraction`.
+
+        `sampled`: how often each prompt is, if the advantages of its samples compare them with one another.
+        """
         self._folder = folder
         self._max_fault_fraction = max_fault_fraction
-        self._validation_file: Path | None = None
-        self._metrics: dict[str, float] = {}
-        self._validated: list[Trajectory] = []
+        self._sampled = sampled
+        self._files: dict[str, Path] = {}
+        self._trained: list[Outcome] = []
+        self._last: list[Outcome] = []
+        self._lost = 0
+        self._validated: list[Outcome] = []
 
-    def add(self, lines: Sequence[str], rewards: Sequence[float] | None, step: int, *, validation: bool) -> None:
+    def add(
+        self,
+        lines: Sequence[str],
+        rewards: Sequence[float] | None,
+        step: int,
+        *,
+        validation: bool,
+        told: Rewards | None = None,
+        filtered: Sequence[Outcome] = (),
+        lost: int = 0,
+    ) -> None:
         """Keep one rollout, each trajectory as a line of JSON.
 
-        Validation may come in several parts; they go into one file. Raises TooManyFaultsError if most faulted.
+        A step may sample more than once, and a validation come in several parts; either goes into one file. `told` is
+        what is known besides `rewards`. `filtered` were sampled and thrown away with their groups, `lost` trajectories
+        did not come. Raises TooManyFaultsError if most faulted.
         """
-        told = {"step": step, "validate": validation}
         trajectories = [Trajectory.from_json(line) for line in lines]
-        trajectories = [replace(t, extra={**t.extra, **told}) for t in trajectories]
-        if rewards is not None:
-            trajectories = [t.with_reward(reward) for t, reward in zip(trajectories, rewards, strict=True)]
-        self._write(trajectories, step, validation)
+        told = replace(told or Rewards(), rewards=rewards)
+        outcomes = told.outcomes(trajectories, None if validation else self._sampled)
+        self._write(outcomes, step, "validation" if validation else "step", validate=validation)
         if validation:
-            self._validated += trajectories
+            self._validated += outcomes
         else:
-            self._metrics = tool_metrics(trajectories)
-        check_faults([t.fault for t in trajectories], self._max_fault_fraction)
+            self._trained += outcomes
+            self._last, self._lost = outcomes, self._lost + lost
+        check_causes([*outcomes, *filtered], self._max_fault_fraction, lost)
+
+    def add_baselines(self, lines: Sequence[str], rewards: Sequence[float] | None, step: int) -> None:
+        """Keep the greedy answers that ReMax compares with; they are trained on nowhere and in no metric."""
+        outcomes = Rewards(rewards).outcomes([Trajectory.from_json(line) for line in lines], None)
+        self._write(outcomes, step, "baseline", validate=False)
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the last training rollout, if they have not been taken."""
-        return self._metrics
+        return _metrics(self._last, "agent", 0) if self._trained else {}
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of the last training rollout; nothing a second time."""
-        metrics, self._metrics = self._metrics, {}
-        return metrics
+        """Metrics of the training rollouts since they were last taken; nothing a second time."""
+        trained, self._trained, lost, self._lost = self._trained, [], self._lost, 0
+        return _metrics(trained, "agent", lost)
 
     def take_validation_metrics(self) -> dict[str, float]:
         """Metrics of all parts of the last validation; the next part starts a new one."""
-        validated, self._validated, self._validation_file = self._validated, [], None
-        return tool_metrics(validated, prefix="val-agent") if validated else {}
+        validated, self._validated = self._validated, []
+        self._files.pop("validation", None)
+        return _metrics(validated, "val-agent", 0)
 
-    def _write(self, trajectories: Sequence[Trajectory], step: int, validation: bool) -> None:
+    def _write(self, outcomes: Sequence[Outcome], step: int, kind: str, *, validate: bool) -> None:
         if self._folder is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / (f"validation_{step}.jsonl" if validation else f"step_{step}.jsonl")
-        again = validation and path == self._validation_file
-        self._validation_file = path if validation else self._validation_file
+        path = self._folder / f"{kind}_{step}.jsonl"
+        # What an earlier start of the run left under this name is replaced.
+        again = path == self._files.get(kind)
+        self._files[kind] = path
         with path.open("a" if again else "w", encoding="utf-8") as file:
-            file.writelines(trajectory.to_json() + "\n" for trajectory in trajectories)
+            file.writelines(o.recorded(step=step, validate=validate).to_json() + "\n" for o in outcomes)
 
 
 def rollout_log(config: DictConfig) -> RolloutLog:
     """The log that a trainer's config asks for."""
     folder = Path(config.trajectories_dir) if config.trajectories_dir else None
-    return RolloutLog(folder, options_in(config).max_fault_fraction)
+    grouped = compares_within_groups(config.algorithm.adv_estimator)
+    sampled = config.actor_rollout_ref.rollout.n if grouped else None
+    return RolloutLog(folder, options_in(config).max_fault_fraction, sampled)
+
+
+def _metrics(outcomes: Sequence[Outcome], prefix: str, lost: int) -> dict[str, float]:
+    if not outcomes:
+        return {}
+    told = tool_metrics([outcome.trajectory for outcome in outcomes], prefix=prefix)
+    return told | left_out_metrics(outcomes, lost, prefix=prefix)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 LOOP_FAULT = "left_out_of_group"
 """True of a trajectory that ended in a fault or was aborted; told by the agent loop."""
 REWARD_FAULT = "reward_fault"
 """Why there is no reward, or an empty string; told by verl-tool's reward managers."""
+PROVOKED = "reward_provoked"
+"""How an answer broke its grader, or an empty string; such a row counts. Told by verl-tool's reward managers."""
 
 
 def spoilt_rows(columns: Mapping[str, Any], n: int) -> list[bool]:
@@ -16,3 +21,20 @@ def spoilt_rows(columns: Mapping[str, Any], n: int) -> list[bool]:
     by_loop: Sequence[Any] = columns.get(LOOP_FAULT, [False] * n)
     by_reward: Sequence[Any] = columns.get(REWARD_FAULT, [""] * n)
     return [bool(loop) or bool(reward) for loop, reward in zip(by_loop, by_reward, strict=True)]
+
+
+def lone_rows(groups: Sequence[Any], counted: Sequence[bool] | np.ndarray, sampled: int = 1) -> np.ndarray:
+    """Which of the `counted` rows are the only ones left of their group, one entry a row. [batch]
+
+    A group that was of one row from the start has no lone one; each was sampled `sampled` times, or as often as it has
+    rows here (rows may be missing, too).
+    """
+    there = Counter(groups)
+    left = Counter(group for group, counts in zip(groups, counted, strict=True) if counts)
+    return np.array(
+        [
+            bool(counts) and left[group] == 1 and max(there[group], sampled) > 1
+            for group, counts in zip(groups, counted, strict=True)
+        ],
+        dtype=bool,
+    )

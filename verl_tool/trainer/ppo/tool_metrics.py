@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from verl_tool.agent_loop.trajectory import CallRecord, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import CallRecord, LeftOut, StopReason, Trajectory
 from verl_tool.formats import ALL_FORMATS
-from verl_tool.protocol import FaultKind
+from verl_tool.trainer.ppo.causes import CAUSES, LOST, Outcome
 
 UNNAMED = "none"
 """The tool of an action in which no format finds a call."""
@@ -20,18 +20,13 @@ def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> d
     ``{prefix}/tool/NAME/…`` tells of the calls of one tool, by the name that the model used.
     """
     n = len(trajectories)
+    faults = left_out_metrics([Outcome(trajectory) for trajectory in trajectories], prefix=prefix)
     ends = {f"{prefix}/stop/{stop.value}": _share(t.stop is stop for t in trajectories) for stop in StopReason}
-    faults = {
-        f"{prefix}/fault/{kind.value}": _share(t.fault is not None and t.fault.kind is kind for t in trajectories)
-        for kind in FaultKind
-    }
     return {
         f"{prefix}/turns/mean": sum(t.num_turns for t in trajectories) / n,
         f"{prefix}/turns/max": max(t.num_turns for t in trajectories),
         f"{prefix}/tool_calls/mean": sum(len(t.calls) for t in trajectories) / n,
         f"{prefix}/tool_calls/max": max(len(t.calls) for t in trajectories),
-        f"{prefix}/faulted": _share(t.fault is not None for t in trajectories),
-        f"{prefix}/left_out": _share(t.left_out is not None for t in trajectories),
         f"{prefix}/model_tokens/mean": sum(sum(t.response_mask) for t in trajectories) / n,
         f"{prefix}/observation_tokens/mean": sum(c.shown_tokens for t in trajectories for c in t.calls) / n,
         f"{prefix}/seconds/generate_mean": sum(t.timings.generate for t in trajectories) / n,
@@ -40,6 +35,29 @@ def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> d
         **ends,
         **faults,
         **_by_tool(trajectories, prefix),
+    }
+
+
+def left_out_metrics(outcomes: Sequence[Outcome], lost: int = 0, prefix: str = "agent") -> dict[str, float]:
+    """Shares of trajectories that faulted and that are left out, by cause; `lost` of them did not come.
+
+    ``{prefix}/fault/CAUSE`` counts each fault, whether or not the trajectory counts for all that.
+    ``{prefix}/left_out/REASON`` counts what is out of the loss, ``provokable`` and ``not_provokable`` by whether a
+    model could bring it about.
+    """
+    n = len(outcomes) + lost
+    causes = Counter(outcome.cause for outcome in outcomes) + Counter({LOST: lost})
+    out = [outcome for outcome in outcomes if outcome.trajectory.left_out is not None]
+    reasons = Counter(outcome.trajectory.left_out for outcome in out)
+    provokable = sum(outcome.provokable for outcome in out)
+    return {
+        f"{prefix}/faulted": 1 - causes[None] / n,
+        **{f"{prefix}/fault/{cause}": causes[cause] / n for cause in CAUSES},
+        f"{prefix}/left_out": (len(out) + lost) / n,
+        **{f"{prefix}/left_out/{reason.value}": reasons[reason] / n for reason in LeftOut},
+        f"{prefix}/left_out/{LOST}": lost / n,
+        f"{prefix}/left_out/provokable": provokable / n,
+        f"{prefix}/left_out/not_provokable": (len(out) + lost - provokable) / n,
     }
 
 

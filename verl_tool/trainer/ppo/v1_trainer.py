@@ -5,29 +5,64 @@ Written for verl 0.9.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
+from packaging.specifiers import SpecifierSet
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_trainer_cls
 
+from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.errors import VerlToolError
+from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.engine_watch import EngineWatch
 from verl_tool.trainer.metric_limits import MetricWatch
+from verl_tool.trainer.ppo.advantage import compares_within_groups, without_spoilt
+from verl_tool.trainer.ppo.causes import Outcome
+from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards
+from verl_tool.trainer.ppo.replay import (
+    FiltersCounted,
+    filtering_by_what_counts,
+    rewards_told,
+    spoilt_of,
+    told_by_loop,
+)
 from verl_tool.trainer.ppo.rollout_log import rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
-from verl_tool.trainer.ppo.spoilt import spoilt_rows
+from verl_tool.trainer.ppo.spoilt import lone_rows
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress import Progress
 from verl_tool.trainer.progress_board import Phase
+
+_SOMETIMES_WRITTEN = ("token_level_rewards", "rollout_is_weights")
+"""Fields that verl writes with the advantages, if the config asks for them."""
+
+
+def _patch(module: str, attribute: str, replace: Callable[[Any], Any]) -> Patch:
+    return Patch(
+        distribution="verl",
+        versions=SpecifierSet(">=0.9.0"),
+        module=f"verl.trainer.ppo.v1.{module}",
+        attribute=attribute,
+        why="the trainer uses it by this global name; there is no method to override",
+        replace=replace,
+    )
+
+
+PATCHES = (
+    _patch("utils", "compute_advantage", without_spoilt),
+    _patch("trainer_base", "apply_kl_penalty", of_rows_in_the_loss),
+    _patch("trainer_base", "ReplayBuffer", filtering_by_what_counts),
+    _patch("trainer_base", "ReplayBufferAsync", filtering_by_what_counts),
+)
 
 
 class NoSignalError(VerlToolError):
@@ -59,6 +94,8 @@ class AgentTrainerMixin(PPOTrainer):
         for role in (Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(worker)
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(CountingWorker)
 
     def on_step_begin(self) -> None:
         """A step begins with its rollout."""
@@ -81,29 +118,63 @@ class AgentTrainerMixin(PPOTrainer):
         self._progress.expect(num_prompts * self.config.actor_rollout_ref.rollout.n)
         return int(super()._add_prompts_to_generate(num_prompts))
 
-    def _on_sampled(self, batch: KVBatchMeta, step: int, partition: str) -> None:
-        told = _told_by_loop(batch)
+    def _on_sampled(self, batch: KVBatchMeta, step: int, partition: str, prompts: int) -> None:
+        told = told_by_loop(batch)
         rewards = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["rm_scores"])
         sums = [row.sum().item() for row in rewards["rm_scores"].unbind()] if "rm_scores" in rewards else None
-        validation = partition == "val"
-        self._rollouts.add([row["trajectory"] for row in told], sums, step, validation=validation)
-        if not validation:
-            right = [row.get("reward_extra_info", {}).get("acc") for row in told]
-            self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, _spoilt_of(told)))
-            self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
+        lines = [row["trajectory"] for row in told]
+        if partition == "val":
+            self._rollouts.add(lines, sums, step, validation=True, told=rewards_told(told))
+            return
+        expected = prompts * self.config.actor_rollout_ref.rollout.n
+        self._rollouts.add(
+            lines,
+            sums,
+            step,
+            validation=False,
+            told=rewards_told(told, [_prompt(key) for key in batch.keys]),
+            filtered=self.replay_buffer.take_filtered(),
+            lost=max(0, expected - len(batch.keys)),
+        )
+        right = [row.get("reward_extra_info", {}).get("acc") for row in told]
+        self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, spoilt_of(told)))
+        self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        spoilt = _spoilt_of(_told_by_loop(batch))
-        if not any(spoilt):
+        counted = self._counted(batch)
+        if all(counted):
             return super()._compute_advantage(batch, metrics)
-        if not all(spoilt):
-            super()._compute_advantage(_part(batch, [not row for row in spoilt]), metrics)
-        _put_zeros(_part(batch, spoilt), with_rewards=self.config.algorithm.use_kl_in_reward)
-        return batch
+        fields = list(batch.fields or [])
+        if any(counted):
+            fields = super()._compute_advantage(_part(batch, counted), metrics).fields
+        put = _put_zeros(_part(batch, [not row for row in counted]), fields)
+        fields = fields if any(counted) else put.fields
+        return KVBatchMeta(
+            keys=batch.keys,
+            tags=batch.tags,
+            partition_id=batch.partition_id,
+            fields=fields,
+            extra_info=batch.extra_info,
+        )
+
+    def _counted(self, batch: KVBatchMeta) -> list[bool]:
+        """Rows that advantages are computed of: neither spoilt nor put in to fill up the batch, nor left alone."""
+        counted = [not out for out in _not_told(batch)]
+        if not compares_within_groups(self.config.algorithm.adv_estimator):
+            return counted
+        groups = [_prompt(key) for key in batch.keys]
+        lone = lone_rows(groups, counted, self.config.actor_rollout_ref.rollout.n)
+        return [row and not alone for row, alone in zip(counted, lone, strict=True)]
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        super()._compute_metrics(batch, metrics, *args, **kwargs)
-        metrics.update(self._rollouts.take_metrics() | self._progress.take_metrics())
+        out = _not_told(batch)
+        # Rows that fill up the batch are in no mean; nor is a row without reward.
+        tags = [tag | {"is_padding": True} if row else tag for tag, row in zip(batch.tags, out, strict=True)]
+        told = batch if all(out) else _retagged(batch, tags)
+        super()._compute_metrics(told, metrics, *args, **kwargs)
+        cleaned = without_nan(without_rewards(metrics) if all(out) else metrics)
+        metrics.clear()
+        metrics.update(cleaned | self._rollouts.take_metrics() | self._progress.take_metrics())
         self._watch.look(metrics, self.global_steps)
 
     def _validate(self) -> dict[str, Any]:
@@ -120,6 +191,8 @@ class AgentTrainerMixin(PPOTrainer):
 
 def register_agent_trainer(mode: str) -> None:
     """Make verl take its trainer of this `trainer.v1.trainer_mode` with `AgentTrainerMixin` added, in this process."""
+    for patch in PATCHES:
+        patch.install()
     stock = get_trainer_cls(mode)
     if not issubclass(stock, AgentTrainerMixin):
         TRAINER_REGISTRY[mode] = type(f"Agent{stock.__name__}", (AgentTrainerMixin, stock), {})
@@ -128,7 +201,7 @@ def register_agent_trainer(mode: str) -> None:
 class _WatchedBuffer:
     """verl's replay buffer, of which each sample is shown to somebody first."""
 
-    def __init__(self, buffer: Any, show: Callable[[KVBatchMeta, int, str], None]) -> None:
+    def __init__(self, buffer: Any, show: Callable[[KVBatchMeta, int, str, int], None]) -> None:
         self._buffer, self._show = buffer, show
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -136,20 +209,24 @@ class _WatchedBuffer:
         batch, metrics = self._buffer.sample(
             global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
         )
-        self._show(batch, global_steps, partition_id)
+        self._show(batch, global_steps, partition_id, batch_size)
         return batch, metrics
 
-
-def _told_by_loop(batch: KVBatchMeta) -> list[dict[str, Any]]:
-    fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    # `fields[name]` would give a list of another kind.
-    rows: list[dict[str, Any]] = fields.pop("extra_fields").tolist()
-    return rows
+    def take_filtered(self) -> list[Outcome]:
+        """What was sampled since the last call and thrown away with its group."""
+        filtered: list[Outcome] = self._buffer.take_filtered() if isinstance(self._buffer, FiltersCounted) else []
+        return filtered
 
 
-def _spoilt_of(told: list[dict[str, Any]]) -> list[bool]:
-    rows = [row | row.get("reward_extra_info", {}) for row in told]
-    return [spoilt_rows({name: [value] for name, value in row.items()}, 1)[0] for row in rows]
+def _prompt(key: str) -> str:
+    """The prompt that a row is a sample of: verl's keys are ``{prompt}_{sample}_{output}``."""
+    return key.rsplit("_", 2)[0]
+
+
+def _not_told(batch: KVBatchMeta) -> list[bool]:
+    """Rows that tell nothing: spoilt, or put in to fill up the batch."""
+    spoilt = spoilt_of(told_by_loop(batch))
+    return [out or bool(tag.get("is_padding")) for out, tag in zip(spoilt, batch.tags, strict=True)]
 
 
 def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:
@@ -163,14 +240,23 @@ def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:
     )
 
 
-def _put_zeros(batch: KVBatchMeta, *, with_rewards: bool) -> None:
-    """Advantages and returns of 0, and a mask that keeps every token out of the loss."""
+def _retagged(batch: KVBatchMeta, tags: list[dict[str, Any]]) -> KVBatchMeta:
+    return KVBatchMeta(
+        keys=batch.keys, tags=tags, partition_id=batch.partition_id, fields=batch.fields, extra_info=batch.extra_info
+    )
+
+
+def _put_zeros(batch: KVBatchMeta, written: Collection[str]) -> KVBatchMeta:
+    """Advantages and returns of 0, and a mask that keeps every token out of the loss.
+
+    Of further fields, those that were `written` for the other rows: a batch has its fields in every row.
+    """
     fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
     rows = fields["response_mask"].unbind()
     numbers = torch.nested.as_nested_tensor([torch.zeros(len(row)) for row in rows], layout=torch.jagged)
     masks = torch.nested.as_nested_tensor([torch.zeros_like(row) for row in rows], layout=torch.jagged)
-    names = ["advantages", "returns"] + (["token_level_rewards"] if with_rewards else [])
-    tq.kv_batch_put(
+    names = ["advantages", "returns", *(name for name in _SOMETIMES_WRITTEN if name in written)]
+    return tq.kv_batch_put(
         keys=batch.keys,
         partition_id=batch.partition_id,
         fields=TensorDict(

@@ -1,0 +1,67 @@
+"""A tool, a reward manager and an agent loop that fail now and then, for trainings with faults injected."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.verl_agent_loop import VerlToolAgentLoop
+from verl_tool.agent_workers.reward_manager.calculator import CalculatorRewardManager
+from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
+from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.errors import SandboxError
+from verl_tool.formats import Call
+from verl_tool.servers.tools.base import Context, ToolResult
+from verl_tool.servers.tools.calculator import CalculatorTool
+
+SHARE = 0.05
+
+
+class FaultyCalculatorTool(CalculatorTool):
+    """A calculator of which one call in twenty is lost."""
+
+    async def run(self, call: Call, context: Context) -> ToolResult:
+        if random.random() < SHARE:
+            raise SandboxError("the sandbox broke", retryable=False)
+        return await super().run(call, context)
+
+
+class FaultyRewardManager(CalculatorRewardManager):
+    """One answer in twenty gets no reward."""
+
+    async def grade(self, sample: Sample) -> Grade:
+        if random.random() < SHARE:
+            raise GraderFault("the grader is away")
+        return await super().grade(sample)
+
+
+class BrokenRewardManager(CalculatorRewardManager):
+    """It never gives one."""
+
+    async def grade(self, sample: Sample) -> Grade:
+        raise KeyError("no such column")
+
+
+class AbortingAgentLoop(VerlToolAgentLoop):
+    """One turn in twenty is given up by the engine."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        generator = self._worker.generator
+        if not isinstance(generator, _Aborting):
+            self._worker.generator.__class__ = _aborting(type(generator))
+
+
+class _Aborting:
+    """Mark of a generator that aborts."""
+
+
+def _aborting(generator: type[Any]) -> type[Any]:
+    class Aborting(_Aborting, generator):  # type: ignore[misc]
+        async def generate(self, *args: Any, **kwargs: Any) -> Generation:
+            done = await super().generate(*args, **kwargs)
+            aborted = random.random() < SHARE
+            return Generation(done.token_ids, done.log_probs, "aborted") if aborted else done
+
+    return Aborting

@@ -1,0 +1,115 @@
+"""Why trajectories faulted, and which of them are left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from verl_tool.agent_loop.rollout import TooManyFaultsError
+from verl_tool.agent_loop.trajectory import LeftOut, StopReason, Trajectory
+from verl_tool.protocol import FaultKind
+from verl_tool.trainer.ppo.spoilt import lone_rows
+
+ABORTED = "aborted"
+"""The engine gave the request up."""
+GRADER = "grader"
+"""The reward manager gave no reward, and gives none to an empty answer either."""
+GRADER_CRASHED = "grader_crashed"
+"""The reward manager failed at this answer only, which has the score of an empty one."""
+LOST = "lost"
+"""The agent loop raised: verl's newer trainer goes on without the trajectory."""
+CAUSES = (*(kind.value for kind in FaultKind), ABORTED, GRADER, GRADER_CRASHED, LOST)
+
+SPOILT = (LeftOut.FAULT, LeftOut.ABORTED, LeftOut.GRADER)
+"""What tells nothing about the policy."""
+_REASONS_PROVOKABLE = (LeftOut.OVERLONG, LeftOut.VOID)
+_PROVOKABLE = {*(kind.value for kind in FaultKind if kind.provokable), GRADER_CRASHED}
+_REASONSSPOILT = (LeftOut.FAULT, LeftOut.ABORTED, LeftOut.GRADER)
+"""What tells nothing about the policy."""
+_PROVOKABLE = {LeftOut.OVERLONG, LeftOut.VOID}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trajectory with what grading and its group said of it."""
+
+    trajectory: Trajectory
+    reward_fault: str = ""
+    """Why there is no reward."""
+    provoked: str = ""
+    """How its answer broke the grader."""
+
+    @property
+    def cause(self) -> str | None:
+        """One of `CAUSES`, or None if nothing failed."""
+        if self.trajectory.fault is not None:
+            return self.trajectory.fault.kind.value
+        if self.trajectory.stop is StopReason.ABORTED:
+            return ABORTED
+        if self.reward_fault:
+            return GRADER
+        return GRADER_CRASHED if self.provoked else None
+
+    @property
+    def message(self) -> str:
+        """What failed, in words; empty if nothing did."""
+        if self.trajectory.fault is not None:
+            return self.trajectory.fault.message
+        if self.trajectory.stop is StopReason.ABORTED:
+            return "the engine gave the request up"
+        return self.reward_fault or self.provoked
+
+    @property
+    def provokable(self) -> bool:
+        """Whether a model could bring about that it is left out."""
+        return self.trajectory.left_out in _REASONS_PROVOKABLE or self.cause in _PROVOKABLE
+
+    def recorded(self, **extra: Any) -> Trajectory:
+        """The trajectory as its record tells it."""
+        told = {name: value for name in ("reward_fault", "provoked") if (value := getattr(self, name))}
+        return replace(self.trajectory, extra={**self.trajectory.extra, **told, **extra})
+
+
+def with_grading(trajectory: Trajectory, reward: float | None, reward_fault: str, provoked: str) -> Outcome:
+    """`trajectory` with its reward, or left out if there is none."""
+    if reward_fault and trajectory.left_out not in (LeftOut.FAULT, LeftOut.ABORTED):
+        trajectory = replace(trajectory, left_out=LeftOut.GRADER)
+    return Outcome(trajectory.with_reward(None if trajectory.left_out in SPOILT else reward), reward_fault, provoked)
+
+
+def with_lone(
+    outcomes: Sequence[Outcome], groups: Sequence[Any], sampled: int | None, without_baseline: Collection[Any] = ()
+) -> list[Outcome]:
+    """Those that nothing is left to compare with are left out; `groups` has one entry each.
+
+    `sampled` is as for `lone_rows`, or None where samples of a prompt are not compared with one another.
+    """
+    counted = [o.trajectory.left_out not in SPOILT for o in outcomes]
+    lone = [False] * len(outcomes) if sampled is None else lone_rows(groups, counted, sampled)
+    return [
+        replace(o, trajectory=replace(o.trajectory, left_out=LeftOut.LONE))
+        if alone or (counts and group in without_baseline)
+        else o
+        for o, alone, counts, group in zip(outcomes, lone, counted, groups, strict=True)
+    ]
+
+
+def check_causes(outcomes: Sequence[Outcome], most: float, lost: int = 0) -> None:
+    """Raise TooManyFaultsError if more than the fraction `most` of trajectories faulted, for whatever cause.
+
+    `lost` trajectories did not come at all. The message counts the causes and quotes the most frequent words.
+    """
+    failed = [(o.cause, o.message) for o in outcomes if o.cause is not None]
+    failed += [(LOST, "the agent loop raised; its traceback is in the log of its worker, printed above")] * lost
+    total = len(outcomes) + lost
+    if not failed or len(failed) <= most * total:
+        return
+    causes = ", ".join(f"{cause} {n}" for cause, n in Counter(cause for cause, _ in failed).most_common())
+    commonest = Counter(message for _, message in failed).most_common(1)[0][0]
+    raise TooManyFaultsError(
+        f"{len(failed)} of {total} trajectories ended in a fault ({causes}), which is more than "
+        f"max_fault_fraction={most}. The most frequent: {commonest}. Look at the tool server's log and /health, at the "
+        "engine's or at the reward manager; raise max_fault_fraction to train on what is left"
+    )

@@ -1,0 +1,58 @@
+"""verl's KL penalty and metrics, of the rows that count. Written for verl 0.9.0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from verl import DataProto
+from verl_tool.trainer.ppo.spoilt import spoilt_rows
+
+Penalty = Callable[..., tuple[DataProto, dict[str, Any]]]
+"""verl's ``apply_kl_penalty(data, kl_ctrl=…, kl_penalty=…) -> (data, metrics)``."""
+Metrics = Callable[..., dict[str, Any]]
+"""verl's ``compute_data_metrics(batch=…, use_critic=…)``."""
+_OF_REWARDS = ("critic/score/", "critic/rewards/")
+
+
+def of_rows_in_the_loss(penalise: Penalty) -> Penalty:
+    """verl's `apply_kl_penalty`, whose controller would take each row without a token in the loss for a KL of 0."""
+
+    def apply_kl_penalty(data: DataProto, kl_ctrl: Any, **options: Any) -> tuple[DataProto, dict[str, Any]]:
+        rows = np.flatnonzero(data.batch["response_mask"].any(dim=-1).numpy())
+        if len(rows) == len(data):
+            return penalise(data, kl_ctrl=kl_ctrl, **options)
+        rewards = data.batch["token_level_scores"].clone()
+        metrics = {"actor/reward_kl_penalty_coeff": kl_ctrl.value}
+        if len(rows):
+            part, metrics = penalise(data.select_idxs(rows), kl_ctrl=kl_ctrl, **options)
+            rewards[rows] = part.batch["token_level_rewards"]
+        data.batch["token_level_rewards"] = rewards
+        return data, metrics
+
+    return apply_kl_penalty
+
+
+def of_rows_that_count(summarise: Metrics) -> Metrics:
+    """verl's `compute_data_metrics`; a row without reward is in no mean, and what cannot be told is left out."""
+
+    def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str, Any]:
+        rows = np.flatnonzero(~np.array(spoilt_rows(batch.non_tensor_batch, len(batch)), dtype=bool))
+        if len(rows):
+            return without_nan(summarise(batch=batch.select_idxs(rows), use_critic=use_critic))
+        return without_rewards(without_nan(summarise(batch=batch, use_critic=use_critic)))
+
+    return compute_data_metrics
+
+
+def without_nan(metrics: dict[str, Any]) -> dict[str, Any]:
+    """What is a number, and whatever is of another kind."""
+    return {name: v for name, v in metrics.items() if not (isinstance(v, float) and math.isnan(v))}
+
+
+def without_rewards(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Without what no row can tell if none has a reward."""
+    return {name: value for name, value in metrics.items() if not name.startswith(_OF_REWARDS)}

@@ -1,0 +1,92 @@
+"""Settings of the algorithm that are refused: rows left out would change what the others learn, or nothing would work.
+
+Written for verl 0.9.0.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+from verl_tool.errors import ConfigError
+
+PASSED = frozenset(
+    ("token_level_rewards", "response_mask", "config", "index", "values", "gamma", "lam", "norm_adv_by_std_in_grpo")
+)
+"""What both trainers hand to an estimator."""
+ONLY_V0 = frozenset(("reward_baselines", "sum_pi_squared", "old_log_probs", "batch", "non_tensor_batch"))
+"""What only the trainer of ``trainer.use_v1=false`` hands to one."""
+
+
+def check_algorithm(config: DictConfig) -> None:
+    """Raise ConfigError for the first setting that cannot work, with its name."""
+    for problem in _problems(config):
+        raise ConfigError(problem)
+
+
+def _problems(config: DictConfig) -> Iterator[str]:
+    yield from _of_estimator(config)
+    yield from _of_resampling(config)
+    for name in ("actor_rollout_ref.actor", "critic"):
+        yield from _of_loss(config, name)
+
+
+def _of_estimator(config: DictConfig) -> Iterator[str]:
+    name = str(config.algorithm.adv_estimator)
+    told = f"algorithm.adv_estimator={name}"
+    if name not in ADV_ESTIMATOR_REGISTRY:
+        known = ", ".join(sorted(ADV_ESTIMATOR_REGISTRY))
+        yield f"{told} is unknown; known: {known}. A module in VERL_USE_EXTERNAL_MODULES registers one of your own"
+        return
+    parameters = inspect.signature(ADV_ESTIMATOR_REGISTRY[name]).parameters
+    required = {n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    unknown = required - PASSED - ONLY_V0
+    if unknown:
+        yield f"{told} needs {', '.join(sorted(unknown))}, which verl hands to no estimator"
+    missing = set(parameters) & ONLY_V0
+    if config.trainer.use_v1 and missing:
+        yield f"{told} needs {', '.join(sorted(missing))}, which trainer.use_v1=true does not make; set it to false"
+    if config.actor_rollout_ref.rollout.n == 1 and name in ("grpo_passk", "rloo_vectorized"):
+        yield f"{told} compares samples of one prompt and actor_rollout_ref.rollout.n=1 makes one; set it to 2 or more"
+    if "sum_pi_squared" in parameters and not config.actor_rollout_ref.actor.get("calculate_sum_pi_squared", False):
+        yield f"{told} needs actor_rollout_ref.actor.calculate_sum_pi_squared=true"
+    if name == "gdpo" and not config.algorithm.get("gdpo_reward_keys"):
+        yield f"{told} needs algorithm.gdpo_reward_keys, names of what the reward manager tells (acc, base_score, …)"
+
+
+def _of_resampling(config: DictConfig) -> Iterator[str]:
+    if not config.algorithm.get("use_pf_ppo", False):
+        return
+    if config.algorithm.adv_estimator != "gae":
+        yield (
+            f"algorithm.use_pf_ppo=true has no effect with algorithm.adv_estimator={config.algorithm.adv_estimator}: "
+            "only gae resamples; set one of them"
+        )
+    if config.trainer.use_v1:
+        yield (
+            "algorithm.use_pf_ppo=true with trainer.use_v1=true, which would write the returns of resampled rows onto "
+            "other rows; set trainer.use_v1=false"
+        )
+
+
+def _of_loss(config: DictConfig, part: str) -> Iterator[str]:
+    section = config.actor_rollout_ref.actor if part != "critic" else config.critic
+    mode = section.get("loss_agg_mode", "token-mean")
+    if mode == "token-sum":
+        yield (
+            f"{part}.loss_agg_mode=token-sum divides by nothing, so that an update shrinks with each trajectory that "
+            "is left out; take token-mean or seq-mean-token-sum"
+        )
+    if mode == "seq-mean-token-sum-norm" and section.get("loss_scale_factor") is None:
+        yield (
+            f"{part}.loss_agg_mode=seq-mean-token-sum-norm divides by the longest row of each micro-batch, one that is "
+            f"left out too; set {part}.loss_scale_factor, to data.max_response_length for example"
+        )
+    if part != "critic" and section.policy_loss.get("loss_mode", "vanilla") == "geo_mean":
+        yield (
+            f"{part}.policy_loss.loss_mode=geo_mean is a mean over all rows of a micro-batch, those that are left out "
+            "too; take vanilla or gspo"
+        )

@@ -1,0 +1,111 @@
+"""What the rows in TransferQueue tell, and which groups verl's replay buffer filters out. Written for verl 0.9.0."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.trainer.ppo.causes import Outcome
+from verl_tool.trainer.ppo.rollout_log import Rewards
+from verl_tool.trainer.ppo.spoilt import PROVOKED, REWARD_FAULT, spoilt_rows
+
+Told = dict[str, Any]
+"""A row's ``extra_fields``: the loop's, and the reward manager's under ``reward_extra_info``."""
+
+
+def told_by_loop(batch: KVBatchMeta) -> list[Told]:
+    """The extra fields of each row."""
+    return _extra_fields(batch.keys, batch.partition_id)
+
+
+def spoilt_of(told: Sequence[Told]) -> list[bool]:
+    """Which rows are spoilt."""
+    rows = [row | row.get("reward_extra_info", {}) for row in told]
+    return [spoilt_rows({name: [value] for name, value in row.items()}, 1)[0] for row in rows]
+
+
+def rewards_told(told: Sequence[Told], groups: Sequence[str] | None = None) -> Rewards:
+    """What the reward manager told of each row besides the reward; `groups` are the prompts."""
+    columns = {
+        name: [row.get("reward_extra_info", {}).get(name, "") for row in told] for name in (REWARD_FAULT, PROVOKED)
+    }
+    return Rewards(columns=columns, groups=groups)
+
+
+class FiltersCounted(ReplayBuffer):
+    """A replay buffer that filters groups by the rows that count: equal among themselves, or only one.
+
+    verl takes a group with a fault for one with a signal. A group of which no row counts stays: it is no group without
+    signal, and the limit on faults must see it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._filtered: list[Outcome] = []
+
+    def take_filtered(self) -> list[Outcome]:
+        """The trajectories of groups that were filtered out since the last call."""
+        filtered, self._filtered = self._filtered, []
+        return filtered
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        if partition_id == "val" or self.filter_groups_metric is None:
+            return set(), Counter()
+        finished, known = self.finished_keys[partition_id], self._dapo_classification_cache[partition_id]
+        for uid in known.keys() - finished:
+            del known[uid]
+        rows: dict[str, list[str]] = defaultdict(list)
+        for key in self.partitions[partition_id]:
+            uid = key.split("_")[0]
+            if uid in finished and uid not in known:
+                rows[uid].append(key)
+        for uid in finished - known.keys():
+            known[uid] = self._shared_value(uid, rows[uid], partition_id)
+        without_signal = {uid: value for uid, value in known.items() if value is not None}
+        return set(without_signal), Counter(without_signal.values())
+
+    def _shared_value(self, uid: str, keys: list[str], partition_id: str) -> float | None:
+        """The metric's value in all rows that count, if there is just one; None if the group has a signal."""
+        if not keys:
+            return None
+        told = _extra_fields(keys, partition_id)
+        counted = [row for row, out in zip(told, spoilt_of(told), strict=True) if not out]
+        values = {self._metric_of(uid, row) for row in counted}
+        if len(keys) == 1 or len(values) != 1:
+            return None
+        self._filtered += _outcomes(told)
+        return values.pop()
+
+    def _metric_of(self, uid: str, row: Told) -> float:
+        try:
+            return float(row.get("reward_extra_info", {})[self.filter_groups_metric])
+        except KeyError:
+            raise RuntimeError(
+                f"group {uid} is missing the metric of algorithm.filter_groups.metric={self.filter_groups_metric!r}; "
+                f"the reward manager tells {sorted(row.get('reward_extra_info', {}))}"
+            ) from None
+
+
+def filtering_by_what_counts(buffer: type[Any]) -> type[Any]:
+    """verl's class of replay buffers with `FiltersCounted` added."""
+    if buffer is ReplayBuffer:
+        return FiltersCounted
+    return buffer if issubclass(buffer, FiltersCounted) else type(buffer.__name__, (FiltersCounted, buffer), {})
+
+
+def _extra_fields(keys: list[str], partition_id: str) -> list[Told]:
+    fields = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
+    # `fields[name]` would give a list of another kind.
+    rows: list[Told] = fields.pop("extra_fields").tolist()
+    return rows
+
+
+def _outcomes(told: Sequence[Told]) -> list[Outcome]:
+    trajectories = [Trajectory.from_json(row["trajectory"]) for row in told]
+    return rewards_told(told).outcomes(trajectories, None)
