@@ -49,7 +49,7 @@ def batch_of(rows: list[int], left_out: set[int]) -> TensorDict:
         "returns": column(4),
         "prompts": torch.ones(n, 1),
         "responses": torch.ones(n, LENGTH),
-        "attention_mask": torch.ones(n, 1 + LENGTH),
+        "attention_mask": torch.ones(n, 1 + LENGTH, dtype=torch.int64),
         "input_ids": torch.nested.as_nested_tensor(ids, layout=torch.jagged),
     }
     return TensorDict(data, batch_size=n)
@@ -102,7 +102,7 @@ class _Engine:
     def train_batch(self, data: TensorDict, loss_fn: Any) -> None:
         tu.assign_non_tensor(data, batch_num_tokens=self._tokens, dp_size=self._dp_size)
         for start in range(0, len(data), self._micro):
-            part = data[start : start + self._micro]
+            part = tu.index_select_tensor_dict(data, list(range(start, min(start + self._micro, len(data)))))
             n = len(part)
             flat = self._weight * (1.0 + part["old_log_probs"]) + part["old_log_probs"]
             rows = [torch.cat([row, torch.zeros(1)]) for row in flat]
@@ -123,7 +123,7 @@ def actor_loss(mode: str, loss: str = "vanilla") -> Any:
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode=mode,
         loss_scale_factor=7,
-        policy_loss=PolicyLossConfig(loss_mode=loss),
+        policy_loss=PolicyLossConfig(loss_mode=loss, dro_beta=0.1),
     )
     return lambda **given: ppo_loss(config, **given)
 
@@ -135,7 +135,7 @@ def critic_loss(mode: str) -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("make", [actor_loss, critic_loss])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_rows_left_out_do_not_change_the_update(mode, make, data):
     rows = list(range(1, 9))

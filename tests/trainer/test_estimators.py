@@ -209,7 +209,7 @@ def reference(rows: list[Row], estimator: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(rows=rows())
 def test_rows_left_out_change_nothing_for_the_others(estimator, rows):
     found = by_v0(rows, estimator)
@@ -222,7 +222,7 @@ def test_rows_left_out_change_nothing_for_the_others(estimator, rows):
 
 
 @pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if on_v1(name)])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(rows=rows())
 def test_both_trainers_agree(estimator, rows):
     with pytest.MonkeyPatch.context() as patch:
@@ -238,8 +238,8 @@ def test_both_trainers_agree(estimator, rows):
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_reward_is_seen_whatever_the_last_token(estimator):
     """Two answers, one right and one wrong, both cut behind an observation."""
-    cut = [Row(0, reward, (1, 1, 0, 1, 0, 0), seed=1) for reward in (1.0, 1.0, 0.0)]
-    whole = [Row(0, reward, (1, 1, 0, 1), seed=1) for reward in (1.0, 1.0, 0.0)]
+    cut = [Row(0, reward, (1, 1, 0, 1, 0, 0), seed=1) for reward in (1.0, 0.5, 0.0)]
+    whole = [Row(0, reward, (1, 1, 0, 1), seed=1) for reward in (1.0, 0.5, 0.0)]
     assert torch.allclose(by_v0(cut, estimator), by_v0(whole, estimator), atol=1e-5)
     assert (by_v0(cut, estimator)[0] - by_v0(cut, estimator)[2]).abs().max() > 0.1
 

@@ -81,7 +81,7 @@ def _computed(compute: Compute, data: DataProto, *args: Any, **kwargs: Any) -> D
     mask = data.batch["response_mask"]
     data.batch["token_level_rewards"] = on_model_tokens(data.batch["token_level_rewards"], mask)
     try:
-        return compute(data, *args, **kwargs)
+        done = compute(data, *args, **kwargs)
     except ValueError:
         if mask.sum() > 1:
             raise
@@ -89,6 +89,11 @@ def _computed(compute: Compute, data: DataProto, *args: Any, **kwargs: Any) -> D
         for name in ("advantages", "returns"):
             data.batch[name] = torch.zeros_like(data.batch["token_level_rewards"])
         return data
+    for name in ("advantages", "returns"):
+        # A group without any token in the loss may have 0/0 for its baseline, and NaN times a mask of 0 is NaN.
+        masked_nan = done.batch[name].isnan() & ~done.batch["response_mask"].bool()
+        done.batch[name] = done.batch[name].masked_fill(masked_nan, 0.0)
+    return done
 
 
 def _put_back(data: DataProto, part: DataProto, rows: np.ndarray) -> DataProto:
