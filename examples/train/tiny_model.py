@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-MEASURED_LESSONS = 12
+MEASURED_LESSONS = 64
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def main(
     longest = max(len(row["input_ids"]) for row in rows)
     console.print(f"{len(rows)} solutions of at most {longest} tokens")
     shown = random.Random(0).sample(lessons, min(MEASURED_LESSONS, len(lessons)))
-    held = [row for lesson in shown for row in encode_lesson(tokenizer, lesson, measured)]
+    held = [encode_lesson(tokenizer, lesson, measured)[0] for lesson in shown]
     how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
     try:
         warm_up(model, tokenizer, Endless(rows, seed), held, how, output)

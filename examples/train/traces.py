@@ -38,7 +38,7 @@ Trace = list[Part]
 
 
 def traces_of(row: Mapping[str, Any]) -> list[Trace]:
-    """Ways to go about a row of verl's, each as likely as the others; none if none is known."""
+    """Ways to go about a row of verl's, each as likely as the others, the best first; none if none is known."""
     if row["ability"] == "code":
         problem = OneLiner.of(row["extra_info"]["question"])
         return [] if problem is None else _code(problem, row["use_tool"])

@@ -88,6 +88,22 @@ def test_acecoder(tmp_path: Path) -> None:
         assert not any(test in shown for test in json.loads(row["reward_model"]["ground_truth"]).get("tests", ()))
 
 
+def test_acecoder_s_test_problems_once_more_without_the_tool(tmp_path: Path) -> None:
+    splits = from_samples(
+        "acecoder", tmp_path, "--test_size", "2", "--add_execution_prompt", "--without_tool", "--no_system_prompt"
+    )
+    assert set(splits) == {"train", "test", "without_tool"}
+    with_tool, without = splits["test"], splits["without_tool"]
+    assert [row["reward_model"] for row in with_tool] == [row["reward_model"] for row in without]
+    assert {row["data_source"] for row in splits["train"] + with_tool} == {"acecoder"}
+    assert {row["data_source"] for row in without} == {"acecoder_without_tool"}
+    assert [row["use_tool"] for row in with_tool + without] == [True, True, False, False]
+    for row in (row for part in splits.values() for row in part):
+        assert [dict(message) for message in row["prompt"]] == [
+            {"role": "user", "content": row["extra_info"]["question"]}
+        ]
+
+
 def test_answers(tmp_path: Path) -> None:
     gsm8k = from_samples("gsm8k", tmp_path / "gsm8k", "--test_size", "1")
     answers = {row["reward_model"]["ground_truth"] for part in gsm8k.values() for row in part}

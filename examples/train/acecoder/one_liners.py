@@ -19,12 +19,13 @@ import typer
 
 OPERATORS = "+-*%&|^"
 NAMES = "fghpq"
+NUMBERS = range(3, 10)
 TEST_ARGUMENTS = (0, 1, 2, 5, 13, 29, 47, 90)
 """On these no two operators agree everywhere, whatever the number."""
 QUESTION = "Write `{name}(x)`: x and {number} joined by one of + - * % & | ^; {name}({argument}) == {value}."
 _QUESTION = re.compile(
     r"Write `(?P<name>\w)\(x\)`: x and (?P<number>\d+) joined by one of \+ - \* % & \| \^; "
-    r"(?P=name)\((?P<argument>\d+)\) == (?P<value>-?\d+)\."
+    r"(?P=name)\((?P<argument>\d+)\) == (?P<value>\d+)\."
 )
 
 
@@ -109,7 +110,7 @@ def one_liners(count: int) -> list[OneLiner]:
     found: dict[OneLiner, None] = {}
     while len(found) < count:
         operator = OPERATORS[len(found) % len(OPERATORS)]
-        problem = OneLiner(rng.choice(NAMES), rng.randrange(3, 30), rng.randrange(10, 100), operator)
+        problem = OneLiner(rng.choice(NAMES), rng.choice(NUMBERS), rng.randrange(10, 100), operator)
         if problem.clear:
             found[problem] = None
     return list(found)

@@ -27,6 +27,6 @@ knob EPOCHS               5                                     1000
 knob STEPS                null                                  20
 knob VAL_TEMPERATURE      0                                     1.0
 knob VAL_FILES            "[$DATA/test.parquet]"                "[$DATA/test.parquet,$DATA/without_tool.parquet]"
-knob WARM_UP              0.96
+knob WARM_UP              0.9
 
 launch "$@"

@@ -26,6 +26,6 @@ knob REWARD               acecoder
 knob EPOCHS               1                                     1000
 knob STEPS                null                                  20
 knob VAL_TEMPERATURE      0                                     1.0
-knob WARM_UP              0.96
+knob WARM_UP              0.9
 
 launch "$@"

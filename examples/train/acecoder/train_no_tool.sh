@@ -22,6 +22,6 @@ knob REWARD               acecoder
 knob SAVE_FREQ            10                                    -1
 knob STEPS                null                                  20
 knob VAL_TEMPERATURE      0                                     1.0
-knob WARM_UP              0.96
+knob WARM_UP              0.9
 
 launch "$@"
