@@ -83,18 +83,34 @@ async def test_memory_is_counted_wherever_it_is(pool: SandboxPool, name: str) ->
     assert pool.stats().restarts == 0
 
 
-@needs_groups
-async def test_children_that_nobody_waits_for_use_cpu_time_too(pool: SandboxPool) -> None:
-    code = (
+_BURN = "t = time.process_time()\n{0}while time.process_time() - t < 0.02: pass\n{0}os._exit(0)\n"
+EVASIONS = {
+    "children that nobody waits for": (
         "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-        "while True:\n"
-        "    if os.fork() == 0:\n"
-        "        t = time.process_time()\n        while time.process_time() - t < 0.02: pass\n        os._exit(0)\n"
-        "    try: os.wait()\n    except OSError: pass\n"
-    )
-    result = await pool.run(code, limits=Limits(wall_seconds=60, cpu_seconds=0.5))
-    assert result.limit_hit == "cpu_seconds"
-    assert result.cpu_seconds >= 0.5
+        "while True:\n    if os.fork() == 0:\n        " + _BURN.format(" " * 8) + "    try: os.wait()\n"
+        "    except OSError: pass\n"
+    ),
+    "grandchildren": (
+        "import os, time\n"
+        "while True:\n    p = os.fork()\n    if p == 0:\n        if os.fork(): os._exit(0)\n        "
+        + _BURN.format(" " * 8)
+        + "    os.waitpid(p, 0); time.sleep(0.05)\n"
+    ),
+    "threads that end": (
+        "import threading, time\ndef f():\n    t = time.thread_time()\n    while time.thread_time() - t < 0.02: pass\n"
+        "while True:\n    t = threading.Thread(target=f); t.start(); t.join()\n"
+    ),
+    "programs": "import subprocess\nwhile True: subprocess.run(['/bin/sh', '-c', 'for i in 1 2 3; do :; done'])\n",
+}
+
+
+@needs_groups
+@pytest.mark.parametrize("name", EVASIONS)
+async def test_all_cpu_time_counts(pool: SandboxPool, name: str) -> None:
+    limits = Limits(wall_seconds=60, cpu_seconds=0.4, processes=128)
+    result = await pool.run(EVASIONS[name], limits=limits)
+    assert result.limit_hit == "cpu_seconds", result.stderr
+    assert result.cpu_seconds >= 0.4
 
 
 @needs_groups

@@ -277,6 +277,61 @@ ATTACKS: dict[str, tuple[str, str]] = {
         "ctypes.CDLL(None).syscall(60, 0)",
         "result.timed_out",
     ),
+    "children-by-other-flags": (
+        _SYSCALL + "for f in (0x8000 | 17 | 1 << 40, 0x8000 | 0x4000 | 17, 0x8000 | 0x10000 | 0x100 | 0x800):\n"
+        "    r = libc.syscall(ctypes.c_long(56), ctypes.c_long(f), 0, 0, 0, 0)\n    if r == 0: os._exit(0)\n    got(r)",
+        "'GOT' not in out and out.count('denied') == 3",
+    ),
+    "children-that-tell-nobody": (
+        _SYSCALL + "for _ in range(40):\n    if libc.syscall(56, 0, 0, 0, 0, 0) == 0: os._exit(0)\nprint('end')",
+        "'end' in out",
+    ),
+    "pid-1-by-other-means": (
+        _SYSCALL
+        + "b = (ctypes.c_uint64 * 2)(0, 0)\ngot(libc.syscall(302, 1, 7, b, 0)); got(libc.syscall(203, 1, 8, b));"
+        " got(libc.syscall(234, 1, 1, 9)); fd = libc.syscall(434, 1, 0); got(libc.syscall(424, fd, 9, 0, 0));"
+        " got(libc.syscall(438, fd, 0, 0)); got(libc.syscall(141, 0, 1, 19))",
+        "'GOT' not in out and out.count('denied') == 6",
+    ),
+    "queued-signals": (
+        _SYSCALL + "import signal\nsignal.pthread_sigmask(0, range(34, 60))\nb = ctypes.create_string_buffer(128)\n"
+        "ctypes.c_int.from_buffer(b, 8).value = -1\nn = 0\n"
+        "while n < 10**5 and libc.syscall(129, os.getpid(), 40, b) == 0: n += 1\nprint(n)",
+        "int(out) <= 256",
+    ),
+    "filters-on-sockets": (
+        "import socket\na, b = socket.socketpair()\nfor o in (26, 50, 51, 52):\n"
+        "    try: a.setsockopt(1, o, bytes(16)); print('GOT')\n    except PermissionError: print('denied')",
+        "'GOT' not in out and out.count('denied') == 4",
+    ),
+    "leases-by-high-bits": (
+        _SYSCALL + "f = os.open('/usr/bin/env', 0)\nfor c in (1024 | 1 << 32, 1026 | 1 << 33):\n"
+        "    got(libc.syscall(ctypes.c_long(72), ctypes.c_long(f), ctypes.c_long(c), ctypes.c_long(0)))",
+        "'GOT' not in out and out.count('denied') == 2",
+    ),
+    "kernel-surface-of-late": (
+        _SYSCALL
+        + "for n in (444, 445, 446, 451, 459, 460, 461, 324, 139, 216, 470): got(libc.syscall(n, 0, 0, 1, 0, 0))",
+        "'GOT' not in out and out.count('denied') == 11",
+    ),
+    "descriptors-held-in-flight": (
+        "import array, os, socket\nheld = []\ntry:\n    while True:\n"
+        "        a, b = socket.socketpair(); held.append((a, b))\n"
+        "        for _ in range(200):\n"
+        "            r, w = os.pipe(); os.set_blocking(w, False); os.write(w, bytes(4096))\n"
+        "            a.sendmsg([b'x'], [(1, 1, array.array('i', [r, w]))]); os.close(r); os.close(w)\n"
+        "except OSError: print('stopped')",
+        "'stopped' in out or result.limit_hit",
+    ),
+    "a-tree-that-stops": (
+        "import os, signal\nfor _ in range(4): os.fork()\nos.kill(0, signal.SIGSTOP)",
+        "result.timed_out",
+    ),
+    "names-by-attributes": (
+        "import os\nopen('f', 'w').close()\nn = 0\ntry:\n"
+        "    while n < 10**5: os.setxattr('f', f'user.{n}', bytes(60000)); n += 1\nexcept OSError: pass\nprint(n)",
+        "int(out) < 5000",
+    ),
     "inotify-flood": (
         _SYSCALL + "n = 0\nwhile libc.inotify_init() >= 0: n += 1\nprint(n)",
         "int(out) < 256",
