@@ -32,6 +32,22 @@ async def grader():  # type: ignore[no-untyped-def]
         ("1,234", "1234", True),
         (r"\{1, 2\}", r"\{2, 1\}", True),
         ("x=3", "3", True),
+        ("3", "x = 1 + 2 = 3", True),
+        (r"50\%", "50", True),
+        ("50", r"50\%", True),
+        (r"50\%", "0.5", True),
+        ("0.5", r"50\%", True),
+        (r"50\%", "5", False),
+        ("7", "8=7", False),
+        ("7", "7_2", False),
+        ("72", "7,2", False),
+        ("7", "7, 8, 9", False),
+        ("7", r"7 \text{ or } 8", False),
+        ("7", r"\{7, 8\}", False),
+        ("7", r"\pm 7", False),
+        ("yes", r"\text{Yes}", True),
+        (r"\text{on}", r"\text{no}", False),
+        ("left", "felt", False),
         ("3", "4", False),
         ("3", "", False),
         ("3", "I do not know", False),
@@ -58,13 +74,22 @@ async def test_nothing_of_an_answer_is_evaluated(grader: MathGrader, tmp_path: P
 
 
 @in_module_loop
-async def test_a_comparison_without_end_is_a_fault_and_leaves_a_working_grader(grader: MathGrader) -> None:
-    slow = MathGrader(processes=1, seconds=1.0)
+async def test_a_comparison_without_end_is_wrong_and_spoils_no_other() -> None:
+    slow = MathGrader(processes=1, seconds=2.0)
+    bombs = ["9^{9^{9^{9^{9}}}} - 9^{9^{9^{9^{8}}}}", "(x+1)^{99999}+9^{9^{9}}", "{" * 900 + "}" * 900, "9" * 900 + "!"]
     try:
-        assert await slow.equal("2", "1+1") is True
-        with pytest.raises(GraderFault):
-            await slow.equal("2", "9^{9^{9^{9^{9}}}} - 9^{9^{9^{9^{8}}}}")
-        assert await slow.equal("2", "4/2") is True
+        found = await asyncio.gather(*(slow.equal("2", answer) for answer in [*bombs, "1+1", "4/2"]))
+        assert found == [False] * len(bombs) + [True, True]
+    finally:
+        await slow.close()
+
+
+@in_module_loop
+async def test_a_gold_answer_that_cannot_be_read_is_a_fault() -> None:
+    slow = MathGrader(processes=1, seconds=2.0)
+    try:
+        with pytest.raises(GraderFault, match="gold answer"):
+            await slow.equal("\\sum_{n=1}^{10^{9}} \\sin(n)" + " + 9^{9^{9^{9}}}", "2")
     finally:
         await slow.close()
 

@@ -100,6 +100,11 @@ def test_all_are_registered_under_their_names() -> None:
         ("#### 9", 0.0),
         ("####", 0.0),
         ("", 0.0),
+        ("#### 90000 dollars", 1.0),
+        ("#### 90000 or 90001", 0.0),
+        ("#### 90_000", 0.0),
+        ("#### 9,0000", 0.0),
+        ("\\boxed{90000, 90001}", 0.0),
     ],
 )
 async def test_gsm8k(text: str, expected: float) -> None:
@@ -124,6 +129,14 @@ async def test_calculator() -> None:
         ("<answer>Rhine</answer>", ["Danube"], 0.0),
         ("Danube", ["Danube"], 0.0),
         ("<answer>Danube</answer> <answer>Rhine</answer>", "Danube", 0.0),
+        ("<answer></answer>", ["The A"], 0.0),
+        ("<answer>an</answer>", ["The A"], 0.0),
+        ("<answer>the a</answer>", ["The A"], 1.0),
+        ("<answer>7,2</answer>", ["72"], 0.0),
+        ("<answer>7.2</answer>", ["72"], 0.0),
+        ("<answer>-72</answer>", ["72"], 0.0),
+        ("<answer>1,234!</answer>", ["1234"], 1.0),
+        ("<answer>Danube, Rhine</answer>", ["Danube"], 0.0),
     ],
 )
 async def test_search(text: str, gold: Any, expected: float) -> None:

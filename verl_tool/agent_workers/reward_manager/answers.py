@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 _FENCED = re.compile(r"^[ \t]*```([\w+-]*)[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _PYTHON = frozenset({"", "python", "python3", "py"})
-_NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(?:\.\d+)?%?")
+_NUMBER = re.compile(
+    r"(?P<sign>[-+]?)\$?(?P<sign2>[-+]?)"
+    r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?P<power>[eE][-+]?[0-9]{1,3})?%?\.?"
+)
+_OF_NUMBERS = re.compile(r"[\w.,$%+-]")
+"""Characters of which a number stands apart only if none of another kind is beside it."""
+_LONGEST_NUMBER = 400
+"""Characters."""
+_LATEX = str.maketrans({"\u2212": "-"})
+_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
 _BOXED = "\\boxed{"
 
 
@@ -40,21 +49,41 @@ def last_tagged(text: str, tag: str) -> str | None:
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number; ``1,234``, ``$5`` and ``50%`` are 1234, 5 and 50."""
-    found = None
-    for match in _NUMBER.finditer(text):
-        found = match.group()
-    return None if found is None else as_number(found)
+    """The last number; ``1,234``, ``$5``, ``.5`` and ``50%`` are 1234, 5, 0.5 and 50.
+
+    None if the last digits stand in what is no number: ``7_2``, ``3-4``, ``v2``.
+    """
+    end = next((i + 1 for i in range(len(text) - 1, -1, -1) if text[i].isnumeric()), 0)
+    if end == 0:
+        return None
+    start = end
+    while start > 0 and end - start <= _LONGEST_NUMBER and _OF_NUMBERS.match(text[start - 1]):
+        start -= 1
+    while end < len(text) and end - start <= _LONGEST_NUMBER and _OF_NUMBERS.match(text[end]):
+        end += 1
+    return as_number(text[start:end].rstrip(",-."))
 
 
 def as_number(text: str) -> Decimal | None:
-    """The number that the text is, without thousands' commas, ``$``, ``%`` and a full stop at its end."""
-    cleaned = text.strip().rstrip(".").rstrip("%").replace(",", "").replace("$", "")
-    try:
-        number = Decimal(cleaned)
-    except InvalidOperation:
+    r"""The number that the text is as a whole, in digits of ASCII; ``1,234`` has its commas where thousands are.
+
+    ``$``, ``%``, a full stop behind it, and LaTeX's ``\$``, ``\%``, ``{,}``, ``\,`` and ``\text{}`` around it are left
+    out.
+    """
+    if len(text) > _LONGEST_NUMBER:
         return None
-    return number if number.is_finite() else None
+    cleaned = text.strip().translate(_LATEX)
+    whole = _TEXT.fullmatch(cleaned)
+    cleaned = (whole[1] if whole else cleaned).strip()
+    if len(cleaned) > 1 and cleaned[0] == cleaned[-1] == "$":
+        cleaned = cleaned[1:-1].strip()
+    for latex, plain in (("\\$", "$"), ("\\%", "%"), ("{,}", ","), ("\\,", ","), ("\\!", "")):
+        cleaned = cleaned.replace(latex, plain)
+    found = _NUMBER.fullmatch(cleaned.replace(" %", "%"))
+    if found is None or (found["sign"] and found["sign2"]):
+        return None
+    digits = found["digits"].replace(",", "")
+    return Decimal(f"{found['sign']}{found['sign2']}{digits}{found['power'] or ''}")
 
 
 def _until_brace(text: str) -> str | None:

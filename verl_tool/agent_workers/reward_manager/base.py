@@ -41,7 +41,7 @@ class RewardOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     timeout_seconds: float = Field(60.0, gt=0)
-    """For grading one trajectory, all waits included."""
+    """For grading one trajectory. Where comparisons wait for a place, from when there is one."""
     shaping: Shaping = Shaping()
 
 
@@ -75,6 +75,11 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
     async def grade(self, sample: Sample) -> Grade:
         """Grade one trajectory. Raises GraderFault if the grader fails."""
 
+    def seconds(self, sample: Sample) -> float | None:
+        """The deadline of `grade`. None: the grader keeps deadlines itself, for samples wait for places in it, and the
+        answers before this one must not use up its time."""
+        return self.options.timeout_seconds
+
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """verl's entry point: ``{"reward_score": float, "reward_extra_info": {...}}`` of the last row of `data`."""
         item = data[-1]
@@ -105,7 +110,7 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
             return await self._graded(replace(sample, turns=("",))), self._failure(error)
 
     async def _graded(self, sample: Sample) -> Grade:
-        return await asyncio.wait_for(self.grade(sample), self.options.timeout_seconds)
+        return await asyncio.wait_for(self.grade(sample), self.seconds(sample))
 
     def _failure(self, error: Exception) -> str:
         name = type(self).__name__

@@ -46,8 +46,10 @@ def final_number(text: str, flexible: bool) -> Decimal | None:
     """The number that the text ends on."""
     _, mark, behind = text.rpartition(_MARK)
     if mark:
-        words = behind.strip().split(maxsplit=1)
-        return as_number(words[0]) if words else None
+        line = behind.strip().partition("\n")[0]
+        number, _, rest = line.partition(" ")
+        # "72 dollars" is one answer, "72 or 73" are two.
+        return None if any(character.isnumeric() for character in rest) else as_number(number)
     boxed = last_boxed(text)
     if boxed is not None:
         return as_number(boxed)

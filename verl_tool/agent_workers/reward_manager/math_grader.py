@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import sys
 from pathlib import Path
 
 from verl_tool.agent_workers.reward_manager.grade import GraderFault
+
+log = logging.getLogger(__name__)
 
 _PROGRAM = Path(__file__).with_name("math_process.py")
 _START_SECONDS = 60.0
@@ -26,7 +29,8 @@ class MathGrader:
     async def equal(self, gold: str, answer: str) -> bool:
         r"""Whether two answers, LaTeX without ``\boxed``, are the same.
 
-        Raises GraderFault if there is no verdict: the comparison takes too long, or its process dies.
+        An answer that takes too long, or ends the process, is not: a model can write one. The time counts from when a
+        process is at hand. Raises GraderFault if no process starts, or the gold answer is what cannot be read.
         """
         if answer.strip() == gold.strip():
             return True
@@ -34,18 +38,26 @@ class MathGrader:
             process = self._idle.pop() if self._idle else await self._started()
             sound = False
             try:
-                told = await asyncio.wait_for(_asked(process, gold, answer), self._seconds)
-                sound = True
-            except asyncio.TimeoutError:
-                raise GraderFault(f"comparing {answer[:80]!r} took more than {self._seconds:g} s") from None
-            except (OSError, ValueError) as error:
-                raise GraderFault(f"comparing {answer[:80]!r} ended its process: {error}") from error
+                equal, sound = await self._compared(process, gold, answer)
             finally:
                 if sound:
                     self._idle.append(process)
                 else:  # also after a cancellation: it may still be at work
                     await _killed(process)
-        return told
+        return equal
+
+    async def _compared(self, process: asyncio.subprocess.Process, gold: str, answer: str) -> tuple[bool, bool]:
+        """Whether they are equal, and whether the process may be used again. Raises GraderFault."""
+        try:
+            await asyncio.wait_for(_asked(process, gold, answer), self._seconds)
+        except (asyncio.TimeoutError, OSError, ValueError) as error:
+            raise GraderFault(f"the gold answer {gold[:80]!r} cannot be read: {error!r}") from error
+        try:
+            told = await asyncio.wait_for(_line(process), self._seconds)
+        except (asyncio.TimeoutError, OSError, ValueError):
+            log.info("comparing %r ended or took more than %g s: wrong", answer[:80], self._seconds)
+            return False, False
+        return bool(told["equal"]), not told["worn"]
 
     async def close(self) -> None:
         """End the child processes. They end with this process in any case."""
@@ -59,6 +71,7 @@ class MathGrader:
         )
         try:
             await asyncio.wait_for(_asked(process, "1", "1"), _START_SECONDS)
+            await asyncio.wait_for(_line(process), _START_SECONDS)
         except (asyncio.TimeoutError, OSError, ValueError) as error:
             await _killed(process)
             raise GraderFault(
@@ -71,15 +84,23 @@ class MathGrader:
         return process
 
 
-async def _asked(process: asyncio.subprocess.Process, gold: str, answer: str) -> bool:
-    if process.stdin is None or process.stdout is None:
+async def _asked(process: asyncio.subprocess.Process, gold: str, answer: str) -> None:
+    """Ask, and wait until the gold answer is read."""
+    if process.stdin is None:
         raise ValueError("the process has no pipes")
     process.stdin.write(json.dumps({"gold": gold, "answer": answer}).encode() + b"\n")
     await process.stdin.drain()
+    if "gold" not in await _line(process):
+        raise ValueError("it failed")
+
+
+async def _line(process: asyncio.subprocess.Process) -> dict[str, bool]:
+    if process.stdout is None:
+        raise ValueError("the process has no pipes")
     line = await process.stdout.readline()
     if not line:
         raise ValueError(f"it ended with exit code {await process.wait()}")
-    return bool(json.loads(line)["equal"])
+    return dict(json.loads(line))
 
 
 async def _killed(process: asyncio.subprocess.Process) -> None:

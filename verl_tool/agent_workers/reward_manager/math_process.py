@@ -1,6 +1,8 @@
 """Compares mathematical answers with math-verify, in a process that can be killed. Run as a program.
 
-One line of JSON a question, ``{"gold": latex, "answer": latex}``; one line an answer, ``{"equal": bool}``.
+One line of JSON a question, ``{"gold": latex, "answer": latex}``. Two lines of answer: ``{"gold": true}`` once the gold
+answer is read, so that a process that ends or hangs later does so by the other; then ``{"equal": bool, "worn": bool}``,
+where `worn` asks to be replaced: the comparison failed or took much memory.
 Only math-verify's LaTeX grammar reads the answer (ANTLR): its plain-expression reader goes through sympy's
 `parse_expr`, which evaluates text as Python. Nothing of verl-tool is imported here, so that the process starts fast.
 """
@@ -10,24 +12,63 @@ import ctypes
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from typing import TextIO
 
 from math_verify import LatexExtractionConfig, parse, verify
 
 MEMORY_BYTES = 4 << 30
 """Address space: ``9^{9^{9^9}}`` runs into a MemoryError and not into the machine's memory."""
+WORN_KILOBYTES = 1 << 20
+"""Of resident memory."""
+_PERCENT = re.compile(r"\\?%\s*$")
+_WORD = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,})\s*\}?")
 _PR_SET_PDEATHSIG = 1
 _READERS = (LatexExtractionConfig(boxed_match_priority=0),)
 
 
-def compare(gold: str, answer: str) -> dict[str, bool]:
+def compare(gold: str, answer: str, gold_is_read: Callable[[], None] = lambda: None) -> bool:
     """Whether the two are equal."""
-    wanted, given = (_parsed(text) for text in (gold, answer))
+    wanted = _parsed(_PERCENT.sub("", gold))
+    gold_is_read()
+    word = _WORD.fullmatch(gold.strip())
+    if word:  # math-verify reads a word as a product of letters: "on" is "no"
+        given = _WORD.fullmatch(answer.strip())
+        return given is not None and given[1].casefold().split() == word[1].casefold().split()
+    if not wanted or not _may_stand_for(gold, answer):
+        return False
+    sides = [_parsed(_PERCENT.sub("", side)) for side in _sides(gold, answer)]
     # math-verify's own time limits are signals, which would only end what Python sees; the caller kills instead.
-    equal = bool(wanted) and verify(wanted, given, timeout_seconds=None)
-    return {"equal": bool(equal)}
+    if all(verify(wanted, side, timeout_seconds=None) for side in sides):
+        return True
+    return bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)) and _equal_by_percent(gold, answer)
+
+
+def _may_stand_for(gold: str, answer: str) -> bool:
+    """Not so for what math-verify reads as less than it is: a number with an index (``7_2``), which it drops."""
+    return "_" in gold or not re.search(r"[0-9]\s*_(?!\{?10\b)", answer)
+
+
+def _sides(gold: str, answer: str) -> list[str]:
+    """What of the answer must equal the gold answer: all sides without a letter of an equation, of which math-verify
+    takes the last: ``8=7``."""
+    if "=" in gold or not re.fullmatch(r"[^<>]*[^<>=!]=[^<>=]*", answer.replace("\\neq", "<")):
+        return [answer]
+    numbers = [
+        side for side in answer.split("=") if side.strip() and not re.search(r"[A-Za-z]", re.sub(r"\\[a-z]+", "", side))
+    ]
+    return [answer, *numbers]
+
+
+def _equal_by_percent(gold: str, answer: str) -> bool:
+    r"""Whether one is written in percent and the other as a part: ``50\%`` and ``0.5``."""
+    parts = [rf"\frac{{{_PERCENT.sub('', text)}}}{{100}}" if _PERCENT.search(text) else text for text in (gold, answer)]
+    wanted, given = map(_parsed, parts)
+    return bool(wanted) and bool(verify(wanted, given, timeout_seconds=None))
 
 
 def _parsed(text: str) -> list:
@@ -44,8 +85,19 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         compare("1", "1")
         for line in sys.stdin:
-            answers.write(json.dumps(compare(**json.loads(line))) + "\n")
-            answers.flush()
+            _answer(json.loads(line), answers)
+
+
+def _answer(question: dict[str, str], answers: TextIO) -> None:
+    def tell(**fields: bool) -> None:
+        answers.write(json.dumps(fields) + "\n")
+        answers.flush()
+
+    try:
+        equal = compare(question["gold"], question["answer"], lambda: tell(gold=True))
+        tell(equal=equal, worn=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > WORN_KILOBYTES)
+    except Exception:  # noqa: BLE001  whatever sympy makes of an expression: no memory left, too deep
+        tell(equal=False, worn=True)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def same_answer(answer: str, gold: str) -> bool:
     number, wanted = as_number(answer), as_number(gold)
     if number is not None and wanted is not None:
         return number == wanted
-    return answer.strip().casefold() == gold.strip().casefold()
+    return bool(answer.strip()) and answer.strip().casefold() == gold.strip().casefold()
 
 
 def solves_countdown(expression: str, numbers: list[int], target: int) -> bool:

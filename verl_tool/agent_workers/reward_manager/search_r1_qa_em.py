@@ -20,7 +20,8 @@ from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, Re
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.sample import Sample
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]")
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -41,18 +42,37 @@ class SearchR1RewardManager(GradingRewardManager[SearchOptions]):
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises ValueError if the row has no golden answer."""
-        wanted = {normalised(answer) for answer in golden_answers(sample.ground_truth)}
+        golden = golden_answers(sample.ground_truth)
         answer = last_tagged(sample.text, "answer")
         if answer is None:
             return Grade(self.options.no_answer, False, {"answered": 0.0})
-        right = normalised(answer) in wanted
+        right = any(same_answer(answer, gold) for gold in golden)
         return Grade(self.options.right if right else self.options.wrong, right, {"answered": 1.0})
 
 
+def same_answer(answer: str, gold: str) -> bool:
+    """Whether the normal forms are equal; of a gold answer of which nothing is left, "The A", the texts themselves."""
+    wanted = normalised(gold)
+    if wanted:
+        return normalised(answer) == wanted
+    return bool(answer.strip()) and answer.strip().casefold() == gold.strip().casefold()
+
+
 def normalised(answer: str) -> str:
-    """SQuAD's normal form (Rajpurkar et al. 2016, the official evaluation script)."""
-    without = _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION))
+    """SQuAD's normal form (Rajpurkar et al. 2016, the official evaluation script), but that numbers stay what they are:
+    there ``7.2`` and ``-72`` are 72."""
+    numbers = _THOUSANDS.sub("", answer.lower())
+    without = _ARTICLES.sub(" ", _PUNCTUATION.sub(_of_a_number, numbers))
     return " ".join(without.split())
+
+
+def _of_a_number(mark: re.Match[str]) -> str:
+    """The punctuation mark if it is a part of a number, else nothing."""
+    text, at = mark.string, mark.start()
+    before, behind = text[at - 1 : at], text[at + 1 : at + 2]
+    inside = before.isdigit() and mark[0] in ".,-/:"
+    at_the_start = not before.isalnum() and mark[0] in ".-"
+    return mark[0] if behind.isdigit() and (inside or at_the_start) else ""
 
 
 def golden_answers(ground_truth: Any) -> list[str]:

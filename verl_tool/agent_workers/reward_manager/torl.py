@@ -29,7 +29,7 @@ class MathOptions(RewardOptions):
     wrong: float = -1.0
     code_error_penalty: float = Field(0.0, le=0)
     compare_seconds: float = Field(10.0, gt=0)
-    """For one comparison; past it the trajectory is a fault."""
+    """For one comparison, from when a process is at hand; past it the answer is wrong."""
     compare_processes: int = Field(2, ge=1)
     """Comparisons at a time, of one reward worker. Each process holds about 100 MB."""
     max_answer_chars: int = Field(1000, ge=1)
@@ -41,7 +41,7 @@ class MathJudge:
 
     def __init__(self, options: MathOptions) -> None:
         self._options = options
-        self._grader = MathGrader(options.compare_processes, options.compare_seconds)
+        self._grader = MathGrader(options.compare_processes, min(options.compare_seconds, options.timeout_seconds))
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault if the comparison fails."""
@@ -70,8 +70,11 @@ class ToRLRewardManager(GradingRewardManager[MathOptions]):
         super().__init__(*args, **kwargs)
         self._judge = MathJudge(self.options)
 
+    def seconds(self, sample: Sample) -> None:
+        """`MathGrader` keeps the deadlines."""
+
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if the comparison fails."""
+        """Raises GraderFault if no process starts, or the ground truth cannot be read."""
         return await self._judge.grade(sample)
 
 
