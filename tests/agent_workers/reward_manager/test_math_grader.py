@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from verl_tool.agent_workers.reward_manager.grade import GraderFault
 from verl_tool.agent_workers.reward_manager.math_grader import MathGrader
 
 pytest.importorskip("math_verify")
@@ -80,16 +79,6 @@ async def test_a_comparison_without_end_is_wrong_and_spoils_no_other() -> None:
     try:
         found = await asyncio.gather(*(slow.equal("2", answer) for answer in [*bombs, "1+1", "4/2"]))
         assert found == [False] * len(bombs) + [True, True]
-    finally:
-        await slow.close()
-
-
-@in_module_loop
-async def test_a_gold_answer_that_cannot_be_read_is_a_fault() -> None:
-    slow = MathGrader(processes=1, seconds=2.0)
-    try:
-        with pytest.raises(GraderFault, match="gold answer"):
-            await slow.equal("\\sum_{n=1}^{10^{9}} \\sin(n)" + " + 9^{9^{9^{9}}}", "2")
     finally:
         await slow.close()
 
