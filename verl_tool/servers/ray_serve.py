@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import math
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -39,6 +40,9 @@ LOOK_SECONDS = 5.0
 """How often the running server looks whether its cluster is still there."""
 
 console = Console(stderr=True)
+
+_LEAST_OPEN_FILES = 1024
+"""Of a process: HAProxy, Ray's processes and a replica's runs need hundreds."""
 
 
 class LogLevel(str, Enum):
@@ -254,6 +258,7 @@ def serve_tools(
         )
 
     try:
+        _ensure_open_files()
         replicas = _replicas(num_replicas, max_replicas)
         # What is wrong with the tools shows here, before any process is started.
         make_tools(settings_now())
@@ -301,6 +306,21 @@ def _logical_cpus(replicas: int | AutoscalingSettings, cpus_per_replica: float) 
     most = replicas.max_replicas if isinstance(replicas, AutoscalingSettings) else replicas
     # In a rolling update the old ones stay for the trajectories that live in them.
     return max(os.cpu_count() or 1, math.ceil(2 * most * cpus_per_replica) + 1)
+
+
+def _ensure_open_files() -> None:
+    """See that this process may open enough files, and raise the soft limit to that.
+
+    Raises:
+        StartError: the hard limit is too low for Ray and its proxy.
+    """
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < _LEAST_OPEN_FILES:
+        raise StartError(
+            f"a process may open {most} files here (`ulimit -n`), the server needs {_LEAST_OPEN_FILES}; raise the limit"
+        )
+    if soft < _LEAST_OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_LEAST_OPEN_FILES, most))
 
 
 def _words(error: VerlToolError | ValidationError) -> str:
