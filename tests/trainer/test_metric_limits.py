@@ -123,6 +123,7 @@ def test_verl_s_trainer_of_a_transfer_queue_looks_at_its_step_s_metrics(monkeypa
         def on_step_end(self) -> None: ...
 
     trainer, metrics = Trainer(), {}
+    monkeypatch.setattr("verl_tool.trainer.ppo.v1_trainer._not_told", lambda batch: [])
     trainer._compute_metrics(None, metrics)
     assert metrics == {KL: 0.3, CALLS: 1.0}
     assert trainer._watch._outside == {"ppo_kl"}
