@@ -20,7 +20,7 @@ from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, Re
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.sample import Sample
 
-_PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]")
+_PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -66,13 +66,14 @@ def normalised(answer: str) -> str:
     return " ".join(without.split())
 
 
-def _of_a_number(mark: re.Match[str]) -> str:
-    """The punctuation mark if it is a part of a number, else nothing."""
-    text, at = mark.string, mark.start()
-    before, behind = text[at - 1 : at], text[at + 1 : at + 2]
-    inside = before.isdigit() and mark[0] in ".,-/:"
-    at_the_start = not before.isalnum() and mark[0] in ".-"
-    return mark[0] if behind.isdigit() and (inside or at_the_start) else ""
+def _of_a_number(marks: re.Match[str]) -> str:
+    """What of these punctuation marks is a part of a number."""
+    before, behind = marks.string[: marks.start()][-1:], marks.string[marks.end() :][:1]
+    if not behind.isdigit():
+        return ""
+    if before.isdigit():
+        return marks[0]
+    return marks[0][-1] if marks[0][-1] in ".-" and not before.isalnum() else ""
 
 
 def golden_answers(ground_truth: Any) -> list[str]:
