@@ -225,6 +225,8 @@ class Endpoint:
             return overloaded(str(raised), code="engine_failed")
         if isinstance(raised, ToolFault):
             return from_fault(raised.as_fault())
+        if isinstance(raised, ConfigError):
+            return ApiError(500, str(raised), code="misconfigured")
         if isinstance(raised, asyncio.TimeoutError):
             return ApiError(504, f"no answer within {self._timeout:g} s; it was stopped", code="timeout")
         # The last line of defence: a bug of ours must not leave a client without an answer.

@@ -7,12 +7,13 @@ evaluation must not run under other settings than it believes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from eval_service.errors import ApiError, bad_request
+from verl_tool.agent_loop.row import MEDIA_COLUMNS, holds_something
 from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
 
 MOST_CHOICES = 1024
@@ -161,6 +162,19 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_only(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        held = [name for name in MEDIA_COLUMNS if holds_something(value.get(name))]
+        content = value.get("content")
+        parts = content if isinstance(content, list) else []
+        kinds = [part.get("type") for part in parts if isinstance(part, Mapping) and part.get("type") != "text"]
+        for other in (*held, *kinds):
+            raise ValueError(f"{str(other)[:80]!r} is not carried here: this endpoint takes text only")
+        return value
 
     def for_template(self) -> dict[str, Any]:
         """The message with its content as one text."""

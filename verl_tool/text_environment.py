@@ -20,9 +20,10 @@ from verl_tool.agent_loop.function_tools import Function, FunctionTools
 from verl_tool.agent_loop.generator import Generator
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.rollout import Start, rollout
-from verl_tool.agent_loop.tokenizer import HFTokenizer
+from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.client import ToolClient
+from verl_tool.errors import ConfigError
 from verl_tool.formats import TRL
 from verl_tool.text_history import TextHistory
 
@@ -37,13 +38,14 @@ class TextEnvironment:
         self,
         model: Any,
         tokenizer: Any,
-        tools: str | Mapping[str, Function] | Iterable[Function] = (),
+        tools: str | Mapping[str, Function] | Iterable[Function] | None = (),
         reward_fn: RewardFunction | None = None,
-        prompt: str = "",
+        prompt: str | None = "",
         max_turns: int = 4,
-        max_tool_response: int = 100,
+        max_tool_response: int | None = None,
         max_length: int | None = None,
         generation_kwargs: Mapping[str, Any] | None = None,
+        max_tool_reponse: int | None = None,
     ) -> None:
         """
         `model`: a transformers model, or any `Generator` (its ``generate`` is a coroutine function).
@@ -53,36 +55,48 @@ class TextEnvironment:
         `reward_fn`: is given the last text segment of each history, and the keyword arguments of `run`.
         `prompt`: stands before each task.
         `max_turns`: turns of the model; a tool's answer to the last one is kept and not continued.
-        `max_tool_response`: characters of a function's output; tokens of an observation if `tools` is a URL.
+        `max_tool_response`: characters of a function's output; tokens of an observation if `tools` is a URL. Default:
+        100. `max_tool_reponse` is TRL's spelling of it.
         `max_length`: tokens of a whole history.
-        `generation_kwargs`: for ``model.generate``; sampling parameters if `model` is a `Generator`.
+        `generation_kwargs`: for ``model.generate``, TRL's ``eos_token_id=-1`` (none ends a turn) included; sampling
+        parameters if `model` is a `Generator`.
+
+        Raises ConfigError for arguments that contradict each other.
         """
-        self.model, self.tokenizer, self.reward_fn, self.prompt = model, tokenizer, reward_fn, prompt
+        shown = _only_one(max_tool_response=max_tool_response, max_tool_reponse=max_tool_reponse)
+        most_shown = 100 if shown is None else shown
+        # TRL's models with a value head hold the one that generates.
+        self.model = getattr(model, "pretrained_model", model)
+        self.tokenizer, self.reward_fn, self.prompt = tokenizer, reward_fn, prompt or ""
         self._tokenizer = HFTokenizer(tokenizer)
         self._tools: str | FunctionTools = (
-            tools if isinstance(tools, str) else FunctionTools(tools, (TRL,), max_tool_response)
+            tools if isinstance(tools, str) else FunctionTools(tools or (), (TRL,), most_shown)
         )
         self._kwargs = dict(generation_kwargs or {})
-        self._is_generator = inspect.iscoroutinefunction(model.generate)
+        self._is_generator = inspect.iscoroutinefunction(self.model.generate)
+        if not self._is_generator and "eos_token_id" in self._kwargs:
+            # The loop must take the same tokens for a turn's end as the model does.
+            self._tokenizer.eos_token_ids = frozenset(token_ids(self._kwargs["eos_token_id"]))
         self._options = EpisodeOptions(
             action_stop_tokens=TRL.stop,
             max_turns=max_turns,
             force_finish_for_last_turn=True,
-            max_obs_length=max_tool_response if isinstance(tools, str) else None,
+            max_obs_length=most_shown if isinstance(tools, str) else None,
             max_model_len=max_length,
             max_action_length=None if self._is_generator else self._kwargs.pop("max_new_tokens", None),
             enable_tqdm=False,
         )
 
     def run(
-        self, tasks: Sequence[str], **rewards_kwargs: Any
+        self, tasks: Sequence[str] | None = None, *, queries: Sequence[str] | None = None, **rewards_kwargs: Any
     ) -> tuple[list[Any], list[Any], list[Any], list[Any], list[TextHistory]]:
         """Queries, responses, masks, rewards and histories, one a task, in order.
 
         Token ids and masks are tensors if the model is transformers', else lists. A mask is 1 on tokens of the model;
         it is 0 throughout if the tool server failed (`TextHistory.fault`). Works within a running event loop too.
+        `queries` is TRL's name of `tasks`. Raises ConfigError if they are no texts, or if a tool answers with an image.
         """
-        trajectories = _run(self._trajectories(tasks))
+        trajectories = _run(self._trajectories(_texts(_only_one(tasks=tasks, queries=queries))))
         histories = [TextHistory(trajectory) for trajectory in trajectories]
         if self.reward_fn is not None:
             rewards = self.reward_fn([history.last_text_segment for history in histories], **rewards_kwargs)
@@ -124,6 +138,24 @@ class TextEnvironment:
         import torch
 
         return torch.tensor(ids, dtype=torch.long)
+
+
+def _only_one(**names: _Result | None) -> _Result | None:
+    """The one that was given, of two names of one argument. Raises ConfigError if both were, with two values."""
+    given = {name: value for name, value in names.items() if value is not None}
+    first = next(iter(given.values()), None)
+    if any(value is not first and value != first for value in given.values()):
+        raise ConfigError(f"{' and '.join(given)} are one argument under two names; give just one of them")
+    return first
+
+
+def _texts(tasks: Sequence[str] | None) -> Sequence[str]:
+    if tasks is None or isinstance(tasks, str):
+        raise ConfigError(f"run takes a list of tasks, and was given {tasks!r}")
+    for i, task in enumerate(tasks):
+        if not isinstance(task, str):
+            raise ConfigError(f"task {i} is a {type(task).__name__}; this environment carries text only")
+    return tasks
 
 
 def _run(work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verl_tool.agent_loop.row import refuse_media, text_messages, uses_tools
 from verl_tool.errors import ConfigError
 
 PARQUET_BATCH = 1024
@@ -54,14 +55,17 @@ def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
         raise ConfigError(
             f"row {index} of {path} lacks {missing[0]!r}; rows are verl's, as examples/data_preprocess makes"
         )
+    where = f"row {index} of {path}"
+    refuse_media(row, where)
+    messages = text_messages(row["prompt"], where)
     return Problem(
         index=index,
-        messages=tuple({k: v for k, v in message.items() if v is not None} for message in row["prompt"]),
+        messages=tuple({k: v for k, v in message.items() if v is not None} for message in messages),
         data_source=str(row.get("data_source") or ""),
         reward_model=dict(row["reward_model"]),
         ability=str(row.get("ability") or ""),
         extra_info=dict(row.get("extra_info") or {}),
-        use_tool=bool(row.get("use_tool", True)),
+        use_tool=uses_tools(row.get("use_tool"), where),
         tools_kwargs=dict(row.get("tools_kwargs") or {}),
     )
 

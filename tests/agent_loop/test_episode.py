@@ -464,9 +464,11 @@ async def test_a_marker_of_a_dialect_is_left_whole_though_it_is_a_special_token(
     assert list(trajectory.response[1].tokens) == tokenizer.encode("3<response>< |endoftext|>")
 
 
-async def test_pictures_that_the_loop_can_not_show_are_told() -> None:
-    trajectory = await Run([CALL, "2"], lambda a, n: StepResult("t", "see", image="data:..."))()
-    assert trajectory.calls[0].dropped_media == ("image",)
+@pytest.mark.parametrize("media", [{"image": "data:..."}, {"image": ["a"]}, {"audio": b"x"}])
+async def test_a_tool_that_answers_with_more_than_text_ends_the_run_by_name(media: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"answered with a.* text only"):
+        await Run([CALL, "2"], lambda a, n: StepResult("t", "see", **media))()
+    assert (await Run([CALL, "2"], lambda a, n: StepResult("t", "see", image=[]))()).stop is StopReason.ANSWERED
 
 
 async def test_the_callers_sampling_parameters_hold_beside_the_loops_own() -> None:

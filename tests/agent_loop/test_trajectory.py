@@ -49,7 +49,6 @@ CALLS = st.builds(
     metrics=st.dictionaries(TEXT, NUMBER, max_size=2),
     shown_tokens=st.integers(0, 99),
     truncated=st.booleans(),
-    dropped_media=st.sampled_from([(), ("image",)]),
     seconds=NUMBER,
 )
 TRAJECTORIES = st.builds(

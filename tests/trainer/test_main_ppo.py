@@ -58,6 +58,8 @@ def test_the_file_lists_every_option_with_its_default():
     from_elsewhere = {"max_prompt_length", "max_response_length", "max_model_len"}
     defaults = {name: field.default for name, field in EpisodeOptions.model_fields.items()}
     assert set(own) == set(defaults)
+    # null stands for the default where an option has two names: else one that was set would not show.
+    own |= {name: defaults[name] for name in TOOL_CONFIG_ALIASES.values() if own[name] is None}
     told = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
     assert {n: v for n, v in told.items() if n not in from_elsewhere} == {
         n: v for n, v in defaults.items() if n not in from_elsewhere
@@ -71,6 +73,20 @@ def test_options_reach_the_loop():
     assert options.max_turns == 3
     assert options.tool_call_timeout == 7
     assert options.max_response_length == 99
+
+
+@pytest.mark.parametrize(
+    ("option", "alias"),
+    [
+        ("max_turns=10", "max_tool_turns=5"),
+        ("enable_agent=true", "enabled=false"),
+        ("tool_call_timeout=60", "timeout=7"),
+    ],
+)
+def test_one_option_set_under_two_names_is_refused_even_at_its_default(option, alias):
+    config = composed(STOPS, f"{AGENT}.{option}", f"{AGENT}.tool_config.{alias}")
+    with pytest.raises(ConfigError, match="set the same option; give just one of them"):
+        options_in(config)
 
 
 def test_a_separator_needs_no_role_taken_back():

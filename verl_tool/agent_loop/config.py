@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions
 
 
 def options_in(config: DictConfig) -> EpisodeOptions:
@@ -18,7 +18,10 @@ def options_in(config: DictConfig) -> EpisodeOptions:
 
 
 def _set_by_user(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` without those that only repeat a default: the config file lists every option."""
+    """`values` without those that only repeat a default: the config file lists every option.
+
+    An option that has another name stands there as null, so that one that was set shows, whatever its value.
+    """
     fields = EpisodeOptions.model_fields
     aliases = {name: value for name, value in (values.get("tool_config") or {}).items() if value is not None}
     own = {
@@ -26,5 +29,10 @@ def _set_by_user(values: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if name != "tool_config"
     }
-    chosen = {name: value for name, value in own.items() if name not in fields or fields[name].default != value}
+    twice_named = set(TOOL_CONFIG_ALIASES.values())
+    chosen = {
+        name: value
+        for name, value in own.items()
+        if name not in fields or (value is not None if name in twice_named else fields[name].default != value)
+    }
     return chosen | ({"tool_config": aliases} if aliases else {})

@@ -35,6 +35,8 @@ class Draft:
     prompt_truncated: bool = False
     calls: list[CallRecord] = field(default_factory=list)
     fault: Fault | None = None
+    calling: bool = False
+    """A call is under way, of which the tool server may keep state though nobody waits for its answer any more."""
     details: Mapping[str, Any] = field(default_factory=dict)
     generate_seconds: float = 0.0
 
@@ -46,6 +48,8 @@ class Draft:
     @property
     def holds_state(self) -> bool:
         """Whether the tool server may hold something for this trajectory, and can be told."""
+        if self.calling:
+            return True
         if not self.calls or self.calls[-1].done:
             return False
         fault = self.calls[-1].fault
@@ -89,7 +93,6 @@ class Draft:
 
     def record(self, action: str, result: StepResult, seconds: float) -> None:
         """One call and its answer."""
-        media = (("image", result.image), ("audio", result.audio))
         self.calls.append(
             CallRecord(
                 step=len(self.calls),
@@ -101,7 +104,6 @@ class Draft:
                 invalid_reason=result.invalid_reason,
                 fault=result.fault,
                 metrics=dict(result.metrics or {}),
-                dropped_media=tuple(name for name, value in media if value is not None),
                 seconds=seconds,
             )
         )

@@ -24,6 +24,7 @@ from verl_tool.agent_loop.draft import Draft, cut_segments, now, tool_tokens
 from verl_tool.agent_loop.generator import Generation, Generator
 from verl_tool.agent_loop.observation import ControlTokens, truncate
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.row import holds_something
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory
 from verl_tool.agent_loop.turns import Turns, turns_for
@@ -284,13 +285,26 @@ class Episode:
     async def _call(self, draft: Draft, action: str, *, is_last: bool) -> StepResult:
         """The answer to one action, recorded. Raises ToolFault if there is none."""
         started = now()
+        draft.calling = True
         result = await self._ask(draft, action, is_last)
+        draft.calling = False
         seconds = now() - started
         draft.record(action, result, seconds)
         if result.fault is not None:
             fault = result.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, draft.trajectory_id)
+        for kind, media in (("an image", result.image), ("audio", result.audio)):
+            if holds_something(media):
+                raise ConfigError(
+                    f"{self._tool_in(action)} answered with {kind}, and this loop carries text only: the model would "
+                    "go on without having seen it. Serve tools that answer in text"
+                )
         return result
+
+    def _tool_in(self, action: str) -> str:
+        """The tool that an action calls, for a message."""
+        names = [call.name for fmt in self._formats for call in fmt.find_calls(action) if call.name]
+        return f"the tool {names[0]!r}" if names else f"the tool that was called by {action[-200:]!r}"
 
     async def _ask(self, draft: Draft, action: str, is_last: bool) -> StepResult:
         assert self._tools is not None  # run() refuses a row that uses tools without any

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from verl_tool.errors import ConfigError
 from verl_tool.formats import ALL_FORMATS, Call, Format
 from verl_tool.protocol import StepResult
 
 Function = Callable[..., object]
+_NOT_TEXT = frozenset({"PIL", "matplotlib"})
+"""Packages whose objects are images."""
 _ENDINGS = frozenset({"submit", "finish"})
 
 
@@ -62,10 +65,18 @@ class FunctionTools:
         function = self.functions[call.name]
         try:
             if call.arguments is not None:
-                return str(await asyncio.to_thread(function, **call.arguments))
-            return str(await asyncio.to_thread(function, call.input))
+                given = await asyncio.to_thread(function, **call.arguments)
+            else:
+                given = await asyncio.to_thread(function, call.input)
+            text = str(given)
         except Exception as error:  # noqa: BLE001 - a function of the user's may raise anything, and the model reads it
             return f"Tool error: {error}"
+        if isinstance(given, bytes) or type(given).__module__.partition(".")[0] in _NOT_TEXT:
+            raise ConfigError(
+                f"the tool {call.name!r} answered with a {type(given).__name__}, and this loop carries text only; "
+                "return text"
+            )
+        return text
 
     def _no_call(self) -> str:
         return f"No tool call was found. Known tools: {', '.join(self.functions)}."

@@ -105,8 +105,6 @@ class CallRecord:
     """Tokens of the observation that the model was fed, the template's not counted."""
     truncated: bool = False
     """The model was shown less than `observation`."""
-    dropped_media: tuple[str, ...] = ()
-    """``image`` or ``audio``, if the observation held one: this loop feeds text only."""
     seconds: float = 0.0
 
 

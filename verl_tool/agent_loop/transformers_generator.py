@@ -15,9 +15,16 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from verl_tool.agent_loop.generator import Generation
-from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.tokenizer import Tokenizer, token_ids
+from verl_tool.errors import ConfigError
 
 _OURS = frozenset({"max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"})
+
+_SET_HERE = frozenset(
+    {"input_ids", "inputs", "inputs_embeds", "attention_mask", "max_new_tokens", "max_length", "stopping_criteria"}
+    | {"stop_strings", "return_dict_in_generate", "output_scores", "num_return_sequences", "num_beams", "streamer"}
+)
+"""Arguments of ``model.generate`` that are this file's to choose."""
 
 
 class TransformersGenerator:
@@ -31,9 +38,24 @@ class TransformersGenerator:
         max_batch_size: int = 64,
         default_max_tokens: int = 256,
     ) -> None:
-        """`generation_kwargs` are those of ``model.generate`` (``do_sample``, ``temperature``, …)."""
+        """`generation_kwargs` are those of ``model.generate`` (``do_sample``, ``temperature``, ``pad_token_id``, …).
+
+        Its ``eos_token_id`` takes the place of the tokenizer's end tokens; -1 is none, so that only stop strings and
+        lengths end a turn. Raises ConfigError for an argument that the generator sets itself.
+        """
         self.model, self._tokenizer = model, tokenizer
         self._kwargs = dict(generation_kwargs or {})
+        ours = sorted(_SET_HERE & set(self._kwargs))
+        if ours:
+            raise ConfigError(
+                f"generation_kwargs has {ours[0]!r}, which the loop sets for each batch; leave it out (lengths and "
+                "stop strings are options of the loop)"
+            )
+        self._end_token_ids = tokenizer.eos_token_ids
+        if "eos_token_id" in self._kwargs:
+            self._end_token_ids = frozenset(token_ids(self._kwargs.pop("eos_token_id")))
+        pad = token_ids(self._kwargs.pop("pad_token_id", None))
+        self._pad = pad[0] if pad else min(tokenizer.eos_token_ids, default=0)
         self._max_batch_size, self._default_max_tokens = max_batch_size, default_max_tokens
         self._waiting: deque[_Request] = deque()
         self._worker: asyncio.Task[None] | None = None
@@ -47,7 +69,7 @@ class TransformersGenerator:
             prompt_ids,
             sampling_params.get("max_tokens", self._default_max_tokens),
             tuple(sampling_params.get("stop", ())),
-            self._tokenizer.eos_token_ids | set(sampling_params.get("stop_token_ids", ())),
+            self._end_token_ids | set(sampling_params.get("stop_token_ids", ())),
         )
         self._waiting.append(request)
         if self._worker is None or self._worker.done():
@@ -70,8 +92,7 @@ class TransformersGenerator:
     @torch.no_grad()
     def _run(self, batch: list[_Request]) -> list[Generation]:
         width = max(len(request.prompt_ids) for request in batch)
-        pad = min(self._tokenizer.eos_token_ids, default=0)
-        rows = [[pad] * (width - len(r.prompt_ids)) + r.prompt_ids for r in batch]
+        rows = [[self._pad] * (width - len(r.prompt_ids)) + r.prompt_ids for r in batch]
         mask = [[0] * (width - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in batch]
         ends = _RowEnds(batch, width, self._tokenizer)
         assert isinstance(self.model, GenerationMixin)  # else it cannot generate at all
@@ -80,7 +101,7 @@ class TransformersGenerator:
             attention_mask=torch.tensor(mask, device=self.model.device),
             max_new_tokens=max(request.max_tokens for request in batch),
             stopping_criteria=StoppingCriteriaList([ends]),
-            pad_token_id=pad,
+            pad_token_id=self._pad,
             eos_token_id=None,  # `_RowEnds` knows each row's own end tokens
             return_dict_in_generate=True,
             output_scores=True,

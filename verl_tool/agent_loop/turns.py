@@ -100,7 +100,9 @@ class ChatTemplateTurns:
                 f"{self._close!r}; leave turn_end_token out, or set mtrl_sep"
             )
         self._pieces = _Pieces(tokenizer, self._close, before[len(self._close) :], after)
-        self._opening = _generation_prompt(tokenizer)
+        self._opening = tuple(tokenizer.encode(_generation_prompt(tokenizer)))
+        if turn_end_token is None:
+            self.end_token_ids |= self._closing_token()
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
         # The prompt already opens the model's turn; the observation's turn goes before that opening.
@@ -110,6 +112,20 @@ class ChatTemplateTurns:
 
     def next(self, context: Sequence[int], observation: str) -> list[Segment]:
         return self._pieces.behind(context, self.end_token_ids, self._text(observation), observation)
+
+    def _closing_token(self) -> frozenset[int]:
+        """The control token by which the template closes the model's turn: it ends generation, as the docs promise for
+        a base model too, whose engine knows its end-of-text token only.
+
+        None if the template opens an earlier turn otherwise than it asks for a new one: such a model writes several
+        messages a turn, and closes each by that token (as gpt-oss does).
+        """
+        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MODEL_MARK}]
+        head, _, _ = self._tokenizer.apply_chat_template(made_up, add_generation_prompt=False).partition(_MODEL_MARK)
+        if not head.rstrip().endswith(_generation_prompt(self._tokenizer).rstrip()):
+            return frozenset()
+        control = {ids[0] for ids in map(self._tokenizer.encode, self._tokenizer.special_tokens) if len(ids) == 1}
+        return frozenset([token for token in self._tokenizer.encode(self._close) if token in control][:1])
 
     def _probe(self) -> str:
         try:
@@ -197,12 +213,12 @@ def _turn_end_id(options: EpisodeOptions, tokenizer: Tokenizer) -> frozenset[int
     return frozenset(ids)
 
 
-def _generation_prompt(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens by which the template opens the model's turn."""
+def _generation_prompt(tokenizer: Tokenizer) -> str:
+    """The text by which the template opens the model's turn."""
     message = [{"role": "user", "content": _TOOL_MARK}]
     closed = tokenizer.apply_chat_template(message, add_generation_prompt=False)
     opened = tokenizer.apply_chat_template(message, add_generation_prompt=True)
-    return tuple(tokenizer.encode(opened.removeprefix(closed))) if opened.startswith(closed) else ()
+    return opened.removeprefix(closed) if opened.startswith(closed) else ""
 
 
 def _without_suffix(ids: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int, ...]:

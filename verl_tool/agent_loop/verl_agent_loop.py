@@ -22,6 +22,7 @@ from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.progress_report import ProgressReport
+from verl_tool.agent_loop.row import refuse_media, text_messages, uses_tools
 from verl_tool.agent_loop.sole_engine import without_detour
 from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt
 from verl_tool.agent_loop.trajectory import LeftOut, Trajectory
@@ -86,27 +87,30 @@ class VerlToolAgentLoop(AgentLoopBase):
         sampling_params: dict[str, Any],
         *,
         raw_prompt: list[dict[str, Any]],
-        use_tool: bool = True,
+        use_tool: bool | None = True,
         tools_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         global_steps: int = 0,
         index: int | None = None,
-        **_row: Any,
+        **row: Any,
     ) -> AgentLoopOutput:
         """Run one trajectory.
 
         Of the row's columns, `use_tool=False` answers it in one turn without tools, and `tools_kwargs` is all that the
-        tools are sent of it. The gold answer is among the rest.
+        tools are sent of it. The gold answer is among the rest. Raises ConfigError for a row with images.
         """
         worker = self._worker
+        where = f"row {'?' if index is None else index} of the data"
+        refuse_media(row, where)
+        prompt = text_messages(raw_prompt, where)
         trajectory_id = os.urandom(16).hex()
         worker.generator.begin(trajectory_id, int(priority))
         try:
             trajectory = await worker.episode.run(
-                render_prompt(worker.tokenizer, raw_prompt),
+                render_prompt(worker.tokenizer, prompt),
                 sampling_params=sampling_params,
                 trajectory_id=trajectory_id,
-                use_tool=bool(use_tool),
+                use_tool=uses_tools(use_tool, where),
                 extra=tools_kwargs,
             )
         finally:

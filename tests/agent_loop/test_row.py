@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from verl_tool.agent_loop.row import refuse_media, text_messages, uses_tools
+from verl_tool.errors import ConfigError
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), True, 1, np.True_, 1.0])
+def test_a_row_uses_tools_unless_it_says_not(value: object) -> None:
+    assert uses_tools(value, "row 0")
+
+
+@pytest.mark.parametrize("value", [False, 0, np.False_, 0.0])
+def test_a_row_may_say_that_it_uses_none(value: object) -> None:
+    assert not uses_tools(value, "row 0")
+
+
+@pytest.mark.parametrize("value", ["false", "yes", 2, []])
+def test_what_is_neither_true_nor_false_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="row 7: use_tool is"):
+        uses_tools(value, "row 7")
+
+
+@pytest.mark.parametrize("empty", [None, [], "", {}, {"image": None}, float("nan"), np.array([])])
+def test_a_column_without_content_is_no_image(empty: object) -> None:
+    refuse_media({"images": empty, "videos": empty, "prompt": "x"}, "row 3")
+
+
+@pytest.mark.parametrize("held", [["a.png"], b"png", {"bytes": b"x"}, np.array(["a.png"]), object()])
+@pytest.mark.parametrize("column", ["images", "videos", "multi_modal_data"])
+def test_a_row_with_an_image_is_refused_by_name(held: object, column: str) -> None:
+    with pytest.raises(ConfigError, match=f"row 3 has content in '{column}'"):
+        refuse_media({column: held}, "row 3")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:"}},
+        {"type": "image"},
+        {"type": "input_audio", "input_audio": {}},
+        {"type": "video", "video": "x.mp4"},
+        {"image": "x.png"},
+        3,
+    ],
+)
+def test_a_part_that_is_no_text_is_refused_by_name(part: Any) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    with pytest.raises(ConfigError, match="row 5, message 1"):
+        text_messages(messages, "row 5")
+    with pytest.raises(ConfigError, match="row 5, message 0 has content in 'images'"):
+        text_messages([{"role": "user", "content": "hi", "images": ["x"]}], "row 5")
+
+
+def test_parts_of_text_are_put_together() -> None:
+    parts = np.array([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], dtype=object)
+    assert text_messages([{"role": "user", "content": parts}], "row 0") == [{"role": "user", "content": "ab"}]

@@ -1,0 +1,76 @@
+"""What the loop takes of a row of the data set, and what it refuses: this loop carries text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_tool.errors import ConfigError
+
+MEDIA_COLUMNS = ("images", "videos", "audios", "image", "video", "audio", "multi_modal_data")
+"""Columns of verl's rows, and fields of messages, that hold more than text."""
+
+
+def uses_tools(value: object, where: str) -> bool:
+    """The column ``use_tool`` of a row. Missing (None, or NaN as pandas fills gaps) means true, as without the column.
+
+    Raises ConfigError for what is neither true nor false; `where` names the row.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return True
+    plain = value.item() if hasattr(value, "item") else value  # numpy's scalars
+    if isinstance(plain, bool) or plain in (0, 1):
+        return bool(plain)
+    raise ConfigError(f"{where}: use_tool is {value!r}; write true or false, or leave the column out (true)")
+
+
+def refuse_media(row: Mapping[str, Any], where: str, columns: Sequence[str] = MEDIA_COLUMNS) -> None:
+    """Raises ConfigError that names the row and the column if one of `columns` holds anything."""
+    for column in columns:
+        if holds_something(row.get(column)):
+            raise ConfigError(
+                f"{where} has content in {column!r}, and this loop carries text only: the model would be trained or "
+                "scored on the words around it. Leave such rows out"
+            )
+
+
+def holds_something(value: object) -> bool:
+    """Whether a column's value is more than None, an empty list, mapping or string."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return False
+    if isinstance(value, Mapping):
+        return any(holds_something(item) for item in value.values())
+    return len(value) > 0 if hasattr(value, "__len__") else True
+
+
+def text_messages(messages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+    """The conversation with the content of each message as one text; parts of text are put together.
+
+    Raises ConfigError that names the row, the message and the part if one is an image or anything else than text.
+    """
+    if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+        raise ConfigError(f"{where}: the prompt is no list of messages with 'role' and 'content'")
+    told = []
+    for i, message in enumerate(messages):
+        refuse_media(message, f"{where}, message {i}")
+        told.append({**message, "content": _text(message.get("content"), f"{where}, message {i}")})
+    return told
+
+
+def _text(content: object, where: str) -> object:
+    if content is None or isinstance(content, str):
+        return content
+    parts = [content] if isinstance(content, Mapping) else content
+    if not isinstance(parts, Sequence) and not hasattr(parts, "tolist"):  # numpy's arrays, as parquet gives them
+        raise ConfigError(f"{where}: the content is a {type(content).__name__}; it must be text")
+    texts = []
+    for part in list(parts):  # type: ignore[call-overload]
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if kind != "text" or not isinstance(text, str):
+            raise ConfigError(
+                f"{where} holds a part of type {kind!r}, and this loop carries text only; leave such rows out"
+            )
+        texts.append(text)
+    return "".join(texts)
