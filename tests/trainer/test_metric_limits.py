@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,6 @@ def test_verl_s_trainer_of_a_transfer_queue_looks_at_its_step_s_metrics(monkeypa
 
     trainer, metrics = Trainer(), {}
     monkeypatch.setattr("verl_tool.trainer.ppo.v1_trainer._not_told", lambda batch: [])
-    trainer._compute_metrics(None, metrics)
+    trainer._compute_metrics(SimpleNamespace(tags=[]), metrics)
     assert metrics == {KL: 0.3, CALLS: 1.0}
     assert trainer._watch._outside == {"ppo_kl"}
