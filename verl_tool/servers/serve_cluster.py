@@ -233,7 +233,8 @@ class ServeCluster:
                     wait_for_ingress_deployment_creation=False,
                     wait_for_applications_running=False,
                 )
-                if name in serve.status().applications:
+                # A Serve that is being shut down ignores it, and still lists what a dead launcher left.
+                if self.state(name) not in ("NOT_STARTED", ApplicationStatus.DELETING.value):
                     return
                 reason = "Ray Serve on this cluster is being shut down"
             except (RayError, RayServeException, RuntimeError, ValueError) as error:
