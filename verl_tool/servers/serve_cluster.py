@@ -123,7 +123,8 @@ class ServeCluster:
         try:
             if self._watch is not None:
                 self._watch.stop()
-            self._stop_directories()
+            for app in self._apps:
+                _stop_directory(app)
             self._take_away()
         except RayError:
             # The cluster is gone already; there is nothing left to stop in it.
@@ -283,6 +284,10 @@ class ServeCluster:
                     f"the application {name!r} on this cluster is at {self.route_prefix!r}; "
                     "choose another path with --route_prefix"
                 )
+        if own is not None:
+            # Replaced as in a rolling update it would keep its CPUs until its successors have found others.
+            _stop_directory(self.app_name)
+            self._delete({self.app_name})
 
     def _take_away(self) -> None:
         """Leave Serve as it was found: without our application, and ended if nobody else uses it."""
@@ -291,10 +296,13 @@ class ServeCluster:
             serve.shutdown()
             return
         self._serve_goes_on = not self.joined_serve
-        for name in ours & set(serve.status().applications):
+        self._delete(ours)
+
+    def _delete(self, names: set[str]) -> None:
+        for name in names & set(serve.status().applications):
             serve.delete(name, _blocking=False)
         deadline = time.monotonic() + DELETE_SECONDS
-        while ours & set(serve.status().applications) and time.monotonic() < deadline:
+        while names & set(serve.status().applications) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
     def _reserve_front(self) -> None:
@@ -320,15 +328,6 @@ class ServeCluster:
             )
         except (RayError, RuntimeError, TimeoutError) as error:
             raise StartError(f"Ray Serve did not start: {_cause(str(error))}") from error
-
-    def _stop_directories(self) -> None:
-        for app in self._apps:
-            try:
-                directory = ray.get_actor(directory_name(app), namespace=NAMESPACE)
-            except ValueError:
-                continue
-            # Told that all stops, replicas do not wait for their trajectories.
-            ray.get(directory.stop.remote(), timeout=5.0)
 
     def _leave(self) -> None:
         for app in self._apps:
@@ -372,6 +371,16 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float, what: str)
         if time.monotonic() > deadline:
             raise StartError(f"{what} did not happen in {timeout_seconds:g} s")
         time.sleep(POLL_SECONDS)
+
+
+def _stop_directory(app_name: str) -> None:
+    """Told that all stops, replicas do not wait for their trajectories."""
+    try:
+        directory = ray.get_actor(directory_name(app_name), namespace=NAMESPACE)
+        ray.get(directory.stop.remote(), timeout=5.0)
+    except (ValueError, RayError):
+        # It is gone, or on a node that was lost: then replicas end after their drain.
+        return
 
 
 def _kill_actor(name: str) -> None:
