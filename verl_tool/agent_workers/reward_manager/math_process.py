@@ -27,6 +27,8 @@ WORN_KILOBYTES = 1 << 20
 """Of resident memory."""
 _PERCENT = re.compile(r"\\?%\s*$")
 _WORD = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,})\s*\}?")
+_SEVERAL = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\s\|\s|[,;]\s|\\pm")
+"""Signs of a list."""
 _PR_SET_PDEATHSIG = 1
 _READERS = (LatexExtractionConfig(boxed_match_priority=0),)
 
@@ -49,8 +51,11 @@ def compare(gold: str, answer: str, gold_is_read: Callable[[], None] = lambda: N
 
 
 def _may_stand_for(gold: str, answer: str) -> bool:
-    """Not so for what math-verify reads as less than it is: a number with an index (``7_2``), which it drops."""
-    return "_" in gold or not re.search(r"[0-9]\s*_(?!\{?10\b)", answer)
+    """Not so for what math-verify reads as less than it is: a number with an index (``7_2``), which it drops, and
+    several answers (``3 | 7``, ``3 (or 7)``), of which it takes one."""
+    if "_" not in gold and re.search(r"[0-9]\s*_(?!\{?10\b)", answer):
+        return False
+    return bool(_SEVERAL.search(gold)) or not _SEVERAL.search(answer)
 
 
 def _sides(gold: str, answer: str) -> list[str]:
