@@ -119,7 +119,12 @@ def command(
         str, typer.Option("--reward_kwargs", help="Its options, as JSON; in training reward.reward_kwargs.")
     ] = "{}",
     from_run: Annotated[
-        Path | None, typer.Option("--from_run", help="Folder of a training run: its reward and its tokenizer.")
+        Path | None,
+        typer.Option("--from_run", help="Folder of a training run: its reward, that one's options, its tokenizer."),
+    ] = None,
+    tool_server_url: Annotated[
+        str | None,
+        typer.Option("--tool_server_url", help="Where a reward runs code. The server that a run started is gone."),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -147,7 +152,7 @@ def command(
         folder = out or Path("outputs/evaluation") / data.stem
         asking = Asking(base_url, api_key, model, n, temperature, top_p, max_tokens, seed, concurrency, timeout)
         evaluation = Evaluation(tuple(read_problems(data, limit)), asking, folder, _numbers(k, n), data.stem)
-        reward = _reward(reward_manager, reward_options, from_run)
+        reward = _reward(reward_manager, reward_options, from_run, tool_server_url)
         summary = asyncio.run(evaluate(evaluation, reward, _tokenizer(tokenizer, from_run)))
     except VerlToolError as error:
         console.print(f"[bold red]cannot evaluate:[/bold red] {escape(str(error))}", highlight=False)
@@ -178,22 +183,29 @@ def _numbers(text: str, samples: int) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _reward(name: str | None, options: str, run: Path | None) -> DictConfig:
+def _reward(name: str | None, options: str, run: Path | None, tool_server_url: str | None = None) -> DictConfig:
+    """The reward of the command line; what it leaves open is the run's. Raises ConfigError."""
     if name is None and run is None:
         raise ConfigError("no reward: give --reward_manager (such as torl), or --from_run")
-    if name is None and run is not None:
-        from eval_service.run_config import run_config
+    given = _json_object(options)
+    # What follows imports verl.
+    from eval_service.evaluation.scoring import reward_config, reward_of_run
 
-        return run_config(run)
+    if run is None:
+        return reward_config(str(name), given, tool_server_url)
+    from eval_service.run_config import run_config
+
+    return reward_of_run(run_config(run), name, given, tool_server_url)
+
+
+def _json_object(text: str) -> dict[str, Any]:
     try:
-        kwargs = json.loads(options)
+        content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"--reward_kwargs {options!r} is no JSON: {error}") from error
-    if not isinstance(kwargs, dict):
-        raise ConfigError(f"--reward_kwargs {options!r} is no JSON object")
-    from eval_service.evaluation.scoring import reward_config
-
-    return reward_config(str(name), kwargs)
+        raise ConfigError(f"--reward_kwargs {text!r} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--reward_kwargs {text!r} is no JSON object")
+    return content
 
 
 def _tokenizer(name: str | None, run: Path | None) -> Any:

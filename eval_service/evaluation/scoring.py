@@ -35,17 +35,44 @@ class TextTokenizer:
         return bytes(token_ids).decode("utf-8", "replace")
 
 
-def reward_config(name: str, options: dict[str, Any]) -> DictConfig:
+def reward_config(name: str, options: dict[str, Any], tool_server_url: str | None = None) -> DictConfig:
     """The part of a trainer's config by which verl makes the reward manager `name` with its `options`."""
     return OmegaConf.create(
         {
+            "actor_rollout_ref": {"agent": {"tool_server_url": tool_server_url}},
             "reward": {
                 "reward_manager": {"source": "register", "name": name, "module": None},
                 "custom_reward_function": {"path": None, "name": None},
                 "reward_kwargs": options,
-            }
+            },
         }
     )
+
+
+def reward_of_run(
+    config: DictConfig, name: str | None, options: dict[str, Any], tool_server_url: str | None = None
+) -> DictConfig:
+    """The reward by which a run was trained, with `options` over the run's own.
+
+    A reward manager `name` that is not the run's has no options but `options`. It runs code on `tool_server_url`; else
+    on the server that the run was told, but not on one that the run started itself: that one ended with it.
+    """
+    agent = config.actor_rollout_ref.agent
+    url = tool_server_url
+    if url is None and config.tool_server.start is None:
+        url = agent.tool_server_url or agent.tool_config.server_url
+    if name is not None and name != config.reward.reward_manager.name:
+        return reward_config(name, options, url)
+    reward = OmegaConf.to_container(config.reward, resolve=True)
+    assert isinstance(reward, dict)  # the mapping's own container
+    own = dict(reward.get("reward_kwargs") or {})
+    if tool_server_url is not None:
+        own.pop("server_url", None)
+    whole = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(whole, dict)
+    whole["reward"] = {**reward, "reward_kwargs": OmegaConf.merge(own, options)}
+    whole["actor_rollout_ref"]["agent"]["tool_server_url"] = url
+    return OmegaConf.create(whole)
 
 
 class Scorer:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from live_endpoint import CALL, LiveEndpoint, live_endpoint
+from run_folders import run_folder
 
 pytest.importorskip("openai")
 pytest.importorskip("verl")
@@ -21,6 +22,7 @@ from eval_service.evaluation.asking import Asking
 from eval_service.evaluation.dataset import read_problems
 from eval_service.evaluation.record import Record, read_records
 from eval_service.evaluation.scoring import Scorer, TextTokenizer, reward_config
+from verl_tool.agent_workers.reward_manager.code_grader import CodeOptions, server_url
 from verl_tool.errors import ConfigError
 
 RIGHT = {"reward_model": {"style": "rule", "ground_truth": "10.1"}}
@@ -130,6 +132,40 @@ async def test_a_row_that_cannot_be_scored_is_told(tmp_path: Path) -> None:
     record = await Scorer(reward_config("calculator", {})).score(Record(0, 0, "d", "Result=1<submit>"), problem)
     assert record.correct is None
     assert "no number" in (record.reward_fault or "")
+
+
+@pytest.mark.parametrize("name", [None, "acecoder"])
+def test_the_reward_of_a_run_has_the_run_s_options_and_the_server_that_is_given(
+    tmp_path: Path, name: str | None
+) -> None:
+    folder = run_folder(
+        tmp_path, "reward.reward_manager.name=acecoder", "+reward.reward_kwargs={binary:false,wrong:-2}"
+    )
+    reward = program._reward(name, '{"right": 3}', folder, "http://127.0.0.1:5999")
+    manager = Scorer(reward)._manager
+    assert (manager.options.binary, manager.options.wrong, manager.options.right) == (False, -2.0, 3.0)
+    assert server_url(manager.options, reward) == "http://127.0.0.1:5999"
+
+
+@pytest.mark.parametrize("name", [None, "acecoder", "mathcoder"])
+def test_no_reward_asks_the_tool_server_that_ended_with_its_training(tmp_path: Path, name: str | None) -> None:
+    started = "actor_rollout_ref.agent.tool_server_url=http://127.0.0.1:5811"  # as the trainer writes it down
+    folder = run_folder(tmp_path, "reward.reward_manager.name=acecoder", started)
+    with pytest.raises(ConfigError, match="give --tool_server_url"):
+        Scorer(program._reward(name, "{}", folder))
+    assert server_url(CodeOptions(), program._reward(name, "{}", folder, "http://h:1")) == "http://h:1"
+
+
+@pytest.mark.parametrize("name", [None, "acecoder", "mathcoder"])
+def test_a_tool_server_that_the_run_was_told_is_asked_again(tmp_path: Path, name: str | None) -> None:
+    told = ("tool_server.start=null", "actor_rollout_ref.agent.tool_config.server_url=http://tools:5000")
+    folder = run_folder(tmp_path, "reward.reward_manager.name=acecoder", *told)
+    assert server_url(CodeOptions(), program._reward(name, "{}", folder)) == "http://tools:5000"
+
+
+def test_another_reward_manager_than_the_run_s_has_its_own_options(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "reward.reward_manager.name=gsm8k", "+reward.reward_kwargs={flexible:true}")
+    assert program._reward("torl", "{}", folder).reward.reward_kwargs == {}
 
 
 def test_text_goes_through_the_tokenizer_unchanged() -> None:

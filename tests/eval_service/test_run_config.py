@@ -5,41 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from run_folders import run_folder
 
 from verl_tool.errors import ConfigError
 
 pytest.importorskip("verl")
-hydra = pytest.importorskip("hydra")
 
-from omegaconf import OmegaConf  # noqa: E402
-
-import verl_tool.trainer  # noqa: E402
-from eval_service.run_config import read_run  # noqa: E402
-
-OVERRIDES = [
-    "data.max_prompt_length=64",
-    "data.max_response_length=96",
-    "actor_rollout_ref.agent.action_stop_tokens=['<call>']",
-    "actor_rollout_ref.agent.max_turns=2",
-    "actor_rollout_ref.rollout.val_kwargs.temperature=0.25",
-    "actor_rollout_ref.rollout.name=vllm",
-    "tool_server.start=calculator",
-    "tool_server.args=[--num_replicas,2]",
-    "platform=cpu",
-]
-
-
-def run_folder(tmp_path: Path, *overrides: str) -> Path:
-    """A folder with the trainer's real config in it, and a model."""
-    folder = tmp_path / "my_run"
-    with hydra.initialize_config_dir(str(Path(verl_tool.trainer.__file__).parent / "config"), version_base=None):
-        config = hydra.compose("agent_ppo_trainer", [*OVERRIDES, *overrides])
-    (folder / "config").mkdir(parents=True)
-    OmegaConf.save(config, folder / "config/config.yaml")
-    (folder / "model").mkdir()
-    (folder / "model/config.json").write_text("{}")
-    (folder / "model/model.safetensors").write_bytes(b"x")
-    return folder
+from eval_service.run_config import read_run
 
 
 def test_a_run_tells_everything_that_the_service_needs(tmp_path: Path) -> None:

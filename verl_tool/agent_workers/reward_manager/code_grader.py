@@ -110,7 +110,7 @@ def server_url(options: CodeOptions, config: DictConfig) -> str:
     if not url:
         raise ConfigError(
             "no server to run tests on: set actor_rollout_ref.agent.tool_server_url to a tool server that serves "
-            "python_code, or reward.reward_kwargs.server_url"
+            "python_code, or reward.reward_kwargs.server_url; in an evaluation give --tool_server_url"
         )
     return str(url).rstrip("/").removesuffix("/run_code")
 

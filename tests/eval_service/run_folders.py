@@ -1,0 +1,34 @@
+"""Folders as a training leaves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+CONFIG = Path(__file__).parents[2] / "verl_tool/trainer/config"
+OVERRIDES = [
+    "data.max_prompt_length=64",
+    "data.max_response_length=96",
+    "actor_rollout_ref.agent.action_stop_tokens=['<call>']",
+    "actor_rollout_ref.agent.max_turns=2",
+    "actor_rollout_ref.rollout.val_kwargs.temperature=0.25",
+    "actor_rollout_ref.rollout.name=vllm",
+    "tool_server.start=calculator",
+    "tool_server.args=[--num_replicas,2]",
+    "platform=cpu",
+]
+
+
+def run_folder(tmp_path: Path, *overrides: str) -> Path:
+    """A folder with the trainer's real config in it, and a model."""
+    folder = tmp_path / "my_run"
+    with initialize_config_dir(str(CONFIG), version_base=None):
+        config = compose("agent_ppo_trainer", [*OVERRIDES, *overrides])
+    (folder / "config").mkdir(parents=True)
+    OmegaConf.save(config, folder / "config/config.yaml")
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text("{}")
+    (folder / "model/model.safetensors").write_bytes(b"x")
+    return folder
