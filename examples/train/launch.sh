@@ -9,6 +9,7 @@
 # N_GPUS     GPUs of each node; on a CPU, training processes             (default: the recipe's)
 # RUN        folder of the run                                           (default: outputs/RECIPE/PROFILE)
 # DATA       folder of train.parquet and test.parquet, made if missing   (default: data/RECIPE; cpu: RUN/data)
+# USE_TOOL   false: one turn without tools, both folders with -no_tool   (default: the recipe's)
 # STEPS      training steps                                              (default: the recipe's; null: all epochs)
 # SEED       of data, model and sampling                                 (default: 0)
 # TOOL_SERVER_URL  a tool server that runs already                       (default: one is started for the run)
@@ -24,19 +25,32 @@ PROFILE="${PROFILE:-$(has_gpu && echo gpu || echo cpu)}"
 case "$PROFILE" in gpu | cpu) ;; *) fail "PROFILE is '$PROFILE'; it must be gpu or cpu" ;; esac
 
 knobs=()
+presets=" "
 # knob NAME GPU_VALUE [CPU_VALUE]: set NAME by the profile, unless the environment sets it.
 knob() {
     local value="$2"
     [ "$PROFILE" = cpu ] && value="${3-$2}"
+    case "$presets" in *" $1 "*) unset "$1"; presets="${presets/ $1 / }" ;; esac
     printf -v "$1" '%s' "${!1-$value}"
     knobs+=("$1")
+    case "$1:$presets" in RUN:*" DATA "*) preset_data ;; esac
 }
 
-knob RUN "outputs/$RECIPE/gpu" "outputs/$RECIPE/cpu"
-knob DATA "data/$RECIPE" "$RUN/data"
-knob NNODES 1
-knob SEED 0
-knob TOOL_SERVER_URL ""
+# As knob; a recipe's own knob takes its place.
+preset() {
+    local given="${!1+by the environment}"
+    knob "$@"
+    [ -n "$given" ] || presets+="$1 "
+}
+preset_data() { unset DATA; presets="${presets/ DATA / }"; preset DATA "data/$RECIPE$variant" "$RUN/data"; }
+
+# Prompts that ask for tools are no use to a run without, nor is its checkpoint.
+variant="$([ "${USE_TOOL:-true}" = true ] || echo -no_tool)"
+preset RUN "outputs/$RECIPE/gpu$variant" "outputs/$RECIPE/cpu$variant"
+[ -n "${DATA+x}" ] && knob DATA "$DATA" || preset_data
+preset NNODES 1
+preset SEED 0
+preset TOOL_SERVER_URL ""
 
 # What verl's own defaults leave open, and what every recipe shares; a recipe may name any of them again, before `launch`.
 default_knobs() {
@@ -170,6 +184,44 @@ dry_run() {
         hydra.run.dir=. hydra.output_subdir=null hydra/job_logging=disabled hydra/hydra_logging=disabled
 }
 
+# For a recipe's preprocessing: whether prompts tell of the tools.
+tool_flag() { [ "$USE_TOOL" = true ] && echo --tool || echo --no-tool; }
+
+# The settings that a text of bash depends on, one a line.
+settings_in() {
+    local name
+    for name in PROFILE "${knobs[@]}"; do
+        case "$name" in RUN | DATA) continue ;; esac
+        grep -Eq "\\$\\{?$name([^A-Z_]|\$)" <<<"$1" || continue
+        printf '%s=%s\n' "$name" "${!name}"
+    done | sort -u
+}
+
+# made_with FOLDER TEXT: refuse what lies in FOLDER if the bash of TEXT made it with other settings than now.
+made_with() {
+    local other
+    [ ! -f "$1/made_with" ] || {
+        other="$(comm -13 "$1/made_with" <(settings_in "$2") | paste -sd ' ')"
+        [ -z "$other" ] || fail "$1 was made with other settings ($(paste -sd ' ' "$1/made_with")), and now $other;" \
+            "take another RUN or DATA, or delete that folder"
+    }
+}
+
+make_model() {
+    python examples/train/tiny_model.py --data "$TRAIN_FILES" --output "$MODEL_PATH" --target "$WARM_UP" --seed "$SEED"
+}
+
+# make FOLDER FILE FUNCTION: what FUNCTION makes there, unless it is there.
+make() {
+    local text
+    # Where a recipe's data does not say whether there is a tool, its preprocessing asks `tool_flag`.
+    text="$(declare -f "$3" tool_flag)"
+    made_with "$1" "$text"
+    [ ! -f "$1/$2" ] || return 0
+    "$3"
+    settings_in "$text" >"$1/made_with"
+}
+
 launch() {
     default_knobs
     check_knobs
@@ -187,10 +239,8 @@ launch() {
     local name
     for name in "${knobs[@]}"; do printf '[%s] %s=%s\n' "$RECIPE" "$name" "${!name}"; done
     mkdir -p "$RUN"
-    [ -f "$DATA/train.parquet" ] || make_data
-    if [ "$MODEL" = tiny ] && [ ! -f "$MODEL_PATH/model.safetensors" ]; then
-        python examples/train/tiny_model.py --data "$TRAIN_FILES" --output "$MODEL_PATH" --target "$WARM_UP" --seed "$SEED"
-    fi
+    make "$DATA" train.parquet make_data
+    [ "$MODEL" != tiny ] || make "$MODEL_PATH" model.safetensors make_model
     python -m verl_tool.trainer.main_ppo "${options[@]}"
     python examples/train/report.py "$RUN"
 }

@@ -161,6 +161,74 @@ def test_the_checks_can_fail():
         options.model_validate({"rigth": 3})
 
 
+def commands_for_data(script: str, **settings: str) -> list[str]:
+    """The command lines by which the recipe makes its data."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    text = f'source "{RECIPES / script}" >/dev/null; python() {{ echo "$*"; }}; make_data'
+    given = {"DRY_RUN": "command"} | settings
+    return subprocess.run(
+        ["bash", "-c", text], env=kept | given, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_without_tools_no_prompt_tells_of_any(script):
+    for line in commands_for_data(script, PROFILE="gpu", USE_TOOL="false"):
+        assert "--add_execution_prompt" not in line
+        assert "acecoder.py" in line or "--no-tool" in line
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_runs_with_and_without_tools_share_neither_checkpoints_nor_data(profile):
+    with_tools = command("math_tir/train.sh", PROFILE=profile)
+    without = command("math_tir/train.sh", PROFILE=profile, USE_TOOL="false")
+    for name in ("run_dir=", "data.train_files=", "data.val_files="):
+        assert [o for o in with_tools if o.startswith(name)] != [o for o in without if o.startswith(name)]
+
+
+OWN = """
+source {launcher} own
+knob RUN "{folder}/run"
+knob SEED 7
+knob SIZE 3
+knob MODEL some/model
+make_data() {{ mkdir -p "$DATA"; echo "$SIZE $(tool_flag)" >"$DATA/train.parquet"; }}
+knob USE_TOOL true
+make "$DATA" train.parquet make_data
+echo "$RUN $DATA $SEED"
+"""
+
+
+def own_recipe(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """A recipe of one's own that names its folder, as far as its data."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    text = OWN.format(launcher=RECIPES / "launch.sh", folder=folder)
+    given = {"PROFILE": "cpu"} | settings
+    return subprocess.run(["bash", "-c", text], env=kept | given, capture_output=True, text=True, timeout=60)
+
+
+def test_a_recipe_s_own_folders_and_seed_hold_unless_the_environment_names_others(tmp_path):
+    assert own_recipe(tmp_path).stdout == f"{tmp_path}/run {tmp_path}/run/data 7\n"
+    assert own_recipe(tmp_path, RUN=f"{tmp_path}/a", SEED="1").stdout == f"{tmp_path}/a {tmp_path}/a/data 1\n"
+    assert own_recipe(tmp_path, DATA=f"{tmp_path}/d").stdout == f"{tmp_path}/run {tmp_path}/d 7\n"
+    assert own_recipe(tmp_path, PROFILE="gpu", DATA=f"{tmp_path}/e").stdout == f"{tmp_path}/run {tmp_path}/e 7\n"
+
+
+@pytest.mark.parametrize("changed", [{"SIZE": "4"}, {"USE_TOOL": "false"}, {}])
+def test_data_made_with_other_settings_are_refused(tmp_path, changed):
+    assert own_recipe(tmp_path).returncode == 0
+    again = own_recipe(tmp_path, SEED="9", **changed)
+    assert again.returncode == (2 if changed else 0), again.stderr
+    for name, value in changed.items():
+        assert f"and now {name}={value};" in again.stderr
+
+
+def test_data_of_one_s_own_are_taken_as_they_are(tmp_path):
+    (tmp_path / "train.parquet").write_text("mine")
+    assert own_recipe(tmp_path, DATA=str(tmp_path), SIZE="5").returncode == 0
+    assert (tmp_path / "train.parquet").read_text() == "mine"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_script_s_own_dry_run_prints_the_config_and_leaves_nothing(tmp_path):

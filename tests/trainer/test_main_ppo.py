@@ -103,9 +103,11 @@ def test_a_separator_needs_no_role_taken_back():
         ("tool_server.start=calculator", "tool_server.start=calculator"),
         ("data.train_files=[a,b]", "data.train_files=[a,b]"),
         ("trainer.logger=a,b", "trainer.logger=a,b"),
+        ("reward.reward_kwargs.shaping.a.weight=-1", "++reward.reward_kwargs.shaping.a.weight=-1"),
+        ("+reward.reward_kwargs.right=3", "+reward.reward_kwargs.right=3"),
     ],
 )
-def test_tools_may_be_listed_with_commas(argument, hydra_s):
+def test_arguments_become_hydra_s(argument, hydra_s):
     assert main_ppo.quoted(argument) == hydra_s
 
 

@@ -36,6 +36,7 @@ from verl_tool.trainer.ppo.estimators import check_algorithm
 from verl_tool.trainer.progress import STARTED
 from verl_tool.trainer.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
+from verl_tool.trainer.same_run import check_same_run
 from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
 from verl_tool.trainer.time_by_phase import phase_table
 from verl_tool.trainer.tool_server import SupervisedServer, serve_command
@@ -56,8 +57,11 @@ def main() -> None:
 
 
 def quoted(argument: str) -> str:
-    """``tool_server.start=a,b`` as Hydra wants it: else it takes a comma for a sweep over values."""
+    """``tool_server.start=a,b`` as Hydra wants it: else it takes a comma for a sweep over values. An option of a reward
+    manager gets the ``+`` of what stands in no file: each has its own."""
     name, equals, value = argument.partition("=")
+    if f"{name}.".startswith("reward.reward_kwargs."):
+        return f"++{argument}"
     if name == "tool_server.start" and "," in value and value[0] not in "['\"":
         return f"{name}{equals}'{value}'"
     return argument
@@ -96,6 +100,7 @@ def cause_of(error: RayTaskError) -> str:
 def prepare(config: DictConfig) -> None:
     """`complete` the config and leave it in the run's folder. Raises ConfigError before anything starts."""
     complete(config)
+    check_same_run(config)
     _save(config)
 
 

@@ -29,10 +29,8 @@ knob STEPS                null                        10
 extra_options=(+reward.reward_kwargs.flexible=true)
 
 make_data() {
-    local tool=(--tool)
-    [ "$USE_TOOL" = true ] || tool=(--no-tool)
     python examples/data_preprocess/gsm8k.py --dataset_path "$DATASET" --local_dir "$DATA" --test_size "$TEST_SIZE" \
-        "${tool[@]}"
+        "$(tool_flag)"
 }
 
 launch "$@"

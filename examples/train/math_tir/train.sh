@@ -27,8 +27,9 @@ knob STEPS                null                        10
 knob VAL_FILES            "[$DATA/test.parquet,$DATA/aime/test.parquet]"
 
 make_data() {
-    python examples/data_preprocess/deepmath.py --dataset_path "$DATASET" --local_dir "$DATA" --test_size "$TEST_SIZE"
-    python examples/data_preprocess/aime.py --dataset_path "$AIME" --local_dir "$DATA/aime"
+    python examples/data_preprocess/deepmath.py --dataset_path "$DATASET" --local_dir "$DATA" --test_size "$TEST_SIZE" \
+        "$(tool_flag)"
+    python examples/data_preprocess/aime.py --dataset_path "$AIME" --local_dir "$DATA/aime" "$(tool_flag)"
 }
 
 launch "$@"

@@ -27,11 +27,13 @@ knob TRAIN_FILES          "[$DATA/train.parquet,$DATA/math/train.parquet]"
 knob VAL_FILES            "[$DATA/test.parquet,$DATA/math/test.parquet]"
 
 make_data() {
+    local prompt=(--add_execution_prompt)
+    [ "$USE_TOOL" = true ] || prompt=()
     [ "$PROFILE" = gpu ] || python examples/train/acecoder/one_liners.py --output "$CODE_DATASET" --count 50
     python examples/data_preprocess/deepmath.py --dataset_path "$MATH_DATASET" --local_dir "$DATA/math" \
-        --test_size "$TEST_SIZE"
+        --test_size "$TEST_SIZE" "$(tool_flag)"
     python examples/data_preprocess/acecoder.py --dataset_path "$CODE_DATASET" --local_dir "$DATA" \
-        --test_size "$TEST_SIZE" --add_execution_prompt
+        --test_size "$TEST_SIZE" ${prompt[@]+"${prompt[@]}"}
 }
 
 launch "$@"

@@ -38,7 +38,7 @@ extra_options=(
 
 make_data() {
     python examples/data_preprocess/aime.py --train_path "$TRAIN_DATASET" --dataset_path "$TEST_DATASET" \
-        --local_dir "$DATA"
+        --local_dir "$DATA" "$(tool_flag)"
 }
 
 launch "$@"

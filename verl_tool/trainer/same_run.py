@@ -1,0 +1,123 @@
+"""Whether a start goes on with the run whose checkpoints lie in its folder: its training must not change under way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
+from verl_tool.errors import ConfigError
+
+_ACTOR, _ROLLOUT, _AGENT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.agent"
+SAME = (
+    "algorithm",
+    "data",
+    "reward",
+    _AGENT,
+    "actor_rollout_ref.model",
+    "critic.enable",
+    "critic.model.path",
+    "critic.optim",
+    f"{_ACTOR}.optim",
+    f"{_ACTOR}.policy_loss",
+    *(
+        f"{_ACTOR}.{name}"
+        for name in (
+            "ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode", "clip_ratio", "clip_ratio_low", "clip_ratio_high",
+            "use_kl_loss", "kl_loss_coef", "kl_loss_type", "entropy_coeff",
+        )
+    ),
+    *(f"{_ROLLOUT}.{name}" for name in ("n", "temperature", "top_p", "top_k", "ignore_eos")),
+    "tool_server.start",
+    "trainer.use_v1",
+)  # fmt: skip
+"""Settings, and groups of them, that decide what is learned from what."""
+MAY_DIFFER = (
+    *(
+        f"data.{name}"
+        for name in (
+            "val_files", "val_batch_size", "val_max_samples", "dataloader_num_workers", "cache_dir", "use_shm",
+            "filter_overlong_prompts_workers", "validation_shuffle",
+        )
+    ),
+    *(
+        f"{_AGENT}.{name}"
+        for name in (
+            "tool_server_url", "enable_tqdm", "max_concurrent_trajectories", "generation_timeout", "tool_call_timeout",
+            "tool_call_max_retries", "tool_call_retry_delay", "tool_call_max_workers", "tool_call_request_interval",
+            "max_fault_fraction", "tool_config.server_url", "tool_config.timeout", "tool_config.max_retries",
+            "tool_config.retry_delay", "tool_config.max_workers", "tool_config.request_interval",
+        )
+    ),
+    *(
+        f"reward.{name}"
+        for name in (
+            "num_workers", "sandbox_fusion", "reward_kwargs.server_url", "reward_kwargs.api_key",
+            "reward_kwargs.timeout_seconds", "reward_kwargs.max_connections",
+        )
+    ),
+    *(
+        f"actor_rollout_ref.model.{name}"
+        for name in (
+            "use_shm", "use_remove_padding", "use_fused_kernels", "fused_kernel_options",
+            "enable_gradient_checkpointing", "enable_activation_offload", "external_lib", "tiled_mlp",
+        )
+    ),
+    f"{_ACTOR}.optim.total_training_steps",
+    "critic.optim.total_training_steps",
+)  # fmt: skip
+"""Those among them that do not: where and how fast something runs, and what validation looks at."""
+_SHOWN = 8
+
+
+def check_same_run(config: DictConfig) -> None:
+    """Raises ConfigError that names each differing setting if the folder's checkpoints are of another training.
+
+    Only where verl would go on by itself (``trainer.resume_mode=auto``): who names a checkpoint means that one.
+    """
+    saved = Path(config.run_dir) / "config.yaml"
+    folder = Path(config.trainer.default_local_dir)
+    if config.trainer.resume_mode != "auto" or not saved.is_file() or find_latest_ckpt_path(str(folder)) is None:
+        return
+    try:
+        earlier = OmegaConf.load(saved)
+        found = differences(_leaves(OmegaConf.to_container(earlier, resolve=True)), _leaves(_resolved(config)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{saved}, by which {folder} was trained, cannot be read: {error}") from error
+    if found:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise ConfigError(
+            f"{folder} holds checkpoints of a run with other settings: {', '.join(found[:_SHOWN])}{more}. Give another "
+            "run_dir (in a recipe: RUN=...), or the settings of that run; to begin anew there: "
+            "trainer.resume_mode=disable; to go on from a checkpoint all the same: trainer.resume_mode=resume_path "
+            f"trainer.resume_from_path={folder}/global_step_..."
+        )
+
+
+def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """``name=now (was earlier)`` of every setting that must be the same and is not. A missing one is as null."""
+    names = sorted(name for name in {*earlier, *now} if _within(name, SAME) and not _within(name, MAY_DIFFER))
+    return [
+        f"{name}={now.get(name)!r} (was {earlier.get(name)!r})" for name in names if earlier.get(name) != now.get(name)
+    ]
+
+
+def _within(name: str, groups: tuple[str, ...]) -> bool:
+    return any(name == group or name.startswith(f"{group}.") for group in groups)
+
+
+def _resolved(config: DictConfig) -> Any:
+    return OmegaConf.to_container(config, resolve=True)
+
+
+def _leaves(content: Any, name: str = "") -> dict[str, Any]:
+    """Settings by their dotted names; an empty group has none."""
+    if not isinstance(content, dict):
+        return {name: content}
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= _leaves(value, f"{name}.{key}" if name else str(key))
+    return found
