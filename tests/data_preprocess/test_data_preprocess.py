@@ -126,6 +126,23 @@ def test_aime_trains_on_other_years_than_the_test_s(tmp_path: Path) -> None:
     assert {row["data_source"] for row in aime["test"]} == {"aime_2024"}
 
 
+def test_aime_leaves_out_and_names_what_has_no_number_for_an_answer(tmp_path: Path) -> None:
+    answers = ("080", -3, "12 or 15", 7)
+    rows = [{"ID": f"1983-{i}", "Problem": f"q{i}", "Answer": str(answer)} for i, answer in enumerate(answers)]
+    source = tmp_path / "source.jsonl"
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    result = run("aime", tmp_path / "out", "--dataset_path", str(source))
+    assert result.exit_code == 0, result.exception
+    told = " ".join(result.output.split())
+    assert "left out 2 of 4 rows for test" in told
+    assert "1983-1 ('-3'), 1983-2 ('12 or 15')" in told
+    made_rows = pd.read_parquet(tmp_path / "out" / "test.parquet").to_dict("records")
+    assert [row["reward_model"]["ground_truth"] for row in made_rows] == ["80", "7"]
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows[1:3]))
+    result = run("aime", tmp_path / "none", "--dataset_path", str(source))
+    assert "2 of 2 rows for test: field 'Answer' must be" in str(result.exception)
+
+
 def test_deepmath_leaves_easy_problems_out(tmp_path: Path) -> None:
     splits = from_samples("deepmath", tmp_path, "--test_size", "0", "--min_difficulty", "4", "--no-tool")
     assert [row["extra_info"]["difficulty"] for row in splits["train"]] == [4.0, 6.0]
@@ -182,7 +199,7 @@ def test_a_folder_with_a_test_split_of_its_own(tmp_path: Path) -> None:
         ("deepmath", {"question": "q2"}, "row 1 has no field 'final_answer'"),
         ("search_r1", {"question": "q2", "golden_answers": []}, "row 1: field 'golden_answers' is empty"),
         ("acecoder", {"id": "x", "question": "q2"}, "row 1 has no tests"),
-        ("aime", {"Problem": "q2", "Answer": -3}, "row 1: field 'Answer' is '-3'"),
+        ("aime", {"Problem": "q2"}, "row 1 has no field 'Answer'"),
     ],
 )
 def test_a_row_that_lacks_something_is_named(name: str, row: dict[str, Any], words: str, tmp_path: Path) -> None:
