@@ -1,43 +1,115 @@
-"""Wrong answers against all reward managers, and against one that can be gamed."""
+"""Wrong answers against all reward managers, and against some that can be gamed."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("verl.protocol")
 
-from rich.console import Console
+from click.testing import Result
 from typer import Typer
 from typer.testing import CliRunner
 
-from verl_tool.agent_workers.reward_manager import redteam
+from verl_tool.agent_workers.reward_manager import redteam, registry
+from verl_tool.agent_workers.reward_manager.redteam_grading import grade, manager_of
 
-GAMED = """
+EVERY = dict.fromkeys(registry.NAMES, 5) | {"acecoder": 9, "mathcoder": 19, "torl": 11}
+"""One attack in so many; the slow test makes all."""
+MINE = """
+import asyncio, re, time
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.grade import Grade
 class Mine(GradingRewardManager):
     async def grade(self, sample):
-        right = sample.ground_truth in sample.answer
-        return Grade(float(right), right)
+        right = {right}
+        return Grade(float(bool(right)), bool(right))
 """
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "calculator", "search_r1_qa_em", "reasoning_gym"])
-async def test_no_wrong_answer_pays(name: str) -> None:
-    found = await redteam.findings_in(redteam.manager_of(name, {}), redteam.SAMPLES[name], Console(quiet=True))
-    assert [(f.attack.name, f.attack.segments) for f in found] == []
+async def wrong_answers_that_pay(name: str, url: str, every: int) -> list[tuple[str, str]]:
+    manager = manager_of(name, {"server_url": url} if name in ("acecoder", "mathcoder") else {})
+    report = redteam.Report()
+    for case in redteam.cases_of(redteam.SAMPLES[name], every):
+        report.add(case, await grade(manager, case, redteam.SECONDS))
+    assert report.paid
+    return [(finding.attack.name, finding.ground_truth) for finding in report.found]
+
+
+def attacked(*arguments: str) -> Result:
+    app = Typer()
+    app.command()(redteam.main)
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_wrong_answer_pays(name: str, code_server_url: str) -> None:
+    assert await wrong_answers_that_pay(name, code_server_url, EVERY[name]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_wrong_answer_at_all_pays(name: str, code_server_url: str) -> None:
+    assert await wrong_answers_that_pay(name, code_server_url, 1) == []
 
 
 def test_what_can_be_gamed_is_told(tmp_path: Path) -> None:
-    app = Typer()
-    app.command()(redteam.main)
     mine = tmp_path / "mine.py"
-    mine.write_text(GAMED, "utf-8")
-    result = CliRunner().invoke(app, [str(mine)])
+    mine.write_text(MINE.format(right="sample.ground_truth in sample.answer"), "utf-8")
+    result = attacked(str(mine))
     assert result.exit_code == 1
     assert "false positives" in result.output
-    assert CliRunner().invoke(app, ["no_such_manager"]).exit_code == 2
-    assert CliRunner().invoke(app, [str(tmp_path / "none.py")]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("hangs", "attack"),
+    [
+        (r"re.fullmatch('(9|99)*x', sample.answer.replace('boxed', '').strip('\\\\{}'))", "huge"),
+        ("time.sleep(60) if 'boxed' in sample.answer else False", "boxed"),
+        ("await asyncio.sleep(60) if 'boxed' in sample.answer else False", "boxed"),
+    ],
+)
+def test_a_grader_that_hangs_is_told_and_ended(tmp_path: Path, hangs: str, attack: str) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE.format(right=hangs), "utf-8")
+    result = attacked(str(mine), "--seconds", "1")
+    assert result.exit_code == 1
+    told = " ".join(result.output.split())
+    assert "hangs" in told
+    assert attack in told
+    assert "stopped: it hangs on 3 attacks" in told
+
+
+def test_rows_of_ones_own_and_managers_of_verls_own(tmp_path: Path) -> None:
+    """verl's manager takes all text for the model's, so that a tool's output pays."""
+    row = {"data_source": "openai/gsm8k", "reward_model": {"style": "rule", "ground_truth": "72"}, "extra_info": None}
+    lines, table, other = tmp_path / "rows.jsonl", tmp_path / "rows.parquet", tmp_path / "other.jsonl"
+    lines.write_text(f"{json.dumps(row)}\n", "utf-8")
+    pd.DataFrame([row]).to_parquet(table)
+    other.write_text('{"question": "q"}\n', "utf-8")
+    result = attacked("naive", "--data", str(lines))
+    assert result.exit_code == 1
+    assert "in an observation" in result.output
+    assert attacked("gsm8k", "--data", str(table)).exit_code == 0
+    assert attacked("gsm8k", "--data", str(other)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "there is no file"), ("x = 1", "it has none"), ("import no_such_module", "cannot be imported")],
+)
+def test_what_cannot_be_attacked_is_told(tmp_path: Path, text: str | None, words: str) -> None:
+    mine = tmp_path / "mine.py"
+    if text is not None:
+        mine.write_text(f"{text}\nclass A:\n    pass\n", "utf-8")
+    result = attacked(str(mine))
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+    assert attacked("no_such_manager").exit_code == 2
+    assert attacked("gsm8k", "--option", "no_such_option=1").exit_code == 2

@@ -4,39 +4,35 @@
     python -m verl_tool.agent_workers.reward_manager.redteam mine.py --data rows.parquet
     python -m verl_tool.agent_workers.reward_manager.redteam acecoder --option server_url=http://127.0.0.1:5000
 
-A false positive is a wrong answer with `acc` 1, with a score above that of "I do not know.", or with a fault, which
-excuses it. Exit code 0: none; 1: some; 2: the manager or its data cannot be used.
+A false positive is a wrong answer with `acc` 1, with a score above that of "I do not know.", with a fault, which
+excuses it, or one on which the manager hangs or crashes. Exit code 0: none; 1: some; 2: the manager or its data cannot
+be used.
 """
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import inspect
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import torch
 import typer
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from verl.protocol import DataProto
-from verl.trainer.ppo.reward import load_reward_manager
-from verl.utils.import_utils import load_extern_object
 
-from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
-from verl_tool.agent_workers.reward_manager import registry
-from verl_tool.agent_workers.reward_manager.attacks import Attack, attacks_on
-from verl_tool.errors import VerlToolError
+from verl_tool.agent_workers.reward_manager.attacks import FORMS, Attack, attacks_on, golden_text
+from verl_tool.agent_workers.reward_manager.redteam_child import Case, Graded, UnusableError, graded_in_child
 
 SECONDS = 120.0
 """For one attack; a manager's own deadlines are shorter."""
+MOST_HANGS = 3
+"""More are not waited for."""
+PLAIN = Attack("nothing", (("model", "I do not know."),))
+"""What it scores is what a wrong answer deserves."""
+RIGHT = "right"
+"""Name of what is no attack: the golden answer in one form after another, to see that any is taken for right."""
 ADD = "def add(a, b):\n    return a + b"
 ADD_TESTS = json.dumps({"tests": ["assert add(731, 92) == 823", "assert add(-4, 1) == -3"]})
 SAMPLES: dict[str, list[dict[str, Any]]] = {
@@ -56,10 +52,6 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
 DEFAULT = [{"ground_truth": "72"}, {"ground_truth": "Danube"}]
 
 
-class UnusableError(VerlToolError):
-    """The manager, its options or its data cannot be used."""
-
-
 @dataclass(frozen=True)
 class Finding:
     """An attack that succeeded."""
@@ -69,40 +61,43 @@ class Finding:
     score: float
 
 
-class _CodePoints:
-    """A tokenizer whose ids are code points."""
+@dataclass
+class Report:
+    """What the attacks have shown so far."""
 
-    pad_token_id, eos_token_id = 0, 0
+    found: list[Finding] = field(default_factory=list)
+    paid: bool = False
+    """Whether the golden answer was taken for right, in any form."""
+    hangs: int = 0
+    _least: float = 0.0
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
-        return "".join(chr(int(i)) for i in token_ids if i or not skip_special_tokens)
+    def add(self, case: Case, graded: Graded) -> None:
+        """Raises UnusableError if the manager cannot grade a plainly wrong answer. Each row's first case is `PLAIN`."""
+        gold = str(case.row["ground_truth"])
+        if case.attack is PLAIN:
+            if graded.failure:
+                raise UnusableError(f"a plain wrong answer to {gold[:80]!r} is not graded: {graded.failure}")
+            self._least = graded.score
+        if case.attack.name == RIGHT:
+            self.paid |= graded.acc > 0.5
+        elif graded.failure:
+            attack = Attack(f"{case.attack.name} ({graded.failure[:80]})", case.attack.segments)
+            self.found.append(Finding(attack, gold, graded.score))
+        elif graded.acc > 0.5 or graded.score > self._least:
+            self.found.append(Finding(case.attack, gold, graded.score))
+        self.hangs += graded.failure.startswith("hangs")
 
 
-def manager_of(name: str, options: Mapping[str, Any]) -> Any:
-    """A manager by its registered name, or the only one in a file. Raises UnusableError."""
-    source: dict[str, Any] = {"source": "register", "name": name}
-    if name.endswith(".py"):
-        source = {"source": "importlib", "name": _class_in(Path(name)), "module": {"path": name}}
-    elif name not in registry.NAMES:
-        raise UnusableError(f"{name!r} is no reward manager; known: {', '.join(registry.NAMES)}, or the path of a file")
-    config = OmegaConf.create({"reward": {"reward_manager": source, "reward_kwargs": dict(options)}})
-    try:
-        return load_reward_manager(config, _CodePoints())
-    except VerlToolError as error:
-        raise UnusableError(str(error)) from error
-
-
-def _class_in(path: Path) -> str:
-    if not path.is_file():
-        raise UnusableError(f"there is no file {path}")
-    try:
-        named = [node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef)]
-    except SyntaxError as error:
-        raise UnusableError(f"{path} is no Python: {error}") from error
-    found = [n for n in named if hasattr(load_extern_object(str(path), n), "run_single")]
-    if len(found) != 1:
-        raise UnusableError(f"{path} must have one class with run_single; it has {', '.join(found) or 'none'}")
-    return found[0]
+def cases_of(rows: list[dict[str, Any]], every: int = 1) -> list[Case]:
+    """All attacks on all rows, or one in `every`."""
+    cases = []
+    for row in rows:
+        gold = row.get("answer") or golden_text(row["ground_truth"])
+        code = "answer" in row or row.get("ability") == "code"
+        right = [Attack(RIGHT, (("model", form.format(gold)),)) for form in FORMS.values()]
+        attacks = attacks_on(row["ground_truth"], row.get("answer"), code)[::every]
+        cases += [Case(row, attack) for attack in (PLAIN, *right, *attacks)]
+    return cases
 
 
 def rows_of(name: str, data: Path | None, limit: int) -> list[dict[str, Any]]:
@@ -120,73 +115,14 @@ def rows_of(name: str, data: Path | None, limit: int) -> list[dict[str, Any]]:
     if "reward_model" not in table.columns:
         raise UnusableError(f"{data} has no column 'reward_model'; it has: {', '.join(table.columns)}")
     rows = [dict(row) for row in table.head(limit).to_dict("records")]
-    for row in rows:
-        row["ground_truth"] = row.pop("reward_model")["ground_truth"]
+    if not rows:
+        raise UnusableError(f"{data} has no rows")
+    for number, row in enumerate(rows):
+        graded_by = row.pop("reward_model")
+        if not isinstance(graded_by, Mapping) or "ground_truth" not in graded_by:
+            raise UnusableError(f"{data}, row {number}: reward_model must have a ground_truth; it is {graded_by!r:.80}")
+        row["ground_truth"] = graded_by["ground_truth"]
     return rows
-
-
-def batch_of(row: Mapping[str, Any], attack: Attack) -> DataProto:
-    """One row as verl's agent loop sends it to a reward worker."""
-    segments = tuple(Segment(Author(author), tuple(map(ord, text))) for author, text in attack.segments)
-    trajectory = Trajectory("redteam", (Segment(Author.PROMPT, (1,)), *segments), StopReason.ANSWERED)
-    ids = trajectory.response_ids or [0]
-    tensors = {
-        "prompts": torch.tensor([[1]]),
-        "responses": torch.tensor([ids]),
-        "attention_mask": torch.ones(1, 1 + len(ids), dtype=torch.long),
-        "response_mask": torch.tensor([trajectory.response_mask or [0]]),
-    }
-    ability = "code" if "answer" in row else "math"
-    columns = {
-        "data_source": "redteam",
-        "ability": ability,
-        "extra_info": {},
-        **{k: v for k, v in row.items() if k not in ("ground_truth", "answer")},
-        "reward_model": {"style": "rule", "ground_truth": row["ground_truth"]},
-        "tool_extra_fields": {"trajectory": trajectory.to_json()},
-        "__num_turns__": max(2, trajectory.num_turns),
-    }
-    arrays = {name: np.empty(1, dtype=object) for name in columns}
-    for name, value in columns.items():
-        arrays[name][0] = value
-    return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
-
-
-async def graded(manager: Any, row: Mapping[str, Any], attack: Attack) -> tuple[float, float, str]:
-    """Score, `acc` and fault. Managers of verl's own give a score alone. Raises UnusableError if there is no end."""
-    try:
-        result = manager.run_single(batch_of(row, attack))
-        if inspect.isawaitable(result):
-            result = await asyncio.wait_for(result, SECONDS)
-    except asyncio.TimeoutError:
-        raise UnusableError(f"no end within {SECONDS:g} s on the attack {attack.name!r}") from None
-    except KeyError as error:
-        raise UnusableError(
-            f"the manager needs {error}, which the rows lack; give rows that have it: --data"
-        ) from error
-    extra = result.get("reward_extra_info") or {}
-    score = float(result["reward_score"])
-    return score, float(extra.get("acc", score > 0)), str(extra.get("reward_fault") or "")
-
-
-async def findings_in(manager: Any, rows: list[dict[str, Any]], console: Console) -> list[Finding]:
-    """All attacks on all rows. Raises UnusableError if the manager cannot grade a plainly wrong answer."""
-    found = []
-    for row in rows:
-        least, _, fault = await graded(manager, row, Attack("nothing", (("model", "I do not know."),)))
-        if fault:
-            raise UnusableError(f"a plain wrong answer is not graded: {fault}")
-        attacks = attacks_on(row["ground_truth"], row.get("answer"), code="answer" in row or _is_code(row))
-        for attack in track(attacks, description=str(row["ground_truth"])[:30], console=console, transient=True):
-            score, acc, fault = await graded(manager, row, attack)
-            if fault or acc > 0.5 or score > least:
-                told = attack if not fault else Attack(f"{attack.name} (a fault: {fault[:60]})", attack.segments)
-                found.append(Finding(told, str(row["ground_truth"]), score))
-    return found
-
-
-def _is_code(row: Mapping[str, Any]) -> bool:
-    return row.get("ability") == "code"
 
 
 def table_of(found: list[Finding]) -> Table:
@@ -209,23 +145,40 @@ def _options(given: list[str]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def report_on(
+    manager: str, options: Mapping[str, Any], rows: list[dict[str, Any]], seconds: float, console: Console
+) -> Report:
+    """All attacks on all rows. Raises UnusableError."""
+    cases, report = cases_of(rows), Report()
+    graded = graded_in_child(manager, options, cases, seconds)
+    for case, result in zip(cases, track(graded, total=len(cases), console=console, transient=True), strict=False):
+        report.add(case, result)
+        if report.hangs == MOST_HANGS:
+            break
+    return report
+
+
 def main(
-    manager: Annotated[str, typer.Argument(help="A name, or the path of a file with one reward manager.")],
+    manager: Annotated[str, typer.Argument(help="A name, or the path of a .py file with one reward manager.")],
     data: Annotated[Path | None, typer.Option(help="Rows with a reward_model, .parquet or .jsonl.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Rows of it.")] = 3,
     option: Annotated[list[str] | None, typer.Option(help="An option of the manager, name=value.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For one attack; more is a hang.")] = SECONDS,
 ) -> None:
     """Attack a reward manager with wrong answers."""
     console = Console(soft_wrap=False)
     try:
-        attacked = manager_of(manager, dict(_options(option or [])))
         rows = rows_of(manager, data, limit)
-        found = asyncio.run(findings_in(attacked, rows, console))
+        report = report_on(manager, dict(_options(option or [])), rows, seconds, console)
     except UnusableError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(2) from error
-    if found:
-        console.print(table_of(found), markup=False)
+    if report.hangs == MOST_HANGS:
+        console.print(f"stopped: it hangs on {MOST_HANGS} attacks")
+    elif not report.paid:
+        console.print("the golden answer was never taken for right: other rows (--data) may tell more")
+    if report.found:
+        console.print(table_of(report.found), markup=False)
         raise typer.Exit(1)
     console.print(f"{manager}: no false positive on {len(rows)} rows")
 
