@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -21,11 +22,12 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopReason, Trajectory
 from verl_tool.agent_workers.reward_manager import registry
-from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
+from verl_tool.agent_workers.reward_manager.base import PROVOKED, REWARD_FAULT, GradingRewardManager
 from verl_tool.agent_workers.reward_manager.code_grader import suite_of
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.sample import Sample
-from verl_tool.errors import ConfigError
+from verl_tool.client import ToolClient
+from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import Fault, FaultKind
 
 registry.register_all()
@@ -271,7 +273,7 @@ def test_wrong_options_are_named() -> None:
 def test_a_users_own_manager_loads_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from verl_tool.agent_workers.reward_manager.base import GradingRewardManager\n"
+        "from verl_tool.agent_workers.reward_manager.base import PROVOKED, REWARD_FAULT, GradingRewardManager\n"
         "from verl_tool.agent_workers.reward_manager.grade import Grade\n"
         "class Mine(GradingRewardManager):\n"
         "    async def grade(self, sample):\n"
@@ -320,6 +322,37 @@ async def test_acecoder(code_server_url: str) -> None:
     finally:
         await code._grader.close()  # type: ignore[attr-defined]
         await share._grader.close()  # type: ignore[attr-defined]
+
+
+@in_module_loop
+async def test_slow_solutions_spoil_no_other(code_server_url: str) -> None:
+    """The one that waits behind them is graded as if it were alone, though its turn comes after `timeout_seconds`."""
+    options = {"max_connections": 1, "timeout_seconds": 1.5, "test_seconds": 1.0, "total_seconds": 1.0}
+    code = manager("acecoder", server_url=code_server_url, **options)
+    slow = "```python\ndef add(a, b):\n    while True: pass\n```"
+    few = json.dumps({"tests": ["assert add(1, 2) == 3"]})
+    try:
+        rows = [data(trajectory(("model", text)), few) for text in (slow, slow, slow, ADD)]
+        results = await asyncio.gather(*map(code.run_single, rows))
+        assert [result["reward_score"] for result in results] == [-1.0, -1.0, -1.0, 1.0]
+        assert {result["reward_extra_info"][key] for result in results for key in (REWARD_FAULT, PROVOKED)} == {""}
+    finally:
+        await code._grader.close()  # type: ignore[attr-defined]
+
+
+async def test_a_server_without_a_place_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def full(self: ToolClient, *_: Any, **__: Any) -> None:
+        asked.append(1)
+        await asyncio.sleep(0.02)
+        raise ToolFault(FaultKind.OVERLOADED, "no answer within 300 s", retryable=True)
+
+    monkeypatch.setattr(ToolClient, "run_code", full)
+    code = manager("acecoder", server_url="http://127.0.0.1:9", queue_seconds=0.1)
+    result = await code.run_single(data(trajectory(("model", ADD)), TESTS))
+    assert "no answer within 300 s" in result["reward_extra_info"][REWARD_FAULT]
+    assert len(asked) > 2
 
 
 @in_module_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.sample import Sample
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.protocol import FaultKind
+from verl_tool.sandbox_fusion import RunCodeResponse
 
 DETAILS = ("pass_rate", "tests", "time_outs", "no_code", "judge_protected")
 
@@ -40,6 +43,9 @@ class CodeOptions(RewardOptions):
     """A longer solution is wrong without being run."""
     max_connections: int = Field(64, ge=1)
     """Runs under way at a time, of one reward worker."""
+    queue_seconds: float = Field(600.0, gt=0)
+    """A run that has found no place at the server after it is a fault. The waiting is no part of the run's own time, so
+    that slow solutions spoil no others. `timeout_seconds` does not count for code."""
 
 
 class CodeGrader:
@@ -49,6 +55,7 @@ class CodeGrader:
         self._options = options
         self._url = url
         self._client: ToolClient | None = None
+        self._places = asyncio.Semaphore(options.max_connections)
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault if the server or its sandbox fails."""
@@ -65,12 +72,23 @@ class CodeGrader:
         """What the judge finds. Raises GraderFault."""
         run = JudgeRun.of(code, suite, self._options.test_seconds, self._options.total_seconds)
         try:
-            response = await self._connected().run_code(
-                run.code, stdin=run.stdin, run_timeout=run.run_timeout, files=run.files
-            )
-            return run.verdicts(response)
+            async with self._places:
+                return run.verdicts(await self._ran(run))
         except (ToolFault, NoVerdict) as fault:
             raise GraderFault(str(fault)) from fault
+
+    async def _ran(self, run: JudgeRun) -> RunCodeResponse:
+        """The server's answer, asked for again while the server has no place. Raises ToolFault."""
+        now = asyncio.get_running_loop().time
+        ends = now() + self._options.queue_seconds
+        while True:
+            try:
+                return await self._connected().run_code(
+                    run.code, stdin=run.stdin, run_timeout=run.run_timeout, files=run.files
+                )
+            except ToolFault as fault:
+                if fault.kind is not FaultKind.OVERLOADED or now() > ends:
+                    raise
 
     async def close(self) -> None:
         """Close the connections to the server."""
@@ -82,7 +100,7 @@ class CodeGrader:
         """Made here and not at the start: a client belongs to the event loop in which it is used."""
         if self._client is None:
             options = self._options
-            seconds = max(options.timeout_seconds, options.total_seconds + START_SECONDS)
+            seconds = options.queue_seconds + options.total_seconds + START_SECONDS
             self._client = ToolClient(
                 self._url, api_key=options.api_key, timeout=seconds, max_workers=options.max_connections, direct=False
             )

@@ -33,9 +33,8 @@ class MathCoderRewardManager(GradingRewardManager[MathCoderOptions]):
         self._code = code_grader.CodeGrader(self.options, code_grader.server_url(self.options, config))
         self._math = torl.MathJudge(self.options)
 
-    def seconds(self, sample: Sample) -> float | None:
-        """`MathGrader` keeps the deadlines of mathematics."""
-        return None if sample.ability == "math" else super().seconds(sample)
+    def seconds(self, sample: Sample) -> None:
+        """Both graders keep deadlines, which the waiting for a place is no part of."""
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault if the grader of the row's kind fails, ConfigError if it is of another kind."""
