@@ -244,7 +244,7 @@ def number() -> int:
 @in_module_loop
 async def test_no_answer_of_the_zoo_passes(judge: Judge, number: int) -> None:
     """Each object under a few forms of test; together each form meets many objects, by chance another set each time."""
-    pairs = [(f, form) for f in OBJECTS for form in random.Random().sample(FORMS, 9)]
+    pairs = [(f, form) for f in OBJECTS for form in random.Random().sample(FORMS, 4)]
     tests = [form.format(f=f, A=number) for f, form in pairs]
     verdicts = await judge(ZOO, *tests, test_seconds=20.0, total_seconds=100.0)
     assert verdicts_of(verdicts, tests) == []
@@ -271,6 +271,79 @@ async def test_the_zoo_is_judged_at_all(judge: Judge) -> None:
     """Else the tests above would hold for nothing: a test that it does pass."""
     verdicts = await judge(ZOO, "assert an_int(1) == -1", "assert any_(1) is not None")
     assert [v.reason for v in verdicts.of] == ["passed", "passed"]
+
+
+EMPTY = """
+import numpy as np
+def f(x): return []
+def g(x): return {'values': ((), [])}
+def h(x): return iter(())
+def isclose(*a): return True
+abs = max = sorted = sqrt = lambda *a: 0
+def all(x): return True
+def name(x): return {'load': 'isclose', 'eval': 'eval', 'path': 'builtins.eval'}.get(x, x)
+def text(x): return '__import__("os").mkdir("made") or ' + str(x)
+def made(): return __import__('os').path.exists('made')
+import pickle
+class Pays:
+    def __reduce__(self): return (eval, ('__import__("os").mkdir("made")',))
+def pickled():
+    np.save('x.npy', np.array([Pays()], dtype=object), allow_pickle=True)
+    return 'x.npy'
+KEPT = []
+def keep(function): KEPT.append(function)
+def take(): return [KEPT[0](), []][1]
+def fails(x): raise KeyError(x)
+"""
+WITHOUT_A_RIGHT_ANSWER = (
+    "import numpy as np\nassert np.allclose(f(1), {A}.0)",
+    "assert np.isclose({A}.0, f(1)).all()",
+    "import numpy as np\nassert np.all(np.abs(np.asarray(f(1)) - {A}) < 1e-6)",
+    "import numpy as np\nassert (np.array(g(1)['values'][0]) == {A}).all()",
+    "import numpy as np\nassert np.allclose(list(h(1)), {A}.0)",
+    "import numpy as np\nnp.testing.assert_allclose(f(1), {A}.0)",
+    "assert isclose(sqrt(4), {A})",
+    "assert abs(max(3, {A}) - {A}.5) < 1e-6",
+    "assert all(a == b for a, b in zip(sorted([{A}, 1]), [1, {A}]))",
+    "assert round({A}.4) == {A}",
+    "import math\nassert getattr(math, name('load'))({A}, {A})",
+    "import builtins\nassert getattr(builtins, name('eval'))(text({A})) == {A}",
+    "import builtins\nassert builtins.eval(text({A})) == {A}",
+    "import sys\nassert sys.modules[name('builtins')].eval(text({A})) == {A}",
+    "import numpy as np\nassert np.load(pickled(), allow_pickle=True)[0] is None and made()",
+    "import timeit\ntry:\n    timeit.timeit(text(1), number=1)\nexcept BaseException:\n    pass\nassert made()",
+    "import cProfile\ncProfile.run(text(1))\nassert made()",
+    "import os\nos.system(text('true'))\nassert made()",
+    "import typing\nclass T: pass\nT.__annotations__ = {{'a': text(1)}}\ntyping.get_type_hints(T)\nassert made()",
+    "from unittest import mock\nwith mock.patch('unittest.__main__.x' + name('')):\n    pass\nassert made()",
+    "wanted = [{A}]\nkeep(wanted.pop)\nassert take() == wanted",
+    "assert 1 == 1\ntry:\n    assert fails(1) == {A}\nexcept KeyError:\n    pass",
+)
+
+
+@in_module_loop
+async def test_what_a_test_asks_of_libraries_is_not_the_solutions_to_choose(judge: Judge, number: int) -> None:
+    tests = [test.format(A=number) for test in WITHOUT_A_RIGHT_ANSWER]
+    verdicts = await judge(EMPTY, *tests, test_seconds=20.0, total_seconds=100.0)
+    assert verdicts_of(verdicts, tests) == []
+
+
+@in_module_loop
+async def test_libraries_stay_of_use_to_a_test(judge: Judge) -> None:
+    right = "def f(x): return [x]\ndef none(x): return []\ndef sqrt(x): return x ** 0.5"
+    tests = (
+        "import numpy as np\nassert np.allclose(f(1.0), [1.0])",
+        "import numpy as np\nassert np.array_equal(none(1), [])",
+        "from collections import namedtuple\nP = namedtuple('P', 'x y')\nassert f(P(1, 2).y) == [2]",
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nassert f(P(3).x) == [3]",
+        "import ast\nassert ast.literal_eval(str(f(1))) == [1]",
+        "import typing\ndef t(a: 'int'): pass\nassert typing.get_type_hints(t) and f(1) == [1]",
+        "import math\nassert getattr(math, 'floor')(f(1.5)[0]) == 1",
+        "assert isclose(sqrt(4), 2)",
+        "seen = []\nseen.append(f(1))\nassert eval('f(1)') == [1]",
+    )
+    verdicts = await judge(right, *tests, test_seconds=20.0, total_seconds=100.0)
+    assert [(test, v) for test, v in zip(tests, verdicts.of, strict=True) if not v.passed] == []
 
 
 PAY = """

@@ -19,7 +19,7 @@ from typing import Any
 from verl_tool.sandbox_fusion import RunCodeResponse
 
 _JUDGE = Path(__file__).parent / "judge"
-_MODULES = ("values.py", "link.py", "processes.py", "remote.py", "testcase.py")
+_MODULES = ("guard.py", "values.py", "link.py", "processes.py", "remote.py", "testcase.py")
 START_SECONDS = 20.0
 """Added to the run's limit for the start and the end of the judge, seconds."""
 

@@ -68,6 +68,7 @@ class Judge:
         self._link = None
         self._late = False
         self._timed = False
+        self._guard = Guard()
         self._ends = time.monotonic() + job.total_seconds
         signal.signal(signal.SIGALRM, self._out_of_time)
 
@@ -142,11 +143,16 @@ class Judge:
     def _perform(self, case, link):
         """Run a test. Raises whatever it raises, and AssertionError if none of its assertions was reached and held."""
         held = []
+        link.begin(case.finite, case.vector)
         names = case.namespace(link)
         calls = {BEFORE: link.apply_changes, HELD: lambda: held.append(True), PRESENT: present}
         names.update(calls)
-        link.begin(names, case.finite)
-        exec(case.code, names)
+        link.enter(names)
+        self._guard.begin(link, case.texts)
+        try:
+            exec(case.code, names)
+        finally:
+            self._guard.end()
         if case.must_hold and not held:
             raise AssertionError("no assertion of the test was reached and held")
 
@@ -214,6 +220,7 @@ def main():
 
 FOLDER = os.getcwd()
 sys.path.insert(0, FOLDER)
+from guard import Guard  # noqa: E402
 from link import LONGEST_MESSAGE, Gone  # noqa: E402
 from processes import MODULE, PROGRAM, Nursery  # noqa: E402
 from remote import JudgeLink  # noqa: E402

@@ -16,13 +16,16 @@ import socket
 import struct
 import sys
 import types
-from typing import Any
 
 if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[2])
 
 from link import Gone, Link  # only now is it on the path
 from values import encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MODULE, PROGRAM = b"m", b"p"
 """Run as a module whose functions are asked for over a `Link`; run as a program with stdin and stdout."""
@@ -238,7 +241,7 @@ def _next(iterator):
     return [False, None]
 
 
-OPERATIONS: dict[str, Any] = {
+OPERATIONS: "dict[str, Any]" = {
     "call": lambda function, *args, **kwargs: function(*args, **kwargs),
     "getattr": getattr,
     "setattr": setattr,

@@ -5,10 +5,14 @@ import json
 import math
 import sys
 import types
-from typing import Any
+from collections import Counter, OrderedDict, defaultdict
 
 from link import EXCEPTIONS, Link, update
-from values import CONTAINERS, Reader, Refused, encode
+from values import CONTAINERS, Reader, Record, Refused, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 LONGEST_COPY = 100_000
 """Items of an object of the solution's that a test walks through."""
@@ -121,11 +125,12 @@ for _name in [*_OPERATORS.split(), *(side + name for name in _BINARY.split() for
 class Stream(Handle):
     """An iterator of the solution's. Its values come once: read again it would be empty, which most tests hold for."""
 
-    __slots__ = ("__ended",)
+    __slots__ = ("__ended", "__fresh")
 
     def __init__(self, link, number):
         super().__init__(link, number)
         object.__setattr__(self, "_Stream__ended", False)
+        object.__setattr__(self, "_Stream__fresh", True)
 
     def __iter__(self):
         self.__check()
@@ -136,7 +141,10 @@ class Stream(Handle):
         answer = self._Handle__link.ask("next", self)
         if type(answer) is not list or len(answer) != 2 or answer[0] is not True:
             object.__setattr__(self, "_Stream__ended", True)
+            if self.__fresh and self._Handle__link.vector:
+                raise self._Handle__link.refuse("an iterator of nothing, of which a test of arrays does not speak,")
             raise StopIteration
+        object.__setattr__(self, "_Stream__fresh", False)
         return answer[1]
 
     def __len__(self):
@@ -150,13 +158,29 @@ class Stream(Handle):
             raise self._Handle__link.refuse("a second look at the end of an iterator")
 
 
+_SIZED = frozenset({*CONTAINERS, str, bytes, tuple, frozenset, range, OrderedDict, Counter, defaultdict, Record})
+_GIVEN = frozenset({"add", "append", "appendleft", "extend", "extendleft", "update", "count", "get", "index"})
+"""Methods of a test's container that a solution may be given: a collector's, and none that makes it smaller."""
+
+
 class JudgeReader(Reader):
-    """Reads what the solution sends. `finite`: whether a NaN or an infinity is refused."""
+    """Reads what the solution sends. `finite`: whether a NaN or an infinity is refused; `vector`: whether an empty
+    container or text is."""
 
     def __init__(self, link):
         super().__init__(link.resolve)
         self._link = link
         self.finite = True
+        self.vector = False
+
+    def read(self, data):
+        """``np.allclose([], 3.14)``: what is compared with an array of nothing is equal to it."""
+        value = super().read(data)
+        if self.vector and type(value) in _SIZED and not value:
+            if self._link.calling:
+                raise ValueError("an empty value")
+            raise self._link.refuse("an empty value, of which a test of arrays does not speak,")
+        return value
 
     def number(self, value):
         """``not abs(nan - 3.14) > 1e-6``: it passes wherever a test does not look for it."""
@@ -215,14 +239,22 @@ class JudgeLink(Link):
         except Exception as error:  # noqa: BLE001  whatever a hostile answer makes of its reader
             raise self._gone(f"no value of the form agreed on: {error}") from None
 
-    def begin(self, namespace, finite):
-        """A new test, run in `namespace`: what another has passed to the solution is no longer there to be called."""
-        self._namespace = namespace
+    def begin(self, finite, vector):
+        """A new test: what another has passed to the solution is no longer there to be called."""
         self._functions.clear()
         self._changes.clear()
         self._copies.clear()
-        self._reader.finite = finite
+        self._reader.finite, self._reader.vector = finite, vector
         self.refused = ""
+
+    def enter(self, namespace):
+        """Functions with these global names are the test's."""
+        self._namespace = namespace
+
+    @property
+    def vector(self):
+        """Whether the test uses arrays and speaks of nothing empty."""
+        return self._reader.vector
 
     def refuse(self, what):
         """The exception to raise; the test has failed even if it catches it."""
@@ -326,7 +358,7 @@ class JudgeLink(Link):
         if kind is types.MethodType:
             return self._is_of_the_test(value.__func__)
         if kind is types.BuiltinMethodType:
-            return type(value.__self__) in CONTAINERS and not value.__name__.startswith("_")
+            return type(value.__self__) in CONTAINERS and value.__name__ in _GIVEN
         return kind is types.FunctionType and value.__globals__ is self._namespace
 
     def _exception_class(self, names):

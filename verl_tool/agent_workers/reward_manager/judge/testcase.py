@@ -8,10 +8,14 @@ import ast
 import builtins
 import re
 import sys
+import types
 from importlib import import_module
-from typing import Any
 
 from remote import Handle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _USUAL_MODULES = (
     "bisect collections copy datetime decimal fractions functools heapq itertools json math numpy operator random re "
@@ -34,10 +38,17 @@ _HELPERS = {
 them gets Python's own, whatever the solution calls so: ``isclose(f(2), 3.14)``."""
 _HOME_OF = {name: home for home, names in _HELPERS.items() for name in names.split()}
 _BUILTINS = frozenset(dir(builtins))
+_PROTECTED = _BUILTINS | _HOME_OF.keys()
+_EXCEPTIONS = frozenset(
+    name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+)
 _SPEAKS_OF_INFINITY = re.compile(
     r"(?i)(?<!\w)(nan|inf|infinity|isnan|isinf|isfinite|nan_to_num|equal_nan|\d+e\d{3,})(?!\w)"
 )
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
+_ARRAY_NAMES = "cupy dask jax jnp np numpy pandas pd pl polars scipy sklearn tensorflow tf torch xarray xr"
+_ARRAYS = frozenset(_ARRAY_NAMES.split())
+"""A test that mentions one of them compares arrays."""
 _RUN_DATA = (
     "_ctypes _pickle bdb cloudpickle code codeop ctypes dill doctest ensurepip idlelib imp importlib joblib "
     "marshal multiprocessing pdb pickle pickletools pkgutil profile pty runpy shelve site subprocess test trace "
@@ -60,24 +71,33 @@ class TestCase:
             for node in nodes
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in _MODULES
         } & self._free
-        self._texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-        self._imports = _imported(nodes) | self._texts
+        self.texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        """Texts that stand in it."""
+        self._imports = _imported(nodes) | self.texts
         self._mentioned = frozenset(_IDENTIFIER.findall(text))
-        self._own = self._free - _BUILTINS - self._modules - _HOME_OF.keys()
+        self._own = self._free - _PROTECTED - self._modules
+        self._tested = frozenset() if self._own else _innermost(nodes) & self._free & _PROTECTED
         self.finite = _SPEAKS_OF_INFINITY.search(text) is None
         """It says nothing of NaN and infinity, and so means neither."""
-        self.must_hold = any(isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant) for node in nodes)
+        self.vector = bool(self._mentioned & _ARRAYS) and not any(map(_is_empty, nodes))
+        """It uses arrays, which are equal to anything when they are empty, and speaks of nothing empty itself."""
+        self.must_hold = any(map(_decides, nodes))
         """It has assertions, one of which at least must be reached and hold."""
-        self.code = compile(ast.fix_missing_locations(_Instrumented().visit(tree)), "test.py", "exec")
+        for node in nodes:
+            _instrument(node)
+        self.code = compile(tree, "test.py", "exec")
 
     def namespace(self, link):
         """The names that the test starts with: the solution's, then those that are not the solution's to give.
 
-        Builtins are the solution's only in a test that uses no other name of it, as one of a function ``pow`` does.
+        Builtins and helpers are the solution's only in a test that uses no other name of it, as one of a function
+        ``pow`` does, and only if no other call is among their arguments: ``sqrt`` in ``isclose(sqrt(4), 2)``. Raises
+        `Refused` if the solution has none of those: the test would be of Python itself.
         """
         wanted = (link.names() & self._mentioned) - self._modules
-        protected = _BUILTINS | _HOME_OF.keys()
-        names = {name: link.value(name) for name in wanted if name not in protected or not self._own}
+        names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in self._tested}
+        if self._tested and not self._tested & names.keys():
+            raise link.refuse(f"{' and '.join(sorted(self._tested))}, which the solution does not define, instead")
         for name in self._free & _HOME_OF.keys() - names.keys():
             names[name] = getattr(import_module(_HOME_OF[name]), name)
         for name in self._modules & self._installed():
@@ -89,7 +109,7 @@ class TestCase:
 
     def _builtins(self, link):
         """Python's, but that what makes code of data takes only texts that stand in the test."""
-        own = self._texts
+        own, mentioned = self.texts, self._mentioned
 
         def literal(name, source):
             if not isinstance(source, str) or source not in own:
@@ -117,7 +137,13 @@ class TestCase:
             literal("compile", source)
             return compile(source, *args, **kwargs)
 
+        def guarded_getattr(owner, name, *default):
+            if isinstance(owner, types.ModuleType) and name not in own and name not in mentioned:
+                raise link.refuse(f"a name {name!r:.80} in a module")
+            return getattr(owner, name, *default)
+
         guards: dict[str, Any] = {
+            "getattr": guarded_getattr,
             "eval": guarded_eval,
             "exec": guarded_exec,
             "compile": guarded_compile,
@@ -135,33 +161,48 @@ BEFORE, HELD, PRESENT = "__judge_before__", "__judge_held__", "__judge_present__
 """Names of the judge's own calls in a test: before each statement, behind each assertion, around conditions."""
 
 
-class _Instrumented(ast.NodeTransformer):
-    """Puts the judge's calls into a test."""
+def _instrument(node):
+    """Put the judge's calls into a node of a test."""
+    for field in _BLOCKS:
+        statements = getattr(node, field, None)
+        if type(statements) is list:
+            setattr(node, field, [call for statement in statements for call in _with_calls(statement)])
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        node.test = _condition(node.test)
+    elif isinstance(node, ast.comprehension):
+        node.ifs = [_condition(test) for test in node.ifs]
 
-    def generic_visit(self, node):
-        super().generic_visit(node)
-        for field in ("body", "orelse", "finalbody"):
-            statements = getattr(node, field, None)
-            if isinstance(statements, list):
-                setattr(node, field, [call for statement in statements for call in _with_calls(statement)])
-        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-            node.test = _condition(node.test)
-        elif isinstance(node, ast.comprehension):
-            node.ifs = [_condition(test) for test in node.ifs]
-        return node
+
+_BLOCKS = ("body", "orelse", "finalbody")
 
 
 def _with_calls(statement):
     is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     if is_text or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
         return [statement]
-    behind = [_call(HELD, statement)] if isinstance(statement, ast.Assert) else []
-    return [_call(BEFORE, statement), statement, *behind]
+    before = ast.Expr(_call(BEFORE, statement), **_place(statement))
+    if not _decides(statement):
+        return [before, statement]
+    return [before, statement, ast.Expr(_call(HELD, statement), **_place(statement))]
+
+
+def _decides(node):
+    """Whether it is an assertion, and one that could fail: ``assert 1 == 1`` could not."""
+    return isinstance(node, ast.Assert) and any(isinstance(part, ast.Name) for part in ast.walk(node.test))
 
 
 def _call(name, at, *args):
-    call = ast.Call(ast.Name(name, ast.Load()), list(args), [])
-    return ast.copy_location(ast.Expr(call) if isinstance(at, ast.stmt) else call, at)
+    place = _place(at)
+    return ast.Call(ast.Name(name, ast.Load(), **place), list(args), [], **place)
+
+
+def _place(at):
+    return {
+        "lineno": at.lineno,
+        "col_offset": at.col_offset,
+        "end_lineno": at.end_lineno,
+        "end_col_offset": at.end_col_offset,
+    }
 
 
 def _condition(test):
@@ -172,6 +213,28 @@ def _condition(test):
     elif isinstance(test, (ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
         return _call(PRESENT, test, test)
     return test
+
+
+def _innermost(nodes):
+    """Names that are called with no call among their arguments."""
+    return {
+        node.func.id
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in _EXCEPTIONS
+        if not any(isinstance(inner, ast.Call) for part in (*node.args, *node.keywords) for inner in ast.walk(part))
+    }
+
+
+def _is_empty(node):
+    """Whether it is a literal, or a call without arguments, that makes something empty."""
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        return not node.elts
+    if isinstance(node, ast.Call):
+        empty = ("bytearray", "bytes", "deque", "dict", "frozenset", "list", "set", "str", "tuple")
+        return isinstance(node.func, ast.Name) and node.func.id in empty and not node.args
+    return (isinstance(node, ast.Dict) and not node.keys) or (
+        isinstance(node, ast.Constant) and node.value in ("", b"")
+    )
 
 
 def _bound(nodes):

@@ -6,13 +6,13 @@ reads what a hostile process may have written: each form is checked before anyth
 looked up, and the types that are made are fixed here.
 """
 
-import datetime
 import math
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from decimal import Decimal
-from fractions import Fraction
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # as all imports here, `typing` is one that every judging pays for
+    from typing import Any
 
 SMALL = 1 << 53
 """Whole numbers below it travel as JSON numbers, larger ones as hexadecimal text."""
@@ -27,9 +27,9 @@ LARGEST_EXPONENT = 10_000
 
 _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
-_HEXADECIMAL: dict[str, Any] = {"bytes": bytes, "bytearray": bytearray}
-_DATES: dict[str, Any] = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
-_NAME_OF = {kind: name for table in (_SEQUENCES, _MAPPINGS, _HEXADECIMAL, _DATES) for name, kind in table.items()}
+_HEXADECIMAL: "dict[str, Any]" = {"bytes": bytes, "bytearray": bytearray}
+_DATES = ("datetime", "date", "time")
+_NAME_OF = {kind: name for table in (_SEQUENCES, _MAPPINGS, _HEXADECIMAL) for name, kind in table.items()}
 _NUMPY_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 """Sizes of an element by its kind of dtype; texts (U, S) may have any. An array of objects is no plain value."""
 _NUMPY_TEXTS = "US"
@@ -75,8 +75,6 @@ def encode(value, refer):
         return [name, [[encode(k, refer), encode(v, refer)] for k, v in value.items()]]
     if name in _HEXADECIMAL:
         return [name, kind.hex(value)]
-    if name in _DATES:
-        return [name, kind.isoformat(value)]
     return _encode_rare(value, kind, refer)
 
 
@@ -94,14 +92,17 @@ def _encode_rare(value, kind, refer):
 
     if kind is complex:
         return ["complex", value.real, value.imag]
-    if kind is Decimal:
+    if _is(kind, "decimal", "Decimal"):
         return ["Decimal", str(value)]
-    if kind is Fraction:
+    if _is(kind, "fractions", "Fraction"):
         return ["Fraction", *many((value.numerator, value.denominator))]
     if kind is range and not value[LONGEST_RANGE:]:
         return ["range", *many((value.start, value.stop, value.step))]
-    if kind is datetime.timedelta:
+    if _is(kind, "datetime", "timedelta"):
         return ["timedelta", value.days, value.seconds, value.microseconds]
+    for name in _DATES:
+        if _is(kind, "datetime", name):
+            return [name, kind.isoformat(value)]
     if kind is deque:
         return ["deque", many(value), value.maxlen]
     if kind is defaultdict:
@@ -113,6 +114,12 @@ def _encode_rare(value, kind, refer):
         flat = many(value.reshape(-1).tolist())
         return ["numpy", value.dtype.str, list(value.shape), flat, type(value).__name__ == "ndarray"]
     return refer(value)
+
+
+def _is(kind, home, name):
+    """Whether `kind` is a class of a module, which is not imported for it: an import costs milliseconds."""
+    module = sys.modules.get(home)
+    return module is not None and kind is getattr(module, name, None)
 
 
 def _is_numpy(value):
@@ -182,6 +189,8 @@ def _read_int(reader, name, text):
 
 
 def _read_decimal(reader, name, text):
+    from decimal import Decimal
+
     if len(_of(str, text)) > LARGEST_EXPONENT:
         raise ValueError(f"a Decimal of more than {LARGEST_EXPONENT} digits")
     value = Decimal(text)
@@ -190,6 +199,24 @@ def _read_decimal(reader, name, text):
     elif abs(value.adjusted()) > LARGEST_EXPONENT:
         raise ValueError(f"a Decimal with an exponent beyond {LARGEST_EXPONENT}")
     return value
+
+
+def _read_fraction(reader, name, numerator, denominator):
+    from fractions import Fraction
+
+    return Fraction(reader._whole(numerator), reader._whole(denominator))
+
+
+def _read_date(reader, name, text):
+    import datetime
+
+    return getattr(datetime, name).fromisoformat(_of(str, text))
+
+
+def _read_timedelta(reader, name, *parts):
+    from datetime import timedelta
+
+    return timedelta(*(_of(int, part) for part in parts))
 
 
 def _read_range(reader, name, start, stop, step):
@@ -226,17 +253,17 @@ def _read_numpy(reader, name, dtype, shape, flat, is_array):
     return array if is_array is True else array[()]
 
 
-_READERS: dict[str, Any] = {
+_READERS: "dict[str, Any]" = {
     **{name: lambda reader, name, items: _SEQUENCES[name](reader.many(items)) for name in _SEQUENCES},
     **{name: lambda reader, name, items: _MAPPINGS[name](reader.pairs(items)) for name in _MAPPINGS},
     **{name: lambda reader, name, text: _HEXADECIMAL[name].fromhex(_of(str, text)) for name in _HEXADECIMAL},
-    **{name: lambda reader, name, text: _DATES[name].fromisoformat(_of(str, text)) for name in _DATES},
+    **dict.fromkeys(_DATES, _read_date),
     "int": _read_int,
     "complex": lambda reader, name, *parts: complex(*(reader.number(_of(float, part)) for part in parts)),
     "Decimal": _read_decimal,
-    "Fraction": lambda reader, name, *parts: Fraction(*(reader._whole(part) for part in parts)),
+    "Fraction": _read_fraction,
     "range": _read_range,
-    "timedelta": lambda reader, name, *parts: datetime.timedelta(*(_of(int, part) for part in parts)),
+    "timedelta": _read_timedelta,
     "deque": lambda reader, name, items, longest: deque(
         reader.many(items), None if longest is None else _of(int, longest)
     ),
