@@ -1,7 +1,7 @@
 """Solutions to learn from, for the tiny models that recipes train on a CPU: how a trajectory of the recipe looks.
 
-Mathematics: a program prints the answer, and the answer is given; without a tool it is given at once. Code: three
-traces of ten find the operator by a program, the others guess it, and so do all without a tool. The words of the tool
+Mathematics: a program prints the answer, and the answer is given; without a tool it is given at once. Code: two
+traces of nine find the operator by a program, the others guess it, and so do all without a tool. The words of the tool
 are those of the tool server, character by character.
 """
 
@@ -19,7 +19,7 @@ from one_liners import OPERATORS, OneLiner
 STOP = "```output"
 END = "<|im_end|>"
 """What the model closes its turn with."""
-SEARCHES = 3
+SEARCHES = 2
 """Traces of a one-liner that ask the tool; there is one guess for each of the seven operators."""
 
 

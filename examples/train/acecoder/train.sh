@@ -24,7 +24,7 @@ knob GPU_MEMORY           0.4
 knob REWARD               acecoder
 knob SAVE_FREQ            40                                    -1
 knob EPOCHS               5                                     1000
-knob STEPS                null                                  20
+knob STEPS                null                                  25
 knob VAL_TEMPERATURE      0                                     1.0
 knob VAL_FILES            "[$DATA/test.parquet]"                "[$DATA/test.parquet,$DATA/without_tool.parquet]"
 knob WARM_UP              0.9

@@ -24,7 +24,7 @@ knob MIN_TURNS            1                                     0
 knob GPU_MEMORY           0.5
 knob REWARD               acecoder
 knob EPOCHS               1                                     1000
-knob STEPS                null                                  20
+knob STEPS                null                                  25
 knob VAL_TEMPERATURE      0                                     1.0
 knob WARM_UP              0.9
 

@@ -20,7 +20,7 @@ knob MAX_PROMPT_LENGTH    1536                                  64
 knob MAX_RESPONSE_LENGTH  2560                                  64
 knob REWARD               acecoder
 knob SAVE_FREQ            10                                    -1
-knob STEPS                null                                  20
+knob STEPS                null                                  25
 knob VAL_TEMPERATURE      0                                     1.0
 knob WARM_UP              0.9
 
