@@ -194,6 +194,7 @@ def command(
                 gpu_memory_utilization=gpu_memory_utilization,
                 max_num_seqs=max_num_seqs,
                 enforce_eager=enforce_eager,
+                engine_kwargs=run.engine_kwargs if run else {},
             )
         settings = ServiceSettings(
             model=_model(model, run, tokenizer, engine),
@@ -201,6 +202,7 @@ def command(
             tokenizer=tokenizer,
             trust_remote_code=trust_remote_code or bool(run and run.trust_remote_code),
             chat_template_kwargs=run.chat_template_kwargs if run else {},
+            chat_template=run.custom_chat_template if run else None,
             engine=engine,
             options=options,
             sampling=_sampling(run.sampling if run else Sampling(), temperature, top_p, top_k),

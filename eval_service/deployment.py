@@ -67,6 +67,7 @@ class ModelReplica:
             settings.tokenizer or settings.model,
             trust_remote_code=settings.trust_remote_code,
             chat_template_kwargs=settings.chat_template_kwargs,
+            chat_template=settings.chat_template,
         )
         self._tools = make_tool_client(settings)
         self._engine = await make_engine(settings)

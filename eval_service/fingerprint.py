@@ -10,6 +10,7 @@ from eval_service.settings import ServiceSettings
 from verl_tool.json_text import encode_json
 
 _CHANGES_NO_ANSWER = frozenset({*TRAINING_ONLY, "tool_server_url", "max_concurrent_trajectories", "generation_timeout"})
+_OF_THE_ENGINE = {"kind", "model", "dtype", "max_model_len", "engine_kwargs"}
 _DIGITS = 16
 
 
@@ -22,7 +23,9 @@ def fingerprint(settings: ServiceSettings) -> str:
     options = settings.options.model_dump(mode="json")
     told = {
         "weights": _weights(settings.model),
-        "engine": settings.engine.model_dump(mode="json", include={"kind", "model", "dtype", "max_model_len"}),
+        "engine": settings.engine.model_dump(
+            mode="json", include={"kind", "model", "dtype", "max_model_len", "engine_kwargs"}
+        ),
         "options": {
             name: value
             for name, value in options.items()
@@ -31,6 +34,7 @@ def fingerprint(settings: ServiceSettings) -> str:
         "sampling": settings.sampling.params(),
         "tokenizer": settings.tokenizer,
         "chat_template_kwargs": settings.chat_template_kwargs,
+        "chat_template": settings.chat_template,
     }
     return hashlib.sha256(encode_json(told)).hexdigest()[:_DIGITS]
 

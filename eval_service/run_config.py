@@ -30,6 +30,10 @@ class Run:
     sampling: Sampling
     """That of the run's validation."""
     chat_template_kwargs: dict[str, Any]
+    custom_chat_template: str | None
+    """In place of the tokenizer's own."""
+    engine_kwargs: dict[str, Any]
+    """Further arguments of vLLM."""
     trust_remote_code: bool
     dtype: str
     max_model_len: int
@@ -50,6 +54,8 @@ def read_run(folder: Path, model: str | None = None) -> Run:
             options=options_in(config),
             sampling=_sampling(rollout),
             chat_template_kwargs=_mapping(config.data.get("apply_chat_template_kwargs")),
+            custom_chat_template=config.actor_rollout_ref.model.get("custom_chat_template"),
+            engine_kwargs=_engine_kwargs(rollout),
             trust_remote_code=bool(config.actor_rollout_ref.model.get("trust_remote_code", False)),
             dtype=str(rollout.dtype),
             max_model_len=int(rollout.max_model_len or rollout.prompt_length + rollout.response_length),
@@ -82,6 +88,12 @@ def _sampling(rollout: DictConfig) -> Sampling:
         top_k=int(drawn.top_k),
         ignore_eos=bool(rollout.get("ignore_eos", False)),
     )
+
+
+def _engine_kwargs(rollout: DictConfig) -> dict[str, Any]:
+    """What the run gave vLLM by its own names; verl leaves out those that are null."""
+    given = _mapping(rollout.get("engine_kwargs")).get("vllm") or {}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class VllmSettings(_Settings):
     max_num_seqs: PositiveInt | None = None
     enforce_eager: bool = False
     seed: int = 0
+    engine_kwargs: dict[str, Any] = {}
+    """Further arguments of the engine, by vLLM's names; they win over the fields above."""
     logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] = "processed_logprobs"
     """``processed``: under the distribution that tokens are drawn from, as in training."""
 
@@ -69,6 +71,8 @@ class ServiceSettings(_Settings):
     trust_remote_code: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     """Go to every rendering of the chat template, such as ``enable_thinking``."""
+    chat_template: str | None = None
+    """Jinja text in place of the tokenizer's own."""
     engine: Annotated[VllmSettings | CompletionsSettings, Field(discriminator="kind")] = VllmSettings()
     options: EpisodeOptions
     """The loop. `max_concurrent_trajectories`: answers that one replica works on at a time."""

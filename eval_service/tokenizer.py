@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from eval_service.errors import TemplateRefusedError
+from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.errors import ConfigError
 
@@ -31,11 +32,19 @@ class ServedTokenizer(HFTokenizer):
 
 
 def load_tokenizer(
-    name: str, *, trust_remote_code: bool = False, chat_template_kwargs: Mapping[str, Any] | None = None
+    name: str,
+    *,
+    trust_remote_code: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
 ) -> ServedTokenizer:
-    """The tokenizer in a folder or on the hub. Raises ConfigError if there is none."""
+    """The tokenizer in a folder or on the hub, with the end tokens of the model there; `chat_template` takes the place
+    of its own. Raises ConfigError if there is none."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"no tokenizer in {name!r}: {error}") from error
-    return ServedTokenizer(tokenizer, chat_template_kwargs)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    more = generation_end_tokens(name, trust_remote_code=trust_remote_code)
+    return ServedTokenizer(tokenizer, chat_template_kwargs, more)

@@ -68,12 +68,14 @@ class TextEnvironment:
         # TRL's models with a value head hold the one that generates.
         self.model = getattr(model, "pretrained_model", model)
         self.tokenizer, self.reward_fn, self.prompt = tokenizer, reward_fn, prompt or ""
-        self._tokenizer = HFTokenizer(tokenizer)
         self._tools: str | FunctionTools = (
             tools if isinstance(tools, str) else FunctionTools(tools or (), (TRL,), most_shown)
         )
         self._kwargs = dict(generation_kwargs or {})
         self._is_generator = inspect.iscoroutinefunction(self.model.generate)
+        # A model may name further end tokens than its tokenizer.
+        more = () if self._is_generator else token_ids(self.model.generation_config.eos_token_id)
+        self._tokenizer = HFTokenizer(tokenizer, more_eos_token_ids=more)
         if not self._is_generator and "eos_token_id" in self._kwargs:
             # The loop must take the same tokens for a turn's end as the model does.
             self._tokenizer.eos_token_ids = frozenset(token_ids(self._kwargs["eos_token_id"]))

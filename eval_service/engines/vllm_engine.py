@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -93,23 +94,26 @@ def _arguments(model: str, settings: VllmSettings, trust_remote_code: bool) -> A
         for name, value in _CPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
     further = {} if settings.max_num_seqs is None else {"max_num_seqs": settings.max_num_seqs}
-    return AsyncEngineArgs(
-        model=model,
-        trust_remote_code=trust_remote_code,
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    unknown = sorted(set(settings.engine_kwargs) - known)
+    if unknown:
+        raise EngineError(f"engine_kwargs has {unknown[0]!r}, which is no argument of this vLLM")
+    arguments: dict[str, Any] = {
+        "trust_remote_code": trust_remote_code,
         # vLLM would halve the precision of a float32 model, and answer otherwise than training on a CPU did.
-        dtype="float32" if on_cpu and settings.dtype == "auto" else settings.dtype,
-        tensor_parallel_size=settings.tensor_parallel,
-        max_model_len=settings.max_model_len,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        enforce_eager=settings.enforce_eager or on_cpu,
-        seed=settings.seed,
-        max_logprobs=MOST_LOG_PROBS,
-        logprobs_mode=settings.logprobs_mode,
+        "dtype": "float32" if on_cpu and settings.dtype == "auto" else settings.dtype,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "max_model_len": settings.max_model_len,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "enforce_eager": settings.enforce_eager or on_cpu,
+        "seed": settings.seed,
+        "max_logprobs": MOST_LOG_PROBS,
+        "logprobs_mode": settings.logprobs_mode,
         # What a request leaves out is decided by the service, never by the model's folder.
-        generation_config="vllm",
-        disable_log_stats=True,
-        **further,
-    )
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+    }
+    return AsyncEngineArgs(model=model, **(arguments | further | settings.engine_kwargs))
 
 
 def _sampling_params(asked: dict[str, Any], kind: RequestOutputKind) -> SamplingParams:

@@ -24,7 +24,16 @@ def test_a_run_tells_everything_that_the_service_needs(tmp_path: Path) -> None:
     assert run.sampling.temperature == 0.25
     assert run.max_model_len == 160
     assert run.dtype == "float32"
+    assert (run.custom_chat_template, run.engine_kwargs) == (None, {})
     assert (run.tool_type, run.tool_server_args) == ("calculator", ("--num_replicas", "2"))
+
+
+def test_template_and_engine_are_those_of_the_run(tmp_path: Path) -> None:
+    template = "actor_rollout_ref.model.custom_chat_template='{{ messages[0].content }}!'"
+    engine = "+actor_rollout_ref.rollout.engine_kwargs.vllm={max_num_seqs:5,kv_cache_dtype:null}"
+    run = read_run(run_folder(tmp_path, template, engine))
+    assert run.custom_chat_template == "{{ messages[0].content }}!"
+    assert run.engine_kwargs == {"max_num_seqs": 5}
 
 
 def test_another_model_may_be_asked_for(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.config import options_in
+from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.progress_report import ProgressReport
 from verl_tool.agent_loop.row import refuse_media, text_messages, uses_tools
@@ -55,7 +56,11 @@ class _Worker:
 
     def __init__(self, config: DictConfig, client: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
         self.options = options_in(config)
-        self.tokenizer = HFTokenizer(tokenizer, template_kwargs)
+        model = config.actor_rollout_ref.model
+        more = generation_end_tokens(
+            model.get("hf_config_path") or model.path, trust_remote_code=bool(model.get("trust_remote_code", False))
+        )
+        self.tokenizer = HFTokenizer(tokenizer, template_kwargs, more)
         self.generator = VerlGenerator(without_detour(client))
         self.episode = Episode(self.generator, self._tools(), self.tokenizer, self.options)
         self.progress = ProgressReport() if self.options.enable_tqdm else None

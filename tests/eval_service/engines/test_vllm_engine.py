@@ -44,6 +44,13 @@ def test_it_batches_as_vllm_s_own_server(tmp_path: Path, monkeypatch: pytest.Mon
     assert scheduler.max_num_batched_tokens == tokens[UsageContext.OPENAI_API_SERVER]
 
 
+def test_a_run_s_own_arguments_of_the_engine_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = VllmSettings(max_model_len=512, engine_kwargs={"max_num_seqs": 5})
+    assert scheduler_of(settings, tmp_path, monkeypatch).max_num_seqs == 5
+    with pytest.raises(vllm_engine.EngineError, match="'max_seqs', which is no argument"):
+        scheduler_of(VllmSettings(engine_kwargs={"max_seqs": 5}), tmp_path, monkeypatch)
+
+
 def test_the_most_sequences_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = scheduler_of(VllmSettings(max_model_len=512, max_num_seqs=7), tmp_path, monkeypatch)
     assert scheduler.max_num_seqs == 7
