@@ -471,6 +471,20 @@ async def test_a_tool_that_answers_with_more_than_text_ends_the_run_by_name(medi
     assert (await Run([CALL, "2"], lambda a, n: StepResult("t", "see", image=[]))()).stop is StopReason.ANSWERED
 
 
+async def test_a_model_cannot_end_the_run_by_an_image_where_tools_answer_in_text() -> None:
+    run = Run([CALL, CALL, "2"], lambda a, n: StepResult("t", f"see{n}", image="data:..." if n else None))
+    trajectory = await run()
+    assert trajectory.stop is StopReason.ANSWERED
+    assert trajectory.left_out is None
+    first, second = trajectory.calls
+    assert (first.observation, second.observation) == (
+        "see0",
+        "see1[an image was left out: only text can be read here]",
+    )
+    assert second.metrics == {"error": 1.0, "media_left_out": 1.0}
+    assert "[an image was left out" in run.response(trajectory)
+
+
 async def test_the_callers_sampling_parameters_hold_beside_the_loops_own() -> None:
     run = Run(["2#3"])
     trajectory = await run(sampling_params={"temperature": 0.5, "stop": "#", "max_tokens": 7})

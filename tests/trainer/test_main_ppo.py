@@ -144,6 +144,15 @@ def test_the_run_s_folder_holds_its_config(tmp_path):
     assert saved.trainer.default_local_dir == str(tmp_path / "checkpoints")
 
 
+@pytest.mark.parametrize("which", ["train_files", "val_files"])
+def test_a_row_that_cannot_be_used_is_named_before_anything_starts(tmp_path, which):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": [{"role": "user", "content": "a"}], "shots": ["a.png"]}')
+    with pytest.raises(ConfigError, match=r"row 0 of .*rows.jsonl has content in 'shots'"):
+        main_ppo.check_data(composed(f"data.{which}={rows}", "data.image_key=shots"))
+    main_ppo.check_data(composed("data.train_files=[hdfs://no/such.parquet,/no/such.parquet]"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "cause"),
     [

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -93,6 +93,8 @@ class Episode:
         most = options.max_concurrent_trajectories
         self._places = asyncio.Semaphore(most) if most is not None else contextlib.nullcontext()
         self._releases: set[asyncio.Task[None]] = set()
+        self._answered_in_text = False
+        """Some call was."""
 
     async def run(
         self,
@@ -289,17 +291,34 @@ class Episode:
         result = await self._ask(draft, action, is_last)
         draft.calling = False
         seconds = now() - started
+        result = self._text_only(action, result)
         draft.record(action, result, seconds)
         if result.fault is not None:
             fault = result.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, draft.trajectory_id)
-        for kind, media in (("an image", result.image), ("audio", result.audio)):
-            if holds_something(media):
-                raise ConfigError(
-                    f"{self._tool_in(action)} answered with {kind}, and this loop carries text only: the model would "
-                    "go on without having seen it. Serve tools that answer in text"
-                )
         return result
+
+    def _text_only(self, action: str, result: StepResult) -> StepResult:
+        """The answer, without an image or audio, which is not carried; the model, the record and the metrics are told.
+
+        Raises ConfigError if no call was ever answered in text: then the tools are of no use here. Later an image is a
+        model's doing, and a model must not be able to end the run.
+        """
+        media = [name for name, held in (("an image", result.image), ("audio", result.audio)) if holds_something(held)]
+        if not media:
+            self._answered_in_text |= result.valid and result.fault is None
+            return result
+        told = f"{self._tool_in(action)} answered with {' and '.join(media)}, and this loop carries text only"
+        if not self._answered_in_text:
+            raise ConfigError(f"{told}: the model would go on without having seen it. Serve tools that answer in text")
+        logger.warning("%s: it was left out, and the model told so", told)
+        return replace(
+            result,
+            observation=f"{result.observation}[{' and '.join(media)} was left out: only text can be read here]",
+            image=None,
+            audio=None,
+            metrics={**(result.metrics or {}), "error": 1.0, "media_left_out": 1.0},
+        )
 
     def _tool_in(self, action: str) -> str:
         """The tool that an action calls, for a message."""

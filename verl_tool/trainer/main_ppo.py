@@ -29,6 +29,8 @@ from verl.utils.device import auto_set_device
 
 from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.row import MEDIA_COLUMNS
+from verl_tool.agent_loop.row_files import check_rows
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.ports import free_ports
 from verl_tool.trainer.metric_limits import MetricWatch
@@ -77,6 +79,7 @@ def train_as_configured(config: DictConfig) -> None:
             print(OmegaConf.to_yaml(config, resolve=True))
             return
         prepare(config)
+        check_data(config)
         with tool_server(config):
             train(config)
     except RayTaskError as error:
@@ -102,6 +105,19 @@ def prepare(config: DictConfig) -> None:
     complete(config)
     check_same_run(config)
     _save(config)
+
+
+def check_data(config: DictConfig) -> None:
+    """Look at the rows of all local files that the run reads. Raises ConfigError that names one it cannot use."""
+    data = config.data
+    if data.get("custom_cls", {}).get("path") is not None:
+        return  # its class may make other rows of them
+    media = tuple({*MEDIA_COLUMNS, *(data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio"))})
+    for files in (data.train_files, data.val_files):
+        for name in [files] if isinstance(files, str) else files or ():
+            path = Path(name).expanduser()
+            if path.is_file():
+                check_rows(path, data.prompt_key, media)
 
 
 def complete(config: DictConfig) -> None:

@@ -1,0 +1,76 @@
+"""A look at all rows of a data file, before hours of training end at one that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_tool.agent_loop.row import MEDIA_COLUMNS, refuse_media, text_messages, uses_tools
+from verl_tool.errors import ConfigError
+
+ROWS_AT_A_TIME = 1024
+_MESSAGE_OF_TEXT = frozenset({"role", "content", "name"})
+
+
+def check_rows(path: Path, prompt_key: str = "prompt", media_columns: Sequence[str] = MEDIA_COLUMNS) -> None:
+    """Raises ConfigError that names the first row with more than text, or with a ``use_tool`` that is no truth value.
+
+    Of a parquet file only columns are read that could hold such; a file of another kind than ``.parquet`` or ``.jsonl``
+    is left to the loop, which refuses a row when its turn comes.
+    """
+    wanted = (prompt_key, "use_tool", *media_columns)
+    if path.suffix == ".parquet":
+        rows = _of_parquet(path, wanted, prompt_key)
+    elif path.suffix == ".jsonl":
+        rows = _of_json_lines(path)
+    else:
+        return
+    for i, row in enumerate(rows):
+        where = f"row {i} of {path}"
+        refuse_media(row, where, media_columns)
+        uses_tools(row.get("use_tool"), where)
+        prompt = row.get(prompt_key)
+        if prompt is not None:
+            text_messages(prompt, where)
+
+
+def _of_parquet(path: Path, wanted: Sequence[str], prompt_key: str) -> Iterator[Mapping[str, Any]]:
+    import pyarrow.parquet as parquet
+
+    file = parquet.ParquetFile(path)
+    schema = file.schema_arrow
+    columns = [name for name in dict.fromkeys(wanted) if name in schema.names]
+    if prompt_key in columns and _is_text(schema.field(prompt_key).type):
+        columns.remove(prompt_key)
+    if not columns:
+        return
+    for batch in file.iter_batches(ROWS_AT_A_TIME, columns=columns):
+        yield from batch.to_pylist()
+
+
+def _is_text(column: Any) -> bool:
+    """Whether a column's type leaves room for a role and a text in each message, and for nothing else."""
+    import pyarrow as arrow
+
+    if not (arrow.types.is_list(column) or arrow.types.is_large_list(column)):
+        return False
+    message = column.value_type
+    return (
+        arrow.types.is_struct(message)
+        and {field.name for field in message} <= _MESSAGE_OF_TEXT
+        and all(arrow.types.is_string(field.type) or arrow.types.is_large_string(field.type) for field in message)
+    )
+
+
+def _of_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for i, line in enumerate(line for line in file if line.strip()):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"row {i} of {path} is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ConfigError(f"row {i} of {path} is a {type(row).__name__}; it must be an object")
+            yield row
