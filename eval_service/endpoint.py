@@ -23,7 +23,7 @@ from eval_service.envelope import Envelope
 from eval_service.errors import RETRY_LATER, ApiError, bad_request, from_fault, from_http, overloaded
 from eval_service.metrics import ServiceMetrics
 from eval_service.outbox import Outbox
-from eval_service.plan import Plan, chat_plan, completion_plan
+from eval_service.plan import Plan, beside_the_loop, chat_plan, completion_plan
 from eval_service.recorder import Recorder
 from eval_service.requests import ChatRequest, CompletionRequest, read_request
 from eval_service.service import Service
@@ -264,11 +264,16 @@ class Endpoint:
         trajectories = await all_or_none([asyncio.ensure_future(run) for run in runs])
         usage = usage_of(trajectories, plan.n)
         self.metrics.answered(trajectories, usage)
-        choices = [
-            job.choice(i, trajectory, self.service, plan.stops, recorder and recorder.turns, plan.with_trajectory)
-            for i, (trajectory, recorder) in enumerate(zip(trajectories, recorders, strict=True))
-        ]
-        reply = Reply(encode_json(job.envelope.whole(choices, usage)))
+
+        def answer() -> bytes:
+            choices = [
+                job.choice(i, trajectory, self.service, plan.stops, recorder and recorder.turns, plan.with_trajectory)
+                for i, (trajectory, recorder) in enumerate(zip(trajectories, recorders, strict=True))
+            ]
+            return encode_json(job.envelope.whole(choices, usage))
+
+        tokens = sum(len(trajectory.prompt_ids) + len(trajectory.response_ids) for trajectory in trajectories)
+        reply = Reply(await beside_the_loop(answer, tokens))
         await send_reply(send, reply)
         return Sent(reply.status, len(reply.body))
 

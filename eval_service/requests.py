@@ -33,6 +33,8 @@ _Float = Annotated[float, Field(allow_inf_nan=False)]
 _Name = Annotated[str, Field(max_length=NAME_CHARACTERS)]
 _Stop = Annotated[str, Field(max_length=STOP_CHARACTERS)]
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenIds = Annotated[list[_TokenId], Field(fail_fast=True)]
+"""The first id that is wrong is told, not each of a hundred thousand."""
 
 
 class _Strict(BaseModel):
@@ -187,7 +189,7 @@ class Message(BaseModel):
 class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
     max_completion_tokens: _Count | None = None
     """OpenAI's new name of `max_tokens`."""
     logprobs: bool | None = None
@@ -214,7 +216,12 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    prompt: str | list[_TokenId] | list[str] | list[list[_TokenId]]
+    prompt: (
+        str
+        | _TokenIds
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[_TokenIds], Field(fail_fast=True)]
+    )
     """A text, its token ids, or several of either."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None

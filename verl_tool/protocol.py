@@ -21,8 +21,8 @@ from verl_tool.json_text import shown
 
 MAX_ID_CHARACTERS = 256
 """Of a trajectory id, which is written into logs: printable characters only."""
-MAX_ACTION_CHARACTERS = 1 << 20
-"""Of one action: more than the longest turn of a model with a context of 128k tokens."""
+MAX_ACTION_CHARACTERS = 256 << 10
+"""Of one action: about 64k tokens of text. A search of a longer one would hold up the event loop from its thread."""
 MAX_STEP = 2**31 - 1
 MAX_FURTHER_FIELDS = 64
 """Most fields of a request that this page does not know."""

@@ -25,6 +25,8 @@ TOOL_FIELD = "tool_name"
 """Entry of a request's extra data that names the one tool that may take this trajectory's action."""
 TOOLS_FIELD = "tool_names"
 """Entry of a request's extra data that lists the tools that may take it."""
+MAX_CALLS = 256
+"""Most calls of one action that are run, where the server's config says nothing. Of more, one is refused for all."""
 MAX_NAMES = 256
 """Most names in that list."""
 
@@ -54,7 +56,7 @@ class ActionRunner:
         self._finder = CallFinder(tools)
         self._metrics = metrics
         self._done_if_invalid = done_if_invalid
-        self._max_calls = max_calls
+        self._max_calls = min(max_calls or MAX_CALLS, MAX_CALLS)
         self._call_timeout = call_timeout_seconds
 
     async def run(
@@ -116,6 +118,8 @@ class ActionRunner:
             _refuse_ended(trajectory)
             wanted = self._wanted_tools(request)
             claims, strangers = await self._finder.find_in_turn(request.action, wanted)
+            # Each refusal costs as much as a call, and an action may hold tens of thousands.
+            claims = claims[: MAX_CALLS + 1]
             if claims:
                 async with admission.place(claims[0].tool.name) if admission else nullcontext():
                     await self._run_claims(claims, trajectory, request, progress)
@@ -137,7 +141,7 @@ class ActionRunner:
         for place in range(len(progress), len(claims)):
             if progress and progress[-1].done:
                 return
-            if self._max_calls is not None and place >= self._max_calls:
+            if place >= self._max_calls:
                 progress.append(not_run(self._max_calls))
             else:
                 progress.append(await self._run_claim(claims[place], trajectory, request))

@@ -53,7 +53,7 @@ from verl_tool.servers.request_body import MAX_BODY_BYTES, RETRY_AFTER, RequestB
 from verl_tool.servers.routing import FORWARDED_HEADER, LocalRouter, Router
 from verl_tool.servers.run_code import run_code
 from verl_tool.servers.toolset import ToolSet
-from verl_tool.servers.wire import decode_model, decode_request, decoded, encode_response
+from verl_tool.servers.wire import decode_model, decode_request, decoded, encode_response, encoded, size_of
 
 if TYPE_CHECKING:
     from verl_tool.sandbox import SandboxPool
@@ -183,24 +183,16 @@ class ToolServerApp:
     async def _get_observation(self, scope: Scope, body: bytes) -> Reply:
         began = time.perf_counter()
         forwarded = self._is_forwarded(scope)
-        request = await decoded(decode_request, body)
-        self._refuse_large_batch(len(request.trajectory_ids))
-        entries = request.step_requests()
+        entries = await decoded(partial(decode_request, most=self.admission.limit), body)
         self._admit(len(entries))
         try:
             results = await self._step(entries, forwarded)
         finally:
             self.admission.release(len(entries))
         milliseconds = (time.perf_counter() - began) * 1e3
-        if forwarded:
-            return Reply(encode_response(results, milliseconds))
-        return _reply_of(results, milliseconds)
-
-    def _refuse_large_batch(self, entries: int) -> None:
-        limit = self.admission.limit
-        if entries > limit:
-            message = f"'trajectory_ids' has {entries} entries; this server takes at most {limit} at a time"
-            raise HttpError(413, "batch_too_large", message, "trajectory_ids")
+        status, error = (200, None) if forwarded else _status_of(results)
+        body = await encoded(partial(encode_response, results, milliseconds, error), size_of(results))
+        return Reply(body, status, headers=RETRY_AFTER if status == 503 else ())
 
     def _admit(self, entries: int) -> None:
         if not self.admission.admit(entries):
@@ -232,7 +224,8 @@ class ToolServerApp:
             raise HttpError(504, FaultKind.TIMEOUT.value, message) from None
         finally:
             self.admission.release(1)
-        return Reply(encode_json(answer.model_dump()))
+        size = sum(len(content) for content in answer.files.values())
+        return Reply(await encoded(lambda: encode_json(answer.model_dump()), size))
 
     def _sandbox(self) -> SandboxPool:
         for tool in self.toolset.tools:
@@ -299,14 +292,17 @@ class ToolServerApp:
             )  # fmt: skip
 
 
-def _reply_of(results: Sequence[StepResult], milliseconds: float) -> Reply:
-    """200, unless not one entry could be served: 400 if all were wrong, 503 if there was room for none."""
+def _status_of(results: Sequence[StepResult]) -> tuple[int, dict[str, str | None] | None]:
+    """Status, and the error of the whole, if there is one.
+
+    200, unless not one entry could be served: 400 if all were wrong, 503 if there was room for none.
+    """
     kinds = {result.fault.kind if result.fault else None for result in results}
     if kinds == {FaultKind.BAD_REQUEST}:
-        return Reply(encode_response(results, milliseconds, _error_of(results[0])), 400)
+        return 400, _error_of(results[0])
     if kinds and kinds <= {FaultKind.OVERLOADED, FaultKind.SHUTTING_DOWN}:
-        return Reply(encode_response(results, milliseconds, _error_of(results[0])), 503, headers=RETRY_AFTER)
-    return Reply(encode_response(results, milliseconds))
+        return 503, _error_of(results[0])
+    return 200, None
 
 
 def _error_of(result: StepResult) -> dict[str, str | None]:

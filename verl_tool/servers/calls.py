@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 
 from verl_tool.formats import Call, Format
 from verl_tool.servers.tools.base import Tool
 
-IN_THREAD_CHARACTERS = 8 << 10
+IN_THREAD_CHARACTERS = 4 << 10
 """Longer actions are read in a thread: an action of openings alone takes a microsecond a character."""
-AT_A_TIME_CHARACTERS = 16 << 10
+AT_A_TIME_CHARACTERS = 8 << 10
 """Of the other actions, so many characters are read before the event loop has its turn."""
+
+
+# One thread: the event loop waits for a turn of the interpreter no longer than one search takes.
+_finder = ThreadPoolExecutor(1, thread_name_prefix="call-finder")
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class CallFinder:
         """As `find`, without holding up the event loop, however long the action is and however many there are."""
         length = len(action)
         if length > IN_THREAD_CHARACTERS:
-            return await asyncio.to_thread(self.find, action, only)
+            return await asyncio.get_running_loop().run_in_executor(_finder, self.find, action, only)
         if self._read + length > AT_A_TIME_CHARACTERS:
             async with self._turn:
                 while self._read + length > AT_A_TIME_CHARACTERS:  # noqa: ASYNC110

@@ -15,6 +15,9 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
+BODY_IS_HERE = "verl_tool.body_is_here"
+"""Entry of a scope of `http_protocol`: a list of one bool, true as soon as the whole body has come. A list, since Serve
+pickles scopes."""
 JSON = b"application/json"
 PROMETHEUS_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 

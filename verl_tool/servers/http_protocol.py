@@ -14,6 +14,7 @@ import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from verl_tool.json_text import encode_json
+from verl_tool.servers.http import BODY_IS_HERE
 
 HEAD_SECONDS = 10.0
 """From a connection's beginning, or the first byte of a further request, to the end of the request's head."""
@@ -83,6 +84,8 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._phase = _IN_BODY
         self._head_bytes = 0
+        self._body_is_here = [False]
+        self.scope[BODY_IS_HERE] = self._body_is_here  # type: ignore[literal-required]
         super().on_headers_complete()
         # What closes the connection after an answer must not cut the answer off; see `close_gently`.
         self.cycle.transport = self._gentle
@@ -96,6 +99,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._phase == _IN_BODY:
             self._phase = _IDLE
             self._head_bytes = 0
+            self._body_is_here[0] = True
             super().on_message_complete()
 
     def on_response_complete(self) -> None:

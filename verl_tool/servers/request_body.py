@@ -7,10 +7,11 @@ import time
 
 from verl_tool.errors import ConfigError
 from verl_tool.servers.deadline import Deadline
-from verl_tool.servers.http import Disconnected, Headers, HttpError, Message, Receive, Scope, header
+from verl_tool.servers.http import BODY_IS_HERE, Disconnected, Headers, HttpError, Message, Receive, Scope, header
 
-MAX_BODY_BYTES = 8 << 20
-"""Largest body of one request. Larger ones would hold the event loop for longer than others should wait."""
+MAX_BODY_BYTES = 4 << 20
+"""Largest body of one request: twice a batch of 1024 trajectories at 2 KiB. The parser of a larger one would hold
+up the event loop from its thread for longer than others should wait."""
 MAX_HELD_BYTES = 256 << 20
 """Bodies that one process holds at a time, together."""
 GRACE_SECONDS = 10.0
@@ -55,7 +56,11 @@ class RequestBodies:
         too many bytes are held already; and Disconnected.
         """
         self._refuse_by_head(scope)
-        message = await self._next(receive, time.monotonic(), 0)
+        is_here = scope.get(BODY_IS_HERE)
+        # Most bodies come with their heads, and need no deadline.
+        message = await (receive() if is_here and is_here[0] else self._next(receive, time.monotonic(), 0))
+        if message["type"] == "http.disconnect":
+            raise Disconnected
         body: bytes = message.get("body", b"")
         self._take(len(body), len(body))
         if not message.get("more_body"):

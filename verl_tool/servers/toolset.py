@@ -52,7 +52,7 @@ class ToolSet:
 
     `state_ttl_seconds`: an idle trajectory's state is freed after it. `record_ttl_seconds`: how long the answer to a
     step is known. `call_timeout_seconds`: the longest that one action may take, its wait for its turn included.
-    `max_calls`: calls of one action that are run, None for all; a call beyond is answered with a refusal.
+    `max_calls`: calls of one action that are run, at most and if None `MAX_CALLS`; one beyond is refused.
     `on_released(trajectory_id, lost)`: called when this replica no longer knows a trajectory; `lost` if a state of it
     was dropped before anybody had finished it.
     """

@@ -10,18 +10,20 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
-from verl_tool.protocol import Fault, FaultKind, ObservationRequest, StepResult
+from verl_tool.protocol import Fault, FaultKind, ObservationRequest, StepRequest, StepResult
 from verl_tool.servers.http import HttpError
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
 
 
-INLINE_BYTES = 256 << 10
+INLINE_BYTES = 64 << 10
 """Larger bodies are read in a thread, so that other requests have their turns between its steps."""
-READERS = 2
-"""Threads that read large bodies. More would only wait for one another."""
+READERS = 1
+"""Threads that read large bodies. More would only wait for one another, and the event loop for all of them."""
 
+_FIELDS_BYTES = 100
+"""Of a result, beside its observation."""
 _readers = ThreadPoolExecutor(READERS, thread_name_prefix="request-reader")
 
 
@@ -32,9 +34,34 @@ async def decoded(decode: Callable[[bytes], Result], body: bytes) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_readers, decode, body)
 
 
-def decode_request(body: bytes) -> ObservationRequest:
-    """Body of ``POST /get_observation``. Raises HttpError 400 that names the field and the mend."""
-    return decode_model(body, ObservationRequest)
+async def encoded(encode: Callable[[], bytes], size: int) -> bytes:
+    """``encode()``, beside the event loop if about `size` bytes are many."""
+    if size <= INLINE_BYTES:
+        return encode()
+    return await asyncio.get_running_loop().run_in_executor(_readers, encode)
+
+
+def size_of(results: Sequence[StepResult]) -> int:
+    """Bytes of an answer, about."""
+    return sum(_FIELDS_BYTES + len(result.observation) + _length(result.image, result.audio) for result in results)
+
+
+def _length(*values: object) -> int:
+    """Of images and audio, which are no text only by mistake."""
+    return sum(len(value) if isinstance(value, (str, bytes)) else INLINE_BYTES for value in values if value is not None)
+
+
+def decode_request(body: bytes, most: int) -> list[StepRequest | Fault]:
+    """Entries in a body of ``POST /get_observation``.
+
+    Raises HttpError: 400 that names the field and the mend, 413 if there are more than `most`.
+    """
+    request = decode_model(body, ObservationRequest)
+    entries = len(request.trajectory_ids)
+    if entries > most:
+        message = f"'trajectory_ids' has {entries} entries; this server takes at most {most} at a time"
+        raise HttpError(413, "batch_too_large", message, "trajectory_ids")
+    return request.step_requests()
 
 
 def decode_model(body: bytes, model: type[Model]) -> Model:
