@@ -258,12 +258,14 @@ async def test_no_other_hack_of_the_zoo_passes(judge: Judge, number: int) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @in_module_loop
 async def test_no_object_passes_any_form(judge: Judge, number: int) -> None:
-    for f in OBJECTS:
-        tests = [form.format(f=f, A=number) for form in FORMS]
-        verdicts = await judge(ZOO, *tests, test_seconds=20.0, total_seconds=100.0)
+    for part in range(3):  # a start with numpy costs more than a dozen tests
+        tests = [form.format(f=f, A=number) for f in OBJECTS for form in FORMS[part::3]]
+        verdicts = await judge(ZOO, *tests, test_seconds=20.0, total_seconds=120.0)
         assert verdicts_of(verdicts, tests) == []
+        assert not [verdict for verdict in verdicts.of if verdict.reason in ("budget", "no verdict")]
 
 
 @in_module_loop

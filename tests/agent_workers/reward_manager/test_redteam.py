@@ -53,6 +53,7 @@ async def test_no_wrong_answer_pays(name: str, code_server_url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_no_wrong_answer_at_all_pays(name: str, code_server_url: str) -> None:
