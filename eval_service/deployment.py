@@ -8,6 +8,7 @@ no second queue.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 
 from ray import serve
@@ -79,6 +80,8 @@ class ModelReplica:
             sampling=settings.sampling,
             max_queued=settings.max_queued,
         )
+        # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
+        gc.freeze()
         self._endpoint = Endpoint(
             self._service,
             settings.served_model_name,

@@ -8,6 +8,7 @@ one app and its admission: Serve's, behind the front door, and the side door for
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 import uuid
@@ -115,6 +116,8 @@ class ToolReplica:
     async def _start(self) -> None:
         try:
             await self._toolset.start()
+            # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
+            gc.freeze()
             await self._door.open(guarded(self._app, self._settings.door_key) if self._door_guarded else self._app)
             await self._membership.start()
             short_path.offer(self._app, self._settings.app_name, self._settings.route_prefix)
