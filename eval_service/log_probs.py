@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval_service.engines.base import TokenLogProb
-from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.tokenizer import HFTokenizer, Tokenizer
 
 
 def chat_log_probs(entries: Sequence[TokenLogProb], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -73,4 +73,6 @@ def finite(log_prob: float) -> float:
 
 def _spelled(token_id: int, log_prob: float, tokenizer: Tokenizer) -> dict[str, Any]:
     token = tokenizer.decode([token_id])
-    return {"token": token, "logprob": finite(log_prob), "bytes": list(token.encode())}
+    # A part of a character shows as U+FFFD, of which the bytes are others than the token's.
+    spelled = tokenizer.bytes_of(token_id) if isinstance(tokenizer, HFTokenizer) else token.encode()
+    return {"token": token, "logprob": finite(log_prob), "bytes": None if spelled is None else list(spelled)}

@@ -15,6 +15,7 @@ import pytest
 from verl_tool.agent_loop.function_tools import FunctionTools
 from verl_tool.agent_loop.generator import Generation
 from verl_tool.agent_loop.trajectory import Author, StopReason
+from verl_tool.errors import ConfigError
 from verl_tool.formats import HERMES, TRL
 from verl_tool.text_environment import TextEnvironment
 from verl_tool.text_history import TextHistory
@@ -90,6 +91,34 @@ def test_tasks_are_solved_with_the_tool_and_rewarded() -> None:
     assert [h.reward for h in histories] == rewards
     assert not histories[0].truncated
     assert env.model.params[0]["temperature"] == 0.5
+
+
+def test_trl_s_names_of_arguments_are_taken() -> None:
+    texts = []
+    for name in ("max_tool_reponse", "max_tool_response"):
+        env = environment(**{name: 2})
+        texts.append(text(env, env.run(queries=["1+2="], answers=["3.0"])[1][0]))
+    assert texts[0] == texts[1]
+    assert "3.0<response>" not in texts[0]  # cut, as it was told
+
+
+def test_an_argument_under_both_names_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tasks and queries are one argument"):
+        environment().run(["1+1="], queries=["2+2="], answers=["2.0"])
+    with pytest.raises(ConfigError, match="max_tool_response and max_tool_reponse are one argument"):
+        environment(max_tool_response=5, max_tool_reponse=6)
+
+
+@pytest.mark.parametrize("tasks", [None, "1+1=", [b"png"], [{"image": "a.png"}]])
+def test_tasks_that_are_no_texts_are_refused(tasks: Any) -> None:
+    with pytest.raises(ConfigError, match=r"list of tasks|carries text only"):
+        environment().run(tasks, answers=["2.0"])
+
+
+async def test_a_function_that_answers_with_bytes_is_refused_by_name() -> None:
+    tools = FunctionTools({"plot": lambda query: b"png"}, (TRL,), 100)
+    with pytest.raises(ConfigError, match="the tool 'plot' answered with a bytes"):
+        await tools.call("t", "<request><plot>x<call>")
 
 
 async def test_it_runs_where_an_event_loop_runs_already() -> None:
@@ -311,6 +340,30 @@ def test_an_engines_parameter_is_refused(model: Any, tokenizer: Any) -> None:
     hf = importlib.import_module("verl_tool.agent_loop.tokenizer").HFTokenizer(tokenizer)
     with pytest.raises(ValueError, match="sampling parameter 'best_of' is an engine's"):
         asyncio.run(module.TransformersGenerator(model, hf).generate([1], {"best_of": 2}, "r"))
+
+
+@pytest.mark.parametrize("named", ["one", "list", "none"])
+def test_end_and_padding_tokens_are_those_of_the_arguments(model: Any, tokenizer: Any, torch: Any, named: str) -> None:
+    """TRL passes ``eos_token_id=-1`` so that only its stop strings end a turn."""
+    ends = {"one": 5, "list": [5, 6], "none": -1}[named]
+    kwargs = {"eos_token_id": ends, "pad_token_id": 0, "max_new_tokens": 12, "do_sample": True, "top_k": 0}
+    env = TextEnvironment(model, tokenizer, {"add": add}, None, FEW_SHOT, generation_kwargs=kwargs)
+    torch.manual_seed(3)
+    wanted = {"one": {5}, "list": {5, 6}, "none": set()}[named]
+    *_, histories = env.run([f"{i}+1=" for i in range(24)])
+    turns = [s.tokens for h in histories for s in h.trajectory.response if s.author is Author.MODEL]
+    assert not any(wanted & set(turn[:-1]) for turn in turns)
+    assert any(wanted & set(turn[-1:]) for turn in turns) == bool(wanted)
+    assert any(tokenizer.eos_token_id in turn[:-1] for turn in turns)  # it is no end token now
+
+
+def test_a_model_with_a_value_head_is_the_model_within(model: Any, tokenizer: Any) -> None:
+    class WithValueHead:
+        pretrained_model = model
+
+    env = TextEnvironment(WithValueHead(), tokenizer, {"add": add}, None, FEW_SHOT, max_turns=1)
+    assert env.model is model
+    assert len(env.run(["1+1="])[1][0]) > 0
 
 
 def test_what_goes_wrong_in_the_model_reaches_the_caller(model: Any, tokenizer: Any) -> None:

@@ -283,6 +283,24 @@ async def test_the_turn_end_token_ends_generation() -> None:
     assert run.response(trajectory) == f"{CALL}{EOS}\n{START}user\n<obs0>{EOS}\n{START}assistant\n2{END}"
 
 
+@pytest.mark.parametrize("token", [None, END])
+async def test_the_template_s_closing_ends_a_base_model_s_turn(token: str | None) -> None:
+    tokenizer = ToyTokenizer()
+    tokenizer.eos_token_ids = frozenset({tokenizer.special(EOS)})  # as base models have it: the template closes by END
+    run = Run([f"{CALL}{END}never", "2"], enable_mtrl=True, turn_end_token=token, tokenizer=tokenizer)
+    trajectory = await run()
+    assert run.engine.fed[0].params["stop_token_ids"] == [tokenizer.special(END)]
+    assert run.response(trajectory).startswith(f"{CALL}{END}\n{START}user\n<obs0>")
+
+
+async def test_without_turns_the_template_s_closing_ends_nothing() -> None:
+    tokenizer = ToyTokenizer()
+    tokenizer.eos_token_ids = frozenset({tokenizer.special(EOS)})
+    run = Run(["2"], tokenizer=tokenizer)
+    await run()
+    assert "stop_token_ids" not in run.engine.fed[0].params
+
+
 def test_a_turn_end_token_that_the_template_does_not_write_is_refused() -> None:
     options = EpisodeOptions(enable_mtrl=True, turn_end_token=EOS)
     engine = ScriptedEngine(ToyTokenizer(), [])
@@ -520,6 +538,30 @@ async def test_a_cancelled_trajectory_frees_its_state() -> None:
         await task
     await episode.aclose()
     assert run.tools.finished == ["cut"]
+
+
+async def test_a_trajectory_that_is_cancelled_in_its_first_call_frees_its_state() -> None:
+    called = asyncio.Event()
+    finished: list[str] = []
+
+    class Hanging:
+        async def call(self, trajectory_id: str, action: str, *, finish: bool = False, **_: Any) -> StepResult:
+            if finish:
+                finished.append(trajectory_id)
+                return StepResult(trajectory_id)
+            called.set()
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    run = Run([CALL])
+    episode = Episode(run.engine, Hanging(), run.tokenizer, run.options)
+    task = asyncio.create_task(episode.run(run.prompt, trajectory_id="cut"))
+    await asyncio.wait_for(called.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await episode.aclose()
+    assert finished == ["cut"]
 
 
 async def test_a_trajectory_whose_engine_dies_frees_its_state() -> None:

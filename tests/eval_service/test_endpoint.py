@@ -332,6 +332,24 @@ async def test_errors_have_openais_shape(
         assert error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        (
+            {"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]},
+            "image_url",
+        ),
+        ({"content": [{"type": "input_audio", "input_audio": {}}]}, "input_audio"),
+        ({"content": "a", "images": ["a.png"]}, "images"),
+    ],
+)
+async def test_what_is_not_text_is_refused_by_name(message: dict[str, Any], name: str) -> None:
+    async with live_endpoint() as live:
+        got, body = await post(live, "/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user"} | message]})
+    assert got == 400
+    assert f"'{name}' is not carried here" in body["error"]["message"]
+
+
 async def test_a_missing_field_bad_json_a_wrong_path_and_a_wrong_method_are_told() -> None:
     async with live_endpoint(max_body_bytes=1000) as live:
         missing = await post(live, "/v1/chat/completions", {"model": MODEL})

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 _TURN_MARK = re.compile(r"<[|｜][^\s<>{}]{1,60}[|｜]>|<</?[A-Z]+>>|\[/?[A-Z][A-Z_]*\]")
 """What marks turns and tools in chat templates, such as ``<|user|>``, ``<｜User｜>``, ``<<SYS>>`` and ``[/INST]``."""
+
+
+_BROKEN_CHARACTER = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+"""How tokenizers that fall back to bytes spell one."""
 
 
 class Tokenizer(Protocol):
@@ -50,6 +56,8 @@ class PreTrainedTokenizer(Protocol):
         self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
     ) -> str | list[str]: ...
 
+    def convert_ids_to_tokens(self, ids: int) -> str: ...
+
     def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any: ...
 
 
@@ -77,6 +85,17 @@ class HFTokenizer:
         assert isinstance(text, str)  # a list of ids gives one text; a list of lists would give a list
         return text
 
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes that a token stands for, a part of a character too; None if its spelling does not tell them."""
+        text = self.decode([token_id])
+        if _BROKEN_CHARACTER not in text:
+            return text.encode()
+        token = self.tokenizer.convert_ids_to_tokens(token_id)
+        if _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        letters = _byte_letters()
+        return bytes(letters[c] for c in token) if all(c in letters for c in token) else None
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -92,6 +111,15 @@ class HFTokenizer:
             **self._template_kwargs,
         )
         return text
+
+
+@functools.cache
+def _byte_letters() -> dict[str, int]:
+    """The byte behind each letter that byte-level tokenizers (GPT-2's and its descendants) spell bytes with: printable
+    ones of Latin-1 stand for themselves, the others for letters from U+0100 on, in their order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 def render_prompt(
