@@ -14,7 +14,7 @@ knob BATCH_SIZE           512                                   16
 knob MINI_BATCH_SIZE      64                                    4
 knob N                    8                                     8
 knob TEMPERATURE          0.9                                   1.0
-knob LEARNING_RATE        1e-6                                  2e-4
+knob LEARNING_RATE        1e-6                                  1.5e-4
 knob LR_WARMUP_STEPS      -1                                    6
 knob MAX_PROMPT_LENGTH    3072                                  64
 knob MAX_RESPONSE_LENGTH  2048                                  96
