@@ -144,6 +144,16 @@ def test_the_run_s_folder_holds_its_config(tmp_path):
     assert saved.trainer.default_local_dir == str(tmp_path / "checkpoints")
 
 
+def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
+    command = (STOPS, "tool_server.start=calculator", "actor_rollout_ref.actor.optim.lr=1e-6")
+    prepared(tmp_path, *command)
+    (tmp_path / "checkpoints/global_step_3").mkdir(parents=True)
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
+    prepared(tmp_path, *command)  # a port of the tool server's own each time
+    with pytest.raises(ConfigError, match=r"other settings: \S+optim.lr=2e-06 \(was 1e-06\)\. Give"):
+        prepared(tmp_path, *command[:2], "actor_rollout_ref.actor.optim.lr=2e-6")
+
+
 @pytest.mark.parametrize("which", ["train_files", "val_files"])
 def test_a_row_that_cannot_be_used_is_named_before_anything_starts(tmp_path, which):
     rows = tmp_path / "rows.jsonl"
