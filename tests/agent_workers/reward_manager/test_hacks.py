@@ -257,7 +257,7 @@ async def test_no_other_hack_of_the_zoo_passes(judge: Judge, number: int) -> Non
     assert verdicts_of(verdicts, tests) == []
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.timeout(400)
 @in_module_loop
 async def test_no_object_passes_any_form(judge: Judge, number: int) -> None:

@@ -19,7 +19,7 @@ from verl_tool.agent_workers.reward_manager import redteam, registry
 from verl_tool.agent_workers.reward_manager.redteam_grading import grade, manager_of
 
 EVERY = dict.fromkeys(registry.NAMES, 5) | {"acecoder": 9, "mathcoder": 19, "torl": 11}
-"""One attack in so many; the slow test makes all."""
+"""One attack in so many; the end-to-end test makes all."""
 MINE = """
 import asyncio, re, time
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
@@ -52,8 +52,8 @@ async def test_no_wrong_answer_pays(name: str, code_server_url: str) -> None:
     assert await wrong_answers_that_pay(name, code_server_url, EVERY[name]) == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.e2e
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_no_wrong_answer_at_all_pays(name: str, code_server_url: str) -> None:
