@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from verl_tool.agent_workers.reward_manager import redteam, registry
 from verl_tool.agent_workers.reward_manager.redteam_grading import grade, manager_of
 
-EVERY = dict.fromkeys(registry.NAMES, 5) | {"acecoder": 9, "mathcoder": 19, "torl": 11}
+EVERY = dict.fromkeys(registry.NAMES, 5) | {"acecoder": 9, "mathcoder": 19, "torl": 30}
 """One attack in so many; the end-to-end test makes all."""
 MINE = """
 import asyncio, re, time
