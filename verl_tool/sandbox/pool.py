@@ -359,26 +359,18 @@ class SandboxPool:
             if job.state() == wire.FILES_REFUSED:
                 raise ConfigError(f"the files of a run cannot be laid out: {job.failure()}")
             raise SandboxError(f"a run could not be set up: {job.failure()}", retryable=True)
-        output = job.output(limits.output_bytes)
         killed_by = os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
         self._finished += 1
-        return RunResult(
-            stdout=output.stdout.decode(errors="replace"),
-            stderr=output.stderr.decode(errors="replace"),
-            output=output.interleaved.decode(errors="replace"),
-            stdout_bytes=output.stdout_bytes,
-            stderr_bytes=output.stderr_bytes,
-            stdout_truncated=output.stdout_bytes > limits.output_bytes,
-            stderr_truncated=output.stderr_bytes > limits.output_bytes,
+        return _run_result(
+            job,
+            limits,
             exit_code=None if killed_by else os.WEXITSTATUS(ended.status),
-            signal=killed_by,
+            killed_by=killed_by,
             limit_hit=_limit_hit(ended, killed_by),
             wall_seconds=ended.wall_seconds,
             cpu_seconds=ended.cpu_seconds,
             peak_memory_bytes=ended.peak_memory_bytes,
             files=fetch(ended.folder_fd, fetch_files, limits.disk_bytes) if ended.folder_fd >= 0 else {},
-            stdout_raw=output.stdout,
-            stderr_raw=output.stderr,
         )
 
     def _replace(self, dead: Worker) -> None:
@@ -440,6 +432,22 @@ def _group_bytes(worker: Worker, limits: Limits) -> int:
 
 def _broke_its_sandbox(job: JobFiles, limits: Limits) -> RunResult:
     """Of a run with which forkservers died each time, also one that it had to itself."""
+    return _run_result(job, limits, exit_code=None, killed_by=signal.SIGKILL, limit_hit="sandbox")
+
+
+def _run_result(
+    job: JobFiles,
+    limits: Limits,
+    *,
+    exit_code: int | None,
+    killed_by: int | None,
+    limit_hit: str | None,
+    wall_seconds: float = 0.0,
+    cpu_seconds: float = 0.0,
+    peak_memory_bytes: int = 0,
+    files: Mapping[str, bytes] = MappingProxyType({}),
+) -> RunResult:
+    """What a run wrote, and how it ended."""
     output = job.output(limits.output_bytes)
     return RunResult(
         stdout=output.stdout.decode(errors="replace"),
@@ -449,12 +457,13 @@ def _broke_its_sandbox(job: JobFiles, limits: Limits) -> RunResult:
         stderr_bytes=output.stderr_bytes,
         stdout_truncated=output.stdout_bytes > limits.output_bytes,
         stderr_truncated=output.stderr_bytes > limits.output_bytes,
-        exit_code=None,
-        signal=signal.SIGKILL,
-        limit_hit="sandbox",
-        wall_seconds=0.0,
-        cpu_seconds=0.0,
-        peak_memory_bytes=0,
+        exit_code=exit_code,
+        signal=killed_by,
+        limit_hit=limit_hit,
+        wall_seconds=wall_seconds,
+        cpu_seconds=cpu_seconds,
+        peak_memory_bytes=peak_memory_bytes,
+        files=dict(files),
         stdout_raw=output.stdout,
         stderr_raw=output.stderr,
     )
