@@ -227,7 +227,8 @@ async def with_tools_by_client(url: str, tool_url: str, model: Path, requests: i
     settings = {"action_stop_tokens": STOPS, "max_turns": 4, "max_model_len": CONTEXT, "tool_server_url": tool_url}
     options = EpisodeOptions.load(settings)
     tokenizer = load_tokenizer(str(model))
-    engine = await CompletionsEngine.connect(CompletionsSettings(url=url, model="bench", max_connections=concurrency))
+    bare = CompletionsSettings(url=url, model="bench", max_connections=concurrency)
+    engine = await CompletionsEngine.connect(bare, tokenizer.vocab_size)
     async with ToolClient(tool_url, **options.client_settings()) as tools:  # type: ignore[arg-type]
         service = Service(engine, tokenizer, tools, options)
 

@@ -19,7 +19,7 @@ from eval_service.engines.base import Engine
 from eval_service.fingerprint import fingerprint
 from eval_service.service import Service
 from eval_service.settings import ServiceSettings, VllmSettings
-from eval_service.tokenizer import load_tokenizer
+from eval_service.tokenizer import ServedTokenizer, load_tokenizer
 from verl_tool.client import ToolClient
 from verl_tool.servers import short_path
 from verl_tool.servers.host_check import HostCheck
@@ -34,7 +34,7 @@ CLOSE_SECONDS = 20.0
 logger = logging.getLogger(__name__)
 
 
-async def make_engine(settings: ServiceSettings) -> Engine:
+async def make_engine(settings: ServiceSettings, tokenizer: ServedTokenizer) -> Engine:
     """The engine that the settings name. Raises EngineError or ConfigError."""
     if isinstance(settings.engine, VllmSettings):
         # vLLM is imported where it runs: it takes seconds, and the other engine needs none.
@@ -43,7 +43,7 @@ async def make_engine(settings: ServiceSettings) -> Engine:
         return VllmEngine(settings.model, settings.engine, trust_remote_code=settings.trust_remote_code)
     from eval_service.engines.completions_engine import CompletionsEngine
 
-    return await CompletionsEngine.connect(settings.engine)
+    return await CompletionsEngine.connect(settings.engine, tokenizer.vocab_size)
 
 
 def make_tool_client(settings: ServiceSettings) -> ToolClient | None:
@@ -71,7 +71,7 @@ class ModelReplica:
             chat_template=settings.chat_template,
         )
         self._tools = make_tool_client(settings)
-        self._engine = await make_engine(settings)
+        self._engine = await make_engine(settings, tokenizer)
         self._service = Service(
             self._engine,
             tokenizer,

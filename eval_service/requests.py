@@ -33,8 +33,8 @@ _Float = Annotated[float, Field(allow_inf_nan=False)]
 _Name = Annotated[str, Field(max_length=NAME_CHARACTERS)]
 _Stop = Annotated[str, Field(max_length=STOP_CHARACTERS)]
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-_TokenIds = Annotated[list[_TokenId], Field(fail_fast=True)]
-"""The first id that is wrong is told, not each of a hundred thousand."""
+_TokenIds = Annotated[list[int], Field(fail_fast=True)]
+"""Which of them the model knows is for the service to say."""
 
 
 class _Strict(BaseModel):
@@ -227,6 +227,17 @@ class CompletionRequest(GenerationRequest):
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _whole_numbers(cls, value: object) -> object:
+        """Neither ``1.0`` nor ``true`` nor ``"1"`` is a token id, though all could be read as one."""
+        if isinstance(value, list) and value and not isinstance(value[0], str):
+            for ids in value if isinstance(value[0], list) else [value]:
+                if isinstance(ids, list) and set(map(type, ids)) - {int}:
+                    i, wrong = next((i, one) for i, one in enumerate(ids) if type(one) is not int)
+                    raise ValueError(f"entry {i} of its token ids is {shown(wrong)}; a token id is a whole number")
+        return value
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:

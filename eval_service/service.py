@@ -21,6 +21,7 @@ from verl_tool.agent_loop.turns import turns_for
 from verl_tool.client import ToolClient
 from verl_tool.errors import ToolFault
 from verl_tool.formats import ALL_FORMATS, Format
+from verl_tool.json_text import shown
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.admission import Admission
 
@@ -85,7 +86,8 @@ class Service:
         return self.options.enable_agent and self.tools is not None
 
     def check_prompt(self, prompt_ids: Sequence[int], param: str) -> None:
-        """Raises ApiError if the prompt leaves no room for an answer, or the loop would cut it."""
+        """Raises ApiError if the prompt leaves no room for an answer, the loop would cut it, or the model does not know
+        one of its tokens."""
         n = len(prompt_ids)
         if n == 0:
             raise bad_request(f"'{param}' is empty; a model needs at least one token to continue", param=param)
@@ -98,6 +100,11 @@ class Service:
             if limit is not None and n > limit:
                 message = f"the prompt has {n} tokens; this model takes at most {limit} here ({name}). Shorten it"
                 raise bad_request(message, param=param, code="context_length_exceeded")
+        last = self.engine.vocab_size - 1
+        for token_id in (min(prompt_ids), max(prompt_ids)):
+            if not 0 <= token_id <= last:
+                message = f"'{param}' holds the token id {shown(token_id)}; this model's vocabulary is from 0 to {last}"
+                raise bad_request(message, param=param, code="invalid_value")
 
     def check_prompt_size(self, characters: int, param: str) -> None:
         """Raises ApiError if a text cannot be a prompt that fits, so that nobody makes tokens of it to find out."""

@@ -17,6 +17,11 @@ from verl_tool.errors import ConfigError
 class ServedTokenizer(HFTokenizer):
     """As in training; a template's own error is told as TemplateRefusedError."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids lie below it, those of added tokens too."""
+        return max(self.tokenizer.get_vocab().values()) + 1
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -46,6 +46,8 @@ class Engine(Protocol):
 
     max_model_len: int
     """Most tokens of prompt and response together."""
+    vocab_size: int
+    """Token ids lie below it."""
 
     async def generate(
         self,

@@ -30,15 +30,19 @@ _WORDS = 500
 class CompletionsEngine:
     """An `Engine` over HTTP. Make it with `connect`, inside a running event loop."""
 
-    def __init__(self, settings: CompletionsSettings, session: aiohttp.ClientSession) -> None:
+    def __init__(self, settings: CompletionsSettings, session: aiohttp.ClientSession, vocab_size: int) -> None:
         self._base = settings.url.rstrip("/").removesuffix("/v1")
         self._session = session
         self._model = settings.model or ""
         self.max_model_len = settings.max_model_len or 0
+        self.vocab_size = vocab_size
 
     @classmethod
-    async def connect(cls, settings: CompletionsSettings) -> CompletionsEngine:
-        """Raises EngineError if the server does not answer, and ConfigError if it does not tell what is needed."""
+    async def connect(cls, settings: CompletionsSettings, vocab_size: int) -> CompletionsEngine:
+        """`vocab_size`: the tokenizer's, since such a server does not tell it.
+
+        Raises EngineError if the server does not answer, and ConfigError if it does not tell what is needed.
+        """
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigError(f"engine_url is {settings.url!r}; begin it with http:// or https://")
         headers = {} if settings.api_key is None else {"authorization": f"Bearer {settings.api_key}"}
@@ -49,7 +53,7 @@ class CompletionsEngine:
             headers=headers,
             read_bufsize=_MOST_LINE_BYTES,
         )
-        engine = cls(settings, session)
+        engine = cls(settings, session, vocab_size)
         try:
             await engine._learn(settings)
         except BaseException:

@@ -45,6 +45,7 @@ class VllmEngine:
         except (ValueError, RuntimeError, OSError) as error:
             raise EngineError(f"vLLM could not load {model!r}: {error}") from error
         self.max_model_len: int = self._llm.vllm_config.model_config.max_model_len
+        self.vocab_size: int = self._llm.vllm_config.model_config.get_vocab_size()
 
     async def generate(
         self,

@@ -19,7 +19,7 @@ class RuleEngine:
     """Writes what `rule` says, one token at a time, and its end token behind it."""
 
     def __init__(self, tokenizer: ToyTokenizer, rule: Rule, *, max_model_len: int = 4096, pause: float = 0.0) -> None:
-        self.max_model_len = max_model_len
+        self.max_model_len, self.vocab_size = max_model_len, len(tokenizer.vocabulary)
         self.tokenizer, self.rule, self.pause = tokenizer, rule, pause
         self.running = 0
         self.most_running = 0

@@ -36,8 +36,8 @@ class Running:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         tokenizer = plain_tokenizer()
-        engine = RuleEngine(tokenizer, lambda text: "Hello.", max_model_len=512)
-        service = Service(engine, tokenizer, None, EpisodeOptions.load({"enable_agent": False}), max_queued=2048)
+        self.engine = RuleEngine(tokenizer, lambda text: "Hello.", max_model_len=512)
+        service = Service(self.engine, tokenizer, None, EpisodeOptions.load({"enable_agent": False}), max_queued=2048)
         self.endpoint = Endpoint(service, "toy", bodies=RequestBodies(grace_seconds=1.0))
 
     def ask(self, *request: Any, **options: Any) -> tuple[int, dict[bytes, bytes], bytes]:
@@ -95,6 +95,29 @@ def test_values_beyond_a_limit_are_refused_by_name(running: Running, further: di
     status, _, answer = running.ask("POST", "/v1/completions", body)
     assert status == 400, answer
     assert json.loads(answer)["error"]["param"].partition(".")[0] == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([5, -1], "token id -1; this model's vocabulary is from 0 to 258"),
+        ([5, 259], "token id 259; this model's vocabulary is from 0 to 258"),
+        ([[5], [6, 10**12]], "token id 1000000000000; this model's vocabulary is from 0 to 258"),
+        ([10**4000], "token id a number of very many digits; this model's vocabulary is from 0 to 258"),
+        ([5, 6.0], "entry 1 of its token ids is 6.0"),
+        ([5, 6, True], "entry 2 of its token ids is True"),
+        ([[5], [6, "7"]], "entry 1 of its token ids is '7'"),
+        ([None], "entry 0 of its token ids is None"),
+    ],
+)
+def test_what_is_no_token_of_the_model_never_reaches_the_engine(running: Running, prompt: Any, words: str) -> None:
+    asked = len(running.engine.params)
+    status, _, answer = running.ask("POST", "/v1/completions", json.dumps({"model": "toy", "prompt": prompt}).encode())
+    told = json.loads(answer)["error"]
+    assert (status, told["param"]) == (400, "prompt"), told
+    assert words in told["message"]
+    assert len(running.engine.params) == asked
+    assert running.ask("POST", "/v1/completions", b'{"model": "toy", "prompt": [0, 258], "max_tokens": 1}')[0] == 200
 
 
 def test_a_page_of_another_name_is_refused(running: Running) -> None:

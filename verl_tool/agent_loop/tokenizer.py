@@ -50,6 +50,8 @@ class PreTrainedTokenizer(Protocol):
     eos_token_id: int | list[int] | None
     all_special_tokens: list[str]
 
+    def get_vocab(self) -> dict[str, int]: ...
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def decode(

@@ -63,7 +63,7 @@ class Server:
         await site.start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         try:
-            engine = await CompletionsEngine.connect(CompletionsSettings(url=url))
+            engine = await CompletionsEngine.connect(CompletionsSettings(url=url), 100)
             try:
                 yield engine
             finally:
@@ -165,9 +165,9 @@ async def test_an_idle_connection_is_dropped_before_the_server_drops_it(server: 
 
 async def test_no_server() -> None:
     with pytest.raises(EngineError, match="gives no answer"):
-        await CompletionsEngine.connect(CompletionsSettings(url="http://127.0.0.1:9"))
+        await CompletionsEngine.connect(CompletionsSettings(url="http://127.0.0.1:9"), 100)
     with pytest.raises(ConfigError, match="begin it with http://"):
-        await CompletionsEngine.connect(CompletionsSettings(url="127.0.0.1:9"))
+        await CompletionsEngine.connect(CompletionsSettings(url="127.0.0.1:9"), 100)
 
 
 @pytest.mark.parametrize(
