@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from eval_service import sse
 from eval_service.chat import ChatStream, chat_choice
 from eval_service.completion import CompletionStream, completion_choice
 from eval_service.conversation import Witness
@@ -57,6 +58,7 @@ log = logging.getLogger(__name__)
 MODELS_PATH = "/v1/models"
 HEALTH_SECONDS = 5.0
 """Deadline of asking engine and tool server whether they are well."""
+HEARTBEAT_SECONDS = 15.0
 
 
 class Streamer(Witness, Protocol):
@@ -83,7 +85,8 @@ class Endpoint:
     `model`: the name by which clients ask for it. `fingerprint`: is told with it, see `eval_service.fingerprint`.
     `server`: the name of this service from its start to its end, which ``/health`` tells.
     `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a request
-    is stopped and answered with 504. `host_check`: by which names clients may call; None: by any.
+    is stopped and answered with 504. `heartbeat_seconds`: after so long without a word a stream sends a comment.
+    `host_check`: by which names clients may call; None: by any.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Endpoint:
         server: str = "",
         api_key: str | None = None,
         request_timeout_seconds: float = 3600.0,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
         max_body_bytes: int = MAX_BODY_BYTES,
         metrics: ServiceMetrics | None = None,
         host_check: HostCheck | None = None,
@@ -109,6 +113,7 @@ class Endpoint:
         self.metrics = metrics or ServiceMetrics()
         self._token = None if api_key is None else f"Bearer {api_key}".encode()
         self._timeout = request_timeout_seconds
+        self._heartbeat = heartbeat_seconds
         self.bodies = bodies or RequestBodies(max_body_bytes)
         self._host_check = host_check
         self._created = int(time.time())
@@ -281,13 +286,15 @@ class Endpoint:
         outbox = Outbox()
         running = asyncio.ensure_future(self._run_into(job, outbox))
         running.add_done_callback(lambda _: outbox.close())
+        beating = asyncio.ensure_future(outbox.keep_putting(sse.HEARTBEAT, self._heartbeat))
         try:
             while part := await outbox.take():
                 await stream.write(part)
             usage = await running
         finally:
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            beating.cancel()
+            await asyncio.gather(running, beating, return_exceptions=True)
         if job.plan.include_usage:
             await stream.write(job.envelope.chunk([], usage))
         await stream.end()

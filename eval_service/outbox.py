@@ -13,6 +13,7 @@ class Outbox:
         self._parts: list[bytes] = []
         self._bytes = 0
         self._closed = False
+        self._last_put = 0.0
         self._filled = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -21,10 +22,22 @@ class Outbox:
         """Add `part`, and wait until there is room for more."""
         self._parts.append(part)
         self._bytes += len(part)
+        self._last_put = asyncio.get_running_loop().time()
         self._filled.set()
         if self._bytes > self._most_bytes:
             self._room.clear()
             await self._room.wait()
+
+    async def keep_putting(self, part: bytes, seconds: float) -> None:
+        """Add `part` whenever nothing was added for so long. Never returns; cancel it."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            left = max(began, self._last_put) + seconds - loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                await self.put(part)
 
     def close(self) -> None:
         """Nothing more comes."""

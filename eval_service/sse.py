@@ -6,6 +6,8 @@ from verl_tool.json_text import encode_json
 
 CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": heartbeat\n\n"
+"""A comment, which clients pass over: it keeps proxies from closing a connection on which nothing moves."""
 HEADERS = (
     (b"content-type", CONTENT_TYPE),
     (b"cache-control", b"no-cache"),

@@ -21,21 +21,25 @@ class Sent:
 
 
 class StreamReply:
-    """Events to one client. The head goes out with the first of them, so that what fails before is a plain error."""
+    """Events to one client. The head goes out with the first of them, so that what fails before is a plain error; a
+    heartbeat is one of them."""
 
     def __init__(self, send: Send, metrics: ServiceMetrics) -> None:
         self._send = send
         self._metrics = metrics
         self._made = time.perf_counter()
         self.begun = False
+        self._told_first = False
         self.bytes_out = 0
 
     async def write(self, events: bytes) -> None:
         """Send some events; waits for a client that reads slowly."""
         if not self.begun:
             self.begun = True
-            self._metrics.first_chunk(time.perf_counter() - self._made)
             await self._send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
+        if not self._told_first and events != sse.HEARTBEAT:
+            self._told_first = True
+            self._metrics.first_chunk(time.perf_counter() - self._made)
         self.bytes_out += len(events)
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 

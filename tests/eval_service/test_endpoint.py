@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from live_endpoint import CALL, COUNTER, MODEL, LiveEndpoint, live_endpoint
 
+from eval_service import sse
 from verl_tool.agent_loop.trajectory import Author, Trajectory
 
 openai = pytest.importorskip("openai")
@@ -210,6 +211,39 @@ async def test_tokens_come_while_the_model_writes() -> None:
         assert live.engine.running == 1
         assert first.choices[0].delta.content
         await stream.close()
+
+
+@pytest.mark.parametrize("slow", ["engine", "tool"])
+async def test_a_stream_that_waits_sends_heartbeats(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here what is slow goes on only once the client has heard two of them."""
+    heard: list[bytes] = []
+    async with live_endpoint(heartbeat_seconds=0.02) as live:
+        holder, name = (live.engine, "generate") if slow == "engine" else (live.endpoint.service.tools, "call")
+        work = getattr(holder, name)
+
+        async def waits(*args: Any, **kwargs: Any) -> Any:
+            await until(lambda: heard.count(sse.HEARTBEAT.strip()) >= 2)
+            return await work(*args, **kwargs)
+
+        monkeypatch.setattr(holder, name, waits)
+        body = {"model": MODEL, "messages": QUESTION, "stream": True}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{live.url}/v1/chat/completions", json=body) as response,
+        ):
+            assert response.status == 200
+            async for line in response.content:
+                heard.append(line.strip())
+        monkeypatch.undo()
+        as_ever = await chunks_of(live)
+        async with aiohttp.ClientSession() as session, session.get(f"{live.url}/metrics") as response:
+            assert "verl_tool_eval_first_chunk_seconds_count 2.0" in await response.text()
+    events = [json.loads(line[6:]) for line in heard if line.startswith(b"data: {")]
+    assert [event["choices"][0]["delta"].get("content") for event in events] == [
+        chunk.choices[0].delta.content for chunk in as_ever
+    ]
+    assert (heard[0] == sse.HEARTBEAT.strip()) == (slow == "engine")
+    assert sse.DONE.strip() in heard
 
 
 async def test_a_stream_without_include_usage_bears_the_usage_on_its_last_chunk() -> None:
