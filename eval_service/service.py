@@ -11,6 +11,7 @@ from typing import Any
 
 from eval_service.conversation import Conversation, Witness
 from eval_service.engines.base import Engine
+from eval_service.engines.watched_engine import WatchedEngine
 from eval_service.errors import bad_request, from_fault, overloaded
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
@@ -70,7 +71,8 @@ class Service:
         formats: Sequence[Format] = ALL_FORMATS,
     ) -> None:
         """Raises ConfigError if options and chat template do not go together."""
-        self.engine, self.tokenizer, self.tools, self.options = engine, tokenizer, tools, options
+        self.engine: Engine = WatchedEngine(engine)
+        self.tokenizer, self.tools, self.options = tokenizer, tools, options
         self.sampling = sampling or Sampling()
         self.formats = tuple(formats)
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)

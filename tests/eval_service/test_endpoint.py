@@ -11,6 +11,7 @@ import pytest
 from live_endpoint import CALL, COUNTER, MODEL, LiveEndpoint, live_endpoint
 
 from eval_service import sse
+from eval_service.engines import watched_engine
 from verl_tool.agent_loop.trajectory import Author, Trajectory
 
 openai = pytest.importorskip("openai")
@@ -430,14 +431,40 @@ async def _nothing() -> None:
     pass
 
 
-async def test_a_dead_engine_is_told() -> None:
-    async with live_endpoint() as live:
+@pytest.mark.parametrize("silent", [False, True])
+async def test_an_engine_that_dies_leaves_nobody_waiting(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`silent`: as a machine that is gone; what was asked of it gets no answer, nor does what is asked from then on."""
+    monkeypatch.setattr(watched_engine, "CHECK_EVERY_SECONDS", 0.01)
+    async with live_endpoint(options={"max_concurrent_trajectories": 4}) as live:
+        died, lives = asyncio.Event(), live.engine.generate
+
+        async def generate(*args: Any, **kwargs: Any) -> Any:
+            live.engine.running += 1
+            await died.wait()
+            if silent:
+                await asyncio.Event().wait()
+            return await lives(*args, **kwargs)
+
+        monkeypatch.setattr(live.engine, "generate", generate)
+        client = client_of(live)
+        request = {"model": MODEL, "messages": QUESTION}
+        waiting = [client.chat.completions.create(**request, stream=i % 2 == 0) for i in range(10)]
+        asked = [asyncio.create_task(wait) for wait in waiting]
+        await until(lambda: live.engine.running == 4 and live.endpoint.service.admission.inside == 10)
         live.engine.dead = True
-        with pytest.raises(openai.InternalServerError) as error:
-            await client_of(live).chat.completions.create(model=MODEL, messages=QUESTION)
+        died.set()
+        asked.append(asyncio.create_task(client.chat.completions.create(**request)))
+        told = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 20)
         async with aiohttp.ClientSession() as session, session.get(f"{live.url}/health") as response:
-            assert response.status == 503
-    assert error.value.code == "engine_failed"
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert live.endpoint.service.admission.inside == 0
+        live.engine.dead = False
+        monkeypatch.setattr(live.engine, "generate", lives)
+        assert (await client.chat.completions.create(**request)).choices[0].message.content == "Result=10.1"
+    for error in told:
+        assert isinstance(error, openai.InternalServerError), error
+        assert (error.status_code, error.code) == (503, "engine_failed")
+        assert error.response.headers["retry-after"] == "1"
 
 
 # Many, and clients that leave
