@@ -30,9 +30,11 @@ _WORDS = 500
 class CompletionsEngine:
     """An `Engine` over HTTP. Make it with `connect`, inside a running event loop."""
 
-    def __init__(self, settings: CompletionsSettings, session: aiohttp.ClientSession, vocab_size: int) -> None:
+    def __init__(self, settings: CompletionsSettings, vocab_size: int) -> None:
         self._base = settings.url.rstrip("/").removesuffix("/v1")
-        self._session = session
+        self._session = _session(settings, settings.max_connections)
+        # Of its own: one that waits for a connection until a turn ends would be taken for dead.
+        self._checks = _session(settings, 0)
         self._model = settings.model or ""
         self.max_model_len = settings.max_model_len or 0
         self.vocab_size = vocab_size
@@ -45,19 +47,11 @@ class CompletionsEngine:
         """
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigError(f"engine_url is {settings.url!r}; begin it with http:// or https://")
-        headers = {} if settings.api_key is None else {"authorization": f"Bearer {settings.api_key}"}
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=KEEP_ALIVE_SECONDS),
-            # A turn may take long; the loop's generation_timeout bounds it.
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-            headers=headers,
-            read_bufsize=_MOST_LINE_BYTES,
-        )
-        engine = cls(settings, session, vocab_size)
+        engine = cls(settings, vocab_size)
         try:
             await engine._learn(settings)
         except BaseException:
-            await session.close()
+            await engine.close()
             raise
         return engine
 
@@ -106,6 +100,7 @@ class CompletionsEngine:
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
+        await self._checks.close()
 
     async def _learn(self, settings: CompletionsSettings) -> None:
         """The model's name and its longest context, from ``/v1/models`` where they are not given."""
@@ -122,7 +117,7 @@ class CompletionsEngine:
 
     async def _get_models(self, seconds: float) -> list[Mapping[str, Any]]:
         try:
-            async with self._session.get(
+            async with self._checks.get(
                 f"{self._base}/v1/models", timeout=aiohttp.ClientTimeout(total=seconds)
             ) as response:
                 await self._refuse_error(response)
@@ -142,6 +137,16 @@ class CompletionsEngine:
         if response.status in (400, 413, 422):
             raise RefusedError(message)
         raise EngineError(message)
+
+
+def _session(settings: CompletionsSettings, connections: int) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=KEEP_ALIVE_SECONDS),
+        # A turn may take long; the loop's generation_timeout bounds it.
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        headers={} if settings.api_key is None else {"authorization": f"Bearer {settings.api_key}"},
+        read_bufsize=_MOST_LINE_BYTES,
+    )
 
 
 class _Turn:

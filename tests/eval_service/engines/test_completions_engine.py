@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from eval_service.engines import completions_engine
 from eval_service.engines.base import EngineError, Piece, RefusedError, TokenLogProb
 from eval_service.engines.completions_engine import CompletionsEngine
 from eval_service.settings import CompletionsSettings
@@ -32,6 +33,8 @@ class Server:
         self.answer: object = choice([7, 8], "stop")
         self.status = 200
         self.lines: list[str] = []
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
         self.bodies: list[dict[str, Any]] = []
         self.ports: list[int] = []
         self._runner: web.AppRunner | None = None
@@ -43,6 +46,7 @@ class Server:
         assert request.transport is not None
         self.ports.append(request.transport.get_extra_info("peername")[1])
         self.bodies.append(await request.json())
+        await self.goes_on.wait()
         if not self.lines:
             return web.json_response(self.answer, status=self.status)
         response = web.StreamResponse()
@@ -52,7 +56,7 @@ class Server:
         return response
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[CompletionsEngine]:
+    async def running(self, **settings: Any) -> AsyncIterator[CompletionsEngine]:
         """The server, and an engine that is connected to it."""
         app = web.Application()
         app.router.add_get("/v1/models", self.models)
@@ -63,7 +67,7 @@ class Server:
         await site.start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         try:
-            engine = await CompletionsEngine.connect(CompletionsSettings(url=url), 100)
+            engine = await CompletionsEngine.connect(CompletionsSettings(url=url, **settings), 100)
             try:
                 yield engine
             finally:
@@ -183,6 +187,18 @@ async def test_a_server_that_does_not_tell_enough(server: Server, cards: list[di
     with pytest.raises(ConfigError, match=words):
         async with server.running():
             pass
+
+
+async def test_one_that_is_asked_all_it_may_be_is_not_dead(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completions_engine, "CHECK_SECONDS", 1.0)
+    server.goes_on.clear()
+    async with server.running(max_connections=1) as engine:
+        turns = [asyncio.create_task(engine.generate([1], {"max_tokens": 2}, "r")) for _ in range(2)]
+        while not server.bodies:
+            await asyncio.sleep(0.01)
+        await engine.check()
+        server.goes_on.set()
+        assert [turn.token_ids for turn in await asyncio.gather(*turns)] == [[7, 8]] * 2
 
 
 async def test_a_server_that_dies_is_noticed(server: Server) -> None:
