@@ -33,7 +33,7 @@ class Server:
         self.answer: object = choice([7, 8], "stop")
         self.status = 200
         self.lines: list[str] = []
-        self.goes_on = asyncio.Event()
+        self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
         self.goes_on.set()
         self.bodies: list[dict[str, Any]] = []
         self.ports: list[int] = []
@@ -46,6 +46,7 @@ class Server:
         assert request.transport is not None
         self.ports.append(request.transport.get_extra_info("peername")[1])
         self.bodies.append(await request.json())
+        self.asked.set()
         await self.goes_on.wait()
         if not self.lines:
             return web.json_response(self.answer, status=self.status)
@@ -194,8 +195,7 @@ async def test_one_that_is_asked_all_it_may_be_is_not_dead(server: Server, monke
     server.goes_on.clear()
     async with server.running(max_connections=1) as engine:
         turns = [asyncio.create_task(engine.generate([1], {"max_tokens": 2}, "r")) for _ in range(2)]
-        while not server.bodies:
-            await asyncio.sleep(0.01)
+        await server.asked.wait()
         await engine.check()
         server.goes_on.set()
         assert [turn.token_ids for turn in await asyncio.gather(*turns)] == [[7, 8]] * 2
