@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.rollout import Start, rollout
 from verl_tool.agent_loop.trajectory import Trajectory

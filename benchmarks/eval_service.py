@@ -42,13 +42,13 @@ from rich.table import Table
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from eval_service.engines.completions_engine import CompletionsEngine  # noqa: E402
+from eval_service.model.tokenizer import load_tokenizer  # noqa: E402
 from eval_service.service import Ask, Service  # noqa: E402
 from eval_service.settings import CompletionsSettings, Sampling  # noqa: E402
-from eval_service.tokenizer import load_tokenizer  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
-from verl_tool.servers.ports import free_ports  # noqa: E402
-from verl_tool.trainer.tool_server import SupervisedServer, serve_command  # noqa: E402
+from verl_tool.servers.serve.ports import free_ports  # noqa: E402
+from verl_tool.servers.supervised_server import SupervisedServer, serve_command  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 900.0

@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from tqdm import tqdm
 
-from verl_tool.trainer.run_metrics import Curve, curve, read_metrics
+from verl_tool.trainer.monitoring.run_metrics import Curve, curve, read_metrics
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

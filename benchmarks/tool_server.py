@@ -33,7 +33,7 @@ from load import Cell, Usage, in_turn, markdown, measure, print_cells, usage_of_
 from rich.console import Console
 
 from verl_tool.sandbox import Limits, SandboxPool
-from verl_tool.servers.ports import free_ports
+from verl_tool.servers.serve.ports import free_ports
 
 console = Console(stderr=True)
 

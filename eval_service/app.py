@@ -26,18 +26,18 @@ from rich.markup import escape
 from eval_service.cluster import ServiceCluster
 from eval_service.deployment import APP_NAME, CLOSE_SECONDS, application
 from eval_service.episode_flags import given_options, merged_options, with_episode_flags
-from eval_service.run_config import Run, read_run
+from eval_service.model.run_config import Run, read_run
 from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.json_text import BadJsonError, decode_json
-from verl_tool.servers.data_path import find_data_path
-from verl_tool.servers.deployment import LOOPBACK
-from verl_tool.servers.ports import free_ports
 from verl_tool.servers.ray_serve import LogLevel, Signals
-from verl_tool.servers.serve_cluster import StartError, wait_until
+from verl_tool.servers.serve.deployment import LOOPBACK
+from verl_tool.servers.serve.ingress import find_data_path
+from verl_tool.servers.serve.ports import free_ports
+from verl_tool.servers.serve.serve_cluster import StartError, wait_until
 from verl_tool.servers.settings import new_server_name
-from verl_tool.trainer.tool_server import SupervisedServer, serve_command
+from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 
 START_SECONDS = 1800.0
 """Deadline for the models to be loaded."""

@@ -9,7 +9,7 @@ from ray.serve import Application, RunTarget
 from ray.serve.schema import ApplicationStatus
 
 from eval_service.deployment import DEPLOYMENT
-from verl_tool.servers.serve_cluster import POLL_SECONDS, ServeCluster, StartError
+from verl_tool.servers.serve.serve_cluster import POLL_SECONDS, ServeCluster, StartError
 
 _WORDS = 2000
 """Characters of a replica's last words that are quoted."""

@@ -1,8 +1,8 @@
 """The service as a Ray Serve application: one deployment, each replica with a model of its own.
 
-Requests reach a replica's HTTP server straight from HAProxy (see `verl_tool.servers.data_path`) and pass Serve's own
-handling by (`verl_tool.servers.short_path`), so that a token of a stream goes through no second process of Python, and
-no second queue.
+Requests reach a replica's HTTP server straight from HAProxy (see `verl_tool.servers.serve.ingress`) and bypass Serve's
+own handling (`verl_tool.servers.serve.serve_bypass`), so that a token of a stream goes through no second process of
+Python, and no second queue.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import logging
 from ray import serve
 from ray.serve import Application
 
-from eval_service.endpoint import Endpoint
 from eval_service.engines.base import Engine
-from eval_service.fingerprint import fingerprint
+from eval_service.model.fingerprint import fingerprint
+from eval_service.model.tokenizer import ServedTokenizer, load_tokenizer
+from eval_service.openai.endpoint import Endpoint
 from eval_service.service import Service
 from eval_service.settings import ServiceSettings, VllmSettings
-from eval_service.tokenizer import ServedTokenizer, load_tokenizer
 from verl_tool.client import ToolClient
-from verl_tool.servers import short_path
-from verl_tool.servers.host_check import HostCheck
-from verl_tool.servers.replica_listener import listen_on_the_node_only
+from verl_tool.servers.api.host_check import HostCheck
+from verl_tool.servers.serve import serve_bypass
+from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
 
 APP_NAME = "eval_service"
 DEPLOYMENT = "model"
@@ -92,7 +92,7 @@ class ModelReplica:
             max_body_bytes=settings.max_body_bytes,
             host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
         )
-        short_path.offer(self._endpoint, serve.get_replica_context().app_name)
+        serve_bypass.offer(self._endpoint, serve.get_replica_context().app_name)
 
     def __serve_build_asgi_app__(self) -> Endpoint:
         """Serve asks for the app behind the front door."""

@@ -193,7 +193,7 @@ def _reward(name: str | None, options: str, run: Path | None, tool_server_url: s
 
     if run is None:
         return reward_config(str(name), given, tool_server_url)
-    from eval_service.run_config import run_config
+    from eval_service.model.run_config import run_config
 
     return reward_of_run(run_config(run), name, given, tool_server_url)
 
@@ -212,8 +212,8 @@ def _tokenizer(name: str | None, run: Path | None) -> Any:
     """transformers' tokenizer, as the reward managers of training have it; None: texts are scored."""
     if name is None and run is None:
         return None
-    from eval_service.checkpoint import newest_model
-    from eval_service.tokenizer import load_tokenizer
+    from eval_service.model.checkpoint import newest_model
+    from eval_service.model.tokenizer import load_tokenizer
 
     return load_tokenizer(name or str(newest_model(run or Path()))).tokenizer
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from eval_service.usage import Usage
+from eval_service.openai.usage import Usage
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.servers.metrics import HttpMetrics
 

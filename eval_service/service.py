@@ -9,22 +9,22 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eval_service.conversation import Conversation, Witness
 from eval_service.engines.base import Engine
 from eval_service.engines.watched_engine import WatchedEngine
-from eval_service.errors import bad_request, from_fault, overloaded
+from eval_service.episode_adapter import Conversation, Witness
+from eval_service.openai.errors import bad_request, from_fault, overloaded
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
+from verl_tool.agent_loop.observation_renderer import turns_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
-from verl_tool.agent_loop.turns import turns_for
 from verl_tool.client import ToolClient
 from verl_tool.errors import ToolFault
 from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.json_text import shown
 from verl_tool.protocol import FaultKind
-from verl_tool.servers.admission import Admission
+from verl_tool.servers.execution.admission import Admission
 
 log = logging.getLogger(__name__)
 

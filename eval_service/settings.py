@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.servers.request_body import MAX_BODY_BYTES
+from verl_tool.servers.api.request_body import MAX_BODY_BYTES
 
 
 class _Settings(BaseModel):
@@ -93,5 +93,5 @@ class ServiceSettings(_Settings):
     front_port: PositiveInt | None = None
     """None: a request's ``Host`` may bear any port."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names by which clients may call (`verl_tool.servers.host_check`)."""
+    """Further names by which clients may call (`verl_tool.servers.api.host_check`)."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

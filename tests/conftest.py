@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from live_server import LiveServers
 
-sys.path.append(str(Path(__file__).parent / "trainer"))
 if TYPE_CHECKING:
     from calculator_run import Calculator
 

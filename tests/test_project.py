@@ -44,68 +44,144 @@ def test_checked_out_submodule_has_the_pinned_version():
     assert version_file.read_text().strip() == setting("verl-version")
 
 
-LIGHT = ["protocol.py", "errors.py", "client.py", "formats", "sandbox", "servers"]
+ARROWS = {
+    "protocol": "",
+    "formats": "protocol",
+    "sandbox": "protocol",
+    "platforms": "protocol",
+    "client": "protocol",
+    "servers.tool_config": "protocol",
+    "servers.metrics": "protocol",
+    "servers.supervised_server": "protocol",
+    "servers.tools": "protocol formats sandbox servers.tool_config",
+    "servers.tests": "protocol client",
+    "servers.execution": "protocol formats servers.metrics servers.tools",
+    "servers.api": "protocol sandbox servers.metrics servers.execution",
+    "servers.cluster": "protocol servers.api",
+    "servers.settings": "servers.tool_config servers.api",
+    "servers.serve": "protocol servers.tools servers.execution servers.api servers.cluster servers.settings",
+    "servers.ray_serve": "protocol servers.tool_config servers.tools servers.settings servers.serve",
+    "agent_loop": "protocol formats",
+    "agent_loop.verl": "agent_loop client",
+    "text_history": "protocol agent_loop",
+    "text_environment": "protocol formats client agent_loop text_history",
+    "agent_workers": "protocol platforms client agent_loop",
+    "trainer.monitoring": "protocol",
+    "trainer.progress": "agent_loop.verl trainer.monitoring",
+    "trainer": "protocol formats platforms servers.supervised_server servers.serve agent_loop agent_loop.verl "
+    "agent_workers trainer.monitoring trainer.progress",
+    "eval_service": "protocol formats client agent_loop agent_loop.verl servers.metrics servers.supervised_server "
+    "servers.execution servers.api servers.settings servers.serve servers.ray_serve",
+}
+"""What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
+GROUND = ("protocol", "errors", "json_text", "plugin", "rendezvous", "sandbox_fusion")
+"""Modules of the room ``protocol``."""
+LIGHT = ("protocol", "formats", "sandbox", "client", "servers")
 HEAVY = {"torch", "transformers", "verl", "vllm"}
 
 
 def imported_packages(path: Path) -> set[str]:
+    """What a file imports: modules, and names in them, which may be modules too."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-def light_sources() -> list[Path]:
-    package = ROOT / "verl_tool"
-    return [
-        p for entry in LIGHT for p in ([package / entry] if entry.endswith(".py") else (package / entry).rglob("*.py"))
-    ]
+def room_of(module: str) -> str | None:
+    """The room of one of our modules; None for other people's, and for one that is in no room."""
+    top, _, rest = module.partition(".")
+    if top == "eval_service":
+        return top
+    if top != "verl_tool":
+        return None
+    if rest.split(".")[0] in GROUND:
+        return "protocol"
+    return max((room for room in ARROWS if f"{rest}.".startswith(f"{room}.")), key=len, default=None)
 
 
-@pytest.mark.parametrize("path", light_sources(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_serving_tools_needs_no_torch(path: Path):
-    assert not {name.split(".")[0] for name in imported_packages(path)} & HEAVY
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-FLOORS = [
-    {"verl_tool.protocol", "verl_tool.errors", "verl_tool.plugin", "verl_tool.rendezvous"},
-    {"verl_tool.formats", "verl_tool.sandbox"},
-    {"verl_tool.servers.tools", "verl_tool.servers.tool_config", "verl_tool.client"},
-    {"verl_tool.servers", "verl_tool.agent_loop", "verl_tool.text_environment"},
-    {"verl_tool.agent_workers", "verl_tool.trainer", "verl_tool.platforms", "eval_service"},
-]
-
-
-def floor_of(module: str) -> int | None:
-    """The highest-numbered floor whose longest entry is a prefix of `module`."""
-    matches = [
-        (len(entry), number)
-        for number, entries in enumerate(FLOORS)
-        for entry in entries
-        if module == entry or module.startswith(entry + ".")
-    ]
-    return max(matches)[1] if matches else None
-
-
-def all_sources() -> list[Path]:
+def sources() -> list[Path]:
     return sorted(p for top in ("verl_tool", "eval_service") for p in (ROOT / top).rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", all_sources(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_imports_upward(path: Path):
-    own = floor_of(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
-    upward = {name for name in imported_packages(path) if own is not None and (floor_of(name) or 0) > own}
-    assert not upward
+def test_the_table_of_arrows_has_no_circle():
+    rooms = list(ARROWS)
+    for number, room in enumerate(rooms):
+        assert set(ARROWS[room].split()) <= set(rooms[:number]), f"{room}: list it behind what it imports"
 
 
-def test_agent_loop_reaches_tools_only_through_the_client():
-    for path in (ROOT / "verl_tool" / "agent_loop").rglob("*.py"):
-        assert not {n for n in imported_packages(path) if n.startswith(("verl_tool.servers", "verl_tool.sandbox"))}, (
-            path
-        )
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_arrows(path: Path):
+    room = room_of(module_of(path))
+    if room is None:
+        assert not imported_packages(path), "in no room of ARROWS"
+        return
+    found = {name: other for name in imported_packages(path) if (other := room_of(name)) not in (None, room)}
+    assert set(found.values()) <= set(ARROWS[room].split()), f"{room} may import {ARROWS[room]!r}: {found}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_serving_tools_needs_no_torch(path: Path):
+    room = room_of(module_of(path))
+    if room is not None and room.split(".")[0] in LIGHT:
+        assert not {name.split(".")[0] for name in imported_packages(path)} & HEAVY
+
+
+MOST_FILES = 14
+FULL_FOLDERS = {"verl_tool/servers/tools": "one file a tool", "verl_tool/agent_workers/reward_manager": "one a manager"}
+
+
+def test_no_folder_overflows():
+    folders = {path.parent for top in ("verl_tool", "eval_service", "tests") for path in (ROOT / top).rglob("*.py")}
+    counts = {str(f.relative_to(ROOT)): len([p for p in f.glob("*.py") if p.name != "__init__.py"]) for f in folders}
+    full = {folder: count for folder, count in counts.items() if count > MOST_FILES}
+    assert set(full) <= set(FULL_FOLDERS), f"more than {MOST_FILES} Python files: {full}"
+
+
+OF_A_WHOLE_FOLDER = {
+    "agent_loop": "control_tokens properties stops with_server",
+    "agent_workers/reward_manager": "reward_managers",
+    "agent_workers/reward_manager/judge": "hacks",
+    "eval_service": "equals_training live lm_eval",
+    "eval_service/openai": "odd_requests",
+    "examples/train": "recipes",
+    "formats": "all_formats",
+    "platforms": "canaries",
+    "sandbox": "adversarial held_by_the_kernel hostile",
+    "servers/api": "hostile_requests loop_turns",
+    "servers/cluster": "lost_node",
+    "servers/tests": "live_checks",
+    "servers/tools": "loading",
+    "trainer": "training training_modes training_with_faults two_nodes",
+    "trainer/ppo": "provoking trainer_canaries",
+}
+"""Tests of more than one file. Any other ``test_NAME.py`` or ``test_NAME_PART.py`` tests the file or folder NAME."""
+
+
+def test_tests_mirror_the_source():
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        folder, name = str(path.parent.relative_to(ROOT / "tests")), path.stem.removeprefix("test_")
+        if folder == "." and name == "project":
+            continue
+        own = folder.startswith(("eval_service", "benchmarks", "examples"))
+        source = ROOT / folder if own else ROOT / "verl_tool" / folder
+        assert source.is_dir(), f"{path}: there is no {source}"
+        known = {p.stem for p in source.iterdir() if p.suffix in (".py", "") and not p.name.startswith("_")}
+        known |= set(OF_A_WHOLE_FOLDER.get(folder, "").split())
+        assert any(name == k or name.startswith(f"{k}_") for k in known), f"{path} is named for no file of {source}"
+
+
+def test_tests_of_whole_folders_are_there():
+    for folder, names in OF_A_WHOLE_FOLDER.items():
+        for name in names.split():
+            assert (ROOT / "tests" / folder / f"test_{name}.py").is_file(), f"tests/{folder}/test_{name}.py"
 
 
 def test_pinned_versions_name_no_download_address():

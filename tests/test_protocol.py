@@ -21,7 +21,7 @@ from verl_tool.protocol import (
     StepRequest,
     StepResult,
 )
-from verl_tool.servers.wire import encode_response
+from verl_tool.servers.api.wire import encode_response
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 WILD_TEXT = st.text()

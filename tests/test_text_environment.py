@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from verl_tool.agent_loop.function_tools import FunctionTools
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import Author, StopReason
 from verl_tool.errors import ConfigError
 from verl_tool.formats import HERMES, TRL
@@ -336,7 +336,7 @@ def check_exact(model: Any, torch: Any, history: TextHistory) -> None:
 
 
 def test_an_engines_parameter_is_refused(model: Any, tokenizer: Any) -> None:
-    module = importlib.import_module("verl_tool.agent_loop.transformers_generator")
+    module = importlib.import_module("verl_tool.agent_loop.generators.transformers_generator")
     hf = importlib.import_module("verl_tool.agent_loop.tokenizer").HFTokenizer(tokenizer)
     with pytest.raises(ValueError, match="sampling parameter 'best_of' is an engine's"):
         asyncio.run(module.TransformersGenerator(model, hf).generate([1], {"best_of": 2}, "r"))

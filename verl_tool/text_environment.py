@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from verl_tool.agent_loop.episode import Episode, Tools
 from verl_tool.agent_loop.function_tools import Function, FunctionTools
-from verl_tool.agent_loop.generator import Generator
+from verl_tool.agent_loop.generators.base import Generator
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.rollout import Start, rollout
 from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
@@ -130,7 +130,7 @@ class TextEnvironment:
             generator: Generator = self.model
             return generator
         # torch is imported only where a model of it is used.
-        from verl_tool.agent_loop.transformers_generator import TransformersGenerator
+        from verl_tool.agent_loop.generators.transformers_generator import TransformersGenerator
 
         return TransformersGenerator(self.model, self._tokenizer, self._kwargs)
 

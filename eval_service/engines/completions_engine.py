@@ -14,9 +14,9 @@ import aiohttp
 
 from eval_service.engines.base import EngineError, Listener, Piece, RefusedError, TokenLogProb
 from eval_service.settings import CompletionsSettings
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.client.exchange import KEEP_ALIVE_SECONDS
 from verl_tool.errors import ConfigError
-from verl_tool.exchange import KEEP_ALIVE_SECONDS
 from verl_tool.json_text import BadJsonError, decode_json, encode_json
 
 START_SECONDS = 30.0

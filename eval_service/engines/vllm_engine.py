@@ -22,7 +22,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from eval_service.engines.base import EngineError, Listener, Piece, RefusedError, TokenLogProb
 from eval_service.settings import VllmSettings
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
 
 SHUTDOWN_SECONDS = 10.0
 MOST_LOG_PROBS = 20

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from eval_service.engines.base import Engine, EngineError, Listener
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
 
 CHECK_EVERY_SECONDS = 1.0
 FAILED_CHECKS = 3

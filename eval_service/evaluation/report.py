@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from eval_service.evaluation.record import Record
 from eval_service.evaluation.statistics import Estimate, estimate, pass_at_k
-from eval_service.tool_calls import CallLog
+from eval_service.openai.tool_calls import CallLog
 from verl_tool.formats import ALL_FORMATS
 
 

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from verl_tool.trainer.learning_curve import CALLS, REWARD, draw
-from verl_tool.trainer.run_metrics import Metrics, curve, read_metrics
+from verl_tool.trainer.monitoring.run_metrics import Metrics, curve, read_metrics
+from verl_tool.trainer.progress.learning_curve import CALLS, REWARD, draw
 
 VALIDATION = "val-core/"
 OTHERS = ("agent/faulted", "training/rollout_probs_diff_max", "timing_s/step")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from real_tokenizers import NAMES, Shape, shape
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import ControlTokens
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import HFTokenizer

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("verl")
 
-from test_verl_agent_loop import ScriptedEngine, make_loop, make_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from verl_loop import ScriptedEngine, make_loop, make_tokenizer
 
-from eval_service.tokenizer import load_tokenizer
+from eval_service.model.tokenizer import load_tokenizer
 from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.text_environment import TextEnvironment
 

@@ -9,7 +9,7 @@ import pytest
 from toy_model import END, EOS, START, ScriptedEngine, Template, ToyEngine, ToyTokenizer, ToyTools, failing
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import TRUNCATION_MARK
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import render_prompt

@@ -7,7 +7,7 @@ import pytest
 from toy_model import ScriptedEngine, ToyTokenizer, ToyTools
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.rollout import Start, TooManyFaultsError, check_faults, rollout
 from verl_tool.protocol import Fault, FaultKind

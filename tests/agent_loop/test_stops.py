@@ -15,7 +15,7 @@ from toy_model import ToyTokenizer
 
 from verl_tool.agent_loop.actions import length_to_stop
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import HFTokenizer, Tokenizer
 from verl_tool.agent_loop.trajectory import Trajectory

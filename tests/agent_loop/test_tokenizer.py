@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generator import Generation
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt
 from verl_tool.agent_loop.trajectory import Trajectory

@@ -13,7 +13,7 @@ from script_module import load_script
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
 
-from verl_tool.trainer.run_metrics import Curve
+from verl_tool.trainer.monitoring.run_metrics import Curve
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "recipe_seeds.py"
 

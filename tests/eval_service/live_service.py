@@ -18,7 +18,7 @@ from typing import Any
 
 from listeners import Listeners
 
-from verl_tool.servers.ports import free_ports
+from verl_tool.servers.serve.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 600.0

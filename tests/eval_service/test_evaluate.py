@@ -22,7 +22,7 @@ from eval_service.evaluation.asking import Asking
 from eval_service.evaluation.dataset import read_problems
 from eval_service.evaluation.record import Record, read_records
 from eval_service.evaluation.scoring import Scorer, TextTokenizer, reward_config
-from verl_tool.agent_workers.reward_manager.code_grader import CodeOptions, server_url
+from verl_tool.agent_workers.reward_manager.grading.code_grader import CodeOptions, server_url
 from verl_tool.errors import ConfigError
 
 RIGHT = {"reward_model": {"style": "rule", "ground_truth": "10.1"}}

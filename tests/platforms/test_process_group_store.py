@@ -16,7 +16,7 @@ pytest.importorskip("wrapt")
 import torch.distributed as dist
 
 from verl_tool.platforms.process_group_store import STORE
-from verl_tool.servers.ports import free_ports
+from verl_tool.servers.serve.ports import free_ports
 
 TIMEOUT = timedelta(seconds=20)
 

@@ -13,11 +13,12 @@ import pytest
 import pytest_asyncio
 
 from verl_tool.errors import ConfigError, SandboxError
-from verl_tool.sandbox import Limits, SandboxPool, oom, seccomp
+from verl_tool.sandbox import Limits, SandboxPool, oom_kills
 from verl_tool.sandbox import pool as pools
-from verl_tool.sandbox.cgroup import ControlGroup, RunGroup
+from verl_tool.sandbox.isolation import seccomp
+from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup
 from verl_tool.sandbox.job import JobFiles
-from verl_tool.sandbox.places import Places
+from verl_tool.sandbox.run_queue import Places
 from verl_tool.sandbox.worker import Ended, Worker
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -171,23 +172,23 @@ async def test_whose_memory_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     group = ControlGroup.create(1 << 30)
     assert group is not None
     mine = group.take(100 << 20)
-    assert oom.judge_by_group(_ENDED, mine, 1 << 30).limit_hit is None  # a signal that it sent to itself
+    assert oom_kills.judge_by_group(_ENDED, mine, 1 << 30).limit_hit is None  # a signal that it sent to itself
     monkeypatch.setattr(RunGroup, "lost_process", lambda _: True)
-    with pytest.raises(oom.Innocent):
-        oom.judge_by_group(_ENDED, mine, 1 << 30)
-    assert oom.judge_by_group(_ENDED, mine, 10 << 20).limit_hit == "memory_bytes"
+    with pytest.raises(oom_kills.Innocent):
+        oom_kills.judge_by_group(_ENDED, mine, 1 << 30)
+    assert oom_kills.judge_by_group(_ENDED, mine, 10 << 20).limit_hit == "memory_bytes"
     monkeypatch.setattr(RunGroup, "exceeded_memory", lambda _: True)
-    assert oom.judge_by_group(_ENDED, mine, 1 << 30).limit_hit == "memory_bytes"
+    assert oom_kills.judge_by_group(_ENDED, mine, 1 << 30).limit_hit == "memory_bytes"
     group.remove()
 
 
 async def test_whose_memory_it_was_without_groups() -> None:
-    kills = oom.machine_kills()
-    assert oom.judge_without_group(_ENDED, kills, 1 << 30).limit_hit is None
-    with pytest.raises(oom.Innocent):
-        oom.judge_without_group(_ENDED, kills - 1, 1 << 30)
-    assert oom.judge_without_group(_ENDED, kills - 1, 10 << 20).limit_hit == "memory_bytes"
-    assert oom.judge_without_group(replace(_ENDED, status=0), kills - 1, 1 << 30).limit_hit is None
+    kills = oom_kills.machine_kills()
+    assert oom_kills.judge_without_group(_ENDED, kills, 1 << 30).limit_hit is None
+    with pytest.raises(oom_kills.Innocent):
+        oom_kills.judge_without_group(_ENDED, kills - 1, 1 << 30)
+    assert oom_kills.judge_without_group(_ENDED, kills - 1, 10 << 20).limit_hit == "memory_bytes"
+    assert oom_kills.judge_without_group(replace(_ENDED, status=0), kills - 1, 1 << 30).limit_hit is None
 
 
 async def test_a_run_that_will_not_go_away_is_answered_for_and_costs_its_neighbours_nothing(
@@ -241,7 +242,7 @@ async def test_long_runs_leave_their_places_to_short_ones(pool: SandboxPool) -> 
 
 
 async def test_places_are_given_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_tool.sandbox.places.SHORT_SECONDS", 0.05)
+    monkeypatch.setattr("verl_tool.sandbox.run_queue.SHORT_SECONDS", 0.05)
     places = Places(short=2, most=3, max_queued=2)
     first, second = await places.enter(), await places.enter()
     third, fourth = asyncio.create_task(places.enter()), asyncio.create_task(places.enter())

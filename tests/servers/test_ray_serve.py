@@ -15,7 +15,7 @@ from serve_harness import APP, LiveServer, finish, kill, new_cluster, observed, 
 
 from verl_tool.client import ToolClient
 from verl_tool.protocol import FaultKind, StepRequest
-from verl_tool.servers.directory import NAMESPACE, directory_name
+from verl_tool.servers.cluster.registry import NAMESPACE, directory_name
 from verl_tool.servers.settings import AutoscalingSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -20,7 +20,7 @@ from listeners import Listeners
 from serve_harness import DATA, observed, post
 
 from verl_tool.client import ToolClient
-from verl_tool.servers.ports import free_ports
+from verl_tool.servers.serve.ports import free_ports
 
 slow = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -14,9 +14,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from test_ray_serve_cli import COMMAND, STOP_SECONDS, Server
-from test_side_by_side import ask, eventually
+from test_ray_serve_side_by_side import ask, eventually
 
-from verl_tool.servers.ports import free_ports
+from verl_tool.servers.serve.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

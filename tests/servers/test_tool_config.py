@@ -8,10 +8,10 @@ import pytest
 from tests.servers.tools.actions import results, text
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import StepRequest
+from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tool_config import ToolConfig
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.python_code import PythonCodeTool
-from verl_tool.servers.toolset import ToolSet
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tool_config.json"
 

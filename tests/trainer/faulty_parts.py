@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from verl_tool.agent_loop.generator import Generation
-from verl_tool.agent_loop.verl_agent_loop import VerlToolAgentLoop
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
 from verl_tool.agent_workers.reward_manager.calculator import CalculatorRewardManager
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
-from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.errors import SandboxError
 from verl_tool.formats import Call
 from verl_tool.servers.tools.base import Context, ToolResult

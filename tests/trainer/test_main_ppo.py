@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
-from hydra import compose, initialize_config_dir  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
+from verl_loop import composed  # noqa: E402
 
-from verl_tool.agent_loop.config import options_in  # noqa: E402
 from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions  # noqa: E402
+from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
 
@@ -23,12 +23,6 @@ pytestmark = pytest.mark.skipif(
 
 AGENT = "actor_rollout_ref.agent"
 STOPS = f"{AGENT}.action_stop_tokens=['<call>']"
-
-
-def composed(*overrides: str) -> DictConfig:
-    """The config of a command line."""
-    with initialize_config_dir(str(Path(main_ppo.__file__).parent / "config"), version_base=None):
-        return compose("agent_ppo_trainer", overrides=list(overrides))
 
 
 def prepared(tmp_path: Path, *overrides: str) -> DictConfig:

@@ -6,7 +6,7 @@ import pytest
 from calculator_run import TRAINS_ON_CPU, Calculator, Run, small_run
 
 from verl_tool.agent_loop.trajectory import Author, read_jsonl
-from verl_tool.trainer.time_by_phase import time_by_phase
+from verl_tool.trainer.monitoring.time_by_phase import time_by_phase
 
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.timeout(1500)]
 

@@ -2,7 +2,7 @@
 
 The nodes are two network namespaces of this machine (`two_nodes`). The commands are those of the recipes' README. Takes
 minutes; what the tool server does when a node is lost at other moments is tested without a training, in
-``tests/servers/test_lost_node.py``.
+``tests/servers/cluster/test_lost_node.py``.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from verl_tool.agent_loop.actions import length_to_stop, stopped_action, written_call
-from verl_tool.agent_loop.draft import Draft, cut_segments, now, tool_tokens
-from verl_tool.agent_loop.generator import Generation, Generator
+from verl_tool.agent_loop.generators.base import Generation, Generator
 from verl_tool.agent_loop.observation import ControlTokens, truncate
+from verl_tool.agent_loop.observation_renderer import Turns, turns_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import holds_something
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory
-from verl_tool.agent_loop.turns import Turns, turns_for
+from verl_tool.agent_loop.trajectory_builder import Draft, cut_segments, now, tool_tokens
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Format
 from verl_tool.protocol import Fault, FaultKind, StepResult

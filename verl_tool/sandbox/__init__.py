@@ -5,7 +5,7 @@ async with SandboxPool() as pool:
 """
 
 from verl_tool.errors import IsolationError, SandboxError
-from verl_tool.sandbox.isolation import Isolation, Level
+from verl_tool.sandbox.isolation.levels import Isolation, Level
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.policy import Policy
 from verl_tool.sandbox.pool import WARM_MODULES, PoolStats, SandboxPool

@@ -15,19 +15,20 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 
 from verl_tool.errors import ConfigError, IsolationError, SandboxError
-from verl_tool.sandbox import bubblewrap, oom
-from verl_tool.sandbox import interpreter as interpreters
-from verl_tool.sandbox import isolation as isolations
-from verl_tool.sandbox.cgroup import ControlGroup, RunGroup
-from verl_tool.sandbox.holding import Holding
+from verl_tool.sandbox import oom_kills
 from verl_tool.sandbox.inside import wire
-from verl_tool.sandbox.isolation import Isolation, Level
+from verl_tool.sandbox.isolation import bubblewrap
+from verl_tool.sandbox.isolation import interpreter as interpreters
+from verl_tool.sandbox.isolation import levels as isolations
+from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup
+from verl_tool.sandbox.isolation.levels import Isolation, Level
 from verl_tool.sandbox.job import JobFiles, check_names, fetch
+from verl_tool.sandbox.limit_enforcer import Holding
 from verl_tool.sandbox.limits import Limits
-from verl_tool.sandbox.places import Places
 from verl_tool.sandbox.policy import Policy
 from verl_tool.sandbox.result import RunResult
-from verl_tool.sandbox.warm import WARM_MODULES, Tier, suited_to, tiers_of
+from verl_tool.sandbox.run_queue import Places
+from verl_tool.sandbox.warm_modules import WARM_MODULES, Tier, suited_to, tiers_of
 from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Worker, WorkerGone
 
 logger = logging.getLogger(__name__)
@@ -95,8 +96,8 @@ class SandboxPool:
             policy: rules on top of isolation.
             required_level: refuse to start below this level; the strongest that works is taken in any case.
             warm_modules: imported once, before the first run; those not installed are skipped. Each makes a fork
-                dearer, so there are up to five kinds of forkservers (`warm.tiers_of`). A run goes to the smallest that
-                holds what it seems to import; it can import anything from any of them.
+                dearer, so there are up to five kinds of forkservers (`warm_modules.tiers_of`). A run goes to the
+                smallest that holds what it seems to import; it can import anything from any of them.
             max_concurrent: runs at once; 16 per core by default. Not more than four per core of them are younger than a
                 second: those compete for the cores, older ones wait or yield to them.
             max_queued: runs that may wait; one more is refused.
@@ -278,7 +279,7 @@ class SandboxPool:
 
     def _leaves_nothing(self, error: SandboxError) -> bool:
         """Whether a run that had begun may begin again: an isolated one is gone with its forkserver, files and all."""
-        return isinstance(error, (WorkerGone, oom.Innocent)) and self.level.level is not Level.none
+        return isinstance(error, (WorkerGone, oom_kills.Innocent)) and self.level.level is not Level.none
 
     @contextlib.asynccontextmanager
     async def _worker(self, tier: Tier, *, alone: bool) -> AsyncIterator[Worker]:
@@ -310,16 +311,16 @@ class SandboxPool:
 
     async def _run_once(self, worker: Worker, job: JobFiles, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
         if self._group is None:
-            kills = oom.machine_kills()
+            kills = oom_kills.machine_kills()
             ended = await self._let_run(worker, job, limits, bool(fetch_files), None)
             with _closing(ended.folder_fd):
-                ended = oom.judge_without_group(ended, kills, self._fair_share)
+                ended = oom_kills.judge_without_group(ended, kills, self._fair_share)
                 return self._result(job, ended, limits, fetch_files)
         group = self._group.take(_group_bytes(worker, limits))
         ended = await self._let_run(worker, job, limits, bool(fetch_files), group)
         with _closing(ended.folder_fd):
             try:
-                ended = oom.judge_by_group(ended, group, self._fair_share)
+                ended = oom_kills.judge_by_group(ended, group, self._fair_share)
             finally:
                 if ended.gone:
                     self._group.give(group)

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from verl_tool.errors import IsolationError, SandboxError
-from verl_tool.sandbox import bubblewrap
-from verl_tool.sandbox.cgroup import ControlGroup, RunGroup
 from verl_tool.sandbox.inside import wire
-from verl_tool.sandbox.interpreter import Interpreter
-from verl_tool.sandbox.isolation import Isolation, Level
+from verl_tool.sandbox.isolation import bubblewrap
+from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup
+from verl_tool.sandbox.isolation.interpreter import Interpreter
+from verl_tool.sandbox.isolation.levels import Isolation, Level
 from verl_tool.sandbox.job import JobFiles
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.policy import Policy

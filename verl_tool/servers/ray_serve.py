@@ -25,12 +25,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.servers.data_path import find_data_path
-from verl_tool.servers.deployment import LOOPBACK, ReplicaDescription
-from verl_tool.servers.serve_cluster import ServeCluster, StartError, wait_until
+from verl_tool.servers.serve.deployment import LOOPBACK, ReplicaDescription, make_tools
+from verl_tool.servers.serve.ingress import find_data_path
+from verl_tool.servers.serve.serve_cluster import ServeCluster, StartError, wait_until
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_door_key, new_server_name
 from verl_tool.servers.tool_config import ToolConfig
-from verl_tool.servers.toolbox import make_tools
 from verl_tool.servers.tools import inactive_tools
 
 APP_NAME = "verl_tool"

@@ -6,7 +6,7 @@ import secrets
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from verl_tool.servers.request_body import MAX_BODY_BYTES
+from verl_tool.servers.api.request_body import MAX_BODY_BYTES
 from verl_tool.servers.tool_config import ToolConfig
 
 

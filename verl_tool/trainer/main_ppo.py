@@ -27,21 +27,21 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from verl_tool.agent_loop.config import options_in
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import MEDIA_COLUMNS
-from verl_tool.agent_loop.row_files import check_rows
+from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.servers.ports import free_ports
-from verl_tool.trainer.metric_limits import MetricWatch
+from verl_tool.servers.serve.ports import free_ports
+from verl_tool.servers.supervised_server import SupervisedServer, serve_command
+from verl_tool.trainer.monitoring.metric_limits import MetricWatch
+from verl_tool.trainer.monitoring.time_by_phase import phase_table
 from verl_tool.trainer.ppo.estimators import check_algorithm
-from verl_tool.trainer.progress import STARTED
-from verl_tool.trainer.progress_bars import ProgressBars, display_for
+from verl_tool.trainer.progress.progress import STARTED
+from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
+from verl_tool.trainer.row_files import check_rows
 from verl_tool.trainer.same_run import check_same_run
 from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
-from verl_tool.trainer.time_by_phase import phase_table
-from verl_tool.trainer.tool_server import SupervisedServer, serve_command
 
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
 """Names verl's agent loop worker makes ours by."""

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_tool.platforms.weight_sync import FOLDER
-from verl_tool.servers.local_ray import (
+from verl_tool.servers.serve.local_ray import (
     address_to_join,
     keep_token_private,
     make_token,

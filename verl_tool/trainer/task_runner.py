@@ -13,7 +13,7 @@ from verl.trainer.ppo.utils import Role
 from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.platforms.patch import Patch
-from verl_tool.trainer.ending import ended_by_watchers
+from verl_tool.trainer.monitoring.abort import ended_by_watchers
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer
 from verl_tool.trainer.ppo.v1_trainer import register_agent_trainer
 

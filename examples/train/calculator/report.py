@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from verl_tool.trainer.learning_curve import REWARD, draw
-from verl_tool.trainer.run_metrics import Metrics, curve, read_metrics
+from verl_tool.trainer.monitoring.run_metrics import Metrics, curve, read_metrics
+from verl_tool.trainer.progress.learning_curve import REWARD, draw
 
 WITH_TOOL = "val-core/calculator/acc/mean@1"
 WITHOUT_TOOL = "val-core/calculator_without_tool/acc/mean@1"

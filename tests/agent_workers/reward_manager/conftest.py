@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest_asyncio
 from live_server import LiveServers
 
-from verl_tool.agent_workers.reward_manager.code_tests import JudgeRun, TestSuite, Verdicts
+from verl_tool.agent_workers.reward_manager.grading.code_tests import JudgeRun, TestSuite, Verdicts
 from verl_tool.client import ToolClient
 from verl_tool.servers.tools.python_code import PythonCodeTool
 

@@ -15,8 +15,9 @@ from click.testing import Result
 from typer import Typer
 from typer.testing import CliRunner
 
-from verl_tool.agent_workers.reward_manager import redteam, registry
-from verl_tool.agent_workers.reward_manager.redteam_grading import grade, manager_of
+from verl_tool.agent_workers.reward_manager import registry
+from verl_tool.agent_workers.reward_manager.redteam import command
+from verl_tool.agent_workers.reward_manager.redteam.grade_attacks import grade, manager_of
 
 EVERY = dict.fromkeys(registry.NAMES, 5) | {"acecoder": 9, "mathcoder": 19, "torl": 30}
 """One attack in so many; the end-to-end test makes all."""
@@ -33,16 +34,16 @@ class Mine(GradingRewardManager):
 
 async def wrong_answers_that_pay(name: str, url: str, every: int) -> list[tuple[str, str]]:
     manager = manager_of(name, {"server_url": url} if name in ("acecoder", "mathcoder") else {})
-    report = redteam.Report()
-    for case in redteam.cases_of(redteam.SAMPLES[name], every):
-        report.add(case, await grade(manager, case, redteam.SECONDS))
+    report = command.Report()
+    for case in command.cases_of(command.SAMPLES[name], every):
+        report.add(case, await grade(manager, case, command.SECONDS))
     assert report.paid
     return [(finding.attack.name, finding.ground_truth) for finding in report.found]
 
 
 def attacked(*arguments: str) -> Result:
     app = Typer()
-    app.command()(redteam.main)
+    app.command()(command.main)
     return CliRunner().invoke(app, list(arguments))
 
 

@@ -23,9 +23,9 @@ from verl.trainer.ppo.reward import load_reward_manager
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopReason, Trajectory
 from verl_tool.agent_workers.reward_manager import registry
 from verl_tool.agent_workers.reward_manager.base import PROVOKED, REWARD_FAULT, GradingRewardManager
-from verl_tool.agent_workers.reward_manager.code_grader import suite_of
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
-from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.agent_workers.reward_manager.grading.code_grader import suite_of
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import Fault, FaultKind

@@ -15,8 +15,8 @@ from eval_service.engines import completions_engine
 from eval_service.engines.base import EngineError, Piece, RefusedError, TokenLogProb
 from eval_service.engines.completions_engine import CompletionsEngine
 from eval_service.settings import CompletionsSettings
+from verl_tool.client.exchange import KEEP_ALIVE_SECONDS
 from verl_tool.errors import ConfigError
-from verl_tool.exchange import KEEP_ALIVE_SECONDS
 
 CARD = {"id": "m", "max_model_len": 64}
 

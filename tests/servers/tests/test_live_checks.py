@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import typer
+from live_server import LiveServers
 from typer.testing import CliRunner
 
-from tests.live_server import LiveServers
 from verl_tool.servers.tests import test_calculator_tool as calculator_check
 from verl_tool.servers.tests import test_finish_tool as finish_check
 from verl_tool.servers.tests import test_python_code_tool as python_check

@@ -4,8 +4,8 @@ import pytest
 
 from tests.servers.tools.actions import results
 from verl_tool.protocol import StepRequest
+from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools.finish import FinishTool
-from verl_tool.servers.toolset import ToolSet
 
 
 @pytest.mark.parametrize("action", FinishTool.example_actions)

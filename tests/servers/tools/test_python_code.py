@@ -145,7 +145,7 @@ async def test_arguments_without_code_say_how_to_call(tool: PythonCodeTool) -> N
 
 
 async def test_another_call_between_two_blocks_makes_them_two_programs(tool: PythonCodeTool) -> None:
-    from verl_tool.servers.calls import CallFinder
+    from verl_tool.servers.execution.calls import CallFinder
     from verl_tool.servers.tools.calculator import CalculatorTool
 
     finder = CallFinder([tool, CalculatorTool()])

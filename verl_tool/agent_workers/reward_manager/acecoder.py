@@ -11,9 +11,9 @@ from typing import Any
 from verl.experimental.reward_loop.reward_manager import register
 
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
-from verl_tool.agent_workers.reward_manager.code_grader import DETAILS, CodeGrader, CodeOptions, server_url
 from verl_tool.agent_workers.reward_manager.grade import Grade
-from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.agent_workers.reward_manager.grading.code_grader import DETAILS, CodeGrader, CodeOptions, server_url
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 
 
 @register("acecoder")

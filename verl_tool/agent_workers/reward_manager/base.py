@@ -19,8 +19,8 @@ from verl.experimental.reward_loop.reward_manager.base import RawRewardFn, Rewar
 from verl import DataProto
 from verl_tool.agent_loop.trajectory import LeftOut
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
-from verl_tool.agent_workers.reward_manager.sample import Decoder, Sample, sample_of
-from verl_tool.agent_workers.reward_manager.shaping import Shaping
+from verl_tool.agent_workers.reward_manager.grading.sample import Decoder, Sample, sample_of
+from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping
 from verl_tool.errors import ConfigError
 
 log = logging.getLogger(__name__)

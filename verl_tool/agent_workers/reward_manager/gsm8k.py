@@ -9,10 +9,10 @@ from decimal import Decimal
 
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.answers import as_number, last_boxed, last_number
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
-from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.agent_workers.reward_manager.grading.answers import as_number, last_boxed, last_number
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 
 _MARK = "####"
 

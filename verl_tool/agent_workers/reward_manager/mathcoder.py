@@ -10,10 +10,11 @@ from typing import Any
 
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager import code_grader, torl
+from verl_tool.agent_workers.reward_manager import torl
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.grade import Grade
-from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.agent_workers.reward_manager.grading import code_grader
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.errors import ConfigError
 
 

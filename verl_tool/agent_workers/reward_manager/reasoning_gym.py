@@ -16,10 +16,10 @@ from fractions import Fraction
 
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.answers import as_number, last_boxed
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
-from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.agent_workers.reward_manager.grading.answers import as_number, last_boxed
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 
 COUNTDOWN = "reasoning_gym/countdown"
 MAX_EXPRESSION_CHARS = 500

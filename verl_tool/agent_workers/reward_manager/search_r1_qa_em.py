@@ -15,10 +15,10 @@ from typing import Any
 
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.answers import last_tagged
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
-from verl_tool.agent_workers.reward_manager.sample import Sample
+from verl_tool.agent_workers.reward_manager.grading.answers import last_tagged
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 
 _PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")

@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import Field
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.answers import last_boxed
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
-from verl_tool.agent_workers.reward_manager.math_grader import MathGrader
-from verl_tool.agent_workers.reward_manager.sample import Sample
-from verl_tool.agent_workers.reward_manager.shaping import error_rate
+from verl_tool.agent_workers.reward_manager.grading.answers import last_boxed
+from verl_tool.agent_workers.reward_manager.grading.math_grader import MathGrader
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
+from verl_tool.agent_workers.reward_manager.grading.shaping import error_rate
 
 DETAILS = ("answered", "code_error")
 

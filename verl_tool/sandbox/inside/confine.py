@@ -95,7 +95,7 @@ def _enter_namespaces(place: Place, request: Request, slot: int, init_fd: int) -
 
 
 def set_limits(place: Place, request: Request) -> None:
-    """The kernel's own limits, per process. `watch` adds those over all processes of a run."""
+    """The kernel's own limits, per process. `resource_monitor` adds those over all processes of a run."""
 
     def limit(what: int, value: int) -> None:
         resource.setrlimit(what, (value, value))
@@ -109,6 +109,6 @@ def set_limits(place: Place, request: Request) -> None:
     limit(resource.RLIMIT_MSGQUEUE, 0)
     limit(resource.RLIMIT_SIGPENDING, _SIGNALS_PENDING)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
-    # Per process and in whole seconds: a second line behind `watch` and the wall limit.
+    # Per process and in whole seconds: a second line behind `resource_monitor` and the wall limit.
     seconds = int(request.cpu or request.wall * _CORES) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

@@ -23,8 +23,8 @@ import sys
 import time
 import warnings
 
-from . import confine, guard, linux, program, rehearsal, streams, wire
-from .watch import Use, Watch
+from . import confine, linux, policy_hooks, program, streams, warmup, wire
+from .resource_monitor import Use, Watch
 
 TYPE_CHECKING = False  # `typing` itself makes every fork dearer, like `contextlib`, `threading` and `signal`
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Forkserver:
         self._channel = channel
         self._filter = linux.SeccompFilter(bytes.fromhex(config["run_filter"])) if config["run_filter"] else None
         """For each run to install; None if all of it was installed here already."""
-        self._guard = guard.Guard(**config["policy"])
+        self._guard = policy_hooks.Guard(**config["policy"])
         self.loaded, self.missing = _warm(config["modules"])
         sys.stdout, sys.stderr = streams.open_output(1), streams.open_output(2)
         slots: int = config["slots"]
@@ -443,7 +443,7 @@ def main(channel_fd: int) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         channel.send(wire.first_message({"error": f"{type(error).__name__}: {error}"}))
         return
-    rehearsal.rehearse()
+    warmup.rehearse()
     gc.collect()
     gc.disable()
     gc.freeze()

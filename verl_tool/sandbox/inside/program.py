@@ -9,7 +9,7 @@ import sys
 import types
 
 from . import wire
-from .guard import Guard
+from .policy_hooks import Guard
 
 TYPE_CHECKING = False  # `typing` itself makes every fork dearer
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from verl import DataProto
-from verl_tool.trainer.ppo.spoilt import lone_rows, spoilt_rows
+from verl_tool.trainer.ppo.invalid import lone_rows, spoilt_rows
 
 Compute = Callable[..., DataProto]
 """verl's ``compute_advantage(data, adv_estimator=…, …)``, which returns the batch with advantages and returns."""

@@ -10,7 +10,7 @@ from typing import Any
 from verl_tool.agent_loop.rollout import TooManyFaultsError
 from verl_tool.agent_loop.trajectory import LeftOut, StopReason, Trajectory
 from verl_tool.protocol import FaultKind
-from verl_tool.trainer.ppo.spoilt import lone_rows
+from verl_tool.trainer.ppo.invalid import lone_rows
 
 ABORTED = "aborted"
 """The engine gave the request up."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl import DataProto
-from verl_tool.trainer.ppo.spoilt import spoilt_rows
+from verl_tool.trainer.ppo.invalid import spoilt_rows
 
 Penalty = Callable[..., tuple[DataProto, dict[str, Any]]]
 """verl's ``apply_kl_penalty(data, kl_ctrl=…, kl_penalty=…) -> (data, metrics)``."""

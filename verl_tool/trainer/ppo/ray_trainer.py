@@ -12,16 +12,16 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl import DataProto
 from verl_tool.platforms.patch import Patch
-from verl_tool.trainer.engine_watch import EngineWatch
-from verl_tool.trainer.metric_limits import MetricWatch
+from verl_tool.trainer.monitoring.engine_watch import EngineWatch
+from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.ppo.advantage import without_spoilt
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
+from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, spoilt_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
-from verl_tool.trainer.ppo.spoilt import PROVOKED, REWARD_FAULT, spoilt_rows
 from verl_tool.trainer.ppo.validation import counted, told_by_source
-from verl_tool.trainer.progress import Progress
-from verl_tool.trainer.progress_board import Phase
+from verl_tool.trainer.progress.progress import Progress
+from verl_tool.trainer.progress.progress_board import Phase
 
 TOLD = (REWARD_FAULT, PROVOKED)
 """Columns of the reward manager's that its outcome is told by."""

@@ -12,8 +12,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.trainer.ppo.causes import Outcome
+from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, spoilt_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards
-from verl_tool.trainer.ppo.spoilt import PROVOKED, REWARD_FAULT, spoilt_rows
 
 Told = dict[str, Any]
 """A row's ``extra_fields``: the loop's, and the reward manager's under ``reward_extra_info``."""

@@ -23,11 +23,12 @@ from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.errors import VerlToolError
 from verl_tool.platforms.patch import Patch
-from verl_tool.trainer.engine_watch import EngineWatch
-from verl_tool.trainer.metric_limits import MetricWatch
+from verl_tool.trainer.monitoring.engine_watch import EngineWatch
+from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_spoilt
 from verl_tool.trainer.ppo.causes import Outcome
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards
+from verl_tool.trainer.ppo.invalid import lone_rows
 from verl_tool.trainer.ppo.replay import (
     FiltersCounted,
     filtering_by_what_counts,
@@ -37,10 +38,9 @@ from verl_tool.trainer.ppo.replay import (
 )
 from verl_tool.trainer.ppo.rollout_log import rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
-from verl_tool.trainer.ppo.spoilt import lone_rows
 from verl_tool.trainer.ppo.validation import counted, told_by_source
-from verl_tool.trainer.progress import Progress
-from verl_tool.trainer.progress_board import Phase
+from verl_tool.trainer.progress.progress import Progress
+from verl_tool.trainer.progress.progress_board import Phase
 
 _SOMETIMES_WRITTEN = ("token_level_rewards", "rollout_is_weights")
 """Fields that verl writes with the advantages, if the config asks for them."""

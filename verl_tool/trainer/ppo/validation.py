@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_tool.trainer.ppo.spoilt import spoilt_rows
+from verl_tool.trainer.ppo.invalid import spoilt_rows
 
 Summary = Callable[[np.ndarray, list[str], dict[str, list[Any]], list[Any]], dict[str, Any]]
 """verl's: ``(data_sources, uids, columns, turns) -> metrics``."""

@@ -1,0 +1,158 @@
+"""One trajectory's way to the engine and to the tools, and who is told of what passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from eval_service.engines.base import Engine, Piece
+from verl_tool.agent_loop.actions import length_to_stop
+from verl_tool.agent_loop.episode import Tools, up_to_stop
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.errors import ConfigError
+from verl_tool.protocol import StepResult
+
+TOOL_NAMES_FIELD = "tool_names"
+"""Entry of a call's extra data by which the tool server is told the only tools that may take the action."""
+ABORT_FIELD = "abort"
+"""Entry of the extra data of a finish by which it is told to stop what the trajectory runs."""
+
+
+class Witness(Protocol):
+    """Is told of a trajectory while it runs. What it awaits holds the trajectory up: a slow reader slows the writer."""
+
+    async def wrote(self, piece: Piece) -> None:
+        """The model wrote these tokens."""
+        ...
+
+    async def turn_over(self) -> None:
+        """The model's turn has ended; all of its tokens were told."""
+        ...
+
+    async def called(self, action: str) -> None:
+        """The turn is an action; a tool is about to run it."""
+        ...
+
+    async def answered(self, result: StepResult) -> None:
+        """The tools answered the action."""
+        ...
+
+    async def appended(self, token_ids: Sequence[int]) -> None:
+        """The next turn begins; these tokens, which the model did not write, stand between the two."""
+        ...
+
+
+class Conversation:
+    """The `Generator` and the `Tools` of one trajectory.
+
+    `token_limit`: most tokens that the model writes over all its turns. `tool_names`: the only tools that may be used;
+    None: all.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tools: Tools | None,
+        tokenizer: Tokenizer,
+        *,
+        witness: Witness | None = None,
+        token_limit: int | None = None,
+        tool_names: Sequence[str] | None = None,
+    ) -> None:
+        self._engine, self._tools, self._tokenizer, self._witness = engine, tools, tokenizer, witness
+        self._left = token_limit
+        self._restriction = {} if tool_names is None else {TOOL_NAMES_FIELD: list(tool_names)}
+        self._seen: int | None = None
+        self._waiting = False
+        """A tool was called and has not answered."""
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+        """The model's next turn, within what is left of the tokens; without any left it is empty."""
+        witness = self._witness
+        if witness is not None and self._seen is not None:
+            await witness.appended(prompt_ids[self._seen :])
+        most = self._most(len(prompt_ids), sampling_params.get("max_tokens"))
+        if most <= 0:
+            return Generation((), stop_reason="length")
+        params = sampling_params | {"max_tokens": most}
+        listener = None if witness is None else _UpToStop(witness, params.get("stop") or (), self._tokenizer)
+        generation = up_to_stop(
+            await self._engine.generate(prompt_ids, params, request_id, None if listener is None else listener.wrote),
+            params,
+            self._tokenizer,
+        )
+        n = len(generation.token_ids)
+        self._seen = len(prompt_ids) + n
+        if self._left is not None:
+            self._left -= n
+        if witness is not None:
+            await witness.turn_over()
+        return generation
+
+    async def call(
+        self,
+        trajectory_id: str,
+        action: str,
+        *,
+        step: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        finish: bool = False,
+        is_last_step: bool = False,
+    ) -> StepResult:
+        """The tools' answer to one action."""
+        if self._tools is None:
+            raise ConfigError("no tool server is set; start the service with --tool_server_url or --tool_type")
+        if finish:
+            return await self._tools.call(trajectory_id, "", finish=True)
+        told = self._witness
+        if told is not None:
+            await told.called(action)
+        self._waiting = True
+        result = await self._tools.call(
+            trajectory_id,
+            action,
+            step=step,
+            extra={**(extra or {}), **self._restriction},
+            is_last_step=is_last_step,
+        )
+        self._waiting = False
+        if told is not None and result.fault is None:
+            await told.answered(result)
+        return result
+
+    async def stop_tool(self, trajectory_id: str) -> None:
+        """Stop the tool that was called and has not answered, if there is one. Raises ToolFault."""
+        if self._tools is not None and self._waiting:
+            await self._tools.call(trajectory_id, "", finish=True, extra={ABORT_FIELD: True})
+
+    def _most(self, prompt_length: int, asked: int | None) -> int:
+        limits = (asked, self._left, self._engine.max_model_len - prompt_length)
+        return min(limit for limit in limits if limit is not None)
+
+
+class _UpToStop:
+    """Tells a witness of one turn's tokens up to the one that completes a stop string.
+
+    An engine that draws several tokens at a time may send more with it; they are no part of the turn.
+    """
+
+    def __init__(self, witness: Witness, stops: Sequence[str], tokenizer: Tokenizer) -> None:
+        self._witness, self._stops, self._tokenizer = witness, stops, tokenizer
+        self._reach = max((len(stop.encode()) for stop in stops), default=0) + 4
+        """Tokens among which a stop string stands that ends in the last of them: each holds a byte of it at least."""
+        self._tail: list[int] = []
+        self._stopped = False
+
+    async def wrote(self, piece: Piece) -> None:
+        if self._stopped:
+            return
+        before = len(self._tail)
+        self._tail += piece.token_ids
+        n = length_to_stop(self._tail, self._stops, self._tokenizer) if len(piece.token_ids) > 1 else None
+        if n is not None and before < n < len(self._tail):
+            self._stopped = True
+            kept = n - before
+            piece = Piece(piece.token_ids[:kept], None if piece.log_probs is None else piece.log_probs[:kept])
+        self._tail = self._tail[-self._reach :]
+        await self._witness.wrote(piece)

@@ -1,0 +1,99 @@
+"""Answers of ``/v1/chat/completions``.
+
+At once: ``message.content`` is what the model wrote in its last turn, all calls done.
+
+As a stream: all that the model writes comes as ``delta.content``. Where a turn turns out to be an action, a delta with
+``tool_calls`` follows, and one with ``tool_messages`` that holds what the tools gave. Such a message is OpenAI's (role,
+tool_call_id, content), but it does not come as ``content``: a client that puts all ``content`` together gets the
+model's words and nobody else's. What follows the last tool message is the answer. A tool that
+merely ends the trajectory, without a word, sends none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eval_service.engines.base import Piece, TokenLogProb
+from eval_service.openai.log_probs import chat_log_probs
+from eval_service.openai.response_builder import Envelope, ending
+from eval_service.openai.streaming.stream_buffer import Outbox
+from eval_service.openai.streaming.text_stream import TurnText, turn_text
+from eval_service.openai.tool_calls import CallLog
+from eval_service.openai.usage import Usage
+from eval_service.service import Service
+from verl_tool.agent_loop.trajectory import Author, Trajectory
+from verl_tool.protocol import StepResult
+
+
+def chat_choice(
+    index: int,
+    trajectory: Trajectory,
+    service: Service,
+    stops: Sequence[str],
+    log_probs: Sequence[Sequence[TokenLogProb]] | None,
+    with_trajectory: bool,
+) -> dict[str, Any]:
+    """One entry of ``choices``. `log_probs`: a list a turn of the model, if they were asked for."""
+    turns = [segment for segment in trajectory.response if segment.author is Author.MODEL]
+    last = turns[-1].tokens if turns else ()
+    content = turn_text(last, service.tokenizer, service.end_token_ids, stops)
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": content},
+        "logprobs": None if log_probs is None else chat_log_probs(log_probs[-1] if turns else (), service.tokenizer),
+    } | ending(trajectory, with_trajectory)
+
+
+class ChatStream:
+    """The `Witness` that sends one choice as it grows."""
+
+    def __init__(
+        self, envelope: Envelope, index: int, trajectory_id: str, service: Service, stops: Sequence[str], outbox: Outbox
+    ) -> None:
+        self._envelope, self._index, self._outbox = envelope, index, outbox
+        self._service, self._stops = service, stops
+        self._calls = CallLog(trajectory_id, service.formats)
+        self._turn = self._new_turn()
+        self._begun = False
+
+    async def wrote(self, piece: Piece) -> None:
+        text = self._turn.push(piece.token_ids)
+        if text or piece.log_probs:
+            log_probs = chat_log_probs(piece.log_probs, self._service.tokenizer) if piece.log_probs else None
+            await self._send({"content": text}, log_probs)
+
+    async def turn_over(self) -> None:
+        text = self._turn.finish()
+        self._turn = self._new_turn()
+        if text:
+            await self._send({"content": text})
+
+    async def called(self, action: str) -> None:
+        calls = self._calls.calls_in(action)
+        if calls:
+            await self._send({"tool_calls": calls})
+
+    async def answered(self, result: StepResult) -> None:
+        if result.observation or not result.done:
+            await self._send({"tool_messages": [self._calls.message(result.observation)]})
+
+    async def appended(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    async def finished(self, trajectory: Trajectory, with_trajectory: bool, usage: Usage | None) -> None:
+        """Send the choice's end; `usage` if it is the last choice."""
+        choice = {"index": self._index, "delta": {} if self._begun else {"role": "assistant", "content": ""}}
+        await self._outbox.put(self._envelope.chunk([choice | ending(trajectory, with_trajectory)], usage))
+
+    def _new_turn(self) -> TurnText:
+        return TurnText(self._service.tokenizer, self._service.end_token_ids, self._stops)
+
+    async def _send(self, delta: dict[str, Any], log_probs: dict[str, Any] | None = None) -> None:
+        if not self._begun:
+            self._begun = True
+            delta = {"role": "assistant"} | delta
+        choice: dict[str, Any] = {"index": self._index, "delta": delta, "finish_reason": None}
+        if log_probs is not None:
+            choice["logprobs"] = log_probs
+        await self._outbox.put(self._envelope.chunk([choice]))

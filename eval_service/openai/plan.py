@@ -1,0 +1,134 @@
+"""From a request to the answers that are wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from eval_service.openai.errors import TemplateRefusedError, bad_request
+from eval_service.openai.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
+from eval_service.openai.response_builder import Envelope
+from eval_service.service import Ask, Service
+from verl_tool.agent_loop.tokenizer import prompt_text
+
+INLINE_CHARACTERS = 4 << 10
+"""Longer texts are rendered and made tokens in a thread."""
+TOKENIZING_THREADS = 2
+_WORDS = 300
+"""Characters of a chat template's own error that are quoted."""
+
+_tokenizing = ThreadPoolExecutor(TOKENIZING_THREADS, thread_name_prefix="tokenizing")
+Result = TypeVar("Result")
+
+USER_FIELD = "user"
+"""Entry of a trajectory's `extra`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All answers of one request: prompt by prompt, `n` of each."""
+
+    asks: tuple[Ask, ...]
+    n: int
+    stops: tuple[str, ...]
+    """The request's own stop strings; they are not shown."""
+    log_probs: bool
+    with_trajectory: bool
+    include_usage: bool
+    """A stream ends with a chunk of its own for the usage."""
+
+
+async def chat_plan(request: ChatRequest, service: Service, envelope: Envelope) -> Plan:
+    """Raises ApiError if the conversation cannot be answered."""
+    _refuse_too_many(request, 1, "messages")
+    messages = [message.for_template() for message in request.messages]
+    size = sum(len(message["content"]) for message in messages)
+    service.check_prompt_size(size, "messages")
+    try:
+        text = await beside_the_loop(lambda: prompt_text(service.tokenizer, messages), size)
+    except TemplateRefusedError as error:
+        raise bad_request(str(error)[:_WORDS], param="messages", code="invalid_value") from None
+    prompt_ids = await _encoded(text, service, "messages")
+    return await _plan(request, service, envelope, [prompt_ids], "messages")
+
+
+async def completion_plan(request: CompletionRequest, service: Service, envelope: Envelope) -> Plan:
+    """Raises ApiError if a prompt cannot be continued."""
+    _refuse_too_many(request, len(request.prompts), "prompt")
+    prompts = [
+        await _encoded(prompt, service, "prompt") if isinstance(prompt, str) else list(prompt)
+        for prompt in request.prompts
+    ]
+    return await _plan(request, service, envelope, prompts, "prompt")
+
+
+def _refuse_too_many(request: GenerationRequest, prompts: int, param: str) -> None:
+    """Before any of the prompts is looked at."""
+    n = request.n or 1
+    if not 1 <= n * prompts <= MOST_CHOICES:
+        message = f"{prompts} prompts times n={n} answers; one request takes from 1 to {MOST_CHOICES} answers"
+        raise bad_request(message, param="n" if prompts > 0 else param)
+
+
+async def _encoded(text: str, service: Service, param: str) -> list[int]:
+    service.check_prompt_size(len(text), param)
+    return await beside_the_loop(lambda: service.tokenizer.encode(text), len(text))
+
+
+async def beside_the_loop(work: Callable[[], Result], characters: int) -> Result:
+    """What `work` gives. On a long text it is done in a thread: a megabyte takes seconds to be made tokens."""
+    if characters <= INLINE_CHARACTERS:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_tokenizing, work)
+
+
+async def _plan(
+    request: GenerationRequest, service: Service, envelope: Envelope, prompts: Sequence[list[int]], param: str
+) -> Plan:
+    n = request.n or 1
+    for prompt in prompts:
+        service.check_prompt(prompt, param)
+    await service.check_tool_names(request.tool_names)
+    extra = dict(request.extra_fields or {})
+    asks = [
+        Ask(
+            trajectory_id=f"{envelope.id}-{i * n + j}",
+            prompt_ids=prompt,
+            sampling_params=sampling_params(request, service, j),
+            token_limit=request.token_limit,
+            tool_names=request.tool_names,
+            extra=extra,
+            record={} if request.user is None else {USER_FIELD: request.user},
+        )
+        for i, prompt in enumerate(prompts)
+        for j in range(n)
+    ]
+    return Plan(
+        asks=tuple(asks),
+        n=n,
+        stops=request.stops,
+        log_probs=request.top_log_probs is not None,
+        with_trajectory=request.return_trajectory,
+        include_usage=request.stream_options is not None and request.stream_options.include_usage,
+    )
+
+
+def sampling_params(request: GenerationRequest, service: Service, choice: int) -> dict[str, Any]:
+    """The engine's parameters for choice number `choice` of a prompt; what the request leaves out is the service's."""
+    asked = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "logit_bias": request.logit_bias,
+        "logprobs": request.top_log_probs,
+        "seed": None if request.seed is None else request.seed + choice,
+        "stop": list(request.stops) or None,
+    }
+    return service.sampling.params() | {name: value for name, value in asked.items() if value is not None}

@@ -1,0 +1,1 @@
+"""Answers that are sent while they are made."""

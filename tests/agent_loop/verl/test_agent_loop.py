@@ -1,0 +1,106 @@
+"""The loop as verl drives it: verl's own worker class, a real tokenizer and a scripted engine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("verl")
+torch = pytest.importorskip("torch")
+
+from hydra import compose, initialize_config_dir  # noqa: E402
+from toy_model import ToyTokenizer  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap  # noqa: E402
+from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
+from verl.workers.rollout.replica import TokenOutput  # noqa: E402
+from verl_loop import ScriptedEngine, make_loop, make_tokenizer  # noqa: E402
+
+from verl_tool.agent_loop.trajectory import Author, LeftOut, Segment, StopReason, Trajectory  # noqa: E402
+from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_output  # noqa: E402
+from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator  # noqa: E402
+from verl_tool.trainer import main_ppo  # noqa: E402
+
+
+async def test_a_row_without_tools():
+    tokenizer = make_tokenizer()
+    engine = ScriptedEngine(tokenizer, "42")
+    loop = make_loop(tokenizer, engine, "actor_rollout_ref.agent.enable_agent=false")
+    gold = {"ground_truth": "42"}
+    output = await loop.run(
+        {"temperature": 1.0}, raw_prompt=[{"role": "user", "content": "6*7?"}], index=3, reward_model=gold, priority=9
+    )
+    assert tokenizer.decode(output.prompt_ids) == "6*7?"
+    assert tokenizer.decode(output.response_ids) == "42"
+    assert output.response_mask == [1, 1]
+    assert output.response_logprobs == [-0.5, -0.5]
+    assert engine.asked[0][3] == 9
+    record = Trajectory.from_json(output.extra_fields["trajectory"])
+    assert record.extra == {"index": 3}
+    assert record.stop is StopReason.ANSWERED
+
+
+async def test_loops_of_one_worker_share_an_episode():
+    tokenizer = make_tokenizer()
+    engine, other = ScriptedEngine(tokenizer), ScriptedEngine(tokenizer)
+    no_tools = "actor_rollout_ref.agent.enable_agent=false"
+    loops = [make_loop(tokenizer, e, no_tools) for e in (engine, engine, other)]
+    assert loops[0]._worker.episode is loops[1]._worker.episode
+    assert loops[0]._worker.episode is not loops[2]._worker.episode
+
+
+async def test_nothing_of_the_gold_answer_reaches_the_server():
+    """The server is nobody here: what matters is the request that the client would send, seen in the record."""
+    tokenizer = make_tokenizer()
+    engine = ScriptedEngine(tokenizer, "<request><calculator>6*7<call>")
+    loop = make_loop(
+        tokenizer,
+        engine,
+        "actor_rollout_ref.agent.action_stop_tokens=['<call>']",
+        "actor_rollout_ref.agent.tool_server_url=http://127.0.0.1:9",
+        "actor_rollout_ref.agent.tool_call_max_retries=0",
+    )
+    row = {"reward_model": {"ground_truth": "SECRET"}, "extra_info": {"solution": "SECRET"}}
+    output = await loop.run({}, raw_prompt=[{"role": "user", "content": "6*7?"}], tools_kwargs={"unit": "m"}, **row)
+    record = json.loads(output.extra_fields["trajectory"])
+    assert "SECRET" not in json.dumps(record)
+    assert record["stop"] == "fault"
+    assert output.extra_fields["left_out_of_group"] is True
+    assert not any(output.response_mask)
+    assert sum(output.action_mask) == len("<request><calculator>6*7<call>")
+
+
+def test_versions_are_noted_over_all_turns():
+    use = EngineUse()
+    for version in (4, 5, 7):
+        use.note(TokenOutput(token_ids=[1], extra_fields={"min_global_steps": version, "max_global_steps": version}))
+    assert (use.first_version, use.last_version) == (4, 7)
+
+
+async def test_an_aborted_turn_is_told():
+    class Aborting:
+        async def generate(self, request_id, **_):
+            return TokenOutput(token_ids=[], stop_reason="aborted")
+
+    generator = VerlGenerator(Aborting())
+    generator.begin("t")
+    assert (await generator.generate([1], {}, "t")).stop_reason == "aborted"
+
+
+def test_a_trajectory_without_tokens_still_fills_a_row():
+    empty = Trajectory("t", (Segment(Author.PROMPT, (1,)),), StopReason.FAULT, left_out=LeftOut.FAULT)
+    output = as_verl_output(empty, EngineUse(), ToyTokenizer())
+    assert (len(output.response_ids), output.response_mask, output.response_logprobs) == (1, [0], [0.0])
+    assert output.as_dict()["action_mask"].tolist() == [0]
+
+
+def test_the_mask_of_verl_is_that_of_the_loss():
+    segments = (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2, 3), (-1.0, -1.0), "ab"))
+    counted = Trajectory("t", segments, StopReason.ANSWERED)
+    overlong = Trajectory("t", segments, StopReason.MAX_TURNS, left_out=LeftOut.OVERLONG)
+    assert as_verl_output(counted, EngineUse(), ToyTokenizer()).response_mask == [1, 1]
+    output = as_verl_output(overlong, EngineUse(), ToyTokenizer())
+    assert output.response_mask == [0, 0]
+    # It stays in its group's baseline: the policy is to blame for it.
+    assert output.extra_fields["left_out_of_group"] is False

@@ -1,0 +1,167 @@
+"""Finding the final answer."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_tool.agent_workers.reward_manager.grading.answers import (
+    as_number,
+    last_boxed,
+    last_code_block,
+    last_number,
+    last_tagged,
+)
+
+PIECES = st.lists(
+    st.sampled_from(["```", "python", "\n", "x = 1", " ", "\\boxed{", "}", "{", "\\", "<answer>", "</answer>"])
+)
+
+
+@pytest.mark.parametrize(
+    ("turns", "code"),
+    [
+        (["```python\na\n```"], "a\n"),
+        (["```python\na\n```\n```python\nb\n```\nDone."], "b\n"),
+        (["```python\na\n```\n```output", "So it is.\n```py\nb\n```"], "b\n"),
+        (["```python\na\n```\n```output", "No more code."], "a\n"),
+        (["```\na\n```"], "a\n"),
+        (["```bash\nls\n```\n```python\na\n```\n```text\nb\n```"], "a\n"),
+        (["```python\nnever closed"], None),
+        (["no code at all"], None),
+        ([], None),
+        (["  ```python\n  a\n  ```"], "  a\n"),
+    ],
+)
+def test_last_code_block(turns: list[str], code: str | None) -> None:
+    assert last_code_block(turns) == code
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{42}", "42"),
+        (r"\boxed{1} then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\boxed{a \boxed{b}}", "b"),
+        (r"\boxed{", None),
+        ("nothing", None),
+    ],
+)
+def test_last_boxed(text: str, answer: str | None) -> None:
+    assert last_boxed(text) == answer
+
+
+def test_last_tagged() -> None:
+    assert last_tagged("<answer>a</answer> <answer> b </answer>", "answer") == "b"
+    assert last_tagged("<answer>a</answer> <answer>b", "answer") == "a"
+    assert last_tagged("</answer> <answer>", "answer") is None
+
+
+def test_numbers() -> None:
+    assert last_number("first 3, then $1,234.50 it is.") == Decimal("1234.50")
+    assert last_number("none") is None
+    assert as_number("-5%") == -5
+    assert as_number("1e5") == 100000
+    assert as_number("inf") is None
+    assert as_number("NaN") is None
+    assert as_number("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("72", "72"),
+        ("1,234", "1234"),
+        ("1,234,567.5", "1234567.5"),
+        ("1{,}234", "1234"),
+        ("-5", "-5"),
+        ("-$5", "-5"),
+        ("$-5", "-5"),
+        (r"\$5", "5"),
+        ("$5$", "5"),
+        (r"50\%", "50"),
+        (r"\text{72}", "72"),
+        ("+7", "7"),
+        ("7.", "7"),
+        (".5", "0.5"),
+        ("7e1", "70"),
+        ("\u22127", "-7"),
+    ],
+)
+def test_what_is_a_number(text: str, number: str) -> None:
+    assert as_number(text) == Decimal(number)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "7,2",
+        "7_2",
+        "1,23",
+        "12,34,567",
+        "1,2345",
+        "0x48",
+        "7 2",
+        "7;2",
+        "7/1",
+        "7 or 8",
+        "--7",
+        "7-",
+        "1e9999",
+        "\u0667",
+        "\uff17",
+        "\u00b2",
+        "seven",
+        ".",
+        ",",
+        "$",
+        "%",
+        "$$",
+        "9e",
+        "e9",
+        "sNaN",
+        "Infinity",
+    ],
+)
+def test_what_is_no_number(text: str) -> None:
+    assert as_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("it is .5", "0.5"), ("so x=72!", "72"), ("**72**", "72"), ("(-5).", "-5"), ("5, 6", "6"), ("50%.", "50")],
+)
+def test_the_last_number(text: str, number: str) -> None:
+    assert last_number(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["7_2", "3-4", "v2", "72apples", "7,2", "1.2.3", "7 \u0668", "5 x\u00b2"])
+def test_the_last_digits_are_no_number(text: str) -> None:
+    assert last_number(text) is None
+
+
+@given(PIECES)
+def test_any_text_is_read(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    for answer in (last_boxed(text), last_tagged(text, "answer"), last_code_block([text])):
+        assert answer is None or answer.strip() in text
+
+
+@given(st.text(alphabet="ab{}\\ \n", max_size=20).filter(lambda t: "{" not in t and "}" not in t and "\\" not in t))
+def test_a_boxed_answer_is_found_behind_anything(answer: str) -> None:
+    assert last_boxed(f"\\boxed{{junk}} {{ \\boxed{{{answer}}} }}") == answer.strip()
+
+
+def test_long_texts_take_linear_time() -> None:
+    """Each of these takes hours if it is read once a beginning."""
+    n = 100_000
+    assert last_code_block(["```python\n" * n]) is not None
+    assert last_code_block(["```python " * n]) is None
+    assert last_number("1," * n) is None
+    assert last_number("1" + " " * n) == 1
+    assert last_tagged("<answer>" * n, "answer") is None

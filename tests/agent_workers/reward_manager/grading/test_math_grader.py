@@ -1,0 +1,89 @@
+"""Comparing mathematical answers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from verl_tool.agent_workers.reward_manager.grading.math_grader import MathGrader
+
+pytest.importorskip("math_verify")
+in_module_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grader():  # type: ignore[no-untyped-def]
+    running = MathGrader(processes=2, seconds=5.0)
+    yield running
+    await running.close()
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        ("42", "42", True),
+        (r"\frac{1}{2}", "0.5", True),
+        (r"\dfrac{1}{6}", "1/6", True),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        ("1,234", "1234", True),
+        (r"\{1, 2\}", r"\{2, 1\}", True),
+        ("x=3", "3", True),
+        ("3", "x = 1 + 2 = 3", True),
+        (r"50\%", "50", True),
+        ("50", r"50\%", True),
+        (r"50\%", "0.5", True),
+        ("0.5", r"50\%", True),
+        (r"50\%", "5", False),
+        ("7", "8=7", False),
+        ("7", "7_2", False),
+        ("72", "7,2", False),
+        ("7", "7, 8, 9", False),
+        ("7", r"7 \text{ or } 8", False),
+        ("7", r"\{7, 8\}", False),
+        ("7", r"\pm 7", False),
+        ("yes", r"\text{Yes}", True),
+        (r"\text{on}", r"\text{no}", False),
+        ("left", "felt", False),
+        ("3", "4", False),
+        ("3", "", False),
+        ("3", "I do not know", False),
+        ("(1, 2)", "(2, 1)", False),
+        ("3", r"\frac{", False),
+        ("3", "}}}{{{", False),
+    ],
+)
+@in_module_loop
+async def test_answers(grader: MathGrader, gold: str, answer: str, equal: bool) -> None:
+    assert await grader.equal(gold, answer) is equal
+
+
+@in_module_loop
+async def test_nothing_of_an_answer_is_evaluated(grader: MathGrader, tmp_path: Path) -> None:
+    target = tmp_path / "pwned"
+    for answer in (
+        f"__import__('os').system('touch {target}')",
+        f"(lambda: open('{target}', 'w'))()",
+        f"\\text{{__import__('pathlib').Path('{target}').touch()}}",
+    ):
+        assert await grader.equal("2", answer) is False
+    assert not target.exists()
+
+
+@in_module_loop
+async def test_a_comparison_without_end_is_wrong_and_spoils_no_other() -> None:
+    slow = MathGrader(processes=1, seconds=2.0)
+    bombs = ["9^{9^{9^{9^{9}}}} - 9^{9^{9^{9^{8}}}}", "(x+1)^{99999}+9^{9^{9}}", "{" * 900 + "}" * 900, "9" * 900 + "!"]
+    try:
+        found = await asyncio.gather(*(slow.equal("2", answer) for answer in [*bombs, "1+1", "4/2"]))
+        assert found == [False] * len(bombs) + [True, True]
+    finally:
+        await slow.close()
+
+
+@in_module_loop
+async def test_many_at_once(grader: MathGrader) -> None:
+    found = await asyncio.gather(*(grader.equal(str(i), f"{i + i % 2}.0") for i in range(20)))
+    assert found == [i % 2 == 0 for i in range(20)]

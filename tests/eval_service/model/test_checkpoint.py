@@ -1,0 +1,43 @@
+"""Which weights of a run are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eval_service.model.checkpoint import newest_model
+from verl_tool.errors import ConfigError
+
+
+def weights(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"x")
+    return folder
+
+
+def test_the_model_of_a_finished_run_comes_first(tmp_path: Path) -> None:
+    weights(tmp_path / "checkpoints/global_step_5/actor/huggingface")
+    assert newest_model(tmp_path) == tmp_path / "checkpoints/global_step_5/actor/huggingface"
+    assert newest_model(tmp_path) != weights(tmp_path / "model")
+    assert newest_model(tmp_path) == tmp_path / "model"
+
+
+def test_the_last_step_counts_by_number(tmp_path: Path) -> None:
+    for step in (9, 100, 20):
+        weights(tmp_path / f"checkpoints/global_step_{step}/actor/huggingface")
+    assert "global_step_100" in str(newest_model(tmp_path))
+
+
+def test_a_config_without_weights_is_no_model(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints/global_step_2/actor/huggingface"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    weights(tmp_path / "checkpoints/global_step_1/actor/huggingface")
+    assert "global_step_1" in str(newest_model(tmp_path))
+
+
+def test_a_run_without_weights_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give --model"):
+        newest_model(tmp_path)

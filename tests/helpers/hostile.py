@@ -1,0 +1,96 @@
+"""Requests that somebody sends to see what breaks, and what must hold for the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from verl_tool.servers.api.http import AsgiApp
+
+ANSWER_SECONDS = 30.0
+ODD_VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 3.5, 10**9, 2**31, 2**63, -(2**63) - 1, 10**400, 1e308, math.nan, math.inf, -math.inf),
+    *("", " ", "x" * 5000, "\ud800", "\x00", "a\nb", "\u202e", "\u00e9" * 300, "../x", "a/" * 200 + "b", "=" * 8),
+    *([], {}, [[]], [None], [""], [-1, 10**9], ["a"] * 5000, [0] * 5000, [{}] * 300, {"": ""}, {"a": {"b": [1]}}),
+    {f"k{i}": i for i in range(2000)},
+    {"x" * 3000: "y"},
+)
+"""What a field is given in place of what belongs there."""
+RAW_BODIES: tuple[bytes, ...] = (
+    *(b"", b" ", b"null", b"1", b'"x"', b"[]", b"{}", b"{", b"\xff\xfe", b"\xef\xbb\xbf{}", b"{}{}", b'{"a":', b"NaN"),
+    *(b"9" * 5000, b'{"a":' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"a":' * 5000, b'{"a":"\x00"}', b'{"a":"\\ud800'),
+    b"[" + b"[]," * 400_000 + b"[]]",
+    b'{"trajectory_ids":[' + b'"",' * 300_000 + b'""],"actions":[]}',
+)
+"""Whole bodies, most of which are not JSON."""
+ODD_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    *((b"content-length", value) for value in (b"-1", b"1e3", b"9" * 30, b"9" * 5000, b"")),
+    *(
+        (b"content-type", value)
+        for value in (b"", b"multipart/form-data", b"application/json; charset=utf-16", b"\xff")
+    ),
+    *((b"content-encoding", value) for value in (b"gzip", b"br, gzip", b"\xff")),
+    *((b"authorization", value) for value in (b"", b"Bearer", b"Bearer \xff", b"x" * 9000)),
+    *((b"x-verl-tool-forwarded", value) for value in (b"1", b"0", b"\xff")),
+    *((name, b"x\ty") for name in (b"x-request-id", b"x-verl-tool-door-key", b"origin", b"host", b"expect", b"te")),
+)
+
+
+def odd_bodies(good: Sequence[dict[str, Any]]) -> st.SearchStrategy[bytes]:
+    """Bodies near to good ones: fields replaced, wrapped or new; cut short; and those of `RAW_BODIES`."""
+    value = st.sampled_from(ODD_VALUES) | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+        max_leaves=6,
+    )
+    names = st.sampled_from(sorted({name for body in good for name in body})) | st.text(max_size=10)
+    changes = st.dictionaries(names, value | value.map(lambda v: [v]), max_size=3)
+    changed = st.builds(lambda body, further: json.dumps({**body, **further}).encode(), st.sampled_from(good), changes)
+    cut = st.builds(lambda body, end: body[: end % (len(body) + 1)], changed, st.integers(0, 10_000))
+    return changed | changed | cut | st.sampled_from(RAW_BODIES) | st.binary(max_size=60)
+
+
+def odd_headers() -> st.SearchStrategy[list[tuple[bytes, bytes]]]:
+    """None of them most of the time."""
+    return st.just([]) | st.lists(st.sampled_from(ODD_HEADERS), max_size=3)
+
+
+async def ask(
+    app: AsgiApp,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    parts: int = 1,
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Status, headers and body of one answer, in this process. The body comes in so many parts."""
+    size = max(1, -(-len(body) // parts))
+    chunks = [body[start : start + size] for start in range(0, len(body), size)] or [b""]
+    incoming = [{"type": "http.request", "body": c, "more_body": i < len(chunks) - 1} for i, c in enumerate(chunks)]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return incoming.pop(0) if incoming else await asyncio.get_running_loop().create_future()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
+    await asyncio.wait_for(app(scope, receive, send), ANSWER_SECONDS)
+    answer = b"".join(message.get("body", b"") for message in sent[1:])
+    return sent[0]["status"], dict(sent[0]["headers"]), answer
+
+
+def check_answer(status: int, headers: dict[bytes, bytes], body: bytes) -> None:
+    """What holds for every answer: no failure of ours, and an error that can be read."""
+    assert status < 500 or (status == 503 and int(headers[b"retry-after"]) > 0), (status, body[:500])
+    if status >= 400:
+        error = json.loads(body)["error"]
+        assert len(error["message"]) > 10
+        assert len(body) < 10_000, "an error does not repeat what was sent"
+        assert error["type"]

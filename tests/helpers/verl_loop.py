@@ -1,0 +1,63 @@
+"""A training's config, and the loop in it as verl makes it, over a scripted engine."""
+
+from __future__ import annotations
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from transformers import PreTrainedTokenizerFast
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
+from verl_tool.trainer import main_ppo
+
+
+def composed(*overrides: str) -> DictConfig:
+    """The config of a command line."""
+    with initialize_config_dir(str(main_ppo.AGENT_LOOPS.parent), version_base=None):
+        return compose("agent_ppo_trainer", overrides=list(overrides))
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One byte, one token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    fast = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|end|>", pad_token="<|pad|>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    return tokenizer
+
+
+class ScriptedEngine:
+    """Says its lines, one a call, as verl's client would."""
+
+    def __init__(self, tokenizer, *lines: str) -> None:
+        self._tokenizer, self._lines, self.asked = tokenizer, list(lines), []
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, priority=0):
+        self.asked.append((request_id, list(prompt_ids), sampling_params, priority))
+        ids = self._tokenizer.encode(self._lines.pop(0), add_special_tokens=False)
+        version = len(self.asked)
+        return TokenOutput(
+            token_ids=ids,
+            log_probs=[-0.5] * len(ids),
+            stop_reason="completed",
+            extra_fields={"min_global_steps": version, "max_global_steps": version},
+        )
+
+
+def make_loop(tokenizer, engine, *overrides: str) -> VerlToolAgentLoop:
+    """The agent loop of a training with these overrides, over `engine`."""
+    config = composed("data.max_response_length=64", *overrides)
+    return VerlToolAgentLoop(
+        trainer_config=DictConfigWrap(config),
+        server_manager=engine,
+        tokenizer=tokenizer,
+        processor=None,
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(config.data),
+    )

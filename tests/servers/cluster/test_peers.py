@@ -1,0 +1,156 @@
+"""A replica sends to another through its side door; what can go wrong is told apart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import pytest
+from serve_harness import DATA, observed
+
+from verl_tool.protocol import FaultKind, ReplicaInfo, StepRequest
+from verl_tool.servers.api.asgi_app import ToolServerApp
+from verl_tool.servers.api.router import DOOR_KEY_HEADER
+from verl_tool.servers.cluster.direct_server import SideDoor, guarded
+from verl_tool.servers.cluster.peers import (
+    PeerAwayError,
+    PeerBrokenError,
+    Peers,
+    PeerTimeoutError,
+    encode,
+)
+from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.serve.ports import free_ports
+from verl_tool.servers.tools import load_tools
+
+ECHO = "<ray_echo>{}</ray_echo>"
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[Peers]:
+    peers = Peers(request_timeout_seconds=30.0, api_key=None, door_key="key")
+    yield peers
+    await peers.close()
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[ToolServerApp]:
+    toolset = ToolSet(load_tools(str(DATA / "ray_echo.py")))
+    await toolset.start()
+    yield ToolServerApp(toolset, max_concurrent_requests=2, max_queued=2, peer_key="key")
+    await toolset.close(grace_seconds=0.1)
+
+
+@pytest.fixture
+async def door(app: ToolServerApp) -> AsyncIterator[SideDoor]:
+    door = SideDoor("127.0.0.1")
+    await door.open(guarded(app, "key"))
+    yield door
+    await door.close(grace_seconds=5.0)
+
+
+def peer_at(url: str) -> ReplicaInfo:
+    return ReplicaInfo(id="local", url=url)
+
+
+def requests(*texts: str) -> list[StepRequest]:
+    return [StepRequest(f"trajectory-{text}", ECHO.format(text), step=0) for text in texts]
+
+
+async def serve_raw(handler: Handler) -> tuple[asyncio.Server, ReplicaInfo]:
+    """Something at an address that is no tool server."""
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    return server, peer_at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+
+async def test_results_come_back_in_order(door, peers):
+    results = await peers.step(peer_at(door.url), requests("a:0.1", "b:0", "c:0.05"))
+    assert [observed(result.observation)[0] for result in results] == ["a", "b", "c"]
+    assert [result.trajectory_id for result in results] == ["trajectory-a:0.1", "trajectory-b:0", "trajectory-c:0.05"]
+
+
+@pytest.mark.parametrize("stranger", ["another server", "another replica"])
+async def test_whoever_else_is_at_its_port_runs_nothing(door, app, stranger):
+    name = "other" if stranger == "another server" else ""
+    peers = Peers(request_timeout_seconds=30.0, api_key=None, door_key="key", server=name)
+    info = ReplicaInfo(id="gone" if stranger == "another replica" else "local", url=door.url)
+    with pytest.raises(PeerAwayError, match="somebody else is at"):
+        await peers.step(info, requests("a"))
+    assert len(app.toolset) == 0
+    await peers.close()
+
+
+async def test_a_full_peer_is_an_overload_of_every_entry(door, peers):
+    busy = asyncio.create_task(peers.step(peer_at(door.url), requests("a:1", "b:1", "c:1", "d:1")))
+    await asyncio.sleep(0.3)
+    [result] = await peers.step(peer_at(door.url), requests("e"))
+    assert result.fault is not None
+    assert (result.fault.kind, result.fault.retryable) == (FaultKind.OVERLOADED, True)
+    assert [result.fault for result in await busy] == [None] * 4
+
+
+async def test_a_guarded_door_lets_only_replicas_in(door):
+    async with aiohttp.ClientSession() as session:
+        for headers, status in (({}, 401), ({DOOR_KEY_HEADER: "guess"}, 401), ({DOOR_KEY_HEADER: "key"}, 200)):
+            async with session.get(f"{door.url}/tools", headers=headers) as response:
+                assert response.status == status
+
+
+async def test_nobody_there_means_that_nothing_was_sent(peers):
+    with pytest.raises(PeerAwayError):
+        await peers.step(peer_at(f"http://127.0.0.1:{free_ports(1)[0]}"), requests("a"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+        b'HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{"observations": [], "dones": [], "valids": []}   ',
+        b"nonsense\r\n\r\n",
+    ],
+    ids=["nothing", "half an answer", "no answer of ours", "too few entries", "no HTTP"],
+)
+async def test_a_broken_answer_may_have_been_run(peers, answer):
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server, peer = await serve_raw(handler)
+    async with server:
+        with pytest.raises(PeerBrokenError):
+            await peers.step(peer, requests("a"))
+
+
+async def test_a_peer_that_says_nothing_is_given_up(peers):
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server, peer = await serve_raw(handler)
+    async with server:
+        with pytest.raises(PeerTimeoutError):
+            await peers.get(peer, "/health", seconds=0.2)
+
+
+def test_what_is_sent_is_what_the_server_reads():
+    body = encode([StepRequest("t", "half a pair: \ud800", 3, finish=True, is_last_step=True, extra={"x": [1]})])
+    assert b'"trajectory_ids":["t"]' in body
+    assert b'"steps":[3]' in body
+    assert b'"extra_fields":[{"x":[1]}]' in body
+    assert body.decode("utf-8").count("\ufffd") == 1
+
+
+async def test_a_closed_door_refuses_and_says_that_it_is_closed(app, peers):
+    door = SideDoor("127.0.0.1")
+    await door.open(app)
+    assert door.is_open()
+    await door.close(grace_seconds=5.0)
+    assert not door.is_open()
+    with pytest.raises(PeerAwayError):
+        await peers.step(peer_at(door.url), requests("a"))

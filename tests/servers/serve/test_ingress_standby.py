@@ -1,0 +1,93 @@
+"""A HAProxy stands in for one that died, and makes room for Serve's own."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from verl_tool.servers.serve import ingress_standby
+from verl_tool.servers.serve.ingress import find_data_path, loopback_launcher
+from verl_tool.servers.serve.ingress_standby import FrontWatch, stand_in_config
+from verl_tool.servers.serve.ports import free_ports
+
+CONFIG = """global
+    stats socket {folder}/admin.sock mode 666 level admin
+    maxconn 100
+defaults
+    mode http
+    timeout connect 1s
+    timeout client 5s
+    timeout server 5s
+frontend prometheus
+    bind 127.0.0.1:{taken}
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    http-request return status 200 content-type text/plain string "stands in"
+listen stats
+  bind 127.0.0.1:{taken}
+  stats enable
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def watch(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FrontWatch]:
+    monkeypatch.setattr(ingress_standby, "HANDOVER_SECONDS", 0.5)
+    (tmp_path / "node").mkdir()
+    config = CONFIG.format(folder=tmp_path, port=port, taken=free_ports(1)[0])
+    (tmp_path / "node" / "haproxy.cfg").write_text(config)
+    haproxy = find_data_path().haproxy
+    assert haproxy is not None
+    watch = FrontWatch(haproxy, tmp_path, "127.0.0.1", port)
+    watch.start()
+    yield watch
+    watch.stop()
+
+
+def answer(port: int) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().read().decode()
+    except OSError as error:
+        return type(error).__name__
+    finally:
+        connection.close()
+
+
+def wait_for(port: int, wanted: str) -> None:
+    deadline = time.monotonic() + 30
+    while answer(port) != wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_it_answers_where_nobody_listens_and_ends_with_its_watch(watch, port):
+    wait_for(port, "stands in")
+    watch.stop()
+    assert answer(port) == "ConnectionRefusedError"
+
+
+def test_it_makes_room_for_the_one_that_serve_starts(watch, port, tmp_path):
+    wait_for(port, "stands in")
+    haproxy = find_data_path().haproxy
+    assert haproxy is not None
+    subprocess.run([loopback_launcher(haproxy, tmp_path), "-v"], check=True, capture_output=True, timeout=20)
+    wait_for(port, "ConnectionRefusedError")
+    # Nobody came.
+    wait_for(port, "stands in")
+
+
+def test_it_leaves_serves_other_ports_alone():
+    kept = stand_in_config(CONFIG)
+    assert "bind 127.0.0.1:{port}" in kept
+    assert not [word for word in ("prometheus", "stats", "{taken}") if word in kept]

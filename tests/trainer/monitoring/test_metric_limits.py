@@ -1,0 +1,130 @@
+"""Metrics that leave their range."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_tool.errors import ConfigError
+from verl_tool.trainer.monitoring.metric_limits import RULES, MetricWatch
+
+CONFIG = Path(__file__).parents[3] / "verl_tool" / "trainer" / "config" / "agent_ppo_trainer.yaml"
+LIMITS = OmegaConf.load(CONFIG).metric_limits
+KL = RULES["ppo_kl"].metric
+CALLS = RULES["tool_calls_share"].metric
+
+
+def lines(limits: dict[str, float | None], *steps: dict[str, float]) -> list[list[str]]:
+    watch = MetricWatch(limits)
+    return [watch.look(metrics, step) for step, metrics in enumerate(steps, 1)]
+
+
+def test_every_rule_has_its_limit_in_the_config():
+    assert set(LIMITS) == set(RULES)
+    MetricWatch(LIMITS)
+
+
+def test_a_line_when_it_leaves_and_one_when_it_is_back(caplog):
+    with caplog.at_level(logging.WARNING):
+        values = ({KL: 0.01}, {KL: 0.26}, {KL: 0.76}, {}, {KL: 0.02}, {KL: 0.02})
+        fine, left, still, silent, back, again = lines({"ppo_kl": 0.05}, *values)
+    assert (fine, still, silent, again) == ([], [], [], [])
+    assert left[0].startswith("step 2: actor/ppo_kl is 0.26, above its limit (metric_limits.ppo_kl: 0.05); ")
+    assert "lower actor.optim.lr" in left[0]
+    assert back == ["step 5: actor/ppo_kl is 0.02, back in its range (metric_limits.ppo_kl: 0.05)"]
+    assert [record.getMessage() for record in caplog.records] == left + back
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not rule.falling])
+def test_what_rises_too_high_is_told(name):
+    limit, metric = LIMITS[name], RULES[name].metric
+    assert [bool(said) for said in lines({name: limit}, {metric: limit}, {metric: limit * 1.01})] == [False, True]
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.falling])
+def test_what_falls_below_its_share_of_its_peak_is_told(name):
+    metric = RULES[name].metric
+    values = [{metric: value} for value in (0.0, 0.5, 2.0, 0.21, 0.19, 0.3)]
+    *fine, left, back = lines({name: 0.1}, *values)
+    assert fine == [[]] * 4
+    assert f"{metric} is 0.19, below its limit (metric_limits.{name}: 0.1 of its highest value, 2)" in left[0]
+    assert "back in its range" in back[0]
+
+
+@pytest.mark.parametrize("metric", [KL, CALLS])
+def test_no_number_is_outside_of_every_range(metric):
+    name = next(name for name, rule in RULES.items() if rule.metric == metric)
+    left, back = lines({name: 0.1}, {metric: math.nan}, {metric: 0.05})
+    assert "is nan" in left[0]
+    assert "back" in back[0]
+
+
+def test_null_is_no_limit():
+    assert lines({"ppo_kl": None}, {KL: 100.0}) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"kl": 0.1}, "metric_limits.kl is unknown; known: ppo_kl,"),
+        ({"ppo_kl": -1.0}, "ppo_kl=-1.0; it must be between 0 and inf"),
+        ({"entropy_share": 2.0}, "entropy_share=2.0; it must be between 0 and 1"),
+    ],
+)
+def test_wrong_limits_are_named(limits, words):
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+        MetricWatch(limits)
+
+
+def test_verl_s_trainer_of_one_batch_looks_at_what_it_logs():
+    pytest.importorskip("verl")
+    from verl_tool.trainer.ppo.ray_trainer import TRACKING
+
+    class Tracking:
+        """As verl makes and uses it."""
+
+        def __init__(self, project_name: str, config: dict[str, Any]) -> None:
+            self.logged: list[int] = []
+
+        def log(self, data: dict[str, float], step: int) -> None:
+            self.logged.append(step)
+
+    watched = TRACKING.replace(Tracking)(project_name="p", config={"metric_limits": {"ppo_kl": 0.05}})
+    watched.log(data={KL: 0.01}, step=1)
+    watched.log(data={KL: 0.06}, step=2)
+    assert watched.logged == [1, 2]
+    assert watched._watch._outside == {"ppo_kl"}
+
+
+def test_verl_s_trainer_of_a_transfer_queue_looks_at_its_step_s_metrics(monkeypatch):
+    pytest.importorskip("transfer_queue")
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from verl_tool.trainer.ppo.v1_trainer import AgentTrainerMixin
+
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, batch, metrics: metrics.update({KL: 0.3}))
+
+    class Nothing:
+        def take_metrics(self) -> dict[str, float]:
+            return {CALLS: 1.0}
+
+    class Trainer(AgentTrainerMixin):
+        def __init__(self) -> None:
+            self._rollouts = self._progress = Nothing()
+            self._watch, self.global_steps = MetricWatch({"ppo_kl": 0.05}), 7
+
+        def on_sample_end(self) -> None: ...
+
+        def on_step_end(self) -> None: ...
+
+    trainer, metrics = Trainer(), {}
+    monkeypatch.setattr("verl_tool.trainer.ppo.v1_trainer._not_told", lambda batch: [])
+    trainer._compute_metrics(SimpleNamespace(tags=[]), metrics)
+    assert metrics == {KL: 0.3, CALLS: 1.0}
+    assert trainer._watch._outside == {"ppo_kl"}

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+arrow = pytest.importorskip("pyarrow")
+
+import pyarrow.parquet as parquet  # noqa: E402
+
+from verl_tool.errors import ConfigError  # noqa: E402
+from verl_tool.trainer.row_files import check_rows  # noqa: E402
+
+TEXT = {"prompt": [{"role": "user", "content": "a"}]}
+PART = {"prompt": [{"role": "user", "content": [{"type": "image", "text": None}]}]}
+PARTS_OF_TEXT = {"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
+
+
+def written(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    else:
+        parquet.write_table(arrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{**TEXT, "images": None}] * 1500 + [{**TEXT, "images": ["a.png"]}], "row 1500 of .* content in 'images'"),
+        ([{**TEXT, "pictures": []}, {**TEXT, "pictures": ["a"]}], "row 1 of .* content in 'pictures'"),
+        ([PARTS_OF_TEXT, PART], "row 1 of .*, message 0 holds a part of type 'image'"),
+        ([{**TEXT, "use_tool": "yes"}], "row 0 of .*: use_tool is 'yes'"),
+        ([{"prompt": [{"role": "user", "content": "a", "images": ["x"]}]}], "row 0 of .* content in 'images'"),
+    ],
+)
+def test_a_row_with_more_than_text_is_named(tmp_path: Path, kind: str, rows: list[dict[str, Any]], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_rows(written(tmp_path, kind, rows), media_columns=("images", "pictures"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_text_passes_with_empty_columns_of_images(tmp_path: Path, kind: str) -> None:
+    rows = [{**TEXT, "images": [], "use_tool": None}, {**TEXT, "images": None, "use_tool": False}]
+    check_rows(written(tmp_path, kind, rows))
+    check_rows(written(tmp_path, kind, [PARTS_OF_TEXT]))
+
+
+def test_of_plain_text_nothing_is_read_but_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, "parquet", [TEXT])
+
+    def read(*args: object, **kwargs: object) -> None:
+        raise AssertionError("rows were read")
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", read)
+    check_rows(path)

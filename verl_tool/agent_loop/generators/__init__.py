@@ -1,0 +1,1 @@
+"""What produces tokens: verl's rollout engine, or a transformers model."""

@@ -1,0 +1,66 @@
+"""verl's rollout engine as the loop's `Generator`. Written for verl 0.9.0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_tool.agent_loop.generators.base import Generation
+
+
+class EngineClient(Protocol):
+    """What is used of verl's `LLMServerClient`."""
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], priority: int = 0
+    ) -> TokenOutput: ...
+
+
+@dataclass
+class EngineUse:
+    """What one trajectory's turns told about the engine."""
+
+    priority: int = 0
+    """Smaller goes first in the engine's queue."""
+    first_version: int | None = None
+    """Number of weight updates before the trajectory's first turn."""
+    last_version: int | None = None
+    preemptions: int = 0
+
+    def note(self, output: TokenOutput) -> None:
+        """Take over what the engine told with one turn."""
+        oldest = output.extra_fields.get("min_global_steps")
+        newest = output.extra_fields.get("max_global_steps")
+        if self.first_version is None:
+            self.first_version = oldest
+        self.last_version = newest if newest is not None else self.last_version
+        self.preemptions += max(0, output.num_preempted or 0)
+
+
+class VerlGenerator:
+    """Generates by verl's load balancer; turns of one trajectory go to the same engine."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._uses: dict[str, EngineUse] = {}
+
+    def begin(self, trajectory_id: str, priority: int = 0) -> None:
+        """Start to note what a trajectory's turns tell."""
+        self._uses[trajectory_id] = EngineUse(priority)
+
+    def end(self, trajectory_id: str) -> EngineUse:
+        """What was noted since `begin`."""
+        return self._uses.pop(trajectory_id)
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+        """Continue `prompt_ids`. Raises what Ray raises if the engine is lost."""
+        use = self._uses[request_id]
+        output = await self._client.generate(
+            request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, priority=use.priority
+        )
+        use.note(output)
+        # verl says "completed" for an end token, a stop string and a full turn alike.
+        aborted = "aborted" if output.stop_reason == "aborted" else None
+        return Generation(output.token_ids, output.log_probs or None, aborted)

@@ -1,0 +1,171 @@
+"""A trajectory under way: what the loop writes down turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.observation import without_surrogates
+from verl_tool.agent_loop.options import EpisodeOptions, Side
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.trajectory import Author, CallRecord, LeftOut, Segment, StopReason, Timings, Trajectory
+from verl_tool.protocol import Fault, FaultKind, StepResult
+
+_SERVER_GONE = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
+
+
+@dataclass
+class Draft:
+    """A trajectory under way."""
+
+    trajectory_id: str
+    uses_tools: bool
+    sampling_params: dict[str, Any]
+    extra: dict[str, Any]
+    started: float = field(default_factory=lambda: now())
+    context: list[int] = field(default_factory=list)
+    """All tokens so far: what the model is fed next."""
+    segments: list[Segment] = field(default_factory=list)
+    prompt_segments: int = 1
+    prompt_length: int = 0
+    prompt_truncated: bool = False
+    calls: list[CallRecord] = field(default_factory=list)
+    fault: Fault | None = None
+    calling: bool = False
+    """A call is under way, of which the tool server may keep state though nobody waits for its answer any more."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    generate_seconds: float = 0.0
+
+    @property
+    def response_length(self) -> int:
+        """Tokens behind the prompt."""
+        return len(self.context) - self.prompt_length
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether the tool server may hold something for this trajectory, and can be told."""
+        if self.calling:
+            return True
+        if not self.calls or self.calls[-1].done:
+            return False
+        fault = self.calls[-1].fault
+        return fault is None or fault.kind not in _SERVER_GONE
+
+    def set_prompt(self, prompt_ids: Sequence[int], limit: int | None, tokenizer: Tokenizer) -> None:
+        """Start from the row's prompt, its head dropped down to `limit`. Raises ValueError if it is empty."""
+        if not prompt_ids:
+            raise ValueError("the prompt is empty; a model needs at least one token to continue")
+        self.prompt_truncated = limit is not None and len(prompt_ids) > limit
+        kept = prompt_ids[-limit:] if limit is not None else prompt_ids
+        self.replace_prompt([Segment(Author.PROMPT, tuple(kept), text=tokenizer.decode(kept))])
+
+    def replace_prompt(self, segments: list[Segment], truncated: bool = False) -> None:
+        """Let `segments` be the prompt; `truncated` if they show less than the observation that was recorded last."""
+        self.segments = list(segments)
+        self.context = [token for segment in segments for token in segment.tokens]
+        self.prompt_segments, self.prompt_length = len(segments), len(self.context)
+        if self.calls:
+            self._note_shown(segments, truncated)
+
+    def append_generation(self, generation: Generation, text: str) -> None:
+        """A turn of the model. An empty one leaves no segment."""
+        self.details = generation.details
+        if generation.token_ids:
+            log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
+            self._append(Segment(Author.MODEL, tuple(generation.token_ids), log_probs, text))
+
+    def append_observation(self, segments: list[Segment], truncated: bool) -> None:
+        """What the model is shown of the call that was recorded last; `truncated` if that is less than all."""
+        for segment in segments:
+            self._append(segment)
+        self._note_shown(segments, truncated)
+
+    def _append(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self.context.extend(segment.tokens)
+
+    def _note_shown(self, segments: list[Segment], truncated: bool) -> None:
+        self.calls[-1] = replace(self.calls[-1], shown_tokens=tool_tokens(segments), truncated=truncated)
+
+    def record(self, action: str, result: StepResult, seconds: float) -> None:
+        """One call and its answer."""
+        self.calls.append(
+            CallRecord(
+                step=len(self.calls),
+                action=action,
+                observation=without_surrogates(result.observation),
+                valid=result.valid and result.fault is None,
+                done=result.done,
+                reward=result.reward,
+                invalid_reason=result.invalid_reason,
+                fault=result.fault,
+                metrics=dict(result.metrics or {}),
+                seconds=seconds,
+            )
+        )
+
+    def finished(self, stop: StopReason, options: EpisodeOptions) -> Trajectory:
+        """The trajectory as it is now."""
+        tools = sum(call.seconds for call in self.calls)
+        return Trajectory(
+            trajectory_id=self.trajectory_id,
+            segments=tuple(self.segments),
+            stop=stop,
+            prompt_segments=self.prompt_segments,
+            calls=tuple(self.calls),
+            fault=self.fault,
+            left_out=self._left_out(stop, options),
+            loss_on_observations=not options.mask_observations,
+            prompt_truncated=self.prompt_truncated,
+            timings=Timings(self.generate_seconds, tools, now() - self.started),
+            generator=dict(self.details),
+        )
+
+    def _left_out(self, stop: StopReason, options: EpisodeOptions) -> LeftOut | None:
+        if stop is StopReason.FAULT:
+            return None if self._provoked() else LeftOut.FAULT
+        if stop is StopReason.ABORTED:
+            return LeftOut.ABORTED
+        if options.mask_overlong_loss and stop.overlong:
+            return LeftOut.OVERLONG
+        if options.mask_void_traj and self._is_void(options):
+            return LeftOut.VOID
+        return None
+
+    def _provoked(self) -> bool:
+        """The model's own call may be why it faulted: were that excused, a policy would learn to make such calls."""
+        fault = self.calls[-1].fault if self.calls else None
+        return fault is not None and fault.kind.provokable
+
+    def _is_void(self, options: EpisodeOptions) -> bool:
+        written = "".join(s.text for s in self.segments if s.author is Author.MODEL)
+        answered = any(marker in written for marker in options.answer_markers)
+        return not answered and not any(call.valid for call in self.calls)
+
+
+def cut_segments(segments: list[Segment], room: int, side: Side, tokenizer: Tokenizer) -> list[Segment]:
+    """At most `room` tokens of `segments`, the tokens at `side` dropped."""
+    tokens = [(segment.author, token) for segment in segments for token in segment.tokens]
+    if len(tokens) <= room:
+        return segments
+    n_head = {"left": 0, "right": room, "middle": room - room // 2}[side]
+    kept = tokens[:n_head] + tokens[len(tokens) - (room - n_head) :]
+    cut = []
+    for author, run in itertools.groupby(kept, key=lambda pair: pair[0]):
+        ids = tuple(token for _, token in run)
+        cut.append(Segment(author, ids, text=tokenizer.decode(ids)))
+    return cut
+
+
+def tool_tokens(segments: Sequence[Segment]) -> int:
+    """How many of the tokens are an observation's."""
+    return sum(len(s.tokens) for s in segments if s.author is Author.TOOL)
+
+
+def now() -> float:
+    """Seconds on the event loop's clock."""
+    return asyncio.get_running_loop().time()

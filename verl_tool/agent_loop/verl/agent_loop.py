@@ -1,0 +1,166 @@
+"""The loop inside verl: an `AgentLoopBase` that runs an `Episode`. Written for verl 0.9.0.
+
+verl makes one agent loop a trajectory; those of one worker process share an `Episode`, so that limits on how many run
+at once and connections to the tool server are the worker's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from pydantic import Field
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from verl_tool.agent_loop.action_tokens import action_mask
+from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.end_tokens import generation_end_tokens
+from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.verl.progress_report import ProgressReport
+from verl_tool.agent_loop.row import refuse_media, text_messages, uses_tools
+from verl_tool.agent_loop.generators.single_engine import without_detour
+from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt
+from verl_tool.agent_loop.trajectory import LeftOut, Trajectory
+from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
+from verl_tool.client import ToolClient
+
+
+class ToolLoopOutput(AgentLoopOutput):
+    """What verl takes from an agent loop, and which tokens are calls."""
+
+    action_mask: list[int] = Field(default_factory=list)
+    """1 on tokens of a call. [response_length]"""
+
+    def as_dict(self) -> dict[str, Any]:
+        """verl's newer trainer stores these fields as they are."""
+        fields = super().as_dict()
+        fields["action_mask"] = torch.tensor(fields["action_mask"], dtype=torch.int64)
+        extra = fields["extra_fields"]
+        if extra["left_out_of_group"]:
+            # A filter of groups must not take faults for answers that are all wrong, and sample anew for ever.
+            extra["reward_extra_info"] = {
+                name: math.nan if isinstance(value, int | float) else value
+                for name, value in extra.get("reward_extra_info", {}).items()
+            }
+        return fields
+
+
+class _Worker:
+    """What the agent loops of one worker process share."""
+
+    def __init__(self, config: DictConfig, client: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
+        self.options = options_in(config)
+        model = config.actor_rollout_ref.model
+        more = generation_end_tokens(
+            model.get("hf_config_path") or model.path, trust_remote_code=bool(model.get("trust_remote_code", False))
+        )
+        self.tokenizer = HFTokenizer(tokenizer, template_kwargs, more)
+        self.generator = VerlGenerator(without_detour(client))
+        self.episode = Episode(self.generator, self._tools(), self.tokenizer, self.options)
+        self.progress = ProgressReport() if self.options.enable_tqdm else None
+
+    def _tools(self) -> ToolClient | None:
+        if not self.options.enable_agent or self.options.tool_server_url is None:
+            return None
+        key = os.environ.get("VERL_TOOL_API_KEY")
+        return ToolClient(self.options.tool_server_url, api_key=key, **self.options.client_settings())  # type: ignore[arg-type]
+
+
+_workers: weakref.WeakKeyDictionary[Any, _Worker] = weakref.WeakKeyDictionary()
+"""By the engine client, of which verl makes one a worker process."""
+
+
+class VerlToolAgentLoop(AgentLoopBase):
+    """One row of the data set, answered with tools."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        worker = _workers.get(self.server_manager)
+        if worker is None:
+            worker = _Worker(self.config, self.server_manager, self.tokenizer, self.apply_chat_template_kwargs)
+            _workers[self.server_manager] = worker
+        self._worker = worker
+
+    async def run(
+        self,
+        sampling_params: dict[str, Any],
+        *,
+        raw_prompt: list[dict[str, Any]],
+        use_tool: bool | None = True,
+        tools_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        global_steps: int = 0,
+        index: int | None = None,
+        **row: Any,
+    ) -> AgentLoopOutput:
+        """Run one trajectory.
+
+        Of the row's columns, `use_tool=False` answers it in one turn without tools, and `tools_kwargs` is all that the
+        tools are sent of it. The gold answer is among the rest. Raises ConfigError for a row with images.
+        """
+        worker = self._worker
+        where = f"row {'?' if index is None else index} of the data"
+        refuse_media(row, where)
+        prompt = text_messages(raw_prompt, where)
+        trajectory_id = os.urandom(16).hex()
+        worker.generator.begin(trajectory_id, int(priority))
+        try:
+            trajectory = await worker.episode.run(
+                render_prompt(worker.tokenizer, prompt),
+                sampling_params=sampling_params,
+                trajectory_id=trajectory_id,
+                use_tool=uses_tools(use_tool, where),
+                extra=tools_kwargs,
+            )
+        finally:
+            use = worker.generator.end(trajectory_id)
+        if worker.progress is not None:
+            worker.progress.add(len(trajectory.calls))
+        if use.first_version is None:
+            use.first_version = use.last_version = int(global_steps)
+        record = replace(trajectory, extra={"index": None if index is None else int(index)})
+        with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
+        return as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs)
+
+
+def as_verl_output(
+    trajectory: Trajectory, use: EngineUse, tokenizer: HFTokenizer, *, with_log_probs: bool = True
+) -> ToolLoopOutput:
+    """A trajectory in the form in which verl trains on it.
+
+    verl's ``response_mask`` is the mask of the loss. A trajectory without any token behind its prompt gets one end
+    token with mask 0, since verl's batches hold at least one. `with_log_probs`: whether the engine was asked for any;
+    all rows of a batch must have them or none.
+    """
+    ids, mask, log_probs = trajectory.response_ids, trajectory.loss_mask, trajectory.response_log_probs
+    calls = action_mask(trajectory, tokenizer)
+    if not ids:
+        ids, mask, log_probs, calls = [min(tokenizer.eos_token_ids, default=0)], [0], [0.0], [0]
+    return ToolLoopOutput(
+        prompt_ids=trajectory.prompt_ids,
+        response_ids=ids,
+        response_mask=mask,
+        response_logprobs=log_probs if with_log_probs else None,
+        num_turns=1 + trajectory.num_turns + len(trajectory.calls),
+        metrics=AgentLoopMetrics(
+            generate_sequences=trajectory.timings.generate,
+            tool_calls=trajectory.timings.tools,
+            num_preempted=use.preemptions,
+        ),
+        action_mask=calls,
+        extra_fields={
+            "trajectory": trajectory.to_json(),
+            "left_out_of_group": trajectory.left_out in (LeftOut.FAULT, LeftOut.ABORTED),
+            "action_mask": calls,
+            "turn_scores": [],
+            "tool_rewards": trajectory.tool_rewards,
+            "min_global_steps": use.first_version,
+            "max_global_steps": use.last_version,
+        },
+    )

@@ -1,0 +1,170 @@
+"""Grading code: a suite of tests against a solution, through the tool server's `/run_code`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+from pydantic import Field
+
+from verl_tool.agent_workers.reward_manager.base import RewardOptions
+from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
+from verl_tool.agent_workers.reward_manager.grading.answers import last_code_block
+from verl_tool.agent_workers.reward_manager.grading.code_tests import (
+    START_SECONDS,
+    JudgeRun,
+    NoVerdict,
+    TestSuite,
+    Verdicts,
+)
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
+from verl_tool.client import ToolClient
+from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.protocol import FaultKind
+from verl_tool.sandbox_fusion import RunCodeResponse
+
+DETAILS = ("pass_rate", "tests", "time_outs", "no_code", "judge_protected")
+
+
+class CodeOptions(RewardOptions):
+    """How code is graded."""
+
+    server_url: str | None = None
+    """The tool server. None: ``actor_rollout_ref.agent.tool_server_url``, else ``reward.sandbox_fusion.url``."""
+    api_key: str | None = None
+    binary: bool = True
+    """`right` if all tests pass, else `wrong`; False: the share of tests that pass, from `wrong` to `right`."""
+    right: float = 1.0
+    wrong: float = -1.0
+    test_seconds: float = Field(4.0, gt=0)
+    """For one test."""
+    total_seconds: float = Field(20.0, gt=0)
+    """For all tests of one solution. At most what the server allows a run, its start included."""
+    max_tests: int = Field(64, ge=1)
+    """Tests of one row beyond it are left out."""
+    max_code_chars: int = Field(100_000, ge=1)
+    """A longer solution is wrong without being run."""
+    max_connections: int = Field(64, ge=1)
+    """Runs under way at a time, of one reward worker."""
+    queue_seconds: float = Field(600.0, gt=0)
+    """A run that has found no place at the server after it is a fault. The waiting is no part of the run's own time, so
+    that slow solutions spoil no others. `timeout_seconds` does not count for code."""
+
+
+class CodeGrader:
+    """Runs tests against the last code block of what the model wrote."""
+
+    def __init__(self, options: CodeOptions, url: str) -> None:
+        self._options = options
+        self._url = url
+        self._client: ToolClient | None = None
+        self._places = asyncio.Semaphore(options.max_connections)
+
+    async def grade(self, sample: Sample) -> Grade:
+        """Raises GraderFault if the server or its sandbox fails."""
+        options = self._options
+        suite = suite_of(sample.ground_truth, sample.extra_info, options.max_tests)
+        code = last_code_block(sample.turns)
+        if code is None or not code.strip() or len(code) > options.max_code_chars:
+            details = {"pass_rate": 0.0, "tests": len(suite), "no_code": 1.0}
+            return Grade(options.wrong, False, details)
+        verdicts = await self.judge(code, suite)
+        return self._graded(verdicts)
+
+    async def judge(self, code: str, suite: TestSuite) -> Verdicts:
+        """What the judge finds. Raises GraderFault."""
+        run = JudgeRun.of(code, suite, self._options.test_seconds, self._options.total_seconds)
+        try:
+            async with self._places:
+                return run.verdicts(await self._ran(run))
+        except (ToolFault, NoVerdict) as fault:
+            raise GraderFault(str(fault)) from fault
+
+    async def _ran(self, run: JudgeRun) -> RunCodeResponse:
+        """The server's answer, asked for again while the server has no place. Raises ToolFault."""
+        now = asyncio.get_running_loop().time
+        ends = now() + self._options.queue_seconds
+        while True:
+            try:
+                return await self._connected().run_code(
+                    run.code, stdin=run.stdin, run_timeout=run.run_timeout, files=run.files
+                )
+            except ToolFault as fault:
+                if fault.kind is not FaultKind.OVERLOADED or now() > ends:
+                    raise
+
+    async def close(self) -> None:
+        """Close the connections to the server."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    def _connected(self) -> ToolClient:
+        """Made here and not at the start: a client belongs to the event loop in which it is used."""
+        if self._client is None:
+            options = self._options
+            seconds = options.queue_seconds + options.total_seconds + START_SECONDS
+            self._client = ToolClient(
+                self._url, api_key=options.api_key, timeout=seconds, max_workers=options.max_connections, direct=False
+            )
+        return self._client
+
+    def _graded(self, verdicts: Verdicts) -> Grade:
+        options, rate = self._options, verdicts.pass_rate
+        all_passed = rate == 1.0
+        share = float(all_passed) if options.binary else rate
+        details = {
+            "pass_rate": rate,
+            "tests": len(verdicts.of),
+            "time_outs": verdicts.time_outs,
+            "no_code": 0.0,
+            "judge_protected": verdicts.protected,
+        }
+        return Grade(options.wrong + (options.right - options.wrong) * share, all_passed, details)
+
+
+def server_url(options: CodeOptions, config: DictConfig) -> str:
+    """Where the tests are run. Raises ConfigError if the config names no server."""
+    agent = config.get("actor_rollout_ref", {}).get("agent") or {}
+    fusion = config.reward.get("sandbox_fusion") or {}
+    url = options.server_url or agent.get("tool_server_url") or fusion.get("url")
+    if not url:
+        raise ConfigError(
+            "no server to run tests on: set actor_rollout_ref.agent.tool_server_url to a tool server that serves "
+            "python_code, or reward.reward_kwargs.server_url; in an evaluation give --tool_server_url"
+        )
+    return str(url).rstrip("/").removesuffix("/run_code")
+
+
+def suite_of(ground_truth: Any, extra_info: Mapping[str, Any], max_tests: int) -> TestSuite:
+    """The tests of a row.
+
+    `ground_truth` is JSON text of ``{"tests": [...], "programs": [[stdin, stdout], ...]}``, or of one of them, with a
+    ``"setup"`` of helper functions that the tests use and the solution must not define for them, or without;
+    older rows have a list of asserts there, or in ``extra_info`` under ``test_cases`` and ``inputs_outputs``.
+    Raises ValueError if there is no test.
+    """
+    given = json.loads(ground_truth) if isinstance(ground_truth, str) and ground_truth.strip() else ground_truth
+    if given is None or isinstance(given, str) or len(given) == 0:
+        given = {"tests": extra_info.get("test_cases"), "inputs_outputs": extra_info.get("inputs_outputs")}
+    if not isinstance(given, Mapping):
+        given = {"tests": given}
+    tests = _listed(given.get("tests"))
+    programs = [(str(stdin), str(stdout)) for stdin, stdout in _listed(given.get("programs"))]
+    pairs = given.get("inputs_outputs")
+    if pairs is not None:
+        pairs = json.loads(pairs) if isinstance(pairs, str) else pairs
+        programs += list(zip(_listed(pairs["inputs"]), _listed(pairs["outputs"]), strict=True))
+    setup = str(given.get("setup") or "")
+    suite = TestSuite(tuple(map(str, tests[:max_tests])), tuple(programs[: max(max_tests - len(tests), 0)]), setup)
+    if len(suite) == 0:
+        raise ValueError("the row has no test: its ground_truth has neither 'tests' nor 'programs'")
+    return suite
+
+
+def _listed(values: Sequence[Any] | None) -> list[Any]:
+    """A list; parquet gives arrays of numpy, the truth of which is not defined."""
+    return [] if values is None else list(values)

@@ -1,0 +1,185 @@
+"""Terms that are added to a reward, each a function of the trajectory with a range of its own and a weight.
+
+`reward.reward_kwargs.shaping.<term>` switches a term on: ``{weight: -0.25}``, and the term's own options. A reward is
+the manager's score plus the sum of weight times value over the terms that are on. Values, before the weight:
+
+| term | value | range |
+|---|---|---|
+| format | 1 if each of `tags` encloses text exactly once, in order | 0 or 1 |
+| tool_used | 1 if a valid call was made | 0 or 1 |
+| tool_valid | valid calls over all calls; 1 if there was none | 0 to 1 |
+| tool_error | calls that failed by the model's doing, over all calls; 0 if there was none | 0 to 1 |
+| turns | turns with a call over `limit`, at most 1 | 0 to 1 |
+| unfinished | 1 if a limit of length or turns ended the trajectory | 0 or 1 |
+| overlong | 0 up to `limit - buffer` tokens, then linearly down to -1 at `limit` and beyond | -1 to 0 |
+| tool_reward | sum (or mean) of the rewards that tools gave, cut to `bound` either way | -bound to bound |
+
+`overlong` is DAPO's soft overlong punishment (arXiv 2503.14476, equation 13); its tokens are those behind the prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from verl_tool.agent_loop.trajectory import CallRecord
+from verl_tool.agent_workers.reward_manager.grading.sample import Sample
+
+ERROR_METRIC = "error"
+"""The metric by which a call's record tells that it failed by the model's doing (`ToolResult.error`)."""
+ERROR_TEXTS = ("Traceback (most recent call last)", "Execution timed out")
+"""What the observation of such a call holds, for servers that send no metric."""
+
+
+class Term(BaseModel):
+    """Options of every term."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: float
+
+
+class Valued(Protocol):
+    """A term that is on."""
+
+    weight: float
+
+    def value(self, sample: Sample) -> float: ...
+
+
+class FormatTerm(Term):
+    """Text in tags, ``<think>…</think><answer>…</answer>`` by default."""
+
+    tags: tuple[str, ...] = Field(("think", "answer"), min_length=1)
+
+    def value(self, sample: Sample) -> float:
+        """0 or 1."""
+        text, at = sample.text, 0
+        for tag in self.tags:
+            opening, closing = f"<{tag}>", f"</{tag}>"
+            if text.count(opening) != 1 or text.count(closing) != 1:
+                return 0.0
+            start, end = text.find(opening, at), text.find(closing, at)
+            if start < 0 or end <= start + len(opening):
+                return 0.0
+            at = end + len(closing)
+        return 1.0
+
+
+class ToolUsedTerm(Term):
+    """Whether any tool was used."""
+
+    def value(self, sample: Sample) -> float:
+        """0 or 1."""
+        return float(any(call.valid for call in sample.trajectory.calls))
+
+
+class ToolValidTerm(Term):
+    """How much of what the model called was a call."""
+
+    def value(self, sample: Sample) -> float:
+        """0 to 1."""
+        calls = sample.trajectory.calls
+        return sum(call.valid for call in calls) / len(calls) if calls else 1.0
+
+
+class ToolErrorTerm(Term):
+    """How many calls failed by the model's doing."""
+
+    def value(self, sample: Sample) -> float:
+        """0 to 1."""
+        return error_rate(sample)
+
+
+class TurnsTerm(Term):
+    """How many calls were made, with a negative weight to keep them few."""
+
+    limit: int = Field(ge=1)
+
+    def value(self, sample: Sample) -> float:
+        """0 to 1."""
+        return min(len(sample.trajectory.calls) / self.limit, 1.0)
+
+
+class UnfinishedTerm(Term):
+    """Whether the trajectory was cut."""
+
+    def value(self, sample: Sample) -> float:
+        """0 or 1."""
+        return float(sample.trajectory.stop.overlong)
+
+
+class OverlongTerm(Term):
+    """DAPO's soft punishment of long responses; `limit` and `buffer` in tokens."""
+
+    limit: int = Field(ge=1)
+    buffer: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> OverlongTerm:
+        if self.buffer > self.limit:
+            raise ValueError(f"buffer is {self.buffer} tokens and limit {self.limit}; buffer must be at most limit")
+        return self
+
+    def value(self, sample: Sample) -> float:
+        """-1 to 0."""
+        beyond = len(sample.trajectory.response_ids) - (self.limit - self.buffer)
+        return -min(max(beyond / self.buffer, 0.0), 1.0)
+
+
+class ToolRewardTerm(Term):
+    """Rewards that the server's tools gave to the calls of this trajectory."""
+
+    reduce: Literal["sum", "mean"] = "sum"
+    bound: float = Field(1.0, gt=0)
+
+    def value(self, sample: Sample) -> float:
+        """-bound to bound."""
+        rewards = sample.trajectory.tool_rewards
+        total = sum(rewards)
+        if self.reduce == "mean" and rewards:
+            total /= len(rewards)
+        return min(max(total, -self.bound), self.bound)
+
+
+class Shaping(BaseModel):
+    """The terms that are on; none by default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: FormatTerm | None = None
+    tool_used: ToolUsedTerm | None = None
+    tool_valid: ToolValidTerm | None = None
+    tool_error: ToolErrorTerm | None = None
+    turns: TurnsTerm | None = None
+    unfinished: UnfinishedTerm | None = None
+    overlong: OverlongTerm | None = None
+    tool_reward: ToolRewardTerm | None = None
+
+    def terms(self) -> dict[str, Valued]:
+        """The terms that are on, by name."""
+        named = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: term for name, term in named.items() if term is not None}
+
+    def values(self, sample: Sample) -> dict[str, float]:
+        """Weight times value of each term that is on, by name."""
+        return {name: term.weight * term.value(sample) for name, term in self.terms().items()}
+
+
+def error_rate(sample: Sample) -> float:
+    """Calls that failed by the model's doing over all calls, 0 to 1; 0 if there was no call.
+
+    A call failed if its tool says so, if it was refused with a reason (no tool of that name, arguments that do not
+    fit), or if its observation shows a traceback and nothing else tells.
+    """
+    calls = sample.trajectory.calls
+    return sum(map(_failed, calls)) / len(calls) if calls else 0.0
+
+
+def _failed(call: CallRecord) -> bool:
+    if call.invalid_reason is not None:
+        return True
+    if ERROR_METRIC in call.metrics:
+        return call.metrics[ERROR_METRIC] > 0
+    return any(text in call.observation for text in ERROR_TEXTS)

@@ -1,0 +1,183 @@
+"""Attacks a reward manager with answers that are wrong, and tells which of them it takes for right.
+
+    python -m verl_tool.agent_workers.reward_manager.redteam gsm8k
+    python -m verl_tool.agent_workers.reward_manager.redteam mine.py --data rows.parquet
+    python -m verl_tool.agent_workers.reward_manager.redteam acecoder --option server_url=http://127.0.0.1:5000
+
+A false positive is a wrong answer with `acc` 1, with a score above that of "I do not know.", with a fault, which
+excuses it, or one on which the manager hangs or crashes. Exit code 0: none; 1: some; 2: the manager or its data cannot
+be used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from verl_tool.agent_workers.reward_manager.redteam.attacks import FORMS, Attack, attacks_on, golden_text
+from verl_tool.agent_workers.reward_manager.redteam.child_process import Case, Graded, UnusableError, graded_in_child
+
+SECONDS = 120.0
+"""For one attack; a manager's own deadlines are shorter."""
+MOST_HANGS = 3
+"""More are not waited for."""
+PLAIN = Attack("nothing", (("model", "I do not know."),))
+"""What it scores is what a wrong answer deserves."""
+RIGHT = "right"
+"""Name of what is no attack: the golden answer in one form after another, to see that any is taken for right."""
+ADD = "def add(a, b):\n    return a + b"
+ADD_TESTS = json.dumps({"tests": ["assert add(731, 92) == 823", "assert add(-4, 1) == -3"]})
+SAMPLES: dict[str, list[dict[str, Any]]] = {
+    "gsm8k": [{"ground_truth": "72"}, {"ground_truth": "0.5"}],
+    "calculator": [{"ground_truth": "72"}],
+    "search_r1_qa_em": [{"ground_truth": '["Danube"]'}, {"ground_truth": '["The A"]'}, {"ground_truth": '["72"]'}],
+    "reasoning_gym": [
+        {"ground_truth": "72"},
+        {"ground_truth": "yes"},
+        {"ground_truth": '{"numbers": [6, 61, 94, 4], "target": 309}', "data_source": "reasoning_gym/countdown"},
+    ],
+    "torl": [{"ground_truth": "72"}, {"ground_truth": r"\frac{1}{2}"}],
+    "acecoder": [{"ground_truth": ADD_TESTS, "answer": ADD}],
+    "mathcoder": [{"ground_truth": "72", "ability": "math"}, {"ground_truth": ADD_TESTS, "answer": ADD}],
+}
+"""Rows for the managers of this folder: the golden answer as a solver would write it is `answer`, if it is another."""
+DEFAULT = [{"ground_truth": "72"}, {"ground_truth": "Danube"}]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An attack that succeeded."""
+
+    attack: Attack
+    ground_truth: str
+    score: float
+
+
+@dataclass
+class Report:
+    """What the attacks have shown so far."""
+
+    found: list[Finding] = field(default_factory=list)
+    paid: bool = False
+    """Whether the golden answer was taken for right, in any form."""
+    hangs: int = 0
+    _least: float = 0.0
+
+    def add(self, case: Case, graded: Graded) -> None:
+        """Raises UnusableError if the manager cannot grade a plainly wrong answer. Each row's first case is `PLAIN`."""
+        gold = str(case.row["ground_truth"])
+        if case.attack is PLAIN:
+            if graded.failure:
+                raise UnusableError(f"a plain wrong answer to {gold[:80]!r} is not graded: {graded.failure}")
+            self._least = graded.score
+        if case.attack.name == RIGHT:
+            self.paid |= graded.acc > 0.5
+        elif graded.failure:
+            attack = Attack(f"{case.attack.name} ({graded.failure[:80]})", case.attack.segments)
+            self.found.append(Finding(attack, gold, graded.score))
+        elif graded.acc > 0.5 or graded.score > self._least:
+            self.found.append(Finding(case.attack, gold, graded.score))
+        self.hangs += graded.failure.startswith("hangs")
+
+
+def cases_of(rows: list[dict[str, Any]], every: int = 1) -> list[Case]:
+    """All attacks on all rows, or one in `every`."""
+    cases = []
+    for row in rows:
+        gold = row.get("answer") or golden_text(row["ground_truth"])
+        code = "answer" in row or row.get("ability") == "code"
+        right = [Attack(RIGHT, (("model", form.format(gold)),)) for form in FORMS.values()]
+        attacks = attacks_on(row["ground_truth"], row.get("answer"), code)[::every]
+        cases += [Case(row, attack) for attack in (PLAIN, *right, *attacks)]
+    return cases
+
+
+def rows_of(name: str, data: Path | None, limit: int) -> list[dict[str, Any]]:
+    """Rows to attack with. Raises UnusableError."""
+    if data is None:
+        return SAMPLES.get(name, DEFAULT)
+    if not data.is_file():
+        raise UnusableError(f"there is no file {data}")
+    import pandas as pd
+
+    try:
+        table = pd.read_parquet(data) if data.suffix == ".parquet" else pd.read_json(data, lines=True)
+    except ValueError as error:
+        raise UnusableError(f"{data} cannot be read as {data.suffix}: {error}") from error
+    if "reward_model" not in table.columns:
+        raise UnusableError(f"{data} has no column 'reward_model'; it has: {', '.join(table.columns)}")
+    rows = [dict(row) for row in table.head(limit).to_dict("records")]
+    if not rows:
+        raise UnusableError(f"{data} has no rows")
+    for number, row in enumerate(rows):
+        graded_by = row.pop("reward_model")
+        if not isinstance(graded_by, Mapping) or "ground_truth" not in graded_by:
+            raise UnusableError(f"{data}, row {number}: reward_model must have a ground_truth; it is {graded_by!r:.80}")
+        row["ground_truth"] = graded_by["ground_truth"]
+    return rows
+
+
+def table_of(found: list[Finding]) -> Table:
+    """The false positives, with the input that made each."""
+    table = Table("attack", "ground truth", "score", "input", title=f"{len(found)} false positives")
+    for finding in found:
+        text = " ".join(f"[{author}] {text}" for author, text in finding.attack.segments)
+        table.add_row(finding.attack.name, repr(finding.ground_truth[:40]), f"{finding.score:g}", repr(text[:160]))
+    return table
+
+
+def _options(given: list[str]) -> Iterator[tuple[str, Any]]:
+    for option in given:
+        name, sign, value = option.partition("=")
+        if not sign:
+            raise UnusableError(f"--option {option}: write name=value")
+        try:
+            yield name, json.loads(value)
+        except ValueError:
+            yield name, value
+
+
+def report_on(
+    manager: str, options: Mapping[str, Any], rows: list[dict[str, Any]], seconds: float, console: Console
+) -> Report:
+    """All attacks on all rows. Raises UnusableError."""
+    cases, report = cases_of(rows), Report()
+    graded = graded_in_child(manager, options, cases, seconds)
+    for case, result in zip(cases, track(graded, total=len(cases), console=console, transient=True), strict=False):
+        report.add(case, result)
+        if report.hangs == MOST_HANGS:
+            break
+    return report
+
+
+def main(
+    manager: Annotated[str, typer.Argument(help="A name, or the path of a .py file with one reward manager.")],
+    data: Annotated[Path | None, typer.Option(help="Rows with a reward_model, .parquet or .jsonl.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows of it.")] = 3,
+    option: Annotated[list[str] | None, typer.Option(help="An option of the manager, name=value.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For one attack; more is a hang.")] = SECONDS,
+) -> None:
+    """Attack a reward manager with wrong answers."""
+    console = Console(soft_wrap=False)
+    try:
+        rows = rows_of(manager, data, limit)
+        report = report_on(manager, dict(_options(option or [])), rows, seconds, console)
+    except UnusableError as error:
+        Console(stderr=True).print(str(error), style="red", markup=False)
+        raise typer.Exit(2) from error
+    if report.hangs == MOST_HANGS:
+        console.print(f"stopped: it hangs on {MOST_HANGS} attacks")
+    elif not report.paid:
+        console.print("the golden answer was never taken for right: other rows (--data) may tell more")
+    if report.found:
+        console.print(table_of(report.found), markup=False)
+        raise typer.Exit(1)
+    console.print(f"{manager}: no false positive on {len(rows)} rows")

@@ -1,0 +1,480 @@
+"""The tool server's client: many trajectories at once, retries only where nothing runs twice.
+
+    async with ToolClient("http://127.0.0.1:5000") as client:
+        result = await client.call("trajectory-1", "<python>print(1+1)</python>", step=0)
+
+A failure of the infrastructure is the ``fault`` of the trajectories that it concerns, never an exception, and never an
+observation. What is retried, until the call's deadline or `max_retries`:
+
+- what certainly did not run: no connection, HTTP 503, a fault that the server marks as retryable;
+- what may have run (the connection broke, or the answer makes no sense) only if running it again changes nothing: the
+  request carries its step (the server answers a repeated step from its record), it only frees a trajectory, or all
+  tools of the server are stateless.
+
+Only the entries that failed are sent again. A retry waits `retry_delay` seconds, twice as long each time, with jitter,
+and at least as long as the server asks by ``Retry-After``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from verl_tool.client.exchange import Answer, Connections, ExchangeError, StrangerError
+from verl_tool.client.pacing import Pacer
+from verl_tool.client.replica_map import ReplicaMap
+from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.json_text import BadJsonError, decode_json, encode_json
+from verl_tool.protocol import (
+    Fault,
+    FaultKind,
+    HealthReport,
+    ObservationResponse,
+    ReplicaList,
+    StepRequest,
+    StepResult,
+    ToolDescription,
+)
+from verl_tool.sandbox_fusion import RunCodeRequest, RunCodeResponse
+
+_MAX_DELAY_SECONDS = 30.0
+_ASK_SECONDS = 5.0
+"""Deadline of the client's own questions (which replicas, which tools) on the way to a call."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One trajectory's part of a call, and where its result goes."""
+
+    position: int
+    request: StepRequest
+    extra: msgspec.Raw
+    """`request.extra` as JSON."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one try gave for an entry, and how long the server asks to wait before the next one (seconds)."""
+
+    entry: _Entry
+    result: StepResult
+    wait_seconds: float = 0.0
+
+
+class ToolClient:
+    """Client of one tool server. Use it in one event loop, as an async context manager or with `close`.
+
+    `url`: the server's base URL, with or without ``/get_observation``. `timeout`: seconds for one call, all its retries
+    included. `max_workers`: HTTP requests under way at a time. `request_interval`: least seconds between the starts of
+    two HTTP requests. `max_batch`: most trajectories in one HTTP request. `direct`: send a trajectory straight to the
+    replica that owns it where the server tells its replicas; otherwise everything goes through `url`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        max_retries: int = 3,
+        retry_delay: float = 0.5,
+        max_workers: int = 256,
+        request_interval: float = 0.0,
+        max_batch: int = 256,
+        direct: bool = True,
+    ) -> None:
+        _refuse_bad_options(url, timeout, max_retries, retry_delay, max_batch)
+        self.url = url.rstrip("/").removesuffix("/get_observation").rstrip("/")
+        self._timeout = timeout
+        self._max_retries = max_retries
+        self._retry_delay = retry_delay
+        self._max_batch = max_batch
+        self._direct = direct
+        self._pacer = Pacer(max_workers, request_interval)
+        self._connections = Connections(api_key, self.url)
+        self._map = ReplicaMap(self.url)
+        self._server = ""
+        """Name of the server, which every request names; empty until it has told it."""
+        self._map_lock = asyncio.Lock()
+        self._records_steps = False
+        """The server answers a repeated step from its record; known once it has told its replicas."""
+        self._stateless: bool | None = None
+        """All tools of the server are stateless; None until it was asked."""
+
+    async def __aenter__(self) -> ToolClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._connections.close()
+
+    async def step(self, requests: Sequence[StepRequest]) -> list[StepResult]:
+        """The results of `requests`, in their order. What failed bears a fault and costs the others nothing.
+
+        Raises TypeError or ValueError for entries that cannot be sent, ConfigError if the server refuses the api key.
+        """
+        entries = [_entry(position, request) for position, request in enumerate(requests)]
+        deadline = self._now() + self._timeout
+        results: list[StepResult | None] = [None] * len(requests)
+        await self._deliver(entries, results, deadline, attempt=0)
+        for request, result in zip(requests, results, strict=True):
+            if request.finish or (result is not None and result.done):
+                self._map.forget(request.trajectory_id)
+        return [result for result in results if result is not None]
+
+    async def call(
+        self,
+        trajectory_id: str,
+        action: str,
+        *,
+        step: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        finish: bool = False,
+        is_last_step: bool = False,
+    ) -> StepResult:
+        """The result of one trajectory's action. See `step`."""
+        request = StepRequest(trajectory_id, action, step, finish, is_last_step, extra or {})
+        return (await self.step([request]))[0]
+
+    async def finish(self, trajectory_ids: Sequence[str]) -> list[StepResult]:
+        """Free these trajectories' state on the server. Doing so twice is no error."""
+        return await self.step([StepRequest(trajectory_id, "", finish=True) for trajectory_id in trajectory_ids])
+
+    async def health(self) -> HealthReport:
+        """What the server says of itself, asked once. Raises ToolFault if it gives no answer that can be read."""
+        try:
+            answer = await self._once("GET", f"{self.url}/health", None, self._now() + self._timeout)
+        except ExchangeError as error:
+            kind = FaultKind.TIMEOUT if error.timed_out else FaultKind.UNREACHABLE
+            raise ToolFault(kind, error.message, retryable=True) from error
+        return _read(answer, HealthReport)
+
+    async def tools(self) -> list[ToolDescription]:
+        """The server's tools. Raises ToolFault if it gives no answer."""
+        answer = await self._asked("GET", "/tools", None)
+        return _tools_in(answer)
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        stdin: str | None = None,
+        run_timeout: float = 10.0,
+        compile_timeout: float = 10.0,
+        memory_limit_mb: int = -1,
+        files: Mapping[str, str] | None = None,
+        fetch_files: Sequence[str] = (),
+    ) -> RunCodeResponse:
+        """Run a program in the server's sandbox (SandboxFusion's schema; contents of `files` are base64).
+
+        It may run twice if the connection breaks: nothing of a run is left in the sandbox. Raises ToolFault if there is
+        no answer.
+        """
+        request = RunCodeRequest(
+            code=code,
+            language=language,
+            stdin=stdin,
+            run_timeout=run_timeout,
+            compile_timeout=compile_timeout,
+            memory_limit_MB=memory_limit_mb,
+            files=dict(files or {}),
+            fetch_files=list(fetch_files),
+        )
+        answer = await self._asked("POST", "/run_code", encode_json(request.model_dump()))
+        return _read(answer, RunCodeResponse)
+
+    async def _deliver(
+        self, entries: Sequence[_Entry], results: list[StepResult | None], deadline: float, attempt: int
+    ) -> None:
+        """Fill `results` for `entries`. Batches go out side by side, each retries by itself what failed of it."""
+        await self._renew_map(deadline)
+        batches = [
+            self._deliver_batch(url, batch, results, deadline, attempt)
+            for url, group in self._by_door(entries).items()
+            for batch in _batches(group, self._max_batch)
+        ]
+        await _all_of(batches)
+
+    async def _deliver_batch(
+        self, url: str, entries: Sequence[_Entry], results: list[StepResult | None], deadline: float, attempt: int
+    ) -> None:
+        again: list[_Outcome] = []
+        for outcome in await self._send(url, entries, deadline):
+            results[outcome.entry.position] = outcome.result
+            fault = outcome.result.fault
+            if fault is not None and fault.retryable and attempt < self._max_retries:
+                again.append(outcome)
+        if not again:
+            return
+        delay = self._delay(attempt, max(outcome.wait_seconds for outcome in again))
+        if self._now() + delay >= deadline:
+            return
+        await asyncio.sleep(delay)
+        await self._deliver([outcome.entry for outcome in again], results, deadline, attempt + 1)
+
+    async def _send(self, url: str, entries: Sequence[_Entry], deadline: float) -> list[_Outcome]:
+        """One try. What has no observation bears a fault that says whether the next try is safe."""
+        try:
+            answer = await self._once("POST", f"{url}/get_observation", _body(entries), deadline)
+        except ExchangeError as error:
+            if not error.timed_out:
+                self._map.avoid(url)
+            kind = FaultKind.TIMEOUT if error.timed_out else FaultKind.UNREACHABLE
+            return await self._without_answer(entries, kind, error.message, sent=error.sent)
+        if answer.status == 413 and len(entries) > 1:
+            half = len(entries) // 2
+            return await self._send(url, entries[:half], deadline) + await self._send(url, entries[half:], deadline)
+        response = _response_in(answer)
+        if response is not None:
+            return _outcomes(entries, response, answer.retry_after())
+        return await self._refused(url, entries, answer)
+
+    async def _refused(self, url: str, entries: Sequence[_Entry], answer: Answer) -> list[_Outcome]:
+        """An answer that holds no observations."""
+        words = f"{url} answered HTTP {answer.status}: {answer.words()}"
+        if answer.status in (401, 403):
+            raise ConfigError(f"the server refuses the api key; give api_key as the server has it. {words}")
+        if answer.status in (429, 503):
+            return _faulted(entries, FaultKind.OVERLOADED, words, retryable=True, wait=answer.retry_after())
+        if answer.status == 404:
+            # Ray Serve answers so while an application is being deployed: nothing was run.
+            return _faulted(entries, FaultKind.UNREACHABLE, words, retryable=True)
+        if 400 <= answer.status < 500:
+            return _faulted(entries, FaultKind.BAD_REQUEST, words, retryable=False)
+        return await self._without_answer(entries, FaultKind.UNREACHABLE, words, sent=True)
+
+    async def _without_answer(
+        self, entries: Sequence[_Entry], kind: FaultKind, message: str, *, sent: bool
+    ) -> list[_Outcome]:
+        safe = [not sent or await self._may_run_twice(entry.request) for entry in entries]
+        return [
+            outcome
+            for entry, again in zip(entries, safe, strict=True)
+            for outcome in _faulted([entry], kind, message, retryable=again)
+        ]
+
+    async def _may_run_twice(self, request: StepRequest) -> bool:
+        """Whether sending it again changes nothing, though it may have been run."""
+        if request.finish or (request.step is not None and self._records_steps):
+            return True
+        if self._stateless is None:
+            try:
+                answer = await self._once("GET", f"{self.url}/tools", None, self._now() + _ASK_SECONDS)
+                self._stateless = not any(tool.stateful for tool in _tools_in(answer))
+            except (ExchangeError, ToolFault):
+                return False
+        return self._stateless
+
+    async def _renew_map(self, deadline: float) -> None:
+        """Ask which replicas there are, if that is due. While one caller asks, the others use the list there is."""
+        if not self._map.is_stale() or (self._map_lock.locked() and self._map.was_asked):
+            return
+        async with self._map_lock:
+            if not self._map.is_stale():
+                return
+            try:
+                seconds = min(deadline, self._now() + _ASK_SECONDS)
+                answer = await self._once("GET", f"{self.url}/replicas", None, seconds)
+                # Another server's 404 may be JSON too.
+                replicas = _read(answer, ReplicaList) if answer.status == 200 else None
+            except (ExchangeError, ToolFault):
+                self._map.keep()
+                return
+            if answer.status >= 500:
+                # The front has nobody to ask at the moment.
+                self._map.keep()
+                return
+            self._records_steps = replicas is not None
+            self._server = replicas.server if replicas is not None else ""
+            self._map.renew(replicas if self._direct else None)
+
+    def _by_door(self, entries: Sequence[_Entry]) -> dict[str, list[_Entry]]:
+        """The entries by the base URL that they are sent to."""
+        doors: dict[str, list[_Entry]] = {}
+        for entry in entries:
+            doors.setdefault(self._map.url_of(entry.request.trajectory_id), []).append(entry)
+        return doors
+
+    async def _asked(self, method: str, path: str, body: bytes | None) -> Answer:
+        """The answer to a question that may be asked twice. Raises ToolFault if there is none."""
+        deadline = self._now() + self._timeout
+        for attempt in range(self._max_retries + 1):
+            wait = 0.0
+            try:
+                answer = await self._once(method, f"{self.url}{path}", body, deadline)
+            except ExchangeError as error:
+                kind = FaultKind.TIMEOUT if error.timed_out else FaultKind.UNREACHABLE
+                fault = ToolFault(kind, error.message, retryable=True)
+            else:
+                if answer.status not in (429, 502, 503, 504):
+                    return answer
+                wait = answer.retry_after()
+                words = f"{self.url}{path} answered HTTP {answer.status}: {answer.words()}"
+                fault = ToolFault(FaultKind.OVERLOADED, words, retryable=True)
+            delay = self._delay(attempt, wait)
+            if attempt == self._max_retries or self._now() + delay >= deadline:
+                break
+            await asyncio.sleep(delay)
+        raise fault
+
+    async def _once(self, method: str, url: str, body: bytes | None, deadline: float) -> Answer:
+        """One exchange, when there is a place for it. Raises ExchangeError."""
+        # Only the list of replicas is asked of whoever is at the front.
+        server = "" if url == f"{self.url}/replicas" else self._server
+        try:
+            await self._pacer.begin(deadline - self._now())
+        except asyncio.TimeoutError:
+            words = "no place for another request before the deadline; raise timeout or max_workers"
+            raise ExchangeError(words, sent=False, timed_out=True) from None
+        try:
+            seconds = deadline - self._now()
+            if seconds <= 0:
+                raise ExchangeError(f"the deadline of {self._timeout:g} s has passed", sent=False, timed_out=True)
+            return await self._connections.exchange(method, url, body, seconds, server)
+        except StrangerError:
+            if self._server == server:
+                # It may have been started anew: whoever is at the front now says who that is.
+                self._server = ""
+                self._map.distrust()
+            raise
+        finally:
+            self._pacer.end()
+
+    def _delay(self, attempt: int, at_least: float) -> float:
+        """Seconds to wait before the next try. Jitter keeps many clients from coming back at the same moment."""
+        delay = min(self._retry_delay * 2**attempt, _MAX_DELAY_SECONDS)
+        return max(delay * random.uniform(0.5, 1.0), at_least * random.uniform(1.0, 1.25))
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _entry(position: int, request: StepRequest) -> _Entry:
+    """Raises TypeError or ValueError that names what cannot be sent."""
+    if not isinstance(request.trajectory_id, str) or not request.trajectory_id:
+        raise ValueError(f"trajectory_id is {request.trajectory_id!r}; give a text that is not empty")
+    if not isinstance(request.action, str):
+        raise TypeError(f"action is a {type(request.action).__name__}; give the model's text")
+    if request.step is not None and (type(request.step) is not int or request.step < 0):
+        raise ValueError(f"step is {request.step!r}; give a whole number from 0, or None")
+    try:
+        extra = msgspec.Raw(encode_json(dict(request.extra)))
+    except TypeError as error:
+        raise TypeError(f"extra of trajectory {request.trajectory_id!r} cannot be sent as JSON: {error}") from error
+    return _Entry(position, request, extra)
+
+
+def _batches(entries: Sequence[_Entry], max_batch: int) -> list[list[_Entry]]:
+    """Parts of at most `max_batch`, but all entries of one trajectory together: the server keeps their order."""
+    batches: list[list[_Entry]] = []
+    batch_of: dict[str, list[_Entry]] = {}
+    for entry in entries:
+        batch = batch_of.get(entry.request.trajectory_id)
+        if batch is None:
+            if not batches or len(batches[-1]) >= max_batch:
+                batches.append([])
+            batch = batch_of[entry.request.trajectory_id] = batches[-1]
+        batch.append(entry)
+    return batches
+
+
+def _body(entries: Sequence[_Entry]) -> bytes:
+    """Body of ``POST /get_observation``; a field that says nothing is left out, for servers that do not know it."""
+    requests = [entry.request for entry in entries]
+    columns: dict[str, object] = {
+        "trajectory_ids": [request.trajectory_id for request in requests],
+        "actions": [request.action for request in requests],
+    }
+    if any(request.step is not None for request in requests):
+        columns["steps"] = [request.step for request in requests]
+    if any(request.finish for request in requests):
+        columns["finish"] = [request.finish for request in requests]
+    if any(request.is_last_step for request in requests):
+        columns["is_last_step"] = [request.is_last_step for request in requests]
+    if any(request.extra for request in requests):
+        columns["extra_fields"] = [entry.extra for entry in entries]
+    return encode_json(columns)
+
+
+def _response_in(answer: Answer) -> ObservationResponse | None:
+    """The observations in an answer, whatever its status; None if it holds none."""
+    try:
+        value = decode_json(answer.body)
+        return ObservationResponse.model_validate(value)
+    except (BadJsonError, ValidationError):
+        return None
+
+
+def _outcomes(entries: Sequence[_Entry], response: ObservationResponse, wait: float) -> list[_Outcome]:
+    try:
+        results = response.step_results([entry.request.trajectory_id for entry in entries])
+    except ValueError as error:
+        return _faulted(entries, FaultKind.BAD_REQUEST, str(error), retryable=False)
+    return [_Outcome(entry, result, wait) for entry, result in zip(entries, results, strict=True)]
+
+
+def _faulted(
+    entries: Sequence[_Entry], kind: FaultKind, message: str, *, retryable: bool, wait: float = 0.0
+) -> list[_Outcome]:
+    fault = Fault(kind=kind, message=message, retryable=retryable)
+    return [
+        _Outcome(entry, StepResult(entry.request.trajectory_id, valid=False, fault=fault), wait) for entry in entries
+    ]
+
+
+def _read(answer: Answer, model: type[Model]) -> Model:
+    """The answer as `model`, whatever its status. Raises ToolFault if it is something else."""
+    try:
+        return model.model_validate(decode_json(answer.body))
+    except (BadJsonError, ValidationError):
+        words = f"the server answered HTTP {answer.status} and no {model.__name__}: {answer.words()}"
+        raise ToolFault(FaultKind.UNREACHABLE, words, retryable=False) from None
+
+
+class _ToolList(BaseModel):
+    tools: list[ToolDescription]
+
+
+def _tools_in(answer: Answer) -> list[ToolDescription]:
+    return _read(answer, _ToolList).tools
+
+
+async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Await all side by side; if one raises, or the caller is cancelled, none is left running."""
+    if len(works) == 1:
+        await works[0]
+        return
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _refuse_bad_options(url: str, timeout: float, max_retries: int, retry_delay: float, max_batch: int) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"url is {url!r}; begin it with http:// or https://")
+    if not timeout > 0 or max_retries < 0 or retry_delay < 0 or max_batch < 1:
+        raise ConfigError(
+            f"timeout is {timeout}, max_retries {max_retries}, retry_delay {retry_delay}, max_batch {max_batch}; "
+            "timeout must be above 0, max_batch at least 1, the others at least 0"
+        )

@@ -1,0 +1,60 @@
+"""Going through a run's steps in the forkserver itself, so that forks find everything as they need it.
+
+A fork shares its parent's memory until it writes to it; each page first written to costs a fault and a copy. Python
+writes a lot while it does something for the first time: it imports lazily, specialises bytecode, and fills the cache of
+type attributes, where each new entry also lets go of an old name. Done here once, none of that is left for the runs.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+from . import program, streams, wire
+from .policy_hooks import Guard
+
+_TIMES = 20
+"""Bytecode is specialised after a few passes."""
+_PROGRAMS = (
+    b"print(1 + 1)\n",
+    b"import math\ndef f(x):\n    return math.sqrt(x)\nfor i in range(3):\n    print(f'{f(i):.3f}', i, [i], {i: i})\n",
+    b"import sys\nprint('a', file=sys.stderr)\nclass A:\n    pass\na = A()\nraise ValueError('x')\n",
+    b"if __name__ == '__main__':\n    print(input())\n",
+)
+_WITH_NUMPY = b"""
+import numpy as np
+a = np.arange(10)
+print(a.sum(), a.reshape(2, 5), a.mean())
+print(np.linalg.inv(np.eye(2)))
+"""
+
+_NO_POLICY = Guard(None, [], [])
+
+
+def rehearse() -> None:
+    """Run a few harmless programs of ours through the code that runs go through; their output goes nowhere."""
+    saved = sys.stdin, sys.argv, sys.modules["__main__"], sys.path[0]
+    programs = (*_PROGRAMS, _WITH_NUMPY) if "numpy" in sys.modules else _PROGRAMS
+    null, kept = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), os.dup(2)
+    os.dup2(null, 2)  # file descriptor 1 leads there already
+    try:
+        for _ in range(_TIMES):
+            for code in programs:
+                _rehearse_one(code)
+    finally:
+        os.dup2(kept, 2)
+        os.close(null)
+        os.close(kept)
+        streams.attach(None, 0)
+        sys.stdin, sys.argv, sys.modules["__main__"], sys.path[0] = saved
+
+
+def _rehearse_one(code: bytes) -> None:
+    words = memoryview(bytearray(wire.JOURNAL_BYTES)).cast("Q")
+    streams.attach(streams.Journal(words), 1 << 20)
+    sys.stdin = io.StringIO("line\n")
+    main = program.new_main_module()
+    program.execute(code, main, _NO_POLICY)
+    program.forget(main)
+    program.settle()

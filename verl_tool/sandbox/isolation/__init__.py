@@ -1,0 +1,1 @@
+"""What the kernel isolates a run with: namespaces, system call filter and control groups."""

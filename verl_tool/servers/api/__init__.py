@@ -1,0 +1,1 @@
+"""The tool server over HTTP: requests in, answers out."""

@@ -1,0 +1,105 @@
+"""Which names a server may be called by.
+
+A web page may point a name of its own at 127.0.0.1 (DNS rebinding), and its visitors' browsers then let it talk to the
+servers of their machines. Such a request bears the page's name as its ``Host``, and the page as its ``Origin``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from verl_tool.json_text import shown
+from verl_tool.servers.api.http import HttpError, Scope
+
+_REMEMBERED = 64
+"""Accepted values of ``Host`` that are not looked at again."""
+_HTTP_PORT = 80
+
+
+class HostCheck:
+    """Refuses requests that were sent to somebody else's name.
+
+    `host`, `port`: where the front door listens. If that is no loopback address, all names are accepted, unless
+    `allowed` names some. `allowed`: further names, each with a port (``box.example:5000``) or for all ports.
+    """
+
+    def __init__(self, host: str, port: int | None, allowed: Sequence[str] = ()) -> None:
+        self._active = is_loopback(host) or bool(allowed)
+        self._port = port
+        self._allowed = frozenset(name.lower() for name in allowed)
+        self._accepted: set[tuple[bytes, int | None]] = set()
+
+    def refuse_stranger(self, scope: Scope) -> None:
+        """Raises HttpError 403, or 400 if the headers contradict each other."""
+        if not self._active:
+            return
+        host = origin = None
+        for name, value in scope["headers"]:
+            if name == b"host":
+                if host is not None:
+                    raise HttpError(400, "bad_request", "the header 'host' is there twice; send it once", "host")
+                host = value
+            elif name == b"origin":
+                origin = value
+        server = scope.get("server")
+        key = (host or b"", server[1] if server else None)
+        if key not in self._accepted:
+            self._refuse_host(host, server)
+            if len(self._accepted) < _REMEMBERED:
+                self._accepted.add(key)
+        if origin is not None:
+            self._refuse_origin(origin, host or b"")
+
+    def _refuse_host(self, host: bytes | None, server: tuple[str, int | None] | None) -> None:
+        if host is None:
+            raise HttpError(400, "bad_request", "the header 'host' is missing; HTTP/1.1 asks for it", "host")
+        name, port = _name_and_port(host.decode("latin-1"))
+        if name in self._allowed or f"{name}:{port}" in self._allowed:
+            return
+        own_address, own_port = server or (None, None)
+        right_name = name == "localhost" or is_loopback(name) or name == own_address
+        right_port = server is None or self._port is None or port in (self._port, own_port)
+        if not (name and right_name and right_port):
+            raise _stranger("host", host)
+
+    def _refuse_origin(self, origin: bytes, host: bytes) -> None:
+        """A page may only come from this very server, or from an allowed name."""
+        text = origin.decode("latin-1").lower()
+        if text in (f"http://{host.decode('latin-1').lower()}", f"https://{host.decode('latin-1').lower()}"):
+            return
+        scheme, _, rest = text.partition("://")
+        name, port = _name_and_port(rest)
+        if scheme not in ("http", "https") or not {name, f"{name}:{port}"} & self._allowed:
+            raise _stranger("origin", origin)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name, or an address without brackets) is one that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _name_and_port(text: str) -> tuple[str, int | None]:
+    """Of ``name``, ``name:port`` or ``[address]:port``; an empty name if it is none of them."""
+    try:
+        parts = urlsplit(f"//{text}")
+        port = parts.port
+    except ValueError:
+        return "", None
+    if parts.path or parts.query or parts.fragment or parts.username is not None or not parts.hostname:
+        return "", None
+    return parts.hostname.rstrip("."), _HTTP_PORT if port is None else port
+
+
+def _stranger(field: str, value: bytes) -> HttpError:
+    message = (
+        f"this server listens on a loopback address, and {field!r} is {shown(value.decode('latin-1'))}; call it by "
+        "127.0.0.1 or localhost and its port, or start it with --allowed_hosts"
+    )
+    return HttpError(403, "forbidden_host", message, field)

@@ -1,0 +1,77 @@
+"""Which replica runs which entry of a request.
+
+`ToolServerApp` asks its `Router` for everything that concerns other replicas; without one, `LocalRouter` says that this
+process is all there is. A request that bears the header ``x-verl-tool-forwarded: 1`` comes from a peer: the app never
+shows it to the router, so that a request makes at most one hop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from verl_tool.protocol import HealthReport, ReplicaInfo, ReplicaList, StepRequest, StepResult
+
+__all__ = [
+    "DOOR_KEY_HEADER",
+    "FORWARDED_HEADER",
+    "HealthReport",
+    "LocalRouter",
+    "ReplicaInfo",
+    "ReplicaList",
+    "Router",
+    "RunLocal",
+]
+
+FORWARDED_HEADER = "x-verl-tool-forwarded"
+"""Request header: run this here, and answer for this replica only. Its value is ``1``."""
+DOOR_KEY_HEADER = "x-verl-tool-door-key"
+"""Request header by which replicas of one server know each other."""
+RunLocal = Callable[[Sequence[StepRequest]], Awaitable[list[StepResult]]]
+"""Runs entries in this process, admission and deadline included. Never raises for a single entry."""
+
+
+class Router(Protocol):
+    """What the app asks about other replicas. Every method has its own deadline and never raises for a dead peer."""
+
+    replica_id: str
+    """This replica's id, for the response header and the reports."""
+
+    async def step(self, requests: Sequence[StepRequest], run_local: RunLocal) -> list[StepResult]:
+        """Answer `requests` in order: call `run_local` with those that are to run here, forward the others.
+
+        Called only for requests that no peer forwarded. An entry that cannot be answered gets a `StepResult` with a
+        fault.
+        """
+        ...
+
+    async def replicas(self) -> ReplicaList:
+        """All live replicas, this one included."""
+        ...
+
+    async def health(self, own: HealthReport) -> HealthReport:
+        """`own`, completed by what is known of the peers."""
+        ...
+
+    async def metrics(self, own: bytes) -> bytes:
+        """`own` (Prometheus text of this replica), merged with the peers'."""
+        ...
+
+
+class LocalRouter:
+    """The router of a server that is one process."""
+
+    def __init__(self, replica_id: str = "local") -> None:
+        self.replica_id = replica_id
+
+    async def step(self, requests: Sequence[StepRequest], run_local: RunLocal) -> list[StepResult]:
+        return await run_local(requests)
+
+    async def replicas(self) -> ReplicaList:
+        return ReplicaList()
+
+    async def health(self, own: HealthReport) -> HealthReport:
+        return own
+
+    async def metrics(self, own: bytes) -> bytes:
+        return own

@@ -1,0 +1,118 @@
+"""A replica's own HTTP server beside Serve's: peers and `ToolClient` reach just this replica by it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import random
+import socket
+from collections.abc import Iterator, Sequence
+
+import uvicorn
+
+from verl_tool.servers.api.http import AsgiApp, HttpError, Receive, Scope, Send, header, send_reply
+from verl_tool.servers.api.http_protocol import BoundedHttp
+from verl_tool.servers.api.router import DOOR_KEY_HEADER
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 90
+"""An idle connection is kept longer than any of our clients keeps it, so that it is never closed under a request."""
+BACKLOG = 4096
+"""Connections that wait to be accepted."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers: the process belongs to Ray."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class SideDoor:
+    """Serves `app` on a free port of `host`, one of `ports` if any of them is free, in the running event loop."""
+
+    def __init__(self, host: str, ports: Sequence[int] = ()) -> None:
+        self._socket = _listen(host, ports)
+        port = self._socket.getsockname()[1]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self, app: AsgiApp) -> None:
+        """Begin to serve."""
+        config = uvicorn.Config(
+            app,
+            http=BoundedHttp,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=None,
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            backlog=BACKLOG,
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise OSError(f"the side door at {self.url} ended at its start")
+            await asyncio.sleep(0.01)
+
+    def is_open(self) -> bool:
+        """Whether it still serves."""
+        return self._serving is not None and not self._serving.done()
+
+    async def close(self, grace_seconds: float) -> None:
+        """Take nothing new, end what runs, at most for `grace_seconds`."""
+        if self._server is None or self._serving is None:
+            self._socket.close()
+            return
+        self._server.should_exit = True
+        try:
+            await asyncio.wait_for(self._serving, timeout=grace_seconds)
+        except asyncio.TimeoutError:
+            logger.warning(
+                "the side door at %s had requests after %g s and was closed on them", self.url, grace_seconds
+            )
+        finally:
+            self._socket.close()
+
+
+def guarded(app: AsgiApp, door_key: str) -> AsgiApp:
+    """`app` for those only that show `door_key`: a door on a network, of a server that has no API key."""
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        shown = header(scope, DOOR_KEY_HEADER.encode()) or b""
+        if hmac.compare_digest(shown, door_key.encode()):
+            await app(scope, receive, send)
+        else:
+            refusal = HttpError(401, "unauthorized", "this door is for replicas only; use the front door")
+            await send_reply(send, refusal.reply())
+
+    return guard
+
+
+def _listen(host: str, ports: Sequence[int]) -> socket.socket:
+    for port in random.sample(ports, len(ports)):
+        with contextlib.suppress(OSError):
+            return _bound(host, port)
+    return _bound(host, 0)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind((host, port))
+        # Peers may connect from now on: they wait in the backlog until the server accepts.
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,133 @@
+"""One replica's way to the others: sends them what is theirs, over a pool of connections, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from verl_tool.errors import VerlToolError
+from verl_tool.protocol import (
+    MISDIRECTED,
+    REPLICA_HEADER,
+    SERVER_HEADER,
+    Fault,
+    FaultKind,
+    ObservationResponse,
+    ReplicaInfo,
+    StepRequest,
+    StepResult,
+    proof_of,
+)
+from verl_tool.servers.api.router import DOOR_KEY_HEADER, FORWARDED_HEADER
+from verl_tool.servers.api.wire import encode_json
+
+CONNECT_SECONDS = 2.0
+"""Deadline for a connection to a peer."""
+KEEP_ALIVE_SECONDS = 30.0
+"""How long an idle connection is kept; a side door keeps it longer, so that it never closes one that is being used."""
+ANSWER_MARGIN_SECONDS = 5.0
+"""A peer has its own deadline and answers in time; this much more is waited for its answer."""
+
+
+class PeerAwayError(VerlToolError):
+    """Nothing was run: no connection to the peer, or somebody else is there by now."""
+
+
+class PeerBrokenError(VerlToolError):
+    """The connection broke, or the answer made no sense; the request may have been run."""
+
+
+class PeerTimeoutError(VerlToolError):
+    """The peer did not answer in time; the request may have been run."""
+
+
+class Peers:
+    """Connections to the other replicas' side doors.
+
+    `api_key`: of the server, if it has one. `door_key`: by which replicas know each other. `server`: its name.
+    """
+
+    def __init__(self, *, request_timeout_seconds: float, api_key: str | None, door_key: str, server: str = "") -> None:
+        self._timeout = aiohttp.ClientTimeout(
+            total=request_timeout_seconds + ANSWER_MARGIN_SECONDS, sock_connect=CONNECT_SECONDS
+        )
+        self._headers = {FORWARDED_HEADER: "1", DOOR_KEY_HEADER: door_key, "content-type": "application/json"}
+        if server:
+            self._headers[SERVER_HEADER] = server
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {proof_of(api_key, server)}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def step(self, peer: ReplicaInfo, requests: Sequence[StepRequest]) -> list[StepResult]:
+        """Have `peer` run `requests`; its answers in their order.
+
+        A refusal of the whole request (its queue is full) becomes each entry's fault. Raises `PeerAwayError`,
+        `PeerBrokenError` or `PeerTimeoutError`.
+        """
+        status, body = await self._send(peer, "POST", "/get_observation", encode(requests))
+        if status != 200:
+            fault = _refusal(peer, status, body)
+            return [StepResult(request.trajectory_id, valid=False, fault=fault) for request in requests]
+        try:
+            return ObservationResponse.model_validate_json(body).step_results([r.trajectory_id for r in requests])
+        except (ValidationError, ValueError) as error:
+            raise PeerBrokenError(f"replica {peer.id} answered with something else: {error}") from error
+
+    async def get(self, peer: ReplicaInfo, path: str, seconds: float) -> bytes:
+        """What `peer` alone answers at `path`, whatever the status. Raises as `step` does."""
+        try:
+            _, body = await asyncio.wait_for(self._send(peer, "GET", path, b""), timeout=seconds)
+        except asyncio.TimeoutError:
+            raise PeerTimeoutError(f"replica {peer.id} did not answer {path} in {seconds:g} s") from None
+        return body
+
+    async def _send(self, peer: ReplicaInfo, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
+        headers = {**self._headers, REPLICA_HEADER: peer.id}
+        try:
+            async with self._session.request(method, peer.url + path, data=body, headers=headers) as response:
+                status, answer = response.status, await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise PeerAwayError(f"no connection to replica {peer.id} at {peer.url}: {error}") from error
+        except (asyncio.TimeoutError, TimeoutError):
+            raise PeerTimeoutError(f"replica {peer.id} did not answer in {self._timeout.total:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise PeerBrokenError(f"the connection to replica {peer.id} broke: {error}") from error
+        if status == MISDIRECTED:
+            raise PeerAwayError(f"somebody else is at {peer.url}, where replica {peer.id} was")
+        return status, answer
+
+
+def encode(requests: Sequence[StepRequest]) -> bytes:
+    """The body of ``POST /get_observation`` for `requests`."""
+    body: dict[str, list[Any]] = {
+        "trajectory_ids": [request.trajectory_id for request in requests],
+        "actions": [request.action for request in requests],
+        "steps": [request.step for request in requests],
+        "finish": [request.finish for request in requests],
+        "is_last_step": [request.is_last_step for request in requests],
+        "extra_fields": [dict(request.extra) for request in requests],
+    }
+    return encode_json(body)
+
+
+def _refusal(peer: ReplicaInfo, status: int, body: bytes) -> Fault:
+    words = body[:300].decode(errors="replace")
+    if status == 503:
+        message = f"replica {peer.id} is full: {words}"
+        return Fault(kind=FaultKind.OVERLOADED, message=message, retryable=True)
+    message = f"replica {peer.id} refused a forwarded request with HTTP {status}: {words}"
+    return Fault(
+        kind=FaultKind.BAD_REQUEST if status < 500 else FaultKind.TOOL_CRASHED, message=message, retryable=False
+    )

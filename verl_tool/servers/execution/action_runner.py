@@ -1,0 +1,204 @@
+"""Runs one action: finds its calls, has the tools run them in order, and answers whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from verl_tool.errors import SandboxError, ToolFault
+from verl_tool.json_text import shown
+from verl_tool.protocol import FaultKind, StepRequest, StepResult
+from verl_tool.servers.execution.admission import Admission
+from verl_tool.servers.execution.calls import CallFinder, Claim
+from verl_tool.servers.execution.deadline import Deadline
+from verl_tool.servers.execution.observation import merge, not_run, not_understood, told_of_error, unrunnable
+from verl_tool.servers.execution.trajectory_table import Trajectory
+from verl_tool.servers.metrics import NO_TOOL, ToolMetrics
+from verl_tool.servers.tools.base import Context, Tool, ToolResult
+
+log = logging.getLogger(__name__)
+
+TOOL_FIELD = "tool_name"
+"""Entry of a request's extra data that names the one tool that may take this trajectory's action."""
+TOOLS_FIELD = "tool_names"
+"""Entry of a request's extra data that lists the tools that may take it."""
+MAX_CALLS = 256
+"""Most calls of one action that are run, where the server's config says nothing. Of more, one is refused for all."""
+MAX_NAMES = 256
+"""Most names in that list."""
+
+
+class ToolCallFault(ToolFault):
+    """A fault of one tool's call."""
+
+    def __init__(self, tool: Tool, kind: FaultKind, message: str, retryable: bool) -> None:
+        super().__init__(kind, message, retryable)
+        self.tool = tool.name
+
+
+class ActionRunner:
+    """Runs actions of many trajectories with the same tools; one trajectory's actions one after the other."""
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        metrics: ToolMetrics,
+        *,
+        done_if_invalid: bool,
+        max_calls: int | None,
+        call_timeout_seconds: float,
+    ) -> None:
+        self._tools = tools
+        self._by_name = {tool.name: tool for tool in tools}
+        self._finder = CallFinder(tools)
+        self._metrics = metrics
+        self._done_if_invalid = done_if_invalid
+        self._max_calls = min(max_calls or MAX_CALLS, MAX_CALLS)
+        self._call_timeout = call_timeout_seconds
+
+    async def run(
+        self,
+        trajectory: Trajectory,
+        request: StepRequest,
+        progress: list[ToolResult],
+        admission: Admission | None,
+    ) -> StepResult:
+        """The answer to the action; a failure is the fault of this one answer, nothing is raised for it.
+
+        `progress` holds the results of the calls that ran in an earlier attempt, and takes those of this one.
+        """
+        try:
+            with Deadline(self._call_timeout):
+                return await self._run_in_turn(trajectory, request, progress, admission)
+        except asyncio.TimeoutError:
+            words = f"the action took more than {self._call_timeout:g} s (call_timeout_seconds) and was stopped"
+            fault = ToolFault(FaultKind.TIMEOUT, words, retryable=False)
+        except ToolFault as error:
+            fault = error
+        except Exception as error:
+            # Formats and `Tool.recognise` are anybody's code, and may raise anything.
+            log.exception("the action of trajectory %s could not be read", trajectory.id)
+            words = f"{type(error).__name__}: {error}; the traceback is in the server's log"
+            fault = ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)
+        # Without a record, a retry would run the action's earlier calls again.
+        return self.faulted(request, fault, retryable=fault.retryable and not (progress and request.step is None))
+
+    def faulted(self, request: StepRequest, fault: ToolFault, retryable: bool | None = None) -> StepResult:
+        """`fault` as the answer, counted; `retryable` in place of the fault's own."""
+        self._metrics.faulted(fault.kind, fault.tool if isinstance(fault, ToolCallFault) else NO_TOOL)
+        wire = fault.as_fault() if retryable is None else fault.as_fault().model_copy(update={"retryable": retryable})
+        return StepResult(request.trajectory_id, valid=False, fault=wire)
+
+    async def end(self, trajectory: Trajectory) -> None:
+        """The trajectory is over: close its states, after what it runs now."""
+        async with trajectory.lock:
+            trajectory.over = True
+            await self.free(trajectory)
+
+    async def free(self, trajectory: Trajectory) -> None:
+        """Close all its states. A tool that fails to is logged: its trajectory is over either way."""
+        states, trajectory.states = trajectory.states, {}
+        for name, state in states.items():
+            if not self._by_name[name].stateful:
+                continue
+            try:
+                with Deadline(self._call_timeout):
+                    await self._by_name[name].close_state(state)
+            except Exception:
+                # A tool is anybody's code, and may raise anything.
+                log.exception("tool %s failed to close the state of trajectory %s", name, trajectory.id)
+
+    async def _run_in_turn(
+        self, trajectory: Trajectory, request: StepRequest, progress: list[ToolResult], admission: Admission | None
+    ) -> StepResult:
+        async with trajectory.lock:
+            _refuse_ended(trajectory)
+            wanted = self._wanted_tools(request)
+            claims, strangers = await self._finder.find_in_turn(request.action, wanted)
+            # Each refusal costs as much as a call, and an action may hold tens of thousands.
+            claims = claims[: MAX_CALLS + 1]
+            if claims:
+                async with admission.place(claims[0].tool.name) if admission else nullcontext():
+                    await self._run_claims(claims, trajectory, request, progress)
+                result = merge(request.trajectory_id, claims, progress)
+            else:
+                self._metrics.not_understood()
+                tools = self._tools if wanted is None else wanted
+                result = not_understood(request.trajectory_id, tools, strangers, self._done_if_invalid)
+            if result.done:
+                trajectory.over = True
+                await self.free(trajectory)
+            return result
+
+    async def _run_claims(
+        self, claims: Sequence[Claim], trajectory: Trajectory, request: StepRequest, progress: list[ToolResult]
+    ) -> None:
+        """Run the calls that `progress` does not hold yet, up to one that ends the trajectory; those beyond the
+        greatest number for one action are answered with a refusal."""
+        for place in range(len(progress), len(claims)):
+            if progress and progress[-1].done:
+                return
+            if place >= self._max_calls:
+                progress.append(not_run(self._max_calls))
+            else:
+                progress.append(await self._run_claim(claims[place], trajectory, request))
+
+    async def _run_claim(self, claim: Claim, trajectory: Trajectory, request: StepRequest) -> ToolResult:
+        tool, call = claim.tool, claim.call
+        if call.error is not None:
+            self._metrics.not_understood(tool.name)
+            return unrunnable(call)
+        began = time.perf_counter()
+        try:
+            result = await tool.run(call, await _context(tool, trajectory, request))
+            if not isinstance(result, ToolResult):
+                raise TypeError(f"run returned {type(result).__name__}; a tool returns ToolResult")
+        except ToolFault as fault:
+            raise ToolCallFault(tool, fault.kind, fault.message, fault.retryable) from fault
+        except SandboxError as error:
+            raise ToolCallFault(tool, FaultKind.SANDBOX, str(error), error.retryable) from error
+        except Exception as error:
+            # A tool is anybody's code, and may raise anything; what it raises is the fault of this trajectory alone.
+            log.exception("tool %s crashed on trajectory %s", tool.name, trajectory.id)
+            words = f"tool {tool.name}: {type(error).__name__}: {error}; the traceback is in the server's log"
+            raise ToolCallFault(tool, FaultKind.TOOL_CRASHED, words, retryable=False) from error
+        self._metrics.called(tool.name, time.perf_counter() - began, valid=result.valid, error=result.error)
+        return told_of_error(result)
+
+    def _wanted_tools(self, request: StepRequest) -> Sequence[Tool] | None:
+        """The tools that the request allows; None: all."""
+        name, names = request.extra.get(TOOL_FIELD), request.extra.get(TOOLS_FIELD)
+        if name is not None:
+            return [self._known_tool(TOOL_FIELD, name)]
+        if names is None:
+            return None
+        if not isinstance(names, list) or len(names) > MAX_NAMES:
+            message = f"{TOOLS_FIELD} is {shown(names)}; send a list of at most {MAX_NAMES} names"
+            raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
+        return [self._known_tool(TOOLS_FIELD, each) for each in names]
+
+    def _known_tool(self, field: str, name: object) -> Tool:
+        tool = self._by_name.get(name) if isinstance(name, str) else None
+        if tool is None:
+            message = f"{field} {shown(name)} is unknown; known: {', '.join(self._by_name)}"
+            raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
+        return tool
+
+
+async def _context(tool: Tool, trajectory: Trajectory, request: StepRequest) -> Context:
+    """Who calls `tool`; a state is made at the trajectory's first call."""
+    if tool.name not in trajectory.states:
+        state = await tool.create_state(trajectory.id, request.extra) if tool.stateful else None
+        trajectory.states[tool.name] = state
+    state = trajectory.states[tool.name]
+    return Context(trajectory.id, request.step, state, request.extra, request.is_last_step)
+
+
+def _refuse_ended(trajectory: Trajectory) -> None:
+    """Refuse an action that waited for its turn while an earlier one ended the trajectory."""
+    if trajectory.over or trajectory.closed:
+        message = f"trajectory {trajectory.id[:80]!r} ended while this action waited for its turn"
+        raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)

@@ -1,0 +1,105 @@
+"""What the model reads after its action: results put together, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from verl_tool.formats import Call
+from verl_tool.protocol import StepResult
+from verl_tool.servers.execution.calls import Claim
+from verl_tool.servers.tools.base import Tool, ToolResult
+
+
+def merge(trajectory_id: str, claims: Sequence[Claim], results: Sequence[ToolResult]) -> StepResult:
+    """One answer to all calls of an action.
+
+    Texts follow one another, rewards and metrics add up, the last image and audio stand, and the action is valid if one
+    of its calls was. `results` may be shorter than `claims`: a call ended the trajectory.
+    """
+    if len(results) == 1:
+        return _alone(trajectory_id, claims[0].call, results[0])
+    rewards = [result.reward for result in results if result.reward is not None]
+    reasons = [result.invalid_reason for result in results if result.invalid_reason]
+    metrics: dict[str, float] = {}
+    for result in results:
+        for name, value in result.metrics.items():
+            metrics[name] = metrics.get(name, 0.0) + value
+    return StepResult(
+        trajectory_id,
+        # zip stops where the results do.
+        "".join(_render(claim.call, result) for claim, result in zip(claims, results, strict=False)),
+        done=any(result.done for result in results),
+        valid=any(result.valid for result in results),
+        reward=sum(rewards) if rewards else None,
+        image=_last([result.image for result in results]),
+        audio=_last([result.audio for result in results]),
+        invalid_reason="; ".join(reasons) or None,
+        metrics=metrics or None,
+    )
+
+
+def _alone(trajectory_id: str, call: Call, result: ToolResult) -> StepResult:
+    """The usual case: one call."""
+    return StepResult(
+        trajectory_id,
+        _render(call, result),
+        result.done,
+        result.valid,
+        None,
+        result.reward,
+        result.image,
+        result.audio,
+        result.invalid_reason,
+        result.metrics or None,
+    )
+
+
+def unrunnable(call: Call) -> ToolResult:
+    """The answer to a call that its format found to be broken."""
+    return ToolResult(f"Error: {call.error}", valid=False, invalid_reason=call.error)
+
+
+def told_of_error(result: ToolResult) -> ToolResult:
+    """`result` with its `error` among the metrics, which travel to the trajectory's record."""
+    return replace(result, metrics={**result.metrics, "error": 1.0}) if result.error else result
+
+
+def not_run(limit: int) -> ToolResult:
+    """The answer to a call beyond the `limit` of one action."""
+    words = f"at most {limit} call{'s' if limit > 1 else ''} of one turn are run"
+    return ToolResult(
+        f"Error: {words}; this one was not. Send it in your next turn.", valid=False, invalid_reason=words
+    )
+
+
+def not_understood(trajectory_id: str, tools: Sequence[Tool], strangers: Sequence[Call], done: bool) -> StepResult:
+    """The answer to an action in which no tool found a call; `strangers` are the calls that name no tool here."""
+    if strangers and strangers[0].error is not None:
+        reason = strangers[0].error
+        text = f"Error: {reason}"
+    elif strangers:
+        reason = f"unknown tool {strangers[0].name[:80]!r}"
+        text = f"Error: {reason}. {_known(tools)}"
+    else:
+        reason = "no tool call found"
+        text = f"No tool call found. {_known(tools)} Name the tool in a tag, a code fence or a JSON tool call."
+    if strangers:
+        text = strangers[0].format.render(text, strangers[0])
+    else:
+        formats = [fmt for tool in tools for fmt in tool.formats]
+        text = formats[0].render(text) if formats else text
+    return StepResult(trajectory_id, text, done, valid=False, invalid_reason=reason)
+
+
+def _render(call: Call, result: ToolResult) -> str:
+    """A call that ends the trajectory without a word leaves nothing to read."""
+    return "" if result.done and not result.text else call.format.render(result.text, call)
+
+
+def _known(tools: Sequence[Tool]) -> str:
+    return " ".join(["Known tools:", *(f"{tool.name} ({tool.description.rstrip('.')})." for tool in tools)])
+
+
+def _last(values: Sequence[object]) -> object | None:
+    return next((value for value in reversed(values) if value is not None), None)

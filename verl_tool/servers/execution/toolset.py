@@ -1,0 +1,328 @@
+"""The tools of one replica, and what it owes to each trajectory: order, state, and every step run once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.protocol import FaultKind, StepRequest, StepResult, ToolDescription
+from verl_tool.servers.execution.action_runner import ActionRunner
+from verl_tool.servers.execution.admission import Admission
+from verl_tool.servers.execution.trajectory_table import Record, Trajectory, TrajectoryTable
+from verl_tool.servers.execution.wait_all import settle
+from verl_tool.servers.metrics import ToolMetrics
+from verl_tool.servers.tools.base import Tool
+
+log = logging.getLogger(__name__)
+
+_BEGIN_AT_A_TIME = 128
+"""Entries of a batch that are begun before the event loop has its turn."""
+ABORT_FIELD = "abort"
+"""Entry of the extra data of a request that finishes a trajectory: true stops what it runs."""
+
+
+@dataclass(frozen=True)
+class ToolSetStats:
+    """What a tool set holds at this moment."""
+
+    trajectories: int
+    """Live trajectories that are remembered."""
+    running: int
+    """Actions that run or wait for their turn."""
+    record_bytes: int
+    """Bytes of recorded answers, roughly."""
+    live_by_tool: dict[str, int]
+    """Live trajectories that have called the tool."""
+
+
+class ToolSet:
+    """Several tools behind one `step`.
+
+    An action's calls are found in all tools' formats, run in the order of the text, and their observations are put
+    together, each rendered in the dialect of its call. One trajectory's actions run one after the other, different
+    trajectories at the same time.
+
+    Exactly once: a request that carries a step is run once and its answer recorded; sent again, it is answered from the
+    record, or waits for the run that is going on. A run whose caller has left goes on if its step is recorded, and is
+    cancelled otherwise.
+
+    `state_ttl_seconds`: an idle trajectory's state is freed after it. `record_ttl_seconds`: how long the answer to a
+    step is known. `call_timeout_seconds`: the longest that one action may take, its wait for its turn included.
+    `max_calls`: calls of one action that are run, at most and if None `MAX_CALLS`; one beyond is refused.
+    `on_released(trajectory_id, lost)`: called when this replica no longer knows a trajectory; `lost` if a state of it
+    was dropped before anybody had finished it.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        state_ttl_seconds: float = 3600.0,
+        record_ttl_seconds: float = 600.0,
+        max_trajectories: int = 100_000,
+        max_record_bytes: int = 256 << 20,
+        call_timeout_seconds: float = 600.0,
+        done_if_invalid: bool = False,
+        max_calls: int | None = None,
+        on_released: Callable[[str, bool], None] | None = None,
+    ) -> None:
+        _refuse_bad_options(tools, state_ttl_seconds, record_ttl_seconds, max_trajectories, call_timeout_seconds)
+        self.tools = tuple(tools)
+        self.stateful = any(tool.stateful for tool in tools)
+        self.metrics = ToolMetrics([tool.name for tool in tools])
+        self.metrics.add_gauge(
+            "verl_tool_live_trajectories", "Live trajectories that have called the tool.", self._live_by_tool
+        )
+        self._by_name = {tool.name: tool for tool in self.tools}
+        self._runner = ActionRunner(
+            self.tools,
+            self.metrics,
+            done_if_invalid=done_if_invalid,
+            max_calls=max_calls,
+            call_timeout_seconds=call_timeout_seconds,
+        )
+        self._sweep_every = min(30.0, state_ttl_seconds / 4, record_ttl_seconds / 4)
+        self._on_released = on_released
+        self._table = TrajectoryTable(
+            stateful=self.stateful,
+            state_ttl_seconds=state_ttl_seconds,
+            record_ttl_seconds=record_ttl_seconds,
+            max_trajectories=max_trajectories,
+            max_record_bytes=max_record_bytes,
+            records_per_trajectory=4,
+            on_removed=self._free_later,
+            on_released=self._tell_released,
+        )
+        self._running: set[asyncio.Task[StepResult]] = set()
+        self._freeing: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._started: list[Tool] = []
+        self._closing = False
+
+    def __len__(self) -> int:
+        """Live trajectories that are remembered."""
+        return len(self._table)
+
+    async def start(self) -> None:
+        """Start all tools; if one cannot, those that were started are closed again and its error is raised."""
+        try:
+            for tool in self.tools:
+                await tool.start()
+                self._started.append(tool)
+        except BaseException:
+            await self._close_tools()
+            raise
+        self._sweeper = asyncio.create_task(self._sweep_forever())
+
+    async def close(self, grace_seconds: float = 5.0) -> None:
+        """Take nothing new, give what runs `grace_seconds` to end, then free all states and close the tools."""
+        self._closing = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=grace_seconds)
+        leftovers = list(self._running)
+        for task in leftovers:
+            task.cancel()
+        await asyncio.gather(*leftovers, return_exceptions=True)
+        for trajectory in self._table.clear():
+            self._free_later(trajectory)
+        if self._freeing:
+            await asyncio.wait(self._freeing, timeout=grace_seconds)
+        await self._close_tools()
+
+    async def step(
+        self,
+        requests: Sequence[StepRequest],
+        *,
+        timeout_seconds: float | None = None,
+        admission: Admission | None = None,
+    ) -> list[StepResult]:
+        """Answer all `requests` in their order, different trajectories at the same time.
+
+        Never raises for a single entry: it gets a fault. What is not ready after `timeout_seconds` is answered with the
+        fault ``timeout``; a step that carries a number runs on and can be asked for again. With `admission`, an action
+        waits there for a place before it runs.
+        """
+        if not requests:
+            return []
+        begun: list[asyncio.Task[StepResult] | StepResult] = []
+        try:
+            for number, request in enumerate(requests, 1):
+                begun.append(self._begin(request, admission))
+                if number % _BEGIN_AT_A_TIME == 0:
+                    # What else this process serves has its turn too.
+                    await asyncio.sleep(0)
+            await settle({run for run in begun if isinstance(run, asyncio.Task)}, timeout_seconds)
+        finally:
+            for request, run in zip(requests, begun, strict=False):
+                if isinstance(run, asyncio.Task) and request.step is None and not request.finish:
+                    run.cancel()
+        return [self._outcome(*pair, timeout_seconds) for pair in zip(requests, begun, strict=True)]
+
+    async def check(self) -> None:
+        """Raise a `VerlToolError` if one of the tools can no longer serve."""
+        for tool in self.tools:
+            await tool.check()
+
+    def describe(self) -> list[ToolDescription]:
+        """The tools as ``GET /tools`` tells them."""
+        return [tool.describe() for tool in self.tools]
+
+    def tool(self, name: str) -> Tool | None:
+        """The tool of that name."""
+        return self._by_name.get(name)
+
+    def trajectories(self) -> list[str]:
+        """Ids of all live trajectories that are remembered here."""
+        return self._table.ids()
+
+    def unfinished(self) -> int:
+        """Trajectories whose state would be lost if this replica ended now."""
+        return self._table.unfinished()
+
+    def stats(self) -> ToolSetStats:
+        """What is held at this moment."""
+        return ToolSetStats(len(self._table), len(self._running), self._table.record_bytes, self._live_by_tool())
+
+    def sweep(self) -> None:
+        """Drop what is older than its time to live; the set does so by itself every few seconds."""
+        self._table.sweep()
+
+    def _begin(self, request: StepRequest, admission: Admission | None) -> asyncio.Task[StepResult] | StepResult:
+        """The run that answers `request`, or the answer where none is needed. All that is not a run is done here at
+        once, so that a batch costs one task an entry and keeps one trajectory's entries in order."""
+        trajectory = record = None
+        try:
+            if self._closing:
+                raise _stopping()
+            if request.finish:
+                return self._spawn(self._finish(request))
+            trajectory = self._table.enter(request)
+            if request.step is not None:
+                record = self._table.open_record(trajectory, request)
+        except ToolFault as fault:
+            if trajectory is not None:
+                self._table.leave(trajectory)
+            return self._runner.faulted(request, fault)
+        if record is None or (record.result is None and record.task is None):
+            return self._spawn_run(trajectory, request, record, admission)
+        self._table.leave(trajectory)
+        return record.result or record.task or self._runner.faulted(request, _stopping())
+
+    def _spawn_run(
+        self, trajectory: Trajectory, request: StepRequest, record: Record | None, admission: Admission | None
+    ) -> asyncio.Task[StepResult]:
+        """Run the action in a task that leaves the trajectory, even if it is cancelled before it began."""
+        task = self._spawn(self._run(trajectory, request, record, admission))
+
+        def ended(_: asyncio.Task[StepResult]) -> None:
+            if record is not None:
+                record.task = None
+            self._table.leave(trajectory)
+
+        task.add_done_callback(ended)
+        if record is not None:
+            record.task = task
+        return task
+
+    async def _run(
+        self, trajectory: Trajectory, request: StepRequest, record: Record | None, admission: Admission | None
+    ) -> StepResult:
+        if record is None:
+            return await self._runner.run(trajectory, request, [], admission)
+        result = await self._runner.run(trajectory, request, record.progress, admission)
+        self._table.close_record(trajectory, request.step or 0, record, result)
+        return result
+
+    async def _finish(self, request: StepRequest) -> StepResult:
+        """Free a trajectory, after what it runs now. Doing so twice, or to an unknown one, is no error.
+
+        With `ABORT_FIELD` in the extra data, what it runs now is stopped: nobody waits for it any more.
+        """
+        self._table.forget_lost(request.trajectory_id)
+        trajectory = self._table.get(request.trajectory_id)
+        if trajectory is not None:
+            if request.extra.get(ABORT_FIELD):
+                for record in trajectory.records.values():
+                    if record.task is not None:
+                        record.task.cancel()
+            await self._runner.end(trajectory)
+            if not trajectory.closed:
+                self._table.remove(trajectory)
+        return StepResult(request.trajectory_id, done=True)
+
+    def _spawn(self, run: Coroutine[Any, Any, StepResult]) -> asyncio.Task[StepResult]:
+        task = asyncio.create_task(run)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def _free_later(self, trajectory: Trajectory) -> None:
+        if trajectory.states:
+            task = asyncio.create_task(self._runner.free(trajectory))
+            self._freeing.add(task)
+            task.add_done_callback(self._freeing.discard)
+
+    def _tell_released(self, trajectory_id: str, lost: bool) -> None:
+        if self._on_released is not None:
+            self._on_released(trajectory_id, lost)
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._sweep_every)
+            self._table.sweep()
+
+    async def _close_tools(self) -> None:
+        while self._started:
+            tool = self._started.pop()
+            try:
+                await tool.close()
+            except Exception:
+                # The other tools are to be closed whatever this one raises.
+                log.exception("tool %s failed to close", tool.name)
+
+    def _outcome(
+        self, request: StepRequest, run: asyncio.Task[StepResult] | StepResult, timeout_seconds: float | None
+    ) -> StepResult:
+        if isinstance(run, StepResult):
+            return run
+        if not run.done():
+            return self._timed_out(request, timeout_seconds or 0.0)
+        return self._runner.faulted(request, _stopping()) if run.cancelled() else run.result()
+
+    def _timed_out(self, request: StepRequest, seconds: float) -> StepResult:
+        again = "send the same step again to get its answer" if request.step is not None else "it was stopped"
+        message = f"no answer within {seconds:g} s; {again}"
+        return self._runner.faulted(request, ToolFault(FaultKind.TIMEOUT, message, retryable=request.step is not None))
+
+    def _live_by_tool(self) -> dict[str, int]:
+        return self._table.count_by_tool([tool.name for tool in self.tools])
+
+
+def _stopping() -> ToolFault:
+    return ToolFault(FaultKind.SHUTTING_DOWN, "the server is stopping; send it to another", retryable=True)
+
+
+def _refuse_bad_options(
+    tools: Sequence[Tool], state_ttl: float, record_ttl: float, max_trajectories: int, call_timeout: float
+) -> None:
+    if not tools:
+        raise ConfigError("no tool is given; name at least one")
+    names = [tool.name for tool in tools]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"tool {twice[0]!r} is given twice; name each tool once")
+    limits = {
+        "state_ttl_seconds": state_ttl,
+        "record_ttl_seconds": record_ttl,
+        "max_trajectories": max_trajectories,
+        "call_timeout_seconds": call_timeout,
+    }
+    for name, value in limits.items():
+        if not value > 0:
+            raise ConfigError(f"{name} is {value}; it must be above 0")

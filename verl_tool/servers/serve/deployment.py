@@ -1,0 +1,239 @@
+"""The Ray Serve application: one deployment, whose replicas are the tool replicas.
+
+A request that reaches a replica is parsed, run in its own sandbox and answered in one process; there is no second
+deployment behind it, because a hop through Serve's handles costs milliseconds. Two HTTP servers in each replica share
+one app and its admission: Serve's, behind the front door, and the side door for peers and for `ToolClient`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import ray
+from ray import serve
+from ray.serve import Application
+
+from verl_tool.errors import VerlToolError
+from verl_tool.protocol import ReplicaInfo
+from verl_tool.servers.api.asgi_app import ToolServerApp
+from verl_tool.servers.api.host_check import HostCheck
+from verl_tool.servers.cluster.cluster_router import ClusterRouter
+from verl_tool.servers.cluster.direct_server import SideDoor, guarded
+from verl_tool.servers.cluster.heartbeat import Membership
+from verl_tool.servers.cluster.peers import Peers
+from verl_tool.servers.cluster.registry import directory_handle
+from verl_tool.servers.cluster.registry_client import DirectoryClient, DirectoryUnreachableError
+from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.serve import serve_bypass
+from verl_tool.servers.serve.autoscaling import ENTRIES, autoscaling_config
+from verl_tool.servers.serve.ingress import door_ports
+from verl_tool.servers.serve.local_ray import network_address
+from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
+from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
+from verl_tool.servers.tools import load_tools
+from verl_tool.servers.tools.base import Tool
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Hosts that only this machine reaches."""
+DEPLOYMENT = "tools"
+"""Name of the application's one deployment."""
+CLOSE_SECONDS = 10.0
+"""What Serve grants a replica on top of its drain, to close sandboxes and servers."""
+DRAIN_LOOK_SECONDS = 0.2
+"""How often a draining replica looks whether it is done."""
+
+
+@dataclass(frozen=True)
+class ReplicaDescription:
+    """What a replica tells about itself, for the table that the server prints."""
+
+    tools: tuple[str, ...]
+    isolation: str
+    """Level of isolation in force; empty if no tool runs code."""
+    side_door: str
+
+
+@serve.ingress()
+class ToolReplica:
+    """One replica: tools, sandbox, and the two doors to them."""
+
+    async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
+        _log_to_stderr(settings.log_level)
+        listen_on_the_node_only()
+        self._settings = settings
+        several = settings.several_nodes or settings.front_host not in LOOPBACK
+        self._door = SideDoor(network_address() if several else "127.0.0.1", door_ports())
+        self._toolset = _make_toolset(settings, self._released)
+        self._membership = self._make_membership()
+        self._peers = Peers(
+            request_timeout_seconds=settings.request_timeout_seconds,
+            api_key=settings.api_key,
+            door_key=settings.door_key,
+            server=settings.server,
+        )
+        # A door on the network is open to those with the API key, or to all if the front door is.
+        self._door_guarded = several and settings.api_key is None and settings.front_host in LOOPBACK
+        self._app = self._make_app()
+        await self._start()
+
+    def __serve_build_asgi_app__(self) -> ToolServerApp:
+        """Serve asks for the app behind the front door."""
+        return self._app
+
+    async def check_health(self) -> None:
+        """Raises if this replica can no longer serve; Serve then puts another in its place."""
+        await self._toolset.check()
+        if not self._door.is_open():
+            raise VerlToolError(f"the side door of replica {self._membership.info.id} has closed")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Entries that run or wait for a place here, by whichever door they came."""
+        admission = self._app.admission
+        return {ENTRIES: admission.running + sum(admission.waiting(tool.name) for tool in self._toolset.tools)}
+
+    async def describe(self) -> ReplicaDescription:
+        """What this replica serves."""
+        pools = [tool.sandbox for tool in self._toolset.tools if tool.sandbox is not None]
+        names = tuple(tool.name for tool in self._toolset.tools)
+        return ReplicaDescription(names, pools[0].level.describe() if pools else "", self._door.url)
+
+    async def __del__(self) -> None:
+        """Serve takes this replica away: stay for the trajectories that live here, then close all."""
+        if self._toolset.stateful:
+            await self._drain()
+        await self._membership.leave()
+        await self._door.close(CLOSE_SECONDS / 4)
+        await self._toolset.close(CLOSE_SECONDS / 4)
+        await self._peers.close()
+
+    async def _start(self) -> None:
+        try:
+            await self._toolset.start()
+            # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
+            gc.freeze()
+            await self._door.open(guarded(self._app, self._settings.door_key) if self._door_guarded else self._app)
+            await self._membership.start()
+            serve_bypass.offer(self._app, self._settings.app_name, self._settings.route_prefix)
+        except BaseException:
+            await self._door.close(0.0)
+            await self._toolset.close(0.0)
+            raise
+        logger.info("replica %s serves at %s", self._membership.info.id, self._door.url)
+
+    def _make_membership(self) -> Membership:
+        context = serve.get_replica_context()
+        info = ReplicaInfo(
+            # A restarted process is another replica: what the old one held is gone.
+            id=f"{context.replica_id.unique_id}-{uuid.uuid4().hex[:8]}",
+            url=self._door.url,
+            node=ray.get_runtime_context().get_node_id(),
+            started=time.time(),
+        )
+        actor = directory_handle(self._settings.app_name, self._settings.state_ttl_seconds)
+        return Membership(info, DirectoryClient(actor), self._held)
+
+    def _make_app(self) -> ToolServerApp:
+        settings = self._settings
+        router = ClusterRouter(
+            self._membership, self._peers, stateful=self._toolset.stateful, doors_open=not self._door_guarded
+        )
+        return ToolServerApp(
+            self._toolset,
+            max_concurrent_requests=settings.max_concurrent_requests,
+            max_queued=settings.max_queued_requests,
+            api_key=settings.api_key,
+            max_body_bytes=settings.max_body_bytes,
+            request_timeout_seconds=settings.request_timeout_seconds,
+            router=router,
+            peer_key=settings.door_key,
+            host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
+            server=settings.server,
+        )
+
+    def _held(self) -> Sequence[str]:
+        return self._toolset.trajectories() if self._toolset.stateful else ()
+
+    def _released(self, trajectory_id: str, lost: bool) -> None:
+        if self._toolset.stateful:
+            self._membership.released(trajectory_id, lost)
+
+    async def _drain(self) -> None:
+        """Take nothing new; wait until what lives here has ended, the server stops, or the time is up."""
+        try:
+            await self._membership.drain()
+        except DirectoryUnreachableError as error:
+            logger.warning("draining without the directory: %s", error)
+        deadline = time.monotonic() + self._settings.drain_seconds
+        # Three things may end the wait, none of which is an event.
+        while self._toolset.unfinished() and not self._membership.stopping and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+        left = self._toolset.unfinished()
+        if left:
+            logger.warning("replica %s ends with %d live trajectories; they are lost", self._membership.info.id, left)
+
+
+def application(
+    settings: ReplicaSettings, replicas: int | AutoscalingSettings, *, cpus_per_replica: float = 1.0
+) -> Application:
+    """The Serve application, to be given to ``serve.run``. Deployed again, it is a rolling update."""
+    deployment: serve.Deployment = serve.deployment(
+        name=DEPLOYMENT,
+        ray_actor_options={"num_cpus": cpus_per_replica},
+        # The app's own admission refuses at its limit, for both doors; Serve's must never come first.
+        max_ongoing_requests=2 * (settings.max_concurrent_requests + settings.max_queued_requests),
+        # A rolling update starts the new before it takes away the old.
+        max_surge_percent=25,
+        graceful_shutdown_timeout_s=settings.drain_seconds + CLOSE_SECONDS,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=5.0,
+        health_check_timeout_s=15.0,
+        # At INFO, Serve makes a record for every request and drops it; our own log has its level from the settings.
+        logging_config={"enable_access_log": False, "log_level": _serve_log_level(settings.log_level)},
+    )(ToolReplica)
+    if isinstance(replicas, int):
+        deployment = deployment.options(num_replicas=replicas)
+    else:
+        deployment = deployment.options(autoscaling_config=autoscaling_config(replicas))
+    return deployment.bind(settings)
+
+
+def make_tools(settings: ReplicaSettings) -> list[Tool]:
+    """The tools of ``--tool_type``, not started. Raises ConfigError if one is unknown or an option is wrong."""
+    given = {"workers": settings.workers_per_tool, "isolation": settings.isolation}
+    shared = {name: value for name, value in given.items() if value is not None}
+    return load_tools(settings.tool_type, settings.tool_config, shared)
+
+
+def _make_toolset(settings: ReplicaSettings, on_released: Callable[[str, bool], None]) -> ToolSet:
+    return ToolSet(
+        make_tools(settings),
+        state_ttl_seconds=settings.state_ttl_seconds,
+        max_trajectories=settings.max_trajectories,
+        call_timeout_seconds=settings.request_timeout_seconds,
+        done_if_invalid=settings.done_if_invalid,
+        max_calls=settings.tool_config.execution.max_tools_per_generation if settings.tool_config else None,
+        on_released=on_released,
+    )
+
+
+def _serve_log_level(level: str) -> str:
+    return "WARNING" if level == "INFO" else level
+
+
+def _log_to_stderr(level: str) -> None:
+    """Our own log goes to the process's standard error, which Ray brings to the terminal of the server."""
+    ours = logging.getLogger("verl_tool")
+    ours.setLevel(level)
+    ours.propagate = False
+    if not ours.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        ours.addHandler(handler)

@@ -1,0 +1,95 @@
+"""The launcher of an application on a Ray cluster: who it is, and whether it lives.
+
+It holds a name as a Ray actor that is not detached, on its own node: Ray lets go of the name when the launcher ends,
+however it ends, and when its node is lost. So of several commands with one name on a cluster one serves, and what a
+dead one left behind can be told from what a live one runs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from verl_tool.errors import VerlToolError
+from verl_tool.servers.cluster.registry import NAMESPACE
+
+ANSWER_SECONDS = 10.0
+"""A live launcher tells who it is within this time."""
+GONE_SECONDS = 60.0
+"""How long is waited for one that does not answer: Ray takes half a minute to see that a node is lost."""
+RETRY_SECONDS = 0.5
+
+
+class NameTakenError(VerlToolError):
+    """A live launcher serves under this name."""
+
+
+class Launcher:
+    """The actor's class. Its life is all that it is for."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def describe(self) -> str:
+        """Which process it stands for."""
+        return self._words
+
+
+def claim_name(app_name: str) -> None:
+    """Be the launcher of `app_name` on this cluster until this process leaves it. Raises `NameTakenError`."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while True:
+        try:
+            _start(app_name)
+        except ValueError:
+            holder = _holder(app_name)
+        else:
+            return
+        if holder is not None or time.monotonic() > deadline:
+            raise NameTakenError(
+                f"{holder or 'a process that does not answer'} serves on this cluster under the name {app_name!r}; "
+                "give another with --app_name, or stop that server"
+            )
+        time.sleep(RETRY_SECONDS)
+
+
+def _start(app_name: str) -> None:
+    options: dict[str, Any] = {
+        "name": _actor_name(app_name),
+        "namespace": NAMESPACE,
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+    }
+    words = f"process {os.getpid()} on {socket.gethostname()}"
+    # Without a reference Ray would end it.
+    _held[app_name] = cast("ActorHandle[Any]", ray.remote(**options)(Launcher).remote(words))
+
+
+_held: dict[str, ActorHandle[Any]] = {}
+
+
+def release_name(app_name: str) -> None:
+    """Let go of the name, if this process holds it."""
+    actor = _held.pop(app_name, None)
+    if actor is not None:
+        ray.kill(actor)
+
+
+def _holder(app_name: str) -> str | None:
+    """Who holds the name; None if nobody who answers."""
+    try:
+        actor = ray.get_actor(_actor_name(app_name), namespace=NAMESPACE)
+        return str(ray.get(actor.describe.remote(), timeout=ANSWER_SECONDS))
+    except (ValueError, GetTimeoutError, RayError):
+        return None
+
+
+def _actor_name(app_name: str) -> str:
+    return f"launcher:{app_name}"

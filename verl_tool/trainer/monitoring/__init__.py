@@ -1,0 +1,1 @@
+"""What watches a training, and ends it if it cannot go on."""

@@ -1,0 +1,1 @@
+"""Where a training stands, and how that is shown."""
