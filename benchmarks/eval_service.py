@@ -43,7 +43,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from eval_service.engines.completions_engine import CompletionsEngine  # noqa: E402
 from eval_service.model.tokenizer import load_tokenizer  # noqa: E402
-from eval_service.service import Ask, Service  # noqa: E402
+from eval_service.service import GenerationJob, Service  # noqa: E402
 from eval_service.settings import CompletionsSettings, Sampling  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
@@ -234,7 +234,9 @@ async def with_tools_by_client(url: str, tool_url: str, model: Path, requests: i
 
         async def one(i: int) -> Answer:
             params = Sampling(temperature=1.0).params() | {"seed": i}
-            ask = Ask(f"bench-{time.monotonic_ns()}-{i}", tokenizer.encode(prompt(i)), params, token_limit=256)
+            ask = GenerationJob(
+                f"bench-{time.monotonic_ns()}-{i}", tokenizer.encode(prompt(i)), params, token_limit=256
+            )
             trajectory = await service.run(ask)
             return Answer(sum(trajectory.response_mask), 0.0, len(trajectory.calls))
 

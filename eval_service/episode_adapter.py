@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from eval_service.engines.base import Engine, Piece
+from eval_service.engines.base import Engine, TokenChunk
 from verl_tool.agent_loop.actions import length_to_stop
 from verl_tool.agent_loop.episode import Tools, up_to_stop
 from verl_tool.agent_loop.generators.base import Generation
@@ -19,10 +19,10 @@ ABORT_FIELD = "abort"
 """Entry of the extra data of a finish by which it is told to stop what the trajectory runs."""
 
 
-class Witness(Protocol):
+class StreamObserver(Protocol):
     """Is told of a trajectory while it runs. What it awaits holds the trajectory up: a slow reader slows the writer."""
 
-    async def wrote(self, piece: Piece) -> None:
+    async def wrote(self, chunk: TokenChunk) -> None:
         """The model wrote these tokens."""
         ...
 
@@ -43,7 +43,7 @@ class Witness(Protocol):
         ...
 
 
-class Conversation:
+class EpisodeAdapter:
     """The `Generator` and the `Tools` of one trajectory.
 
     `token_limit`: most tokens that the model writes over all its turns. `tool_names`: the only tools that may be used;
@@ -56,11 +56,11 @@ class Conversation:
         tools: Tools | None,
         tokenizer: Tokenizer,
         *,
-        witness: Witness | None = None,
+        observer: StreamObserver | None = None,
         token_limit: int | None = None,
         tool_names: Sequence[str] | None = None,
     ) -> None:
-        self._engine, self._tools, self._tokenizer, self._witness = engine, tools, tokenizer, witness
+        self._engine, self._tools, self._tokenizer, self._observer = engine, tools, tokenizer, observer
         self._left = token_limit
         self._restriction = {} if tool_names is None else {TOOL_NAMES_FIELD: list(tool_names)}
         self._seen: int | None = None
@@ -69,14 +69,14 @@ class Conversation:
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
         """The model's next turn, within what is left of the tokens; without any left it is empty."""
-        witness = self._witness
-        if witness is not None and self._seen is not None:
-            await witness.appended(prompt_ids[self._seen :])
+        observer = self._observer
+        if observer is not None and self._seen is not None:
+            await observer.appended(prompt_ids[self._seen :])
         most = self._most(len(prompt_ids), sampling_params.get("max_tokens"))
         if most <= 0:
             return Generation((), stop_reason="length")
         params = sampling_params | {"max_tokens": most}
-        listener = None if witness is None else _UpToStop(witness, params.get("stop") or (), self._tokenizer)
+        listener = None if observer is None else _UpToStop(observer, params.get("stop") or (), self._tokenizer)
         generation = up_to_stop(
             await self._engine.generate(prompt_ids, params, request_id, None if listener is None else listener.wrote),
             params,
@@ -86,8 +86,8 @@ class Conversation:
         self._seen = len(prompt_ids) + n
         if self._left is not None:
             self._left -= n
-        if witness is not None:
-            await witness.turn_over()
+        if observer is not None:
+            await observer.turn_over()
         return generation
 
     async def call(
@@ -105,7 +105,7 @@ class Conversation:
             raise ConfigError("no tool server is set; start the service with --tool_server_url or --tool_type")
         if finish:
             return await self._tools.call(trajectory_id, "", finish=True)
-        told = self._witness
+        told = self._observer
         if told is not None:
             await told.called(action)
         self._waiting = True
@@ -132,27 +132,27 @@ class Conversation:
 
 
 class _UpToStop:
-    """Tells a witness of one turn's tokens up to the one that completes a stop string.
+    """Tells an observer of one turn's tokens up to the one that completes a stop string.
 
     An engine that draws several tokens at a time may send more with it; they are no part of the turn.
     """
 
-    def __init__(self, witness: Witness, stops: Sequence[str], tokenizer: Tokenizer) -> None:
-        self._witness, self._stops, self._tokenizer = witness, stops, tokenizer
+    def __init__(self, observer: StreamObserver, stops: Sequence[str], tokenizer: Tokenizer) -> None:
+        self._observer, self._stops, self._tokenizer = observer, stops, tokenizer
         self._reach = max((len(stop.encode()) for stop in stops), default=0) + 4
         """Tokens among which a stop string stands that ends in the last of them: each holds a byte of it at least."""
         self._tail: list[int] = []
         self._stopped = False
 
-    async def wrote(self, piece: Piece) -> None:
+    async def wrote(self, chunk: TokenChunk) -> None:
         if self._stopped:
             return
         before = len(self._tail)
-        self._tail += piece.token_ids
-        n = length_to_stop(self._tail, self._stops, self._tokenizer) if len(piece.token_ids) > 1 else None
+        self._tail += chunk.token_ids
+        n = length_to_stop(self._tail, self._stops, self._tokenizer) if len(chunk.token_ids) > 1 else None
         if n is not None and before < n < len(self._tail):
             self._stopped = True
             kept = n - before
-            piece = Piece(piece.token_ids[:kept], None if piece.log_probs is None else piece.log_probs[:kept])
+            chunk = TokenChunk(chunk.token_ids[:kept], None if chunk.log_probs is None else chunk.log_probs[:kept])
         self._tail = self._tail[-self._reach :]
-        await self._witness.wrote(piece)
+        await self._observer.wrote(chunk)

@@ -11,7 +11,7 @@ from typing import Any
 
 from eval_service.engines.base import Engine
 from eval_service.engines.watched_engine import WatchedEngine
-from eval_service.episode_adapter import Conversation, Witness
+from eval_service.episode_adapter import EpisodeAdapter, StreamObserver
 from eval_service.openai.errors import bad_request, from_fault, overloaded
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
@@ -37,7 +37,7 @@ MODEL_PLACE = "model"
 
 
 @dataclass(frozen=True)
-class Ask:
+class GenerationJob:
     """One answer that is wanted."""
 
     trajectory_id: str
@@ -136,47 +136,45 @@ class Service:
         if report.status != "healthy":
             raise ToolFault(FaultKind.UNREACHABLE, f"it is {report.status}: {report.message}", retryable=True)
 
-    async def run(self, ask: Ask, witness: Witness | None = None) -> Trajectory:
+    async def run(self, job: GenerationJob, observer: StreamObserver | None = None) -> Trajectory:
         """The trajectory of one answer. Raises ApiError if infrastructure failed it, and what the engine raises."""
-        uses_tools = self.uses_tools and ask.tool_names != ()
-        conversation = Conversation(
+        uses_tools = self.uses_tools and job.tool_names != ()
+        adapter = EpisodeAdapter(
             self.engine,
             self.tools if uses_tools else None,
             self.tokenizer,
-            witness=witness,
-            token_limit=ask.token_limit,
-            tool_names=ask.tool_names,
+            observer=observer,
+            token_limit=job.token_limit,
+            tool_names=job.tool_names,
         )
-        episode = Episode(
-            conversation, conversation, self.tokenizer, self.options, turns=self._turns, formats=self.formats
-        )
+        episode = Episode(adapter, adapter, self.tokenizer, self.options, turns=self._turns, formats=self.formats)
         try:
             async with self.admission.place(MODEL_PLACE):
                 trajectory = await episode.run(
-                    ask.prompt_ids,
-                    sampling_params=ask.sampling_params,
-                    trajectory_id=ask.trajectory_id,
+                    job.prompt_ids,
+                    sampling_params=job.sampling_params,
+                    trajectory_id=job.trajectory_id,
                     use_tool=uses_tools,
-                    extra=ask.extra,
+                    extra=job.extra,
                 )
         except asyncio.CancelledError:
-            self._close_later(self._close(episode, conversation, ask.trajectory_id))
+            self._close_later(self._close(episode, adapter, job.trajectory_id))
             raise
         if trajectory.fault is not None:
             raise from_fault(trajectory.fault)
         if trajectory.stop is StopReason.ABORTED:
             raise overloaded("the engine gave this request up; send it again", code="engine_aborted")
-        return replace(trajectory, extra=dict(ask.record)) if ask.record else trajectory
+        return replace(trajectory, extra=dict(job.record)) if job.record else trajectory
 
     async def aclose(self) -> None:
         """Let cancelled trajectories free their state on the tool server."""
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _close(self, episode: Episode, conversation: Conversation, trajectory_id: str) -> None:
+    async def _close(self, episode: Episode, adapter: EpisodeAdapter, trajectory_id: str) -> None:
         """Stop the tool of a cancelled trajectory, and let the tool server free its state."""
         try:
-            await asyncio.wait_for(conversation.stop_tool(trajectory_id), RELEASE_SECONDS)
+            await asyncio.wait_for(adapter.stop_tool(trajectory_id), RELEASE_SECONDS)
         except (asyncio.TimeoutError, ToolFault) as error:
             log.debug("the tool of trajectory %s may run on: %s", trajectory_id, error)
         await episode.aclose()

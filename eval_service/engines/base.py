@@ -29,7 +29,7 @@ class TokenLogProb:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenChunk:
     """Some tokens of a turn, as they come."""
 
     token_ids: Sequence[int]
@@ -37,8 +37,8 @@ class Piece:
     """One a token; None if none were asked for."""
 
 
-Listener = Callable[[Piece], Awaitable[None]]
-"""Told of every piece. While it is awaited the engine may put what comes in the meantime into one piece."""
+Listener = Callable[[TokenChunk], Awaitable[None]]
+"""Told of every chunk. While it is awaited the engine may put what comes in the meantime into one chunk."""
 
 
 class Engine(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from eval_service.engines.base import EngineError, Listener, Piece, RefusedError, TokenLogProb
+from eval_service.engines.base import EngineError, Listener, RefusedError, TokenChunk, TokenLogProb
 from eval_service.settings import CompletionsSettings
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.client.exchange import KEEP_ALIVE_SECONDS
@@ -84,9 +84,9 @@ class CompletionsEngine:
                     turn.add(decode_json(await response.read()))
                 else:
                     async for value in _events(response):
-                        piece = turn.add(value)
-                        if piece is not None:
-                            await listen(piece)
+                        chunk = turn.add(value)
+                        if chunk is not None:
+                            await listen(chunk)
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             raise EngineError(f"{self._base} failed: {error or type(error).__name__}") from error
         except BadJsonError as error:
@@ -158,7 +158,7 @@ class _Turn:
         self._log_probs: list[float] = []
         self._finish: str | None = None
 
-    def add(self, value: object) -> Piece | None:
+    def add(self, value: object) -> TokenChunk | None:
         """Take in an answer or an event. None if it brings no tokens. Raises EngineError if it cannot be used."""
         choice = _choice_in(value)
         if choice is None:
@@ -172,7 +172,7 @@ class _Turn:
             return None
         self._token_ids += token_ids
         self._log_probs += [entry.log_prob for entry in entries or ()]
-        return Piece(token_ids, entries)
+        return TokenChunk(token_ids, entries)
 
     def generation(self) -> Generation:
         """The turn. Raises EngineError if the server broke off."""

@@ -20,7 +20,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from eval_service.engines.base import EngineError, Listener, Piece, RefusedError, TokenLogProb
+from eval_service.engines.base import EngineError, Listener, RefusedError, TokenChunk, TokenLogProb
 from eval_service.settings import VllmSettings
 from verl_tool.agent_loop.generators.base import Generation
 
@@ -69,7 +69,7 @@ class VllmEngine:
                     log_probs += [entry.log_prob for entry in entries or ()]
                 finish_reason = piece.finish_reason
                 if listen is not None and piece.token_ids:
-                    await listen(Piece(list(piece.token_ids), entries))
+                    await listen(TokenChunk(list(piece.token_ids), entries))
         except VLLMClientError as error:
             raise RefusedError(str(error)) from error
         except (EngineDeadError, EngineGenerateError) as error:

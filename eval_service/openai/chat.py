@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eval_service.engines.base import Piece, TokenLogProb
+from eval_service.engines.base import TokenChunk, TokenLogProb
 from eval_service.openai.log_probs import chat_log_probs
-from eval_service.openai.response_builder import Envelope, ending
-from eval_service.openai.streaming.stream_buffer import Outbox
+from eval_service.openai.response_builder import ResponseBuilder, ending
+from eval_service.openai.streaming.stream_buffer import StreamBuffer
 from eval_service.openai.streaming.text_stream import TurnText, turn_text
 from eval_service.openai.tool_calls import CallLog
 from eval_service.openai.usage import Usage
@@ -46,21 +46,27 @@ def chat_choice(
 
 
 class ChatStream:
-    """The `Witness` that sends one choice as it grows."""
+    """The `StreamObserver` that sends one choice as it grows."""
 
     def __init__(
-        self, envelope: Envelope, index: int, trajectory_id: str, service: Service, stops: Sequence[str], outbox: Outbox
+        self,
+        builder: ResponseBuilder,
+        index: int,
+        trajectory_id: str,
+        service: Service,
+        stops: Sequence[str],
+        buffer: StreamBuffer,
     ) -> None:
-        self._envelope, self._index, self._outbox = envelope, index, outbox
+        self._builder, self._index, self._buffer = builder, index, buffer
         self._service, self._stops = service, stops
         self._calls = CallLog(trajectory_id, service.formats)
         self._turn = self._new_turn()
         self._begun = False
 
-    async def wrote(self, piece: Piece) -> None:
-        text = self._turn.push(piece.token_ids)
-        if text or piece.log_probs:
-            log_probs = chat_log_probs(piece.log_probs, self._service.tokenizer) if piece.log_probs else None
+    async def wrote(self, chunk: TokenChunk) -> None:
+        text = self._turn.push(chunk.token_ids)
+        if text or chunk.log_probs:
+            log_probs = chat_log_probs(chunk.log_probs, self._service.tokenizer) if chunk.log_probs else None
             await self._send({"content": text}, log_probs)
 
     async def turn_over(self) -> None:
@@ -84,7 +90,7 @@ class ChatStream:
     async def finished(self, trajectory: Trajectory, with_trajectory: bool, usage: Usage | None) -> None:
         """Send the choice's end; `usage` if it is the last choice."""
         choice = {"index": self._index, "delta": {} if self._begun else {"role": "assistant", "content": ""}}
-        await self._outbox.put(self._envelope.chunk([choice | ending(trajectory, with_trajectory)], usage))
+        await self._buffer.put(self._builder.chunk([choice | ending(trajectory, with_trajectory)], usage))
 
     def _new_turn(self) -> TurnText:
         return TurnText(self._service.tokenizer, self._service.end_token_ids, self._stops)
@@ -96,4 +102,4 @@ class ChatStream:
         choice: dict[str, Any] = {"index": self._index, "delta": delta, "finish_reason": None}
         if log_probs is not None:
             choice["logprobs"] = log_probs
-        await self._outbox.put(self._envelope.chunk([choice]))
+        await self._buffer.put(self._builder.chunk([choice]))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eval_service.engines.base import Piece, TokenLogProb
+from eval_service.engines.base import TokenChunk, TokenLogProb
 from eval_service.openai.log_probs import CompletionLogProbs, joined
-from eval_service.openai.response_builder import Envelope, ending
-from eval_service.openai.streaming.stream_buffer import Outbox
+from eval_service.openai.response_builder import ResponseBuilder, ending
+from eval_service.openai.streaming.stream_buffer import StreamBuffer
 from eval_service.openai.streaming.text_stream import TurnText
 from eval_service.openai.usage import Usage
 from eval_service.service import Service
@@ -34,24 +34,30 @@ def completion_choice(
 
 
 class CompletionStream:
-    """The `Witness` that sends one choice as it grows."""
+    """The `StreamObserver` that sends one choice as it grows."""
 
     def __init__(
-        self, envelope: Envelope, index: int, trajectory_id: str, service: Service, stops: Sequence[str], outbox: Outbox
+        self,
+        builder: ResponseBuilder,
+        index: int,
+        trajectory_id: str,
+        service: Service,
+        stops: Sequence[str],
+        buffer: StreamBuffer,
     ) -> None:
-        self._envelope, self._index, self._outbox = envelope, index, outbox
+        self._builder, self._index, self._buffer = builder, index, buffer
         self._service, self._stops = service, stops
         self._turn = self._new_turn()
         self._log_probs = CompletionLogProbs(service.tokenizer)
         self._with_log_probs = False
         self._sent = 0
 
-    async def wrote(self, piece: Piece) -> None:
-        self._sent += len(piece.token_ids)
-        text = self._turn.push(piece.token_ids)
-        if text or piece.log_probs:
-            self._with_log_probs = bool(piece.log_probs)
-            await self._send(text, self._log_probs.written(piece.log_probs) if piece.log_probs else None)
+    async def wrote(self, chunk: TokenChunk) -> None:
+        self._sent += len(chunk.token_ids)
+        text = self._turn.push(chunk.token_ids)
+        if text or chunk.log_probs:
+            self._with_log_probs = bool(chunk.log_probs)
+            await self._send(text, self._log_probs.written(chunk.log_probs) if chunk.log_probs else None)
 
     async def turn_over(self) -> None:
         text = self._turn.finish()
@@ -78,7 +84,7 @@ class CompletionStream:
         if rest:
             await self.appended(rest)
         choice = {"index": self._index, "text": ""} | ending(trajectory, with_trajectory)
-        await self._outbox.put(self._envelope.chunk([choice], usage))
+        await self._buffer.put(self._builder.chunk([choice], usage))
 
     def _new_turn(self) -> TurnText:
         return TurnText(self._service.tokenizer, self._service.end_token_ids, self._stops)
@@ -94,7 +100,7 @@ class CompletionStream:
         self, text: str, log_probs: dict[str, Any] | None = None, marks: dict[str, str] | None = None
     ) -> None:
         choice = {"index": self._index, "text": text, "finish_reason": None, "logprobs": log_probs} | (marks or {})
-        await self._outbox.put(self._envelope.chunk([choice]))
+        await self._buffer.put(self._builder.chunk([choice]))
 
 
 def _text(trajectory: Trajectory, service: Service, stops: Sequence[str]) -> str:

@@ -16,17 +16,17 @@ from functools import partial
 from typing import Any, Protocol
 
 from eval_service.engines.base import EngineError, RefusedError
-from eval_service.episode_adapter import Witness
+from eval_service.episode_adapter import StreamObserver
 from eval_service.metrics import ServiceMetrics
 from eval_service.openai.chat import ChatStream, chat_choice
 from eval_service.openai.completion import CompletionStream, completion_choice
 from eval_service.openai.errors import RETRY_LATER, ApiError, bad_request, from_fault, from_http, overloaded
-from eval_service.openai.logprob_collector import Recorder
+from eval_service.openai.logprob_collector import LogprobCollector
 from eval_service.openai.plan import Plan, beside_the_loop, chat_plan, completion_plan
 from eval_service.openai.requests import ChatRequest, CompletionRequest, read_request
-from eval_service.openai.response_builder import Envelope
+from eval_service.openai.response_builder import ResponseBuilder
 from eval_service.openai.streaming import sse
-from eval_service.openai.streaming.stream_buffer import Outbox
+from eval_service.openai.streaming.stream_buffer import StreamBuffer
 from eval_service.openai.streaming.stream_reply import Sent, StreamReply
 from eval_service.openai.usage import Usage, usage_of
 from eval_service.service import Service
@@ -61,8 +61,8 @@ HEALTH_SECONDS = 5.0
 HEARTBEAT_SECONDS = 15.0
 
 
-class Streamer(Witness, Protocol):
-    """A witness that sends a choice while it grows."""
+class Streamer(StreamObserver, Protocol):
+    """An observer that sends a choice while it grows."""
 
     async def finished(self, trajectory: Trajectory, with_trajectory: bool, usage: Usage | None) -> None: ...
 
@@ -72,11 +72,11 @@ class Job:
     """A request that was understood, and the form in which it is answered."""
 
     plan: Plan
-    envelope: Envelope
+    builder: ResponseBuilder
     stream: bool
     choice: Callable[..., dict[str, Any]]
     """`chat_choice` or `completion_choice`."""
-    streamer: Callable[[Envelope, int, str, Service, Sequence[str], Outbox], Streamer]
+    streamer: Callable[[ResponseBuilder, int, str, Service, Sequence[str], StreamBuffer], Streamer]
 
 
 class Endpoint:
@@ -204,7 +204,7 @@ class Endpoint:
         try:
             with Deadline(self._timeout):
                 job = await read(body)
-                entries = len(job.plan.asks)
+                entries = len(job.plan.jobs)
                 self._admit(entries)
                 try:
                     if not job.stream:
@@ -251,31 +251,33 @@ class Endpoint:
     async def _chat(self, body: bytes) -> Job:
         request = await decoded(partial(read_request, model=ChatRequest), body)
         self._refuse_other_model(request.model)
-        envelope = Envelope.of_chat(self.model)
-        plan = await chat_plan(request, self.service, envelope)
-        return Job(plan, envelope, bool(request.stream), chat_choice, ChatStream)
+        builder = ResponseBuilder.of_chat(self.model)
+        plan = await chat_plan(request, self.service, builder)
+        return Job(plan, builder, bool(request.stream), chat_choice, ChatStream)
 
     async def _completion(self, body: bytes) -> Job:
         request = await decoded(partial(read_request, model=CompletionRequest), body)
         self._refuse_other_model(request.model)
-        envelope = Envelope.of_completion(self.model)
-        plan = await completion_plan(request, self.service, envelope)
-        return Job(plan, envelope, bool(request.stream), completion_choice, CompletionStream)
+        builder = ResponseBuilder.of_completion(self.model)
+        plan = await completion_plan(request, self.service, builder)
+        return Job(plan, builder, bool(request.stream), completion_choice, CompletionStream)
 
     async def _at_once(self, job: Job, send: Send) -> Sent:
         plan = job.plan
-        recorders = [Recorder() if plan.log_probs else None for _ in plan.asks]
-        runs = [self.service.run(ask, recorder) for ask, recorder in zip(plan.asks, recorders, strict=True)]
+        collectors = [LogprobCollector() if plan.log_probs else None for _ in plan.jobs]
+        runs = [
+            self.service.run(generation, collector) for generation, collector in zip(plan.jobs, collectors, strict=True)
+        ]
         trajectories = await all_or_none([asyncio.ensure_future(run) for run in runs])
         usage = usage_of(trajectories, plan.n)
         self.metrics.answered(trajectories, usage)
 
         def answer() -> bytes:
             choices = [
-                job.choice(i, trajectory, self.service, plan.stops, recorder and recorder.turns, plan.with_trajectory)
-                for i, (trajectory, recorder) in enumerate(zip(trajectories, recorders, strict=True))
+                job.choice(i, trajectory, self.service, plan.stops, collector and collector.turns, plan.with_trajectory)
+                for i, (trajectory, collector) in enumerate(zip(trajectories, collectors, strict=True))
             ]
-            return encode_json(job.envelope.whole(choices, usage))
+            return encode_json(job.builder.whole(choices, usage))
 
         tokens = sum(len(trajectory.prompt_ids) + len(trajectory.response_ids) for trajectory in trajectories)
         reply = Reply(await beside_the_loop(answer, tokens))
@@ -283,12 +285,12 @@ class Endpoint:
         return Sent(reply.status, len(reply.body))
 
     async def _streamed(self, job: Job, stream: StreamReply) -> Sent:
-        outbox = Outbox()
-        running = asyncio.ensure_future(self._run_into(job, outbox))
-        running.add_done_callback(lambda _: outbox.close())
-        beating = asyncio.ensure_future(outbox.keep_putting(sse.HEARTBEAT, self._heartbeat))
+        buffer = StreamBuffer()
+        running = asyncio.ensure_future(self._run_into(job, buffer))
+        running.add_done_callback(lambda _: buffer.close())
+        beating = asyncio.ensure_future(buffer.keep_putting(sse.HEARTBEAT, self._heartbeat))
         try:
-            while part := await outbox.take():
+            while part := await buffer.take():
                 await stream.write(part)
             usage = await running
         finally:
@@ -296,25 +298,25 @@ class Endpoint:
             beating.cancel()
             await asyncio.gather(running, beating, return_exceptions=True)
         if job.plan.include_usage:
-            await stream.write(job.envelope.chunk([], usage))
+            await stream.write(job.builder.chunk([], usage))
         await stream.end()
         return Sent(200, stream.bytes_out)
 
-    async def _run_into(self, job: Job, outbox: Outbox) -> Usage:
-        """Run all choices, each of which writes itself into `outbox`. The one that ends last bears the usage."""
+    async def _run_into(self, job: Job, buffer: StreamBuffer) -> Usage:
+        """Run all choices, each of which writes itself into `buffer`. The one that ends last bears the usage."""
         plan = job.plan
-        done: list[Trajectory | None] = [None] * len(plan.asks)
+        done: list[Trajectory | None] = [None] * len(plan.jobs)
 
         async def one(i: int) -> Trajectory:
-            ask = plan.asks[i]
-            witness = job.streamer(job.envelope, i, ask.trajectory_id, self.service, plan.stops, outbox)
-            done[i] = trajectory = await self.service.run(ask, witness)
+            generation = plan.jobs[i]
+            observer = job.streamer(job.builder, i, generation.trajectory_id, self.service, plan.stops, buffer)
+            done[i] = trajectory = await self.service.run(generation, observer)
             finished = [t for t in done if t is not None]
             last = len(finished) == len(done)
-            await witness.finished(trajectory, plan.with_trajectory, usage_of(finished, plan.n) if last else None)
+            await observer.finished(trajectory, plan.with_trajectory, usage_of(finished, plan.n) if last else None)
             return trajectory
 
-        trajectories = await all_or_none([asyncio.ensure_future(one(i)) for i in range(len(plan.asks))])
+        trajectories = await all_or_none([asyncio.ensure_future(one(i)) for i in range(len(plan.jobs))])
         usage = usage_of(trajectories, plan.n)
         self.metrics.answered(trajectories, usage)
         return usage

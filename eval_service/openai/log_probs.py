@@ -22,7 +22,7 @@ def chat_log_probs(entries: Sequence[TokenLogProb], tokenizer: Tokenizer) -> dic
 
 
 class CompletionLogProbs:
-    """``choices[].logprobs`` of completions, grown piece by piece. Tokens of tools have none (null)."""
+    """``choices[].logprobs`` of completions, grown chunk by chunk. Tokens of tools have none (null)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -61,9 +61,9 @@ class CompletionLogProbs:
 
 
 def joined(columns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several pieces' columns as one."""
+    """Several chunks' columns as one."""
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    return {name: [value for piece in columns for value in piece[name]] for name in names}
+    return {name: [value for chunk in columns for value in chunk[name]] for name in names}
 
 
 def finite(log_prob: float) -> float:

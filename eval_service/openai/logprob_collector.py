@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval_service.engines.base import Piece, TokenLogProb
+from eval_service.engines.base import TokenChunk, TokenLogProb
 from verl_tool.protocol import StepResult
 
 
-class Recorder:
-    """A `Witness` that listens to the model only."""
+class LogprobCollector:
+    """A `StreamObserver` that listens to the model only."""
 
     def __init__(self) -> None:
         self.turns: list[list[TokenLogProb]] = []
         """One list a turn in which the model wrote something."""
         self._turn: list[TokenLogProb] = []
 
-    async def wrote(self, piece: Piece) -> None:
-        self._turn += piece.log_probs or ()
+    async def wrote(self, chunk: TokenChunk) -> None:
+        self._turn += chunk.log_probs or ()
 
     async def turn_over(self) -> None:
         if self._turn:

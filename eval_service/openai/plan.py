@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from eval_service.openai.errors import TemplateRefusedError, bad_request
 from eval_service.openai.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
-from eval_service.openai.response_builder import Envelope
-from eval_service.service import Ask, Service
+from eval_service.openai.response_builder import ResponseBuilder
+from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.tokenizer import prompt_text
 
 INLINE_CHARACTERS = 4 << 10
@@ -31,7 +31,7 @@ USER_FIELD = "user"
 class Plan:
     """All answers of one request: prompt by prompt, `n` of each."""
 
-    asks: tuple[Ask, ...]
+    jobs: tuple[GenerationJob, ...]
     n: int
     stops: tuple[str, ...]
     """The request's own stop strings; they are not shown."""
@@ -41,7 +41,7 @@ class Plan:
     """A stream ends with a chunk of its own for the usage."""
 
 
-async def chat_plan(request: ChatRequest, service: Service, envelope: Envelope) -> Plan:
+async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBuilder) -> Plan:
     """Raises ApiError if the conversation cannot be answered."""
     _refuse_too_many(request, 1, "messages")
     messages = [message.for_template() for message in request.messages]
@@ -52,17 +52,17 @@ async def chat_plan(request: ChatRequest, service: Service, envelope: Envelope) 
     except TemplateRefusedError as error:
         raise bad_request(str(error)[:_WORDS], param="messages", code="invalid_value") from None
     prompt_ids = await _encoded(text, service, "messages")
-    return await _plan(request, service, envelope, [prompt_ids], "messages")
+    return await _plan(request, service, builder, [prompt_ids], "messages")
 
 
-async def completion_plan(request: CompletionRequest, service: Service, envelope: Envelope) -> Plan:
+async def completion_plan(request: CompletionRequest, service: Service, builder: ResponseBuilder) -> Plan:
     """Raises ApiError if a prompt cannot be continued."""
     _refuse_too_many(request, len(request.prompts), "prompt")
     prompts = [
         await _encoded(prompt, service, "prompt") if isinstance(prompt, str) else list(prompt)
         for prompt in request.prompts
     ]
-    return await _plan(request, service, envelope, prompts, "prompt")
+    return await _plan(request, service, builder, prompts, "prompt")
 
 
 def _refuse_too_many(request: GenerationRequest, prompts: int, param: str) -> None:
@@ -86,16 +86,16 @@ async def beside_the_loop(work: Callable[[], Result], characters: int) -> Result
 
 
 async def _plan(
-    request: GenerationRequest, service: Service, envelope: Envelope, prompts: Sequence[list[int]], param: str
+    request: GenerationRequest, service: Service, builder: ResponseBuilder, prompts: Sequence[list[int]], param: str
 ) -> Plan:
     n = request.n or 1
     for prompt in prompts:
         service.check_prompt(prompt, param)
     await service.check_tool_names(request.tool_names)
     extra = dict(request.extra_fields or {})
-    asks = [
-        Ask(
-            trajectory_id=f"{envelope.id}-{i * n + j}",
+    jobs = [
+        GenerationJob(
+            trajectory_id=f"{builder.id}-{i * n + j}",
             prompt_ids=prompt,
             sampling_params=sampling_params(request, service, j),
             token_limit=request.token_limit,
@@ -107,7 +107,7 @@ async def _plan(
         for j in range(n)
     ]
     return Plan(
-        asks=tuple(asks),
+        jobs=tuple(jobs),
         n=n,
         stops=request.stops,
         log_probs=request.top_log_probs is not None,

@@ -16,7 +16,7 @@ from verl_tool.agent_loop.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
-class Envelope:
+class ResponseBuilder:
     """Id, time and model of one answer, the same in all of its chunks."""
 
     id: str
@@ -26,11 +26,11 @@ class Envelope:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of_chat(cls, model: str) -> Envelope:
+    def of_chat(cls, model: str) -> ResponseBuilder:
         return cls(f"chatcmpl-{uuid.uuid4().hex}", model, "chat.completion", "chat.completion.chunk")
 
     @classmethod
-    def of_completion(cls, model: str) -> Envelope:
+    def of_completion(cls, model: str) -> ResponseBuilder:
         return cls(f"cmpl-{uuid.uuid4().hex}", model, "text_completion", "text_completion")
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage) -> dict[str, Any]:

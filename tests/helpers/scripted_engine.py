@@ -8,7 +8,7 @@ from typing import Any
 
 from toy_model import Template, ToyTokenizer
 
-from eval_service.engines.base import EngineError, Listener, Piece, TokenLogProb
+from eval_service.engines.base import EngineError, Listener, TokenChunk, TokenLogProb
 from verl_tool.agent_loop.generators.base import Generation
 
 Rule = Callable[[str], str]
@@ -55,7 +55,7 @@ class RuleEngine:
             await asyncio.sleep(self.pause)
             if listen is not None:
                 entry = TokenLogProb(token, -0.5, ((token, -0.5), (0, -1.5))[: asked or 0])
-                await listen(Piece([token], None if asked is None else [entry]))
+                await listen(TokenChunk([token], None if asked is None else [entry]))
             text = self.tokenizer.decode(written)
             if token in self.tokenizer.eos_token_ids or any(stop in text for stop in params.get("stop", ())):
                 reason = "stop"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Outbox:
+class StreamBuffer:
     """Many writers, one reader. `most_bytes`: beyond it, writers wait."""
 
     def __init__(self, most_bytes: int = 64 << 10) -> None:
@@ -45,7 +45,7 @@ class Outbox:
         self._filled.set()
 
     async def take(self) -> bytes:
-        """All that waits, in order; empty once the box is closed and empty."""
+        """All that waits, in order; empty once the buffer is closed and empty."""
         while not self._parts and not self._closed:
             self._filled.clear()
             await self._filled.wait()

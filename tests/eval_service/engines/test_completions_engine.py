@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from eval_service.engines import completions_engine
-from eval_service.engines.base import EngineError, Piece, RefusedError, TokenLogProb
+from eval_service.engines.base import EngineError, RefusedError, TokenChunk, TokenLogProb
 from eval_service.engines.completions_engine import CompletionsEngine
 from eval_service.settings import CompletionsSettings
 from verl_tool.client.exchange import KEEP_ALIVE_SECONDS
@@ -86,14 +86,14 @@ def server() -> Server:
     return Server()
 
 
-async def heard(engine: CompletionsEngine, params: dict[str, Any]) -> tuple[Any, list[Piece]]:
-    """A turn, and its pieces as they came."""
-    pieces: list[Piece] = []
+async def heard(engine: CompletionsEngine, params: dict[str, Any]) -> tuple[Any, list[TokenChunk]]:
+    """A turn, and its chunks as they came."""
+    chunks: list[TokenChunk] = []
 
-    async def listen(piece: Piece) -> None:
-        pieces.append(piece)
+    async def listen(chunk: TokenChunk) -> None:
+        chunks.append(chunk)
 
-    return await engine.generate([1], params, "r", listen), pieces
+    return await engine.generate([1], params, "r", listen), chunks
 
 
 async def test_an_answer_in_one_piece(server: Server) -> None:
@@ -117,11 +117,11 @@ async def test_a_stream(server: Server) -> None:
     lines = [f"data: {json.dumps(event)}" for event in events]
     server.lines = [": ping", "event: message", lines[0], lines[1], lines[2], "data: [DONE]"]
     async with server.running() as engine:
-        turn, pieces = await heard(engine, {"max_tokens": 2, "logprobs": 2})
+        turn, chunks = await heard(engine, {"max_tokens": 2, "logprobs": 2})
     assert (turn.token_ids, turn.log_probs, turn.stop_reason) == ([7, 8], [-0.5, -2.0], "length")
-    assert [list(piece.token_ids) for piece in pieces] == [[7], [8]]
-    assert pieces[0].log_probs == [TokenLogProb(7, -0.5, ((9, -0.1), (7, -0.5)))]
-    assert pieces[1].log_probs == [TokenLogProb(8, -2.0)]
+    assert [list(chunk.token_ids) for chunk in chunks] == [[7], [8]]
+    assert chunks[0].log_probs == [TokenLogProb(7, -0.5, ((9, -0.1), (7, -0.5)))]
+    assert chunks[1].log_probs == [TokenLogProb(8, -2.0)]
 
 
 @pytest.mark.parametrize(

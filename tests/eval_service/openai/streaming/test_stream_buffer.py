@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from eval_service.openai.streaming.stream_buffer import Outbox
+from eval_service.openai.streaming.stream_buffer import StreamBuffer
 
 
 async def test_the_reader_gets_all_in_order_and_then_the_end() -> None:
-    box = Outbox()
+    box = StreamBuffer()
 
     async def write() -> None:
         for i in range(100):
@@ -27,7 +27,7 @@ async def test_the_reader_gets_all_in_order_and_then_the_end() -> None:
 
 
 async def test_writers_wait_while_the_box_is_full() -> None:
-    box = Outbox(most_bytes=10)
+    box = StreamBuffer(most_bytes=10)
     await box.put(b"x" * 10)
     writing = asyncio.create_task(box.put(b"y"))
     await asyncio.sleep(0.02)
@@ -37,7 +37,7 @@ async def test_writers_wait_while_the_box_is_full() -> None:
 
 
 async def test_a_box_that_is_closed_still_gives_what_it_holds() -> None:
-    box = Outbox()
+    box = StreamBuffer()
     await box.put(b"a")
     box.close()
     assert await box.take() == b"a"
