@@ -125,7 +125,7 @@ def server_command(port: int, tools: str, queue: int = 4096) -> list[str]:
     return [*command, "--max_concurrent_requests", str(queue)]
 
 
-async def side_door(url: str) -> str:
+async def direct_server(url: str) -> str:
     """Where `ToolClient` goes once it has asked which replicas there are: straight to the one replica."""
     async with aiohttp.ClientSession() as session, session.get(url + "/replicas") as response:
         (replica,) = (await response.json())["replicas"]
@@ -224,7 +224,7 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
     async with (
         running(server_command(port, "python_code"), url + "/health") as server,
         Connections(url) as front,
-        Connections(await side_door(url)) as side,
+        Connections(await direct_server(url)) as side,
         SandboxPool(max_concurrent=256) as pool,
     ):
         for snippet in SNIPPETS:
@@ -234,7 +234,7 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
                     "subprocess": (plain_subprocess(snippet), own),
                     "sandbox": (in_pool(pool, snippet), own),
                     "server": (get_observation(front, snippet), [server.pid]),
-                    "server, side door": (get_observation(side, snippet), [server.pid]),
+                    "server, direct server": (get_observation(side, snippet), [server.pid]),
                 }
                 console.print(f"[dim]{snippet:6} {level:4} at once: {', '.join(systems)}[/]")
                 measurements = [
@@ -309,7 +309,7 @@ async def compare_noop(seconds: float, levels: list[int], rounds: int) -> list[C
             systems = {
                 "uvicorn + FastAPI": (f"http://127.0.0.1:{theirs}", fastapi.pid),
                 "server": (front, server.pid),
-                "server, side door": (await side_door(front), server.pid),
+                "server, direct server": (await direct_server(front), server.pid),
             }
             for level in levels:
                 measurements = [

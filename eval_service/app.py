@@ -33,7 +33,7 @@ from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.json_text import BadJsonError, decode_json
 from verl_tool.servers.ray_serve import LogLevel, Signals
 from verl_tool.servers.serve.deployment import LOOPBACK
-from verl_tool.servers.serve.ingress import find_data_path
+from verl_tool.servers.serve.ingress import find_ingress_mode
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.serve_cluster import StartError, wait_until
 from verl_tool.servers.settings import new_server_name
@@ -41,8 +41,8 @@ from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 
 START_SECONDS = 1800.0
 """Deadline for the models to be loaded."""
-FRONT_DOOR_SECONDS = 30.0
-"""Deadline for the front door to find a replica."""
+INGRESS_SECONDS = 30.0
+"""Deadline for the ingress to find a replica."""
 LOOK_SECONDS = 5.0
 """How often the running service looks whether its cluster is still there."""
 TOOL_SERVER_LOG = Path("outputs/eval_service/tool_server.log")
@@ -73,7 +73,7 @@ def serve_model(start: Start) -> None:
         server = new_server_name(APP_NAME)
         app = application(settings, start.num_models, on_gpus=on_gpus, server=server)
         cluster.serve_application(app, APP_NAME, START_SECONDS)
-        wait_until(lambda: _answers_as(server, cluster.url), FRONT_DOOR_SECONDS, f"an answer of {cluster.url}/health")
+        wait_until(lambda: _answers_as(server, cluster.url), INGRESS_SECONDS, f"an answer of {cluster.url}/health")
         _print_summary(cluster, settings, start)
         signals.serving = True
         _watch(cluster, signals)
@@ -305,7 +305,7 @@ def _cluster(start: Start) -> ServiceCluster:
     return ServiceCluster(
         host=start.host,
         port=start.port,
-        data_path=find_data_path(),
+        ingress_mode=find_ingress_mode(),
         ray_address=start.ray_address,
         logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
         app_name=APP_NAME,
@@ -318,7 +318,7 @@ def _answers_as(server: str, url: str) -> bool:
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
     try:
         connection.request("GET", f"{address.path}/health")
-        # An unwell tool server shows in the status; the front door is open all the same.
+        # An unwell tool server shows in the status; the ingress is open all the same.
         report = decode_json(connection.getresponse().read())
     except (OSError, http.client.HTTPException, BadJsonError):
         return False
@@ -360,7 +360,7 @@ def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: St
     engine = settings.engine
     what = f"vLLM, {start.num_models} replica(s)" if isinstance(engine, VllmSettings) else engine.url
     console.print(f"model       {settings.served_model_name} ({settings.model}) on {what}", highlight=False)
-    console.print(f"data path   {cluster.data_path.describe()}", highlight=False)
+    console.print(f"ingress     {cluster.ingress_mode.describe()}", highlight=False)
     if cluster.host not in LOOPBACK and settings.api_key is None:
         console.print(f"[bold yellow]open to the network[/bold yellow] ({cluster.host}) without --api_key")
     console.print(f"serves at   {cluster.url}/v1", highlight=False)

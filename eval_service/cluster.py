@@ -47,7 +47,7 @@ class ServiceCluster(ServeCluster):
     def drain(self, name: str, timeout_seconds: float) -> None:
         """Take the application away once its replicas have answered what they work on, at most for so long.
 
-        Serve's own shutdown stops the front door at the same time as the replicas, and cuts their answers off.
+        Serve's own shutdown stops the ingress at the same time as the replicas, and cuts their answers off.
         """
         serve.delete(name, _blocking=False)
         deadline = time.monotonic() + timeout_seconds

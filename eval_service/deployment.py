@@ -95,7 +95,7 @@ class ModelReplica:
         serve_bypass.offer(self._endpoint, serve.get_replica_context().app_name)
 
     def __serve_build_asgi_app__(self) -> Endpoint:
-        """Serve asks for the app behind the front door."""
+        """Serve asks for the app behind the ingress."""
         return self._endpoint
 
     async def check_health(self) -> None:

@@ -307,7 +307,7 @@ MISDIRECTED = 421
 
 
 def proof_of(api_key: str, server: str) -> str:
-    """What a replica's own door takes in place of `api_key`: it shows that the caller has the key, to `server` alone.
+    """What a direct server takes in place of `api_key`: it shows that the caller has the key, to `server` alone.
 
     Should another server listen there by now, it learns nothing that it could use.
     """
@@ -319,7 +319,7 @@ class ReplicaInfo(BaseModel):
 
     id: str
     url: str
-    """Base URL of its own door, such as ``http://127.0.0.1:40123``."""
+    """Base URL of its direct server, such as ``http://127.0.0.1:40123``."""
     node: str = ""
     started: float = 0.0
     """Unix time, seconds."""

@@ -23,11 +23,11 @@ def listing(*urls: str) -> ReplicaList:
     return ReplicaList(replicas=[ReplicaInfo(id=f"r{i}", url=url) for i, url in enumerate(urls)])
 
 
-def door(i: int) -> str:
+def direct(i: int) -> str:
     return f"http://127.0.0.1:600{i}"
 
 
-def test_without_a_list_everything_goes_through_the_front_door() -> None:
+def test_without_a_list_everything_goes_through_the_ingress() -> None:
     replicas = ReplicaMap(FRONT)
     assert replicas.url_of("t") == FRONT
     replicas.renew(None)
@@ -38,18 +38,18 @@ def test_without_a_list_everything_goes_through_the_front_door() -> None:
 
 def test_a_trajectory_goes_to_its_rendezvous_owner() -> None:
     replicas = ReplicaMap(FRONT)
-    replicas.renew(listing(door(0), door(1), door(2)))
+    replicas.renew(listing(direct(0), direct(1), direct(2)))
     for i in range(100):
-        assert replicas.url_of(f"t{i}") == door(int(owner(f"t{i}", ["r0", "r1", "r2"])[1]))
+        assert replicas.url_of(f"t{i}") == direct(int(owner(f"t{i}", ["r0", "r1", "r2"])[1]))
 
 
 def test_a_trajectory_stays_where_it_began_when_replicas_join() -> None:
     replicas = ReplicaMap(FRONT)
-    replicas.renew(listing(door(0), door(1)))
+    replicas.renew(listing(direct(0), direct(1)))
     before = {f"t{i}": replicas.url_of(f"t{i}") for i in range(100)}
-    replicas.renew(listing(door(0), door(1), door(2), door(3)))
+    replicas.renew(listing(direct(0), direct(1), direct(2), direct(3)))
     assert {tid: replicas.url_of(tid) for tid in before} == before
-    assert {replicas.url_of(f"new{i}") for i in range(100)} == {door(0), door(1), door(2), door(3)}
+    assert {replicas.url_of(f"new{i}") for i in range(100)} == {direct(0), direct(1), direct(2), direct(3)}
     for tid in before:
         replicas.forget(tid)
     assert {tid: replicas.url_of(tid) for tid in before} != before
@@ -57,25 +57,25 @@ def test_a_trajectory_stays_where_it_began_when_replicas_join() -> None:
 
 def test_trajectories_of_a_replica_that_left_the_list_go_elsewhere() -> None:
     replicas = ReplicaMap(FRONT)
-    replicas.renew(listing(door(0), door(1)))
+    replicas.renew(listing(direct(0), direct(1)))
     ids = [f"t{i}" for i in range(50)]
-    assert {replicas.url_of(tid) for tid in ids} == {door(0), door(1)}
-    replicas.renew(listing(door(0)))
-    assert {replicas.url_of(tid) for tid in ids} == {door(0)}
+    assert {replicas.url_of(tid) for tid in ids} == {direct(0), direct(1)}
+    replicas.renew(listing(direct(0)))
+    assert {replicas.url_of(tid) for tid in ids} == {direct(0)}
 
 
 def test_a_replica_that_failed_is_left_alone_for_a_while_and_a_new_list_is_due() -> None:
     clock = Clock()
     replicas = ReplicaMap(FRONT, clock)
-    replicas.renew(listing(door(0)))
+    replicas.renew(listing(direct(0)))
     assert not replicas.is_stale()
-    replicas.avoid(door(0))
+    replicas.avoid(direct(0))
     assert replicas.is_stale()
     assert replicas.url_of("t") == FRONT
-    replicas.renew(listing(door(0)))
+    replicas.renew(listing(direct(0)))
     assert replicas.url_of("t") == FRONT
     clock.now += 60
-    assert replicas.url_of("t") == door(0)
+    assert replicas.url_of("t") == direct(0)
 
 
 def test_the_list_grows_old() -> None:
@@ -100,7 +100,7 @@ def test_the_list_grows_old() -> None:
         ("http://10.0.0.7:5000", "http://localhost:6000", False),
     ],
 )
-def test_a_loopback_door_is_used_only_from_the_same_machine(front: str, side: str, used: bool) -> None:
+def test_a_loopback_direct_server_is_used_only_from_the_same_machine(front: str, side: str, used: bool) -> None:
     replicas = ReplicaMap(front)
     replicas.renew(listing(side))
     assert replicas.url_of("t") == (side if used else front)

@@ -346,7 +346,7 @@ class TestReplicas:
         assert set(two.app.toolset.trajectories()) == set(ids) - expected
         assert 10 < len(expected) < 40
 
-    async def test_direct_false_sends_everything_through_the_front_door(self, servers: LiveServers) -> None:
+    async def test_direct_false_sends_everything_through_the_ingress(self, servers: LiveServers) -> None:
         one, two = await self._two(servers, [Ledger(), Ledger()])
         async with ToolClient(one.url, direct=False) as client:
             await client.step([StepRequest(f"t{i}", "<ledger>a</ledger>", 0) for i in range(20)])

@@ -70,7 +70,7 @@ async def count_by_http(session: aiohttp.ClientSession, url: str, ids: list[str]
     return counts
 
 
-async def test_every_trajectory_stays_where_its_state_is_through_the_front_door(counters, session, record_property):
+async def test_every_trajectory_stays_where_its_state_is_through_the_ingress(counters, session, record_property):
     ids = names("http", TRAJECTORIES)
     turns = [await count_by_http(session, counters.url, ids) for _ in range(TURNS)]
     for number, turn in enumerate(turns, start=1):
@@ -216,14 +216,14 @@ async def test_an_update_leaves_living_trajectories_where_they_are(cluster, sess
     await asyncio.to_thread(cluster.wait_for, lambda: not cluster.replica_ids() & old, "only new replicas")
 
 
-async def test_a_full_replica_refuses_at_both_doors(cluster, session):
+async def test_a_full_replica_refuses_at_both_servers(cluster, session):
     await asyncio.to_thread(cluster.deploy, "ray_echo.py", 1, max_concurrent_requests=2, max_queued_requests=4)
     _, replicas = await asyncio.to_thread(cluster.get, "/replicas")
-    doors = [cluster.url, replicas["replicas"][0]["url"]]
+    urls = [cluster.url, replicas["replicas"][0]["url"]]
 
     async def one(number: int) -> tuple[int, str | None]:
         body = {"trajectory_ids": [f"full-{number}"], "actions": ["<ray_echo>x:1</ray_echo>"]}
-        async with session.post(f"{doors[number % 2]}/get_observation", json=body) as response:
+        async with session.post(f"{urls[number % 2]}/get_observation", json=body) as response:
             await response.read()
             return response.status, response.headers.get("retry-after")
 

@@ -32,8 +32,8 @@ def nodes() -> Iterator[Cluster]:
 
 @pytest.fixture
 def server(nodes: Cluster) -> Iterator[LiveServer]:
-    # Both nodes are this machine, where two front doors would want the same port.
-    with new_cluster(ray_address=nodes.address, front_doors=ProxyLocation.HeadOnly) as cluster:
+    # Both nodes are this machine, where two ingresses would want the same port.
+    with new_cluster(ray_address=nodes.address, ingress_location=ProxyLocation.HeadOnly) as cluster:
         yield LiveServer(cluster)
 
 
@@ -59,7 +59,7 @@ async def test_trajectories_live_on_both_nodes_and_die_with_their_own(nodes, ser
                 assert result.fault.kind == FaultKind.STATE_LOST
 
 
-async def test_without_a_key_the_doors_on_the_network_are_for_replicas_only(nodes, server):
+async def test_without_a_key_the_direct_servers_on_the_network_are_for_replicas_only(nodes, server):
     await deploy(server, several_nodes=True)
     async with ToolClient(server.url) as client:
         ids = [f"closed-{i}" for i in range(40)]

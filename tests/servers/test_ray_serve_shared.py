@@ -37,7 +37,7 @@ serve.run(hello.bind(), name="others", route_prefix="/others")
 
 @pytest.fixture(scope="module")
 def busy() -> Iterator[tuple[str, int]]:
-    """Address of a cluster with an application of somebody else's, and the port of its front door."""
+    """Address of a cluster with an application of somebody else's, and the port of its ingress."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     try:
         (port,) = free_ports(1)

@@ -63,7 +63,7 @@ class ReplicaMap:
         self._ids = sorted(self._urls)
 
     def url_of(self, trajectory_id: str) -> str:
-        """Base URL to send this trajectory to: its replica's own door, another's that forwards, or the front door."""
+        """Base URL to send this trajectory to: its replica's direct server, another's that forwards, or the ingress."""
         if not self._ids:
             return self._front
         replica_id = self._remembered.get(trajectory_id)

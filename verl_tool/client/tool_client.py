@@ -205,7 +205,7 @@ class ToolClient:
         await self._renew_map(deadline)
         batches = [
             self._deliver_batch(url, batch, results, deadline, attempt)
-            for url, group in self._by_door(entries).items()
+            for url, group in self._by_url(entries).items()
             for batch in _batches(group, self._max_batch)
         ]
         await _all_of(batches)
@@ -303,12 +303,12 @@ class ToolClient:
             self._server = replicas.server if replicas is not None else ""
             self._map.renew(replicas if self._direct else None)
 
-    def _by_door(self, entries: Sequence[_Entry]) -> dict[str, list[_Entry]]:
+    def _by_url(self, entries: Sequence[_Entry]) -> dict[str, list[_Entry]]:
         """The entries by the base URL that they are sent to."""
-        doors: dict[str, list[_Entry]] = {}
+        by_url: dict[str, list[_Entry]] = {}
         for entry in entries:
-            doors.setdefault(self._map.url_of(entry.request.trajectory_id), []).append(entry)
-        return doors
+            by_url.setdefault(self._map.url_of(entry.request.trajectory_id), []).append(entry)
+        return by_url
 
     async def _asked(self, method: str, path: str, body: bytes | None) -> Answer:
         """The answer to a question that may be asked twice. Raises ToolFault if there is none."""

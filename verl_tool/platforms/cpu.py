@@ -235,7 +235,7 @@ def activate() -> None:
     Raises PatchError, now or when the module in question is imported, if verl has no longer what is replaced.
     """
     os.environ["VERL_PLATFORM"] = "cpu"
-    # verl registers its FSDP engines for CUDA and NPU by name; this is its own door to choose them.
+    # verl registers its FSDP engines for CUDA and NPU by name; this is its own way to choose them.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     vllm_distribution.install()
     for patch in PATCHES:

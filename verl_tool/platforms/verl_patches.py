@@ -1,4 +1,4 @@
-"""What verl takes for granted about accelerators, and has no door for. Written for verl 0.9.0."""
+"""What verl takes for granted about accelerators, and offers no way to change. Written for verl 0.9.0."""
 
 from __future__ import annotations
 

@@ -26,15 +26,15 @@ from rich.table import Table
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.serve.deployment import LOOPBACK, ReplicaDescription, make_tools
-from verl_tool.servers.serve.ingress import find_data_path
+from verl_tool.servers.serve.ingress import find_ingress_mode
 from verl_tool.servers.serve.serve_cluster import ServeCluster, StartError, wait_until
-from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_door_key, new_server_name
+from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_peer_key, new_server_name
 from verl_tool.servers.tool_config import ToolConfig
 from verl_tool.servers.tools import inactive_tools
 
 APP_NAME = "verl_tool"
-FRONT_DOOR_SECONDS = 30.0
-"""Deadline for the front door to find a replica."""
+INGRESS_SECONDS = 30.0
+"""Deadline for the ingress to find a replica."""
 LOOK_SECONDS = 5.0
 """How often the running server looks whether its cluster is still there."""
 
@@ -109,7 +109,7 @@ def run_server(
         # Ray has put its own handler of SIGTERM in the place of ours.
         signals.install()
         cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
-        wait_until(lambda: _front_door_answers(cluster.url), FRONT_DOOR_SECONDS, f"an answer of {cluster.url}/health")
+        wait_until(lambda: _ingress_answers(cluster.url), INGRESS_SECONDS, f"an answer of {cluster.url}/health")
         cluster.watch_front()
         _print_table(cluster, settings)
         if url_file is not None:
@@ -127,9 +127,9 @@ def run_server(
 
 def serve_tools(
     host: Annotated[
-        str, typer.Option("--host", help="Address of the front door. 0.0.0.0 opens it to the network.")
+        str, typer.Option("--host", help="Address of the ingress. 0.0.0.0 opens it to the network.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the front door.")] = 5000,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the ingress.")] = 5000,
     tool_type: Annotated[
         str,
         typer.Option("--tool_type", help="Tools to serve, separated by commas: names, or paths of your own .py files."),
@@ -191,7 +191,7 @@ def serve_tools(
         str | None,
         typer.Option(
             "--route_prefix",
-            help="Path of the server below the front door. Default: /, or /APP_NAME where Ray Serve runs already.",
+            help="Path of the server below the ingress. Default: /, or /APP_NAME where Ray Serve runs already.",
         ),
     ] = None,
     url_file: Annotated[
@@ -231,7 +231,7 @@ def serve_tools(
     Stop it with Ctrl-C. SIGUSR1 reads the tool config and your tool files anew and replaces the replicas one by one.
     """
 
-    door_key, server = new_door_key(), new_server_name(app_name)
+    peer_key, server = new_peer_key(), new_server_name(app_name)
 
     def settings_now() -> ReplicaSettings:
         return ReplicaSettings(
@@ -248,7 +248,7 @@ def serve_tools(
             drain_seconds=drain_seconds,
             done_if_invalid=done_if_invalid,
             api_key=api_key,
-            door_key=door_key,
+            peer_key=peer_key,
             front_host=host,
             front_port=port,
             allowed_hosts=tuple(name.strip() for name in allowed_hosts.split(",") if name.strip()),
@@ -264,7 +264,7 @@ def serve_tools(
         cluster = ServeCluster(
             host=host,
             port=port,
-            data_path=find_data_path(),
+            ingress_mode=find_ingress_mode(),
             ray_address=ray_address,
             logical_cpus=_logical_cpus(replicas, cpus_per_replica),
             app_name=app_name,
@@ -329,7 +329,7 @@ def _words(error: VerlToolError | ValidationError) -> str:
     return str(error)
 
 
-def _front_door_answers(url: str) -> bool:
+def _ingress_answers(url: str) -> bool:
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
     try:
@@ -388,8 +388,8 @@ def _print_table(cluster: ServeCluster, settings: ReplicaSettings) -> None:
     nodes = len([node for node in ray.nodes() if node["Alive"]])
     where = "a local Ray cluster" if cluster.local else f"a Ray cluster of {nodes} node(s), as {cluster.app_name!r}"
     console.print(f"isolation   {description.isolation or 'none needed: no tool runs code'}", highlight=False)
-    path = "that of the Ray Serve which ran already" if cluster.joined_serve else cluster.data_path.describe()
-    console.print(f"data path   {path}", highlight=False)
+    path = "that of the Ray Serve which ran already" if cluster.joined_serve else cluster.ingress_mode.describe()
+    console.print(f"ingress     {path}", highlight=False)
     console.print(f"runs on     {where}", highlight=False)
     if cluster.host not in LOOPBACK and settings.api_key is None:
         console.print(f"[bold yellow]open to the network[/bold yellow] ({cluster.host}) without --api_key")

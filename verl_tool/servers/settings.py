@@ -29,7 +29,7 @@ def new_server_name(app_name: str) -> str:
     return f"{app_name}-{secrets.token_hex(8)}"
 
 
-def new_door_key() -> str:
+def new_peer_key() -> str:
     """A key that nobody can guess."""
     return secrets.token_urlsafe(24)
 
@@ -44,7 +44,7 @@ class ReplicaSettings(BaseModel):
     server: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
     """Name of the server from its start to its end (`new_server_name`). Requests that name another are refused."""
     route_prefix: str = Field(default="/", pattern=r"^/(?:[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*)?$")
-    """Below which path of the front door the server is."""
+    """Below which path of the ingress the server is."""
     tool_type: str = ""
     """Comma-separated names and paths of tools; empty: those that the config enables."""
     tool_config: ToolConfig | None = None
@@ -64,14 +64,14 @@ class ReplicaSettings(BaseModel):
     """The longest that a replica which is taken away stays for the trajectories that it holds."""
     done_if_invalid: bool = False
     api_key: str | None = Field(default=None, repr=False)
-    door_key: str = Field(repr=False)
-    """By which the replicas of this server know each other (`new_door_key`). It stays the same over updates."""
+    peer_key: str = Field(repr=False)
+    """By which the replicas of this server know each other (`new_peer_key`). It stays the same over updates."""
     front_host: str = "127.0.0.1"
-    """Host of the front door."""
+    """Host of the ingress."""
     front_port: PositiveInt | None = None
-    """Port of the front door. None: a request's ``Host`` may bear any."""
+    """Port of the ingress. None: a request's ``Host`` may bear any."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which clients may call (`HostCheck`)."""
     several_nodes: bool = False
-    """Whether peers may sit on other machines, so that side doors listen on the node's address."""
+    """Whether peers may sit on other machines, so that direct servers listen on the node's address."""
     log_level: str = "INFO"

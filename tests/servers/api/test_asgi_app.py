@@ -14,10 +14,10 @@ from toy_tools import Ledger, Puppet, text, until
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ObservationResponse, StepRequest
 from verl_tool.servers.api.asgi_app import ToolServerApp
-from verl_tool.servers.api.router import DOOR_KEY_HEADER, FORWARDED_HEADER, LocalRouter
+from verl_tool.servers.api.router import FORWARDED_HEADER, PEER_KEY_HEADER, LocalRouter
 from verl_tool.servers.execution.toolset import ToolSet
 
-FROM_A_PEER = {FORWARDED_HEADER: "1", DOOR_KEY_HEADER: "key of the peers"}
+FROM_A_PEER = {FORWARDED_HEADER: "1", PEER_KEY_HEADER: "key of the peers"}
 SAY_HI = "<puppet>say hi</puppet>"
 
 
@@ -354,7 +354,7 @@ class TestRouting:
     ) -> None:
         router = _Elsewhere()
         server = await servers.start([Puppet()], router=router, peer_key=peer_key)
-        for headers in ({FORWARDED_HEADER: "1"}, {**FROM_A_PEER, DOOR_KEY_HEADER: "another"}):
+        for headers in ({FORWARDED_HEADER: "1"}, {**FROM_A_PEER, PEER_KEY_HEADER: "another"}):
             if path == "/get_observation":
                 status, answer = await post(server, batch(SAY_HI), headers=headers)
             else:

@@ -1,4 +1,4 @@
-"""A replica sends to another through its side door; what can go wrong is told apart."""
+"""A replica sends to another through its direct server; what can go wrong is told apart."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from serve_harness import DATA, observed
 
 from verl_tool.protocol import FaultKind, ReplicaInfo, StepRequest
 from verl_tool.servers.api.asgi_app import ToolServerApp
-from verl_tool.servers.api.router import DOOR_KEY_HEADER
-from verl_tool.servers.cluster.direct_server import SideDoor, guarded
+from verl_tool.servers.api.router import PEER_KEY_HEADER
+from verl_tool.servers.cluster.direct_server import DirectServer, guarded
 from verl_tool.servers.cluster.peers import (
     PeerAwayError,
     PeerBrokenError,
@@ -30,7 +30,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @pytest.fixture
 async def peers() -> AsyncIterator[Peers]:
-    peers = Peers(request_timeout_seconds=30.0, api_key=None, door_key="key")
+    peers = Peers(request_timeout_seconds=30.0, api_key=None, peer_key="key")
     yield peers
     await peers.close()
 
@@ -44,11 +44,11 @@ async def app() -> AsyncIterator[ToolServerApp]:
 
 
 @pytest.fixture
-async def door(app: ToolServerApp) -> AsyncIterator[SideDoor]:
-    door = SideDoor("127.0.0.1")
-    await door.open(guarded(app, "key"))
-    yield door
-    await door.close(grace_seconds=5.0)
+async def direct(app: ToolServerApp) -> AsyncIterator[DirectServer]:
+    direct = DirectServer("127.0.0.1")
+    await direct.open(guarded(app, "key"))
+    yield direct
+    await direct.close(grace_seconds=5.0)
 
 
 def peer_at(url: str) -> ReplicaInfo:
@@ -65,36 +65,36 @@ async def serve_raw(handler: Handler) -> tuple[asyncio.Server, ReplicaInfo]:
     return server, peer_at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
 
-async def test_results_come_back_in_order(door, peers):
-    results = await peers.step(peer_at(door.url), requests("a:0.1", "b:0", "c:0.05"))
+async def test_results_come_back_in_order(direct, peers):
+    results = await peers.step(peer_at(direct.url), requests("a:0.1", "b:0", "c:0.05"))
     assert [observed(result.observation)[0] for result in results] == ["a", "b", "c"]
     assert [result.trajectory_id for result in results] == ["trajectory-a:0.1", "trajectory-b:0", "trajectory-c:0.05"]
 
 
 @pytest.mark.parametrize("stranger", ["another server", "another replica"])
-async def test_whoever_else_is_at_its_port_runs_nothing(door, app, stranger):
+async def test_whoever_else_is_at_its_port_runs_nothing(direct, app, stranger):
     name = "other" if stranger == "another server" else ""
-    peers = Peers(request_timeout_seconds=30.0, api_key=None, door_key="key", server=name)
-    info = ReplicaInfo(id="gone" if stranger == "another replica" else "local", url=door.url)
+    peers = Peers(request_timeout_seconds=30.0, api_key=None, peer_key="key", server=name)
+    info = ReplicaInfo(id="gone" if stranger == "another replica" else "local", url=direct.url)
     with pytest.raises(PeerAwayError, match="somebody else is at"):
         await peers.step(info, requests("a"))
     assert len(app.toolset) == 0
     await peers.close()
 
 
-async def test_a_full_peer_is_an_overload_of_every_entry(door, peers):
-    busy = asyncio.create_task(peers.step(peer_at(door.url), requests("a:1", "b:1", "c:1", "d:1")))
+async def test_a_full_peer_is_an_overload_of_every_entry(direct, peers):
+    busy = asyncio.create_task(peers.step(peer_at(direct.url), requests("a:1", "b:1", "c:1", "d:1")))
     await asyncio.sleep(0.3)
-    [result] = await peers.step(peer_at(door.url), requests("e"))
+    [result] = await peers.step(peer_at(direct.url), requests("e"))
     assert result.fault is not None
     assert (result.fault.kind, result.fault.retryable) == (FaultKind.OVERLOADED, True)
     assert [result.fault for result in await busy] == [None] * 4
 
 
-async def test_a_guarded_door_lets_only_replicas_in(door):
+async def test_a_guarded_direct_server_lets_only_replicas_in(direct):
     async with aiohttp.ClientSession() as session:
-        for headers, status in (({}, 401), ({DOOR_KEY_HEADER: "guess"}, 401), ({DOOR_KEY_HEADER: "key"}, 200)):
-            async with session.get(f"{door.url}/tools", headers=headers) as response:
+        for headers, status in (({}, 401), ({PEER_KEY_HEADER: "guess"}, 401), ({PEER_KEY_HEADER: "key"}, 200)):
+            async with session.get(f"{direct.url}/tools", headers=headers) as response:
                 assert response.status == status
 
 
@@ -146,11 +146,11 @@ def test_what_is_sent_is_what_the_server_reads():
     assert body.decode("utf-8").count("\ufffd") == 1
 
 
-async def test_a_closed_door_refuses_and_says_that_it_is_closed(app, peers):
-    door = SideDoor("127.0.0.1")
-    await door.open(app)
-    assert door.is_open()
-    await door.close(grace_seconds=5.0)
-    assert not door.is_open()
+async def test_a_closed_direct_server_refuses_and_says_that_it_is_closed(app, peers):
+    direct = DirectServer("127.0.0.1")
+    await direct.open(app)
+    assert direct.is_open()
+    await direct.close(grace_seconds=5.0)
+    assert not direct.is_open()
     with pytest.raises(PeerAwayError):
-        await peers.step(peer_at(door.url), requests("a"))
+        await peers.step(peer_at(direct.url), requests("a"))

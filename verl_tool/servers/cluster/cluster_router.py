@@ -39,16 +39,16 @@ REPORT_SECONDS = 2.0
 class ClusterRouter:
     """The `Router` of one replica among several.
 
-    `stateful`: whether a trajectory has state that only its owner has. `doors_open`: whether clients may use the
-    replicas' own doors, so that ``GET /replicas`` tells them.
+    `stateful`: whether a trajectory has state that only its owner has. `direct_open`: whether clients may use the
+    replicas' direct servers, so that ``GET /replicas`` tells them.
     """
 
-    def __init__(self, membership: Membership, peers: Peers, *, stateful: bool, doors_open: bool) -> None:
+    def __init__(self, membership: Membership, peers: Peers, *, stateful: bool, direct_open: bool) -> None:
         self.replica_id = membership.info.id
         self._membership = membership
         self._peers = peers
         self._stateful = stateful
-        self._doors_open = doors_open
+        self._direct_open = direct_open
 
     async def step(self, requests: Sequence[StepRequest], run_local: RunLocal) -> list[StepResult]:
         """Answer `requests` in order: what is ours runs here, the rest at its owners, all at the same time."""
@@ -72,7 +72,7 @@ class ClusterRouter:
     async def replicas(self) -> ReplicaList:
         """The replicas that a client may go to directly: those that take new trajectories first."""
         view = self._membership.view
-        if not self._doors_open:
+        if not self._direct_open:
             return ReplicaList(epoch=view.epoch, sticky=self._stateful)
         replicas = [info for info in view.replicas if info.id not in view.draining]
         return ReplicaList(epoch=view.epoch, replicas=replicas, sticky=self._stateful)

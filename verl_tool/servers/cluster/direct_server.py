@@ -14,7 +14,7 @@ import uvicorn
 
 from verl_tool.servers.api.http import AsgiApp, HttpError, Receive, Scope, Send, header, send_reply
 from verl_tool.servers.api.http_protocol import BoundedHttp
-from verl_tool.servers.api.router import DOOR_KEY_HEADER
+from verl_tool.servers.api.router import PEER_KEY_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-class SideDoor:
+class DirectServer:
     """Serves `app` on a free port of `host`, one of `ports` if any of them is free, in the running event loop."""
 
     def __init__(self, host: str, ports: Sequence[int] = ()) -> None:
@@ -60,7 +60,7 @@ class SideDoor:
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()
-                raise OSError(f"the side door at {self.url} ended at its start")
+                raise OSError(f"the direct server at {self.url} ended at its start")
             await asyncio.sleep(0.01)
 
     def is_open(self) -> bool:
@@ -77,21 +77,21 @@ class SideDoor:
             await asyncio.wait_for(self._serving, timeout=grace_seconds)
         except asyncio.TimeoutError:
             logger.warning(
-                "the side door at %s had requests after %g s and was closed on them", self.url, grace_seconds
+                "the direct server at %s had requests after %g s and was closed on them", self.url, grace_seconds
             )
         finally:
             self._socket.close()
 
 
-def guarded(app: AsgiApp, door_key: str) -> AsgiApp:
-    """`app` for those only that show `door_key`: a door on a network, of a server that has no API key."""
+def guarded(app: AsgiApp, peer_key: str) -> AsgiApp:
+    """`app` for those only that show `peer_key`: a direct server on a network, of a server that has no API key."""
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        shown = header(scope, DOOR_KEY_HEADER.encode()) or b""
-        if hmac.compare_digest(shown, door_key.encode()):
+        shown = header(scope, PEER_KEY_HEADER.encode()) or b""
+        if hmac.compare_digest(shown, peer_key.encode()):
             await app(scope, receive, send)
         else:
-            refusal = HttpError(401, "unauthorized", "this door is for replicas only; use the front door")
+            refusal = HttpError(401, "unauthorized", "this address is for replicas only; use the ingress")
             await send_reply(send, refusal.reply())
 
     return guard

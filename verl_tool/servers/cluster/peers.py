@@ -22,13 +22,13 @@ from verl_tool.protocol import (
     StepResult,
     proof_of,
 )
-from verl_tool.servers.api.router import DOOR_KEY_HEADER, FORWARDED_HEADER
+from verl_tool.servers.api.router import FORWARDED_HEADER, PEER_KEY_HEADER
 from verl_tool.servers.api.wire import encode_json
 
 CONNECT_SECONDS = 2.0
 """Deadline for a connection to a peer."""
 KEEP_ALIVE_SECONDS = 30.0
-"""How long an idle connection is kept; a side door keeps it longer, so that it never closes one that is being used."""
+"""How long an idle connection is kept; a direct server keeps it longer, so that it never closes one in use."""
 ANSWER_MARGIN_SECONDS = 5.0
 """A peer has its own deadline and answers in time; this much more is waited for its answer."""
 
@@ -46,16 +46,16 @@ class PeerTimeoutError(VerlToolError):
 
 
 class Peers:
-    """Connections to the other replicas' side doors.
+    """Connections to the other replicas' direct servers.
 
-    `api_key`: of the server, if it has one. `door_key`: by which replicas know each other. `server`: its name.
+    `api_key`: of the server, if it has one. `peer_key`: by which replicas know each other. `server`: its name.
     """
 
-    def __init__(self, *, request_timeout_seconds: float, api_key: str | None, door_key: str, server: str = "") -> None:
+    def __init__(self, *, request_timeout_seconds: float, api_key: str | None, peer_key: str, server: str = "") -> None:
         self._timeout = aiohttp.ClientTimeout(
             total=request_timeout_seconds + ANSWER_MARGIN_SECONDS, sock_connect=CONNECT_SECONDS
         )
-        self._headers = {FORWARDED_HEADER: "1", DOOR_KEY_HEADER: door_key, "content-type": "application/json"}
+        self._headers = {FORWARDED_HEADER: "1", PEER_KEY_HEADER: peer_key, "content-type": "application/json"}
         if server:
             self._headers[SERVER_HEADER] = server
         if api_key is not None:

@@ -3,9 +3,9 @@
 Replicas sign on with it, beat twice a second, and ask it once for each trajectory that they do not know
 (`Ownership` says what it answers). It is off the path of every later turn, and of stateless tools altogether.
 
-A replica is dead when its own door refuses connections, or when it has been silent for `LEASE_SECONDS` and its door
-does not accept a connection either: a replica that is merely starved of CPU is not. If the directory itself dies, Ray
-starts it again and the replicas sign on anew with what they hold; until they had the time, claims wait.
+A replica is dead when its direct server refuses connections, or when it has been silent for `LEASE_SECONDS` and that
+server does not accept a connection either: a replica that is merely starved of CPU is not. If the registry itself
+dies, Ray starts it again and the replicas sign on anew with what they hold; until they had the time, claims wait.
 """
 
 from __future__ import annotations
@@ -155,15 +155,15 @@ class Directory:
                 await self._look_at(info)
 
     async def _look_at(self, info: ReplicaInfo) -> None:
-        door = await _door_state(info.url)
+        state = await _server_state(info.url)
         silence = self._ownership.silence(info.id, time.monotonic())
-        dead = door == "refused" or silence > GIVE_UP_SECONDS or (door == "unreachable" and silence > LEASE_SECONDS)
+        dead = state == "refused" or silence > GIVE_UP_SECONDS or (state == "unreachable" and silence > LEASE_SECONDS)
         if dead:
             lost = self._ownership.leave(info.id, time.monotonic())
             logger.warning("replica %s at %s is gone; %d trajectories are lost", info.id, info.url, lost)
 
 
-async def _door_state(url: str) -> str:
+async def _server_state(url: str) -> str:
     """``open``, ``refused`` (nobody listens there) or ``unreachable`` (no answer in time)."""
     address = urlsplit(url)
     try:

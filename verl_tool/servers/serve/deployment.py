@@ -2,7 +2,7 @@
 
 A request that reaches a replica is parsed, run in its own sandbox and answered in one process; there is no second
 deployment behind it, because a hop through Serve's handles costs milliseconds. Two HTTP servers in each replica share
-one app and its admission: Serve's, behind the front door, and the side door for peers and for `ToolClient`.
+one app and its admission: Serve's, behind the ingress, and the direct server for peers and for `ToolClient`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verl_tool.protocol import ReplicaInfo
 from verl_tool.servers.api.asgi_app import ToolServerApp
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.cluster.cluster_router import ClusterRouter
-from verl_tool.servers.cluster.direct_server import SideDoor, guarded
+from verl_tool.servers.cluster.direct_server import DirectServer, guarded
 from verl_tool.servers.cluster.heartbeat import Membership
 from verl_tool.servers.cluster.peers import Peers
 from verl_tool.servers.cluster.registry import directory_handle
@@ -32,7 +32,7 @@ from verl_tool.servers.cluster.registry_client import DirectoryClient, Directory
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.serve import serve_bypass
 from verl_tool.servers.serve.autoscaling import ENTRIES, autoscaling_config
-from verl_tool.servers.serve.ingress import door_ports
+from verl_tool.servers.serve.ingress import direct_ports
 from verl_tool.servers.serve.local_ray import network_address
 from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
@@ -58,44 +58,44 @@ class ReplicaDescription:
     tools: tuple[str, ...]
     isolation: str
     """Level of isolation in force; empty if no tool runs code."""
-    side_door: str
+    direct_server: str
 
 
 @serve.ingress()
 class ToolReplica:
-    """One replica: tools, sandbox, and the two doors to them."""
+    """One replica: tools, sandbox, and the two HTTP servers to them."""
 
     async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         _log_to_stderr(settings.log_level)
         listen_on_the_node_only()
         self._settings = settings
         several = settings.several_nodes or settings.front_host not in LOOPBACK
-        self._door = SideDoor(network_address() if several else "127.0.0.1", door_ports())
+        self._direct_server = DirectServer(network_address() if several else "127.0.0.1", direct_ports())
         self._toolset = _make_toolset(settings, self._released)
         self._membership = self._make_membership()
         self._peers = Peers(
             request_timeout_seconds=settings.request_timeout_seconds,
             api_key=settings.api_key,
-            door_key=settings.door_key,
+            peer_key=settings.peer_key,
             server=settings.server,
         )
-        # A door on the network is open to those with the API key, or to all if the front door is.
-        self._door_guarded = several and settings.api_key is None and settings.front_host in LOOPBACK
+        # A direct server on the network is open to those with the API key, or to all if the ingress is.
+        self._guarded = several and settings.api_key is None and settings.front_host in LOOPBACK
         self._app = self._make_app()
         await self._start()
 
     def __serve_build_asgi_app__(self) -> ToolServerApp:
-        """Serve asks for the app behind the front door."""
+        """Serve asks for the app behind the ingress."""
         return self._app
 
     async def check_health(self) -> None:
         """Raises if this replica can no longer serve; Serve then puts another in its place."""
         await self._toolset.check()
-        if not self._door.is_open():
-            raise VerlToolError(f"the side door of replica {self._membership.info.id} has closed")
+        if not self._direct_server.is_open():
+            raise VerlToolError(f"the direct server of replica {self._membership.info.id} has closed")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Entries that run or wait for a place here, by whichever door they came."""
+        """Entries that run or wait for a place here, by whichever server they came."""
         admission = self._app.admission
         return {ENTRIES: admission.running + sum(admission.waiting(tool.name) for tool in self._toolset.tools)}
 
@@ -103,14 +103,14 @@ class ToolReplica:
         """What this replica serves."""
         pools = [tool.sandbox for tool in self._toolset.tools if tool.sandbox is not None]
         names = tuple(tool.name for tool in self._toolset.tools)
-        return ReplicaDescription(names, pools[0].level.describe() if pools else "", self._door.url)
+        return ReplicaDescription(names, pools[0].level.describe() if pools else "", self._direct_server.url)
 
     async def __del__(self) -> None:
         """Serve takes this replica away: stay for the trajectories that live here, then close all."""
         if self._toolset.stateful:
             await self._drain()
         await self._membership.leave()
-        await self._door.close(CLOSE_SECONDS / 4)
+        await self._direct_server.close(CLOSE_SECONDS / 4)
         await self._toolset.close(CLOSE_SECONDS / 4)
         await self._peers.close()
 
@@ -119,21 +119,21 @@ class ToolReplica:
             await self._toolset.start()
             # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
             gc.freeze()
-            await self._door.open(guarded(self._app, self._settings.door_key) if self._door_guarded else self._app)
+            await self._direct_server.open(guarded(self._app, self._settings.peer_key) if self._guarded else self._app)
             await self._membership.start()
             serve_bypass.offer(self._app, self._settings.app_name, self._settings.route_prefix)
         except BaseException:
-            await self._door.close(0.0)
+            await self._direct_server.close(0.0)
             await self._toolset.close(0.0)
             raise
-        logger.info("replica %s serves at %s", self._membership.info.id, self._door.url)
+        logger.info("replica %s serves at %s", self._membership.info.id, self._direct_server.url)
 
     def _make_membership(self) -> Membership:
         context = serve.get_replica_context()
         info = ReplicaInfo(
             # A restarted process is another replica: what the old one held is gone.
             id=f"{context.replica_id.unique_id}-{uuid.uuid4().hex[:8]}",
-            url=self._door.url,
+            url=self._direct_server.url,
             node=ray.get_runtime_context().get_node_id(),
             started=time.time(),
         )
@@ -143,7 +143,7 @@ class ToolReplica:
     def _make_app(self) -> ToolServerApp:
         settings = self._settings
         router = ClusterRouter(
-            self._membership, self._peers, stateful=self._toolset.stateful, doors_open=not self._door_guarded
+            self._membership, self._peers, stateful=self._toolset.stateful, direct_open=not self._guarded
         )
         return ToolServerApp(
             self._toolset,
@@ -153,7 +153,7 @@ class ToolReplica:
             max_body_bytes=settings.max_body_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
             router=router,
-            peer_key=settings.door_key,
+            peer_key=settings.peer_key,
             host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
             server=settings.server,
         )
@@ -187,7 +187,7 @@ def application(
     deployment: serve.Deployment = serve.deployment(
         name=DEPLOYMENT,
         ray_actor_options={"num_cpus": cpus_per_replica},
-        # The app's own admission refuses at its limit, for both doors; Serve's must never come first.
+        # The app's own admission refuses at its limit, for both servers; Serve's must never come first.
         max_ongoing_requests=2 * (settings.max_concurrent_requests + settings.max_queued_requests),
         # A rolling update starts the new before it takes away the old.
         max_surge_percent=25,

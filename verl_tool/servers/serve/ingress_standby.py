@@ -27,8 +27,8 @@ _NOT_TAKEN = ("frontend prometheus", "listen stats")
 """Sections whose ports are for Serve's HAProxy."""
 
 
-class FrontWatch:
-    """Watches the front door at `host`, `port`; `folder` holds HAProxy's files, of this machine alone."""
+class IngressStandby:
+    """Watches the ingress at `host`, `port`; `folder` holds HAProxy's files, of this machine alone."""
 
     def __init__(self, haproxy: Path, folder: Path, host: str, port: int) -> None:
         self._haproxy = haproxy
@@ -40,7 +40,7 @@ class FrontWatch:
         self._thread = threading.Thread(target=self._watch, name="front-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin, with a front door that is open."""
+        """Begin, with an ingress that is open."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ class FrontWatch:
             self._end_stand_in()
 
     def _is_closed(self) -> bool:
-        """Whether nobody listens; a front door that is merely slow is open."""
+        """Whether nobody listens; an ingress that is merely slow is open."""
         try:
             socket.create_connection(self._address, CONNECT_SECONDS).close()
         except ConnectionRefusedError:

@@ -58,7 +58,7 @@ def offer(app: AsgiApp, app_name: str, route_prefix: str = "/") -> None:
     _here = _Place(app, front, route_prefix.rstrip("/"))
 
 
-class ShortPath:
+class ServeBypass:
     """ASGI middleware of a replica: to the app of this process if it has one, else on to Serve."""
 
     def __init__(self, app: AsgiApp) -> None:
@@ -105,7 +105,7 @@ def middlewares() -> list[Middleware]:
     except RayServeException:
         # With HAProxy before it, a proxy of Serve's own is asked only when there is no replica.
         return [Middleware(NoReplica)] if FRONT_VARIABLE in os.environ else []
-    return [Middleware(ShortPath)]
+    return [Middleware(ServeBypass)]
 
 
 def _is_for_an_app(scope: Scope) -> bool:

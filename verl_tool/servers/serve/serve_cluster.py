@@ -27,8 +27,8 @@ from typing_extensions import Self
 from verl_tool.errors import VerlToolError
 from verl_tool.servers.cluster.registry import NAMESPACE, directory_handle, directory_name
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
-from verl_tool.servers.serve.ingress import DataPath, environment
-from verl_tool.servers.serve.ingress_standby import FrontWatch
+from verl_tool.servers.serve.ingress import IngressMode, environment
+from verl_tool.servers.serve.ingress_standby import IngressStandby
 from verl_tool.servers.serve.launcher import claim_name, release_name
 from verl_tool.servers.serve.local_ray import keep_token_private, make_token, on_loopback, private_folder
 from verl_tool.servers.serve.ports import Reservation, reserve_block, reserve_port
@@ -56,11 +56,11 @@ class ServeCluster:
     """Ray and Serve for one tool server; a context manager that gives back what it took.
 
     `ray_address`: a running cluster to join; None: a local one is started, which ends with this process, with
-    `logical_cpus` for replicas. `front_doors`: on which nodes there is one; by default on every node with a replica, so
-    that each node reaches the tools at `host`, `port` of its own. `app_name`: of the application; another live server
-    may not have it. `route_prefix`: path below which the server is found; by default ``/`` if Serve is started here.
+    `logical_cpus` for replicas. `ingress_location`: on which nodes there is an ingress; by default on every node with a
+    replica, so that each node reaches the tools at `host`, `port` of its own. `app_name`: of the application; another live
+    server may not have it. `route_prefix`: path below which the server is found; by default ``/`` if Serve is started here.
 
-    Where Serve runs on the cluster already, its front door is used, whatever `host` and `port` say, and the default
+    Where Serve runs on the cluster already, its ingress is used, whatever `host` and `port` say, and the default
     path is ``/APP_NAME``. What a launcher that is dead left there under the same name is replaced.
     """
 
@@ -72,16 +72,16 @@ class ServeCluster:
         *,
         host: str,
         port: int,
-        data_path: DataPath,
+        ingress_mode: IngressMode,
         ray_address: str | None = None,
         logical_cpus: int | None = None,
-        front_doors: ProxyLocation = ProxyLocation.EveryNode,
+        ingress_location: ProxyLocation = ProxyLocation.EveryNode,
         app_name: str = "verl_tool",
         route_prefix: str | None = None,
     ) -> None:
         self.host = host
         self.port = port
-        self.data_path = data_path
+        self.ingress_mode = ingress_mode
         self.app_name = app_name
         self.route_prefix = route_prefix or "/"
         self.joined_serve = False
@@ -92,11 +92,11 @@ class ServeCluster:
         self.local = ray_address is None
         self._address = ray_address
         self._logical_cpus = logical_cpus
-        self._front_doors = front_doors
+        self._ingress_location = ingress_location
         self._folder: Path | None = None
         self._reserved: list[Reservation] = []
         self._apps: list[str] = []
-        self._watch: FrontWatch | None = None
+        self._watch: IngressStandby | None = None
 
     def __enter__(self) -> Self:
         """Connect to Ray and Serve, which are started if need be.
@@ -172,9 +172,9 @@ class ServeCluster:
 
     def watch_front(self) -> None:
         """From now on HAProxy is stood in for at once if it dies. On a local cluster; elsewhere Serve sees to it."""
-        if self.local and self.data_path.haproxy is not None and self._folder is not None and self._watch is None:
+        if self.local and self.ingress_mode.haproxy is not None and self._folder is not None and self._watch is None:
             host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-            self._watch = FrontWatch(self.data_path.haproxy, self._folder, host, self.port)
+            self._watch = IngressStandby(self.ingress_mode.haproxy, self._folder, host, self.port)
             self._watch.start()
 
     def state(self, name: str) -> str:
@@ -259,7 +259,7 @@ class ServeCluster:
             self._join(running)
 
     def _join(self, running: ServeInstanceDetails) -> None:
-        """Take the front door and the path from the Serve that runs. Raises StartError if there is no place for us."""
+        """Take the ingress and the path from the Serve that runs. Raises StartError if there is no place for us."""
         own = running.applications.get(self.app_name)
         if own is not None and own.deployments and set(own.deployments) != {self.deployment}:
             raise StartError(
@@ -313,7 +313,7 @@ class ServeCluster:
         block = reserve_block()
         self._reserved.append(block)
         variables = environment(
-            self.data_path,
+            self.ingress_mode,
             folder,
             REPLICA_LEAVING_SECONDS,
             block.ports,
@@ -323,7 +323,7 @@ class ServeCluster:
         try:
             serve.start(
                 http_options=HTTPOptions(host=self.host, port=self.port),
-                proxy_location=self._front_doors,
+                proxy_location=self._ingress_location,
                 controller_options={"runtime_env": {"env_vars": variables}},
             )
         except (RayError, RuntimeError, TimeoutError) as error:
