@@ -15,7 +15,7 @@ from serve_harness import APP, LiveServer, finish, kill, new_cluster, observed, 
 
 from verl_tool.client import ToolClient
 from verl_tool.protocol import FaultKind, StepRequest
-from verl_tool.servers.cluster.registry import NAMESPACE, directory_name
+from verl_tool.servers.cluster.registry import NAMESPACE, registry_name
 from verl_tool.servers.settings import AutoscalingSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -137,15 +137,15 @@ async def test_a_killed_replica_loses_its_own_trajectories_and_no_other(counters
     await finish(session, counters.url, [*ids, *names("after", 200)])
 
 
-async def test_a_dead_directory_comes_back_and_knows_the_owners(counters, session):
-    ids = names("directory", 200)
+async def test_a_dead_registry_comes_back_and_knows_the_owners(counters, session):
+    ids = names("registry", 200)
     first = await count_by_http(session, counters.url, ids)
-    ray.kill(ray.get_actor(directory_name(APP), namespace=NAMESPACE), no_restart=False)
-    new = await count_by_http(session, counters.url, names("directory-new", 100))
+    ray.kill(ray.get_actor(registry_name(APP), namespace=NAMESPACE), no_restart=False)
+    new = await count_by_http(session, counters.url, names("registry-new", 100))
     assert {count for count, _ in new.values()} == {1}
     second = await count_by_http(session, counters.url, ids)
     assert second == {t: (2, pid) for t, (_, pid) in first.items()}
-    await finish(session, counters.url, [*ids, *names("directory-new", 100)])
+    await finish(session, counters.url, [*ids, *names("registry-new", 100)])
 
 
 async def test_health_and_metrics_tell_of_all_replicas(counters, session):

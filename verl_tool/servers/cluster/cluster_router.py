@@ -1,9 +1,9 @@
 """Brings every entry of a request to the replica that it belongs to, in one hop at most.
 
-Stateful tools: the directory says who owns a trajectory, once for each trajectory; it stays there for life. If its
+Stateful tools: the registry says who owns a trajectory, once for each trajectory; it stays there for life. If its
 owner is gone, the answer is the fault ``state_lost``.
 
-Stateless tools: any replica can run anything, and the directory is never asked. An entry with a step goes to its
+Stateless tools: any replica can run anything, and the registry is never asked. An entry with a step goes to its
 rendezvous owner, which holds the record of its earlier steps; a large batch without steps is spread the same way so
 that all sandboxes work on it; anything else runs where it lands. If the owner is gone, the entry runs here: running it
 twice changes nothing.
@@ -21,10 +21,10 @@ from verl_tool.protocol import Fault, FaultKind, HealthReport, ReplicaInfo, Repl
 from verl_tool.rendezvous import owner as rendezvous_owner
 from verl_tool.servers.api.merged_metrics import merge_expositions
 from verl_tool.servers.api.router import RunLocal
-from verl_tool.servers.cluster.heartbeat import Membership
+from verl_tool.servers.cluster.heartbeat import Heartbeat
 from verl_tool.servers.cluster.peers import PeerAwayError, PeerBrokenError, Peers, PeerTimeoutError
 from verl_tool.servers.cluster.placement import LOST, NOBODY, Owner
-from verl_tool.servers.cluster.registry_client import DirectoryUnreachableError
+from verl_tool.servers.cluster.registry_client import RegistryUnreachableError
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ class ClusterRouter:
     replicas' direct servers, so that ``GET /replicas`` tells them.
     """
 
-    def __init__(self, membership: Membership, peers: Peers, *, stateful: bool, direct_open: bool) -> None:
-        self.replica_id = membership.info.id
-        self._membership = membership
+    def __init__(self, heartbeat: Heartbeat, peers: Peers, *, stateful: bool, direct_open: bool) -> None:
+        self.replica_id = heartbeat.info.id
+        self._heartbeat = heartbeat
         self._peers = peers
         self._stateful = stateful
         self._direct_open = direct_open
@@ -71,7 +71,7 @@ class ClusterRouter:
 
     async def replicas(self) -> ReplicaList:
         """The replicas that a client may go to directly: those that take new trajectories first."""
-        view = self._membership.view
+        view = self._heartbeat.view
         if not self._direct_open:
             return ReplicaList(epoch=view.epoch, sticky=self._stateful)
         replicas = [info for info in view.replicas if info.id not in view.draining]
@@ -79,13 +79,13 @@ class ClusterRouter:
 
     async def health(self, own: HealthReport) -> HealthReport:
         """`own` with the peers' reports; a peer that does not answer is ``unhealthy`` in it."""
-        peers = self._membership.peers()
+        peers = self._heartbeat.peers()
         reports = await asyncio.gather(*map(self._peer_health, peers))
         return own.model_copy(update={"replicas": list(reports)})
 
     async def metrics(self, own: bytes) -> bytes:
         """The metrics of all replicas, each sample labelled with its replica."""
-        peers = self._membership.peers()
+        peers = self._heartbeat.peers()
         texts = await asyncio.gather(*map(self._peer_metrics, peers))
         expositions = {self.replica_id: own}
         expositions |= {peer.id: text for peer, text in zip(peers, texts, strict=True) if text is not None}
@@ -95,7 +95,7 @@ class ClusterRouter:
         """Where each entry is to go."""
         if self._stateful:
             return await self._stateful_owners(requests)
-        candidates = self._membership.assignable
+        candidates = self._heartbeat.assignable
         if candidates == [self.replica_id]:
             return [Owner(self.replica_id)] * len(requests)
         spread = len(requests) >= SPREAD_FROM
@@ -108,21 +108,21 @@ class ClusterRouter:
         running = {r.trajectory_id: None for r in requests if not r.finish}
         finishing = {r.trajectory_id: None for r in requests if r.finish and r.trajectory_id not in running}
         try:
-            owners = dict(zip(running, await self._membership.owners(list(running)), strict=True))
+            owners = dict(zip(running, await self._heartbeat.owners(list(running)), strict=True))
             owners |= dict(zip(finishing, await self._finishing_owners(list(finishing)), strict=True))
-        except DirectoryUnreachableError as error:
+        except RegistryUnreachableError as error:
             logger.warning("owners are not known now: %s", error)
-            return [Owner(self._membership.cached_owner(r.trajectory_id)) for r in requests]
+            return [Owner(self._heartbeat.cached_owner(r.trajectory_id)) for r in requests]
         return [owners[r.trajectory_id] for r in requests]
 
     async def _finishing_owners(self, ids: Sequence[str]) -> list[Owner]:
         """Owners of trajectories to be freed. To free a lost or unknown one, it is forgotten, and nothing more."""
         if not ids:
             return []
-        owners = await self._membership.locate(ids)
+        owners = await self._heartbeat.locate(ids)
         lost = [i for i, owner in zip(ids, owners, strict=True) if owner == LOST]
         if lost:
-            await self._membership.forget_lost(lost)
+            await self._heartbeat.forget_lost(lost)
         return [Owner(self.replica_id if owner in (LOST, NOBODY) else owner) for owner in owners]
 
     async def _at(
@@ -132,7 +132,7 @@ class ClusterRouter:
             return await run_local(requests)
         if owner.replica_id == LOST:
             return _state_lost(requests)
-        peer = self._membership.find(owner.replica_id)
+        peer = self._heartbeat.find(owner.replica_id)
         if peer is None:
             message = "it is not known at the moment which replica has this trajectory; send it again"
             return [_faulted(r, FaultKind.UNREACHABLE, message, retryable=True) for r in requests]
@@ -142,12 +142,12 @@ class ClusterRouter:
             return [_faulted(r, FaultKind.TIMEOUT, str(error), retryable=r.step is not None) for r in requests]
         except (PeerAwayError, PeerBrokenError) as error:
             logger.warning("%s", error)
-            dead = await self._membership.suspect(peer.id)
+            dead = await self._heartbeat.suspect(peer.id)
             if not self._stateful:
                 return await run_local(requests)
             never_there = owner.fresh and isinstance(error, PeerAwayError)
             if dead and never_there and placements > 1:
-                await self._membership.forget_lost([r.trajectory_id for r in requests])
+                await self._heartbeat.forget_lost([r.trajectory_id for r in requests])
                 return await self._step(requests, run_local, placements - 1)
             return _state_lost(requests) if dead else _not_reached(requests, error)
 

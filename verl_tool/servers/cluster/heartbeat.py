@@ -1,4 +1,4 @@
-"""One replica's link to the directory: signs on, beats, and asks who owns what."""
+"""One replica's link to the registry: signs on, beats, and asks who owns what."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from verl_tool.protocol import ReplicaInfo
 from verl_tool.servers.cluster.placement import LOST, NOBODY, Owner, View
 from verl_tool.servers.cluster.registry import BEAT_SECONDS, REPORT_SECONDS, Beat
-from verl_tool.servers.cluster.registry_client import DirectoryClient, DirectoryUnreachableError
+from verl_tool.servers.cluster.registry_client import RegistryClient, RegistryUnreachableError
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ MAX_CLAIMS = 4096
 
 @dataclass
 class _Released:
-    """Trajectories that this replica let go of and has not told the directory yet."""
+    """Trajectories that this replica let go of and has not told the registry yet."""
 
     finished: set[str]
     lost: set[str]
@@ -32,7 +32,7 @@ class _Released:
         return bool(self.finished or self.lost)
 
 
-class Membership:
+class Heartbeat:
     """What one replica knows of all replicas and of the owners of trajectories.
 
     `held` gives the trajectories that this replica holds now. `cache_size` bounds the owners that are remembered here.
@@ -41,7 +41,7 @@ class Membership:
     def __init__(
         self,
         info: ReplicaInfo,
-        directory: DirectoryClient,
+        registry: RegistryClient,
         held: Callable[[], Iterable[str]],
         cache_size: int = 200_000,
     ) -> None:
@@ -54,7 +54,7 @@ class Membership:
         """The whole server stops."""
         self.draining = False
         """This replica takes nothing new."""
-        self._directory = directory
+        self._registry = registry
         self._held = held
         self._owners: OrderedDict[str, str] = OrderedDict()
         self._cache_size = cache_size
@@ -65,22 +65,22 @@ class Membership:
         self._take_view(View(1, (info,), frozenset()))
 
     async def start(self) -> None:
-        """Sign on. Raises `DirectoryUnreachableError`."""
+        """Sign on. Raises `RegistryUnreachableError`."""
         await self._join()
         self._beating = asyncio.create_task(self._beat_forever())
 
     async def drain(self) -> None:
         """Take no new trajectory from now on."""
         self.draining = True
-        await self._directory.drain(self.info.id)
+        await self._registry.drain(self.info.id)
 
     async def leave(self) -> None:
-        """Sign off. An unreachable directory is no error: it will notice."""
+        """Sign off. An unreachable registry is no error: it will notice."""
         for task in (self._beating, self._claiming):
             if task is not None:
                 task.cancel()
-        with contextlib.suppress(DirectoryUnreachableError):
-            await self._directory.leave(self.info.id)
+        with contextlib.suppress(RegistryUnreachableError):
+            await self._registry.leave(self.info.id)
 
     def peers(self) -> list[ReplicaInfo]:
         """All other live replicas."""
@@ -91,14 +91,14 @@ class Membership:
         return self._by_id.get(replica_id)
 
     def released(self, trajectory_id: str, lost: bool) -> None:
-        """This replica no longer knows the trajectory; the directory hears of it with the next beat."""
+        """This replica no longer knows the trajectory; the registry hears of it with the next beat."""
         self._owners.pop(trajectory_id, None)
         (self._released.lost if lost else self._released.finished).add(trajectory_id)
 
     async def owners(self, trajectory_ids: Sequence[str]) -> list[Owner]:
         """The owner of each trajectory, or `LOST`; a new one gets an owner.
 
-        Raises `DirectoryUnreachableError`.
+        Raises `RegistryUnreachableError`.
         """
         known = [Owner(self.cached_owner(trajectory_id)) for trajectory_id in trajectory_ids]
         unknown = [t for t, owner in zip(trajectory_ids, known, strict=True) if owner.replica_id == NOBODY]
@@ -110,24 +110,24 @@ class Membership:
     async def locate(self, trajectory_ids: Sequence[str]) -> list[str]:
         """Ids of the owners, `LOST` or `NOBODY`; an unknown trajectory gets none.
 
-        Raises `DirectoryUnreachableError`.
+        Raises `RegistryUnreachableError`.
         """
         known = [self.cached_owner(trajectory_id) for trajectory_id in trajectory_ids]
         if all(known):
             return known
-        owners, view = await self._directory.claim(trajectory_ids, assign=False)
+        owners, view = await self._registry.claim(trajectory_ids, assign=False)
         self._take_view(view)
         return [owner.replica_id for owner in owners]
 
     async def forget_lost(self, trajectory_ids: Sequence[str]) -> None:
         """Their caller gave these up: their ids may be used anew."""
-        await self._directory.forget_lost(trajectory_ids)
+        await self._registry.forget_lost(trajectory_ids)
 
     async def suspect(self, replica_id: str) -> bool:
         """Someone could not reach `replica_id`; whether it is dead."""
         try:
-            view = await self._directory.suspect(replica_id)
-        except DirectoryUnreachableError:
+            view = await self._registry.suspect(replica_id)
+        except RegistryUnreachableError:
             return False
         self._take_view(view)
         return self.find(replica_id) is None
@@ -153,8 +153,8 @@ class Membership:
         while self._waiting:
             ids = list(self._waiting)[:MAX_CLAIMS]
             try:
-                owners, view = await self._directory.claim(ids, assign=True)
-            except DirectoryUnreachableError as error:
+                owners, view = await self._registry.claim(ids, assign=True)
+            except RegistryUnreachableError as error:
                 for future in self._take_waiting(ids):
                     future.set_exception(error)
                     # Its waiters may all have left; that is no reason for a warning of asyncio's.
@@ -183,7 +183,7 @@ class Membership:
         self.assignable = self.assignable or [self.info.id]
 
     async def _join(self) -> None:
-        view = await self._directory.join(self.info, list(self._held()), self.draining)
+        view = await self._registry.join(self.info, list(self._held()), self.draining)
         self._take_view(view)
 
     async def _beat_forever(self) -> None:
@@ -194,8 +194,8 @@ class Membership:
                 await self._beat()
                 if time.monotonic() >= report_at:
                     report_at = time.monotonic() + REPORT_SECONDS
-                    await self._directory.report(self.info.id, list(self._held()))
-            except DirectoryUnreachableError as error:
+                    await self._registry.report(self.info.id, list(self._held()))
+            except RegistryUnreachableError as error:
                 logger.warning("%s; going on with the %d replicas known", error, len(self.view.replicas))
 
     async def _beat(self) -> None:
@@ -206,8 +206,8 @@ class Membership:
             released = _Released(released.finished - held, released.lost - held)
         beat = Beat(self.info.id, self.view.epoch, tuple(released.finished), tuple(released.lost))
         try:
-            answer = await self._directory.beat(beat)
-        except DirectoryUnreachableError:
+            answer = await self._registry.beat(beat)
+        except RegistryUnreachableError:
             self._released.finished |= released.finished
             self._released.lost |= released.lost
             raise

@@ -1,4 +1,4 @@
-"""Who owns which trajectory: the book-keeping of the directory, without Ray, clocks or sockets.
+"""Who owns which trajectory: the book-keeping of the registry, without Ray, clocks or sockets.
 
 An owner, once given, stays: replicas that join or leave move nobody else's trajectory. A trajectory whose owner is gone
 is remembered as lost, so that no replica starts it afresh in silence.
@@ -21,7 +21,7 @@ NOBODY = ""
 
 @dataclass(frozen=True)
 class View:
-    """The replicas as the directory knows them at one moment."""
+    """The replicas as the registry knows them at one moment."""
 
     epoch: int
     """Grows whenever `replicas` or `draining` changes."""
@@ -51,7 +51,7 @@ class _Member:
     """Owned, but not held at the last report."""
 
 
-class Ownership:
+class Placement:
     """Owners and lost trajectories. Memory is bounded: replicas bound what they hold, `max_lost` bounds the rest.
 
     `now` is a monotonic clock in seconds, passed in by the caller.

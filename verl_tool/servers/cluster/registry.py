@@ -1,7 +1,7 @@
-"""The directory: one small actor that knows the live replicas and which of them owns which trajectory.
+"""The registry: one small actor that knows the live replicas and which of them owns which trajectory.
 
 Replicas sign on with it, beat twice a second, and ask it once for each trajectory that they do not know
-(`Ownership` says what it answers). It is off the path of every later turn, and of stateless tools altogether.
+(`Placement` says what it answers). It is off the path of every later turn, and of stateless tools altogether.
 
 A replica is dead when its direct server refuses connections, or when it has been silent for `LEASE_SECONDS` and that
 server does not accept a connection either: a replica that is merely starved of CPU is not. If the registry itself
@@ -24,7 +24,7 @@ import ray
 from ray.actor import ActorHandle
 
 from verl_tool.protocol import ReplicaInfo
-from verl_tool.servers.cluster.placement import Owner, Ownership, View
+from verl_tool.servers.cluster.placement import Owner, Placement, View
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ LEASE_SECONDS = 2.5
 GIVE_UP_SECONDS = 20.0
 """A replica that has been silent for longer is dead, even if something accepts connections at its address."""
 CONNECT_SECONDS = 1.0
-"""Deadline for the connection by which the directory looks whether a replica is there."""
+"""Deadline for the connection by which the registry looks whether a replica is there."""
 NAMESPACE = "verl_tool"
 """Ray namespace of all directories."""
 
@@ -57,7 +57,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class BeatAnswer:
-    """What the directory says to a `Beat`."""
+    """What the registry says to a `Beat`."""
 
     known: bool
     """False: join again."""
@@ -67,8 +67,8 @@ class BeatAnswer:
     """The whole server stops: do not wait for trajectories to finish."""
 
 
-class Directory:
-    """The actor's class; `directory_handle` makes the actor."""
+class Registry:
+    """The actor's class; `registry_handle` makes the actor."""
 
     def __init__(self, lost_ttl_seconds: float) -> None:
         with warnings.catch_warnings():
@@ -76,7 +76,7 @@ class Directory:
             warnings.simplefilter("ignore", DeprecationWarning)
             restarted = ray.get_runtime_context().was_current_actor_reconstructed
         # Epochs go on growing across restarts of this actor.
-        self._ownership = Ownership(lost_ttl_seconds, first_epoch=int(time.time() * 1000))
+        self._placement = Placement(lost_ttl_seconds, first_epoch=int(time.time() * 1000))
         self._stopping = False
         self._complete_at = time.monotonic() + (LEASE_SECONDS if restarted else 0.0)
         self._sweeper: asyncio.Task[None] | None = None
@@ -85,45 +85,45 @@ class Directory:
         """Sign a replica on, with the trajectories that it holds."""
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
-        self._ownership.join(info, held, draining, time.monotonic())
-        return self._ownership.view()
+        self._placement.join(info, held, draining, time.monotonic())
+        return self._placement.view()
 
     async def beat(self, beat: Beat) -> BeatAnswer:
         """Take a sign of life."""
         now = time.monotonic()
-        known = self._ownership.beat(beat.replica_id, now)
+        known = self._placement.beat(beat.replica_id, now)
         if known:
-            self._ownership.release(beat.replica_id, beat.finished, beat.lost, now)
-        view = self._ownership.view()
+            self._placement.release(beat.replica_id, beat.finished, beat.lost, now)
+        view = self._placement.view()
         return BeatAnswer(known, view if view.epoch != beat.epoch else None, self._stopping)
 
     async def report(self, replica_id: str, held: Sequence[str]) -> None:
-        """Take a full account of what a replica holds (`Ownership.report`)."""
-        self._ownership.report(replica_id, held)
+        """Take a full account of what a replica holds (`Placement.report`)."""
+        self._placement.report(replica_id, held)
 
     async def claim(self, trajectory_ids: Sequence[str], assign: bool) -> tuple[list[Owner], View]:
-        """The owners (see `Ownership.claim`), and the replicas among which they were chosen."""
+        """The owners (see `Placement.claim`), and the replicas among which they were chosen."""
         await self._until_complete()
-        return self._ownership.claim(trajectory_ids, assign, time.monotonic()), self._ownership.view()
+        return self._placement.claim(trajectory_ids, assign, time.monotonic()), self._placement.view()
 
     async def forget_lost(self, trajectory_ids: Sequence[str]) -> None:
         """Their caller gave these up: no longer remember that they were lost."""
-        self._ownership.forget_lost(trajectory_ids)
+        self._placement.forget_lost(trajectory_ids)
 
     async def suspect(self, replica_id: str) -> View:
         """Someone could not reach this replica: look at once whether it is dead."""
-        info = self._ownership.find(replica_id)
+        info = self._placement.find(replica_id)
         if info is not None:
             await self._look_at(info)
-        return self._ownership.view()
+        return self._placement.view()
 
     async def drain(self, replica_id: str) -> None:
         """Give this replica no new trajectory."""
-        self._ownership.drain(replica_id)
+        self._placement.drain(replica_id)
 
     async def leave(self, replica_id: str) -> None:
         """This replica ends now. What it still holds is lost."""
-        self._ownership.leave(replica_id, time.monotonic())
+        self._placement.leave(replica_id, time.monotonic())
 
     async def begin(self) -> None:
         """The server starts, or another takes the place of one that stopped."""
@@ -135,12 +135,12 @@ class Directory:
 
     async def view(self) -> View:
         """The replicas now."""
-        return self._ownership.view()
+        return self._placement.view()
 
     async def spread(self) -> dict[str, int]:
         """Number of trajectories by owner's id, and of lost ones under ``lost``."""
-        counts = {info.id: self._ownership.owned(info.id) for info in self._ownership.view().replicas}
-        return counts | {"lost": self._ownership.lost_count()}
+        counts = {info.id: self._placement.owned(info.id) for info in self._placement.view().replicas}
+        return counts | {"lost": self._placement.lost_count()}
 
     async def _until_complete(self) -> None:
         """After a restart: wait until every replica had the time to sign on again, at most `LEASE_SECONDS`."""
@@ -151,15 +151,15 @@ class Directory:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            for info in self._ownership.silent(LEASE_SECONDS, time.monotonic()):
+            for info in self._placement.silent(LEASE_SECONDS, time.monotonic()):
                 await self._look_at(info)
 
     async def _look_at(self, info: ReplicaInfo) -> None:
         state = await _server_state(info.url)
-        silence = self._ownership.silence(info.id, time.monotonic())
+        silence = self._placement.silence(info.id, time.monotonic())
         dead = state == "refused" or silence > GIVE_UP_SECONDS or (state == "unreachable" and silence > LEASE_SECONDS)
         if dead:
-            lost = self._ownership.leave(info.id, time.monotonic())
+            lost = self._placement.leave(info.id, time.monotonic())
             logger.warning("replica %s at %s is gone; %d trajectories are lost", info.id, info.url, lost)
 
 
@@ -180,15 +180,15 @@ async def _server_state(url: str) -> str:
     return "open"
 
 
-def directory_name(app_name: str) -> str:
-    """Name of the directory actor of a Serve application."""
-    return f"directory:{app_name}"
+def registry_name(app_name: str) -> str:
+    """Name of the registry actor of a Serve application."""
+    return f"registry:{app_name}"
 
 
-def directory_handle(app_name: str, lost_ttl_seconds: float) -> ActorHandle[Any]:
-    """The directory of a Serve application; started if there is none yet."""
+def registry_handle(app_name: str, lost_ttl_seconds: float) -> ActorHandle[Any]:
+    """The registry of a Serve application; started if there is none yet."""
     options: dict[str, Any] = {
-        "name": directory_name(app_name),
+        "name": registry_name(app_name),
         "namespace": NAMESPACE,
         "get_if_exists": True,
         "lifetime": "detached",
@@ -196,4 +196,4 @@ def directory_handle(app_name: str, lost_ttl_seconds: float) -> ActorHandle[Any]
         "max_task_retries": 0,
         "num_cpus": 0,
     }
-    return cast("ActorHandle[Any]", ray.remote(**options)(Directory).remote(lost_ttl_seconds))
+    return cast("ActorHandle[Any]", ray.remote(**options)(Registry).remote(lost_ttl_seconds))

@@ -1,4 +1,4 @@
-"""Typed questions to the directory actor, with a deadline; put again while Ray restarts the actor."""
+"""Typed questions to the registry actor, with a deadline; put again while Ray restarts the actor."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ from verl_tool.servers.cluster.placement import Owner, View
 from verl_tool.servers.cluster.registry import Beat, BeatAnswer
 
 CALL_SECONDS = 10.0
-"""Deadline of one question, all tries together: long enough for a restart of the directory."""
+"""Deadline of one question, all tries together: long enough for a restart of the registry."""
 JOIN_SECONDS = 60.0
-"""Deadline for signing on: the directory may have to be started first."""
+"""Deadline for signing on: the registry may have to be started first."""
 RETRY_SECONDS = 0.25
 """Pause between two tries."""
 
 T = TypeVar("T")
 
 
-class DirectoryUnreachableError(VerlToolError):
-    """The directory did not answer in time."""
+class RegistryUnreachableError(VerlToolError):
+    """The registry did not answer in time."""
 
 
-class DirectoryClient:
-    """The directory as a replica sees it. Every method may be put twice, and raises `DirectoryUnreachableError`."""
+class RegistryClient:
+    """The registry as a replica sees it. Every method may be put twice, and raises `RegistryUnreachableError`."""
 
     def __init__(self, actor: ActorHandle[Any]) -> None:
         self._actor = actor
 
     async def join(self, info: ReplicaInfo, held: Sequence[str], draining: bool) -> View:
-        """See `Directory.join`."""
+        """See `Registry.join`."""
         return await _ask(lambda: self._actor.join.remote(info, held, draining), JOIN_SECONDS)
 
     async def beat(self, beat: Beat) -> BeatAnswer:
-        """See `Directory.beat`."""
+        """See `Registry.beat`."""
         return await _ask(lambda: self._actor.beat.remote(beat))
 
     async def report(self, replica_id: str, held: Sequence[str]) -> None:
-        """See `Directory.report`."""
+        """See `Registry.report`."""
         await _ask(lambda: self._actor.report.remote(replica_id, held))
 
     async def claim(self, trajectory_ids: Sequence[str], assign: bool) -> tuple[list[Owner], View]:
-        """See `Directory.claim`."""
+        """See `Registry.claim`."""
         return await _ask(lambda: self._actor.claim.remote(list(trajectory_ids), assign))
 
     async def forget_lost(self, trajectory_ids: Sequence[str]) -> None:
-        """See `Directory.forget_lost`."""
+        """See `Registry.forget_lost`."""
         await _ask(lambda: self._actor.forget_lost.remote(list(trajectory_ids)))
 
     async def suspect(self, replica_id: str) -> View:
-        """See `Directory.suspect`."""
+        """See `Registry.suspect`."""
         return await _ask(lambda: self._actor.suspect.remote(replica_id))
 
     async def drain(self, replica_id: str) -> None:
-        """See `Directory.drain`."""
+        """See `Registry.drain`."""
         await _ask(lambda: self._actor.drain.remote(replica_id))
 
     async def leave(self, replica_id: str) -> None:
-        """See `Directory.leave`. Not worth waiting for: the directory would notice by itself."""
+        """See `Registry.leave`. Not worth waiting for: the registry would notice by itself."""
         await _ask(lambda: self._actor.leave.remote(replica_id), seconds=2.0)
 
 
@@ -74,10 +74,10 @@ async def _ask(question: Callable[[], Awaitable[T]], seconds: float = CALL_SECON
         try:
             return await asyncio.wait_for(_answer(question), timeout=max(0.1, deadline - time.monotonic()))
         except asyncio.TimeoutError:
-            raise DirectoryUnreachableError(f"the directory of replicas did not answer in {seconds:g} s") from None
+            raise RegistryUnreachableError(f"the registry of replicas did not answer in {seconds:g} s") from None
         except RayError as error:
             if time.monotonic() + RETRY_SECONDS >= deadline:
-                raise DirectoryUnreachableError(f"the directory of replicas is away: {error}") from error
+                raise RegistryUnreachableError(f"the registry of replicas is away: {error}") from error
         await asyncio.sleep(RETRY_SECONDS)
 
 

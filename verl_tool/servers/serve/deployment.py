@@ -25,10 +25,10 @@ from verl_tool.servers.api.asgi_app import ToolServerApp
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.cluster.cluster_router import ClusterRouter
 from verl_tool.servers.cluster.direct_server import DirectServer, guarded
-from verl_tool.servers.cluster.heartbeat import Membership
+from verl_tool.servers.cluster.heartbeat import Heartbeat
 from verl_tool.servers.cluster.peers import Peers
-from verl_tool.servers.cluster.registry import directory_handle
-from verl_tool.servers.cluster.registry_client import DirectoryClient, DirectoryUnreachableError
+from verl_tool.servers.cluster.registry import registry_handle
+from verl_tool.servers.cluster.registry_client import RegistryClient, RegistryUnreachableError
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.serve import serve_bypass
 from verl_tool.servers.serve.autoscaling import ENTRIES, autoscaling_config
@@ -72,7 +72,7 @@ class ToolReplica:
         several = settings.several_nodes or settings.front_host not in LOOPBACK
         self._direct_server = DirectServer(network_address() if several else "127.0.0.1", direct_ports())
         self._toolset = _make_toolset(settings, self._released)
-        self._membership = self._make_membership()
+        self._heartbeat = self._make_heartbeat()
         self._peers = Peers(
             request_timeout_seconds=settings.request_timeout_seconds,
             api_key=settings.api_key,
@@ -92,7 +92,7 @@ class ToolReplica:
         """Raises if this replica can no longer serve; Serve then puts another in its place."""
         await self._toolset.check()
         if not self._direct_server.is_open():
-            raise VerlToolError(f"the direct server of replica {self._membership.info.id} has closed")
+            raise VerlToolError(f"the direct server of replica {self._heartbeat.info.id} has closed")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Entries that run or wait for a place here, by whichever server they came."""
@@ -109,7 +109,7 @@ class ToolReplica:
         """Serve takes this replica away: stay for the trajectories that live here, then close all."""
         if self._toolset.stateful:
             await self._drain()
-        await self._membership.leave()
+        await self._heartbeat.leave()
         await self._direct_server.close(CLOSE_SECONDS / 4)
         await self._toolset.close(CLOSE_SECONDS / 4)
         await self._peers.close()
@@ -120,15 +120,15 @@ class ToolReplica:
             # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
             gc.freeze()
             await self._direct_server.open(guarded(self._app, self._settings.peer_key) if self._guarded else self._app)
-            await self._membership.start()
+            await self._heartbeat.start()
             serve_bypass.offer(self._app, self._settings.app_name, self._settings.route_prefix)
         except BaseException:
             await self._direct_server.close(0.0)
             await self._toolset.close(0.0)
             raise
-        logger.info("replica %s serves at %s", self._membership.info.id, self._direct_server.url)
+        logger.info("replica %s serves at %s", self._heartbeat.info.id, self._direct_server.url)
 
-    def _make_membership(self) -> Membership:
+    def _make_heartbeat(self) -> Heartbeat:
         context = serve.get_replica_context()
         info = ReplicaInfo(
             # A restarted process is another replica: what the old one held is gone.
@@ -137,13 +137,13 @@ class ToolReplica:
             node=ray.get_runtime_context().get_node_id(),
             started=time.time(),
         )
-        actor = directory_handle(self._settings.app_name, self._settings.state_ttl_seconds)
-        return Membership(info, DirectoryClient(actor), self._held)
+        actor = registry_handle(self._settings.app_name, self._settings.state_ttl_seconds)
+        return Heartbeat(info, RegistryClient(actor), self._held)
 
     def _make_app(self) -> ToolServerApp:
         settings = self._settings
         router = ClusterRouter(
-            self._membership, self._peers, stateful=self._toolset.stateful, direct_open=not self._guarded
+            self._heartbeat, self._peers, stateful=self._toolset.stateful, direct_open=not self._guarded
         )
         return ToolServerApp(
             self._toolset,
@@ -163,21 +163,21 @@ class ToolReplica:
 
     def _released(self, trajectory_id: str, lost: bool) -> None:
         if self._toolset.stateful:
-            self._membership.released(trajectory_id, lost)
+            self._heartbeat.released(trajectory_id, lost)
 
     async def _drain(self) -> None:
         """Take nothing new; wait until what lives here has ended, the server stops, or the time is up."""
         try:
-            await self._membership.drain()
-        except DirectoryUnreachableError as error:
-            logger.warning("draining without the directory: %s", error)
+            await self._heartbeat.drain()
+        except RegistryUnreachableError as error:
+            logger.warning("draining without the registry: %s", error)
         deadline = time.monotonic() + self._settings.drain_seconds
         # Three things may end the wait, none of which is an event.
-        while self._toolset.unfinished() and not self._membership.stopping and time.monotonic() < deadline:  # noqa: ASYNC110
+        while self._toolset.unfinished() and not self._heartbeat.stopping and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_LOOK_SECONDS)
         left = self._toolset.unfinished()
         if left:
-            logger.warning("replica %s ends with %d live trajectories; they are lost", self._membership.info.id, left)
+            logger.warning("replica %s ends with %d live trajectories; they are lost", self._heartbeat.info.id, left)
 
 
 def application(

@@ -25,7 +25,7 @@ from ray.serve.schema import ApplicationStatus, ServeInstanceDetails
 from typing_extensions import Self
 
 from verl_tool.errors import VerlToolError
-from verl_tool.servers.cluster.registry import NAMESPACE, directory_handle, directory_name
+from verl_tool.servers.cluster.registry import NAMESPACE, registry_handle, registry_name
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
 from verl_tool.servers.serve.ingress import IngressMode, environment
 from verl_tool.servers.serve.ingress_standby import IngressStandby
@@ -57,8 +57,9 @@ class ServeCluster:
 
     `ray_address`: a running cluster to join; None: a local one is started, which ends with this process, with
     `logical_cpus` for replicas. `ingress_location`: on which nodes there is an ingress; by default on every node with a
-    replica, so that each node reaches the tools at `host`, `port` of its own. `app_name`: of the application; another live
-    server may not have it. `route_prefix`: path below which the server is found; by default ``/`` if Serve is started here.
+    replica, so that each node reaches the tools at `host`, `port` of its own. `app_name`: of the application; another
+    live server may not have it. `route_prefix`: path below which the server is found; by default ``/`` if Serve is
+    started here.
 
     Where Serve runs on the cluster already, its ingress is used, whatever `host` and `port` say, and the default
     path is ``/APP_NAME``. What a launcher that is dead left there under the same name is replaced.
@@ -124,7 +125,7 @@ class ServeCluster:
             if self._watch is not None:
                 self._watch.stop()
             for app in self._apps:
-                _stop_directory(app)
+                _stop_registry(app)
             self._take_away()
         except RayError:
             # The cluster is gone already; there is nothing left to stop in it.
@@ -156,7 +157,7 @@ class ServeCluster:
         if name not in self._apps:
             self._apps.append(name)
             # It starts while the replicas do. That of a dead launcher was told to stop, maybe.
-            directory_handle(name, settings.state_ttl_seconds).begin.remote()
+            registry_handle(name, settings.state_ttl_seconds).begin.remote()
         self._run(application(settings, replicas, cpus_per_replica=cpus_per_replica), name)
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -286,7 +287,7 @@ class ServeCluster:
                 )
         if own is not None:
             # Replaced as in a rolling update it would keep its CPUs until its successors have found others.
-            _stop_directory(self.app_name)
+            _stop_registry(self.app_name)
             self._delete({self.app_name})
 
     def _take_away(self) -> None:
@@ -331,7 +332,7 @@ class ServeCluster:
 
     def _leave(self) -> None:
         for app in self._apps:
-            _kill_actor(directory_name(app))
+            _kill_actor(registry_name(app))
         release_name(self.app_name)
         ray.shutdown()
         while self._reserved:
@@ -373,11 +374,11 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float, what: str)
         time.sleep(POLL_SECONDS)
 
 
-def _stop_directory(app_name: str) -> None:
+def _stop_registry(app_name: str) -> None:
     """Told that all stops, replicas do not wait for their trajectories."""
     try:
-        directory = ray.get_actor(directory_name(app_name), namespace=NAMESPACE)
-        ray.get(directory.stop.remote(), timeout=5.0)
+        registry = ray.get_actor(registry_name(app_name), namespace=NAMESPACE)
+        ray.get(registry.stop.remote(), timeout=5.0)
     except (ValueError, RayError):
         # It is gone, or on a node that was lost: then replicas end after their drain.
         return
