@@ -10,11 +10,11 @@ source examples/train/acecoder/data.sh
 knob MODEL                Qwen/Qwen2.5-7B-Instruct              tiny
 knob DATASET              CodeDPO/AceCoderV2-mini-processed     "$RUN/one_liners.jsonl"
 knob TEST_SIZE            500                                   128
-knob BATCH_SIZE           512                                   16
-knob MINI_BATCH_SIZE      64                                    4
+knob BATCH_SIZE           512                                   32
+knob MINI_BATCH_SIZE      64                                    16
 knob N                    8                                     8
 knob TEMPERATURE          0.9                                   1.0
-knob LEARNING_RATE        1e-6                                  2e-4
+knob LEARNING_RATE        1e-6                                  2.5e-4
 knob LR_WARMUP_STEPS      -1                                    4
 knob MAX_PROMPT_LENGTH    3072                                  64
 knob MAX_RESPONSE_LENGTH  2048                                  96
@@ -23,9 +23,9 @@ knob MAX_TURNS            5                                     2
 knob GPU_MEMORY           0.4
 knob REWARD               acecoder
 knob SAVE_FREQ            40                                    -1
-knob TEST_FREQ            10                                    8
+knob TEST_FREQ            10                                    9
 knob EPOCHS               5                                     1000
-knob STEPS                null                                  24
+knob STEPS                null                                  18
 knob VAL_TEMPERATURE      0                                     1.0
 knob VAL_FILES            "[$DATA/test.parquet]"                "[$DATA/test.parquet,$DATA/without_tool.parquet]"
 knob WARM_UP              0.9

@@ -10,18 +10,18 @@ knob MODEL                Qwen/Qwen2.5-Coder-7B                 tiny
 knob DATASET              TIGER-Lab/AceCode-87K                 "$RUN/one_liners.jsonl"
 knob TEST_SIZE            500                                   128
 knob USE_TOOL             false
-knob BATCH_SIZE           128                                   16
-knob MINI_BATCH_SIZE      128                                   4
+knob BATCH_SIZE           128                                   32
+knob MINI_BATCH_SIZE      128                                   16
 knob N                    16                                    8
 knob TEMPERATURE          1.0
-knob LEARNING_RATE        1e-6                                  2e-4
+knob LEARNING_RATE        1e-6                                  2.5e-4
 knob LR_WARMUP_STEPS      10                                    4
 knob MAX_PROMPT_LENGTH    1536                                  64
 knob MAX_RESPONSE_LENGTH  2560                                  64
 knob REWARD               acecoder
 knob SAVE_FREQ            10                                    -1
-knob TEST_FREQ            10                                    8
-knob STEPS                null                                  24
+knob TEST_FREQ            10                                    9
+knob STEPS                null                                  18
 knob VAL_TEMPERATURE      0                                     1.0
 knob WARM_UP              0.9
 
