@@ -231,7 +231,7 @@ class Forkserver:
         confine.enter(self._place, request, slot, init_fd)
         program.write_files(job)
         main = program.new_main_module()
-        program.settle()
+        program.make_independent()
         streams.attach(streams.Journal(journal), request.output)
         if self._filter:
             self._filter.install()

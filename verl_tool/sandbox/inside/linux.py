@@ -90,7 +90,7 @@ def fork() -> int:
 
     There it renews locks and thread states, which only other threads could have left in a bad way, and calls what
     modules have registered: for that it writes to some 150 pages, each of which is copied, at the price of all the rest
-    of a run. What the child does need is done by `program.settle`.
+    of a run. What the child does need is done by `program.make_independent`.
     """
     return _check(_libc_with_gil.fork(), "fork")
 

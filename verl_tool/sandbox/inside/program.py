@@ -84,7 +84,7 @@ def new_main_module() -> types.ModuleType:
     return main
 
 
-def settle() -> None:
+def make_independent() -> None:
     """Make this process, the child of `linux.fork`, one of its own: no two runs may share random numbers, and the main
     thread bears the new process's id."""
     threading = sys.modules.get("threading")

@@ -57,4 +57,4 @@ def _rehearse_one(code: bytes) -> None:
     main = program.new_main_module()
     program.execute(code, main, _NO_POLICY)
     program.forget(main)
-    program.settle()
+    program.make_independent()

@@ -13,7 +13,7 @@ from verl_tool.protocol import FaultKind, StepRequest, StepResult, ToolDescripti
 from verl_tool.servers.execution.action_runner import ActionRunner
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.trajectory_table import Record, Trajectory, TrajectoryTable
-from verl_tool.servers.execution.wait_all import settle
+from verl_tool.servers.execution.wait_all import wait_all
 from verl_tool.servers.metrics import ToolMetrics
 from verl_tool.servers.tools.base import Tool
 
@@ -157,7 +157,7 @@ class ToolSet:
                 if number % _BEGIN_AT_A_TIME == 0:
                     # What else this process serves has its turn too.
                     await asyncio.sleep(0)
-            await settle({run for run in begun if isinstance(run, asyncio.Task)}, timeout_seconds)
+            await wait_all({run for run in begun if isinstance(run, asyncio.Task)}, timeout_seconds)
         finally:
             for request, run in zip(requests, begun, strict=False):
                 if isinstance(run, asyncio.Task) and request.step is None and not request.finish:

@@ -7,14 +7,14 @@ from collections.abc import Collection
 from typing import Any
 
 
-async def settle(tasks: Collection[asyncio.Task[Any]], seconds: float | None) -> None:
+async def wait_all(tasks: Collection[asyncio.Task[Any]], seconds: float | None) -> None:
     """Wait until all `tasks` are done, or `seconds` have passed. Like `asyncio.wait`, it cancels and raises nothing of
     theirs; it returns nothing either, and costs half as much."""
     left = sum(not task.done() for task in tasks)
     if not left:
         return
     loop = asyncio.get_running_loop()
-    settled = loop.create_future()
+    all_done = loop.create_future()
 
     def one_done(_: asyncio.Task[Any]) -> None:
         nonlocal left
@@ -23,15 +23,15 @@ async def settle(tasks: Collection[asyncio.Task[Any]], seconds: float | None) ->
             release()
 
     def release() -> None:
-        if not settled.done():
-            settled.set_result(None)
+        if not all_done.done():
+            all_done.set_result(None)
 
     for task in tasks:
         if not task.done():
             task.add_done_callback(one_done)
     timer = None if seconds is None else loop.call_later(seconds, release)
     try:
-        await settled
+        await all_done
     finally:
         if timer is not None:
             timer.cancel()
