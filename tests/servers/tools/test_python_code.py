@@ -150,8 +150,8 @@ async def test_another_call_between_two_blocks_makes_them_two_programs(tool: Pyt
 
     finder = CallFinder([tool, CalculatorTool()])
     action = "<python>a</python><calculator>1</calculator><python>b</python><python>c</python>"
-    claims, _ = finder.find(action)
-    assert [(claim.tool.name, claim.call.input) for claim in claims] == [
+    matched, _ = finder.find(action)
+    assert [(match.tool.name, match.call.input) for match in matched] == [
         ("python_code", "a"),
         ("calculator", "1"),
         ("python_code", "b\nc"),

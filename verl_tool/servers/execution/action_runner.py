@@ -12,7 +12,7 @@ from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.json_text import shown
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.admission import Admission
-from verl_tool.servers.execution.calls import CallFinder, Claim
+from verl_tool.servers.execution.calls import CallFinder, MatchedCall
 from verl_tool.servers.execution.deadline import Deadline
 from verl_tool.servers.execution.observation import merge, not_run, not_understood, told_of_error, unrunnable
 from verl_tool.servers.execution.trajectory_table import Trajectory
@@ -117,37 +117,37 @@ class ActionRunner:
         async with trajectory.lock:
             _refuse_ended(trajectory)
             wanted = self._wanted_tools(request)
-            claims, strangers = await self._finder.find_in_turn(request.action, wanted)
+            matched, unknown = await self._finder.find_in_turn(request.action, wanted)
             # Each refusal costs as much as a call, and an action may hold tens of thousands.
-            claims = claims[: MAX_CALLS + 1]
-            if claims:
-                async with admission.place(claims[0].tool.name) if admission else nullcontext():
-                    await self._run_claims(claims, trajectory, request, progress)
-                result = merge(request.trajectory_id, claims, progress)
+            matched = matched[: MAX_CALLS + 1]
+            if matched:
+                async with admission.place(matched[0].tool.name) if admission else nullcontext():
+                    await self._run_calls(matched, trajectory, request, progress)
+                result = merge(request.trajectory_id, matched, progress)
             else:
                 self._metrics.not_understood()
                 tools = self._tools if wanted is None else wanted
-                result = not_understood(request.trajectory_id, tools, strangers, self._done_if_invalid)
+                result = not_understood(request.trajectory_id, tools, unknown, self._done_if_invalid)
             if result.done:
                 trajectory.over = True
                 await self.free(trajectory)
             return result
 
-    async def _run_claims(
-        self, claims: Sequence[Claim], trajectory: Trajectory, request: StepRequest, progress: list[ToolResult]
+    async def _run_calls(
+        self, matched: Sequence[MatchedCall], trajectory: Trajectory, request: StepRequest, progress: list[ToolResult]
     ) -> None:
         """Run the calls that `progress` does not hold yet, up to one that ends the trajectory; those beyond the
         greatest number for one action are answered with a refusal."""
-        for place in range(len(progress), len(claims)):
+        for slot in range(len(progress), len(matched)):
             if progress and progress[-1].done:
                 return
-            if place >= self._max_calls:
+            if slot >= self._max_calls:
                 progress.append(not_run(self._max_calls))
             else:
-                progress.append(await self._run_claim(claims[place], trajectory, request))
+                progress.append(await self._run_call(matched[slot], trajectory, request))
 
-    async def _run_claim(self, claim: Claim, trajectory: Trajectory, request: StepRequest) -> ToolResult:
-        tool, call = claim.tool, claim.call
+    async def _run_call(self, match: MatchedCall, trajectory: Trajectory, request: StepRequest) -> ToolResult:
+        tool, call = match.tool, match.call
         if call.error is not None:
             self._metrics.not_understood(tool.name)
             return unrunnable(call)

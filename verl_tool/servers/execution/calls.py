@@ -22,7 +22,7 @@ _finder = ThreadPoolExecutor(1, thread_name_prefix="call-finder")
 
 
 @dataclass(frozen=True)
-class Claim:
+class MatchedCall:
     """One call, and the tool that runs it."""
 
     tool: Tool
@@ -40,7 +40,9 @@ class CallFinder:
         """Characters read since the event loop had its turn."""
         self._turn = asyncio.Lock()
 
-    async def find_in_turn(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[Claim], list[Call]]:
+    async def find_in_turn(
+        self, action: str, only: Sequence[Tool] | None = None
+    ) -> tuple[list[MatchedCall], list[Call]]:
         """As `find`, without holding up the event loop, however long the action is and however many there are."""
         length = len(action)
         if length > IN_THREAD_CHARACTERS:
@@ -62,30 +64,30 @@ class CallFinder:
     def _loop_had_its_turn(self) -> None:
         self._read = 0
 
-    def find(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[Claim], list[Call]]:
+    def find(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[MatchedCall], list[Call]]:
         """The calls to run, in the order of the text, and those that no tool takes.
 
         Of calls that overlap, the one that begins first is run, and of those that begin at the same place the one of
         the tool that stands first in the list of tools. `only`: the other tools are as if they were not there.
         """
-        claims: list[Claim] = []
-        strangers: list[Call] = []
+        matched: list[MatchedCall] = []
+        unknown: list[Call] = []
         for fmt, takers in self._takers:
             for call in fmt.find_calls(action):
                 taker = takers.get(call.name)
                 if taker is not None:
-                    claims.append(Claim(taker, call))
+                    matched.append(MatchedCall(taker, call))
                 else:
-                    strangers.append(call)
+                    unknown.append(call)
         for tool in self._own_ways:
-            claims += [Claim(tool, call) for call in tool.recognise(action)]
+            matched += [MatchedCall(tool, call) for call in tool.recognise(action)]
         if only is not None:
-            strangers += [claim.call for claim in claims if claim.tool not in only]
-            claims = [claim for claim in claims if claim.tool in only]
-        if len(claims) > 1:
-            claims.sort(key=lambda claim: (claim.call.start, self._rank[id(claim.tool)]))
-            claims = _without_overlap(claims)
-        return _joined(claims), strangers
+            unknown += [match.call for match in matched if match.tool not in only]
+            matched = [match for match in matched if match.tool in only]
+        if len(matched) > 1:
+            matched.sort(key=lambda match: (match.call.start, self._rank[id(match.tool)]))
+            matched = _without_overlap(matched)
+        return _joined(matched), unknown
 
 
 def _takers_of_each_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str, Tool]]]:
@@ -100,19 +102,21 @@ def _takers_of_each_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str
     return list(formats.values())
 
 
-def _without_overlap(claims: list[Claim]) -> list[Claim]:
-    kept: list[Claim] = []
+def _without_overlap(matched: list[MatchedCall]) -> list[MatchedCall]:
+    kept: list[MatchedCall] = []
     end = 0
-    for claim in claims:
-        if claim.call.start >= end or not kept:
-            kept.append(claim)
-            end = claim.call.end
+    for match in matched:
+        if match.call.start >= end or not kept:
+            kept.append(match)
+            end = match.call.end
     return kept
 
 
-def _joined(claims: list[Claim]) -> list[Claim]:
+def _joined(matched: list[MatchedCall]) -> list[MatchedCall]:
     """Calls of one tool that follow one another, as the tool wants them run (`Tool.join`)."""
-    groups = [list(group) for _, group in groupby(claims, key=lambda claim: id(claim.tool))]
+    groups = [list(group) for _, group in groupby(matched, key=lambda match: id(match.tool))]
     return [
-        Claim(group[0].tool, call) for group in groups for call in group[0].tool.join([claim.call for claim in group])
+        MatchedCall(group[0].tool, call)
+        for group in groups
+        for call in group[0].tool.join([match.call for match in group])
     ]

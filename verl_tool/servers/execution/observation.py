@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from verl_tool.formats import Call
 from verl_tool.protocol import StepResult
-from verl_tool.servers.execution.calls import Claim
+from verl_tool.servers.execution.calls import MatchedCall
 from verl_tool.servers.tools.base import Tool, ToolResult
 
 
-def merge(trajectory_id: str, claims: Sequence[Claim], results: Sequence[ToolResult]) -> StepResult:
+def merge(trajectory_id: str, matched: Sequence[MatchedCall], results: Sequence[ToolResult]) -> StepResult:
     """One answer to all calls of an action.
 
     Texts follow one another, rewards and metrics add up, the last image and audio stand, and the action is valid if one
-    of its calls was. `results` may be shorter than `claims`: a call ended the trajectory.
+    of its calls was. `results` may be shorter than `matched`: a call ended the trajectory.
     """
     if len(results) == 1:
-        return _alone(trajectory_id, claims[0].call, results[0])
+        return _alone(trajectory_id, matched[0].call, results[0])
     rewards = [result.reward for result in results if result.reward is not None]
     reasons = [result.invalid_reason for result in results if result.invalid_reason]
     metrics: dict[str, float] = {}
@@ -28,7 +28,7 @@ def merge(trajectory_id: str, claims: Sequence[Claim], results: Sequence[ToolRes
     return StepResult(
         trajectory_id,
         # zip stops where the results do.
-        "".join(_render(claim.call, result) for claim, result in zip(claims, results, strict=False)),
+        "".join(_render(match.call, result) for match, result in zip(matched, results, strict=False)),
         done=any(result.done for result in results),
         valid=any(result.valid for result in results),
         reward=sum(rewards) if rewards else None,
@@ -73,19 +73,19 @@ def not_run(limit: int) -> ToolResult:
     )
 
 
-def not_understood(trajectory_id: str, tools: Sequence[Tool], strangers: Sequence[Call], done: bool) -> StepResult:
-    """The answer to an action in which no tool found a call; `strangers` are the calls that name no tool here."""
-    if strangers and strangers[0].error is not None:
-        reason = strangers[0].error
+def not_understood(trajectory_id: str, tools: Sequence[Tool], unknown: Sequence[Call], done: bool) -> StepResult:
+    """The answer to an action in which no tool found a call; `unknown` are the calls that name no tool here."""
+    if unknown and unknown[0].error is not None:
+        reason = unknown[0].error
         text = f"Error: {reason}"
-    elif strangers:
-        reason = f"unknown tool {strangers[0].name[:80]!r}"
+    elif unknown:
+        reason = f"unknown tool {unknown[0].name[:80]!r}"
         text = f"Error: {reason}. {_known(tools)}"
     else:
         reason = "no tool call found"
         text = f"No tool call found. {_known(tools)} Name the tool in a tag, a code fence or a JSON tool call."
-    if strangers:
-        text = strangers[0].format.render(text, strangers[0])
+    if unknown:
+        text = unknown[0].format.render(text, unknown[0])
     else:
         formats = [fmt for tool in tools for fmt in tool.formats]
         text = formats[0].render(text) if formats else text
