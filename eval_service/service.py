@@ -15,7 +15,7 @@ from eval_service.episode_adapter import EpisodeAdapter, StreamObserver
 from eval_service.openai.errors import bad_request, from_fault, overloaded
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
-from verl_tool.agent_loop.observation_renderer import turns_for
+from verl_tool.agent_loop.observation_renderer import renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
@@ -76,8 +76,8 @@ class Service:
         self.sampling = sampling or Sampling()
         self.formats = tuple(formats)
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
-        self._turns = turns_for(options, tokenizer)
-        self.end_token_ids = self._turns.end_token_ids | tokenizer.eos_token_ids
+        self._renderer = renderer_for(options, tokenizer)
+        self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._known_tools: tuple[str, ...] = ()
         self._known_until = 0.0
         self._closing: set[asyncio.Task[None]] = set()
@@ -147,7 +147,7 @@ class Service:
             token_limit=job.token_limit,
             tool_names=job.tool_names,
         )
-        episode = Episode(adapter, adapter, self.tokenizer, self.options, turns=self._turns, formats=self.formats)
+        episode = Episode(adapter, adapter, self.tokenizer, self.options, renderer=self._renderer, formats=self.formats)
         try:
             async with self.admission.place(MODEL_PLACE):
                 trajectory = await episode.run(

@@ -22,12 +22,12 @@ from typing import Any, Protocol
 from verl_tool.agent_loop.actions import length_to_stop, stopped_action, written_call
 from verl_tool.agent_loop.generators.base import Generation, Generator
 from verl_tool.agent_loop.observation import ControlTokens, truncate
-from verl_tool.agent_loop.observation_renderer import Turns, turns_for
+from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import holds_something
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory
-from verl_tool.agent_loop.trajectory_builder import Draft, cut_segments, now, tool_tokens
+from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, cut_segments, now, tool_tokens
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Format
 from verl_tool.protocol import Fault, FaultKind, StepResult
@@ -73,10 +73,10 @@ class Episode:
         tokenizer: Tokenizer,
         options: EpisodeOptions,
         *,
-        turns: Turns | None = None,
+        renderer: ObservationRenderer | None = None,
         formats: Sequence[Format] = ALL_FORMATS,
     ) -> None:
-        """`tools` may be None if nothing calls one. `turns` replaces the way that the options name.
+        """`tools` may be None if nothing calls one. `renderer` replaces the one that the options name.
 
         `formats` find the calls in turns that no stop string ends (`action_stop_tokens` is empty).
         Raises ConfigError if options and chat template do not go together.
@@ -84,8 +84,8 @@ class Episode:
         self.options = options
         self._generator, self._tools, self._tokenizer = generator, tools, tokenizer
         self._formats = tuple(formats)
-        self._turns = turns if turns is not None else turns_for(options, tokenizer)
-        self._end_token_ids = self._turns.end_token_ids | tokenizer.eos_token_ids
+        self._renderer = renderer if renderer is not None else renderer_for(options, tokenizer)
+        self._end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
         # A dialect's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
         # tool's output held.
@@ -116,17 +116,19 @@ class Episode:
         if uses_tools and self._tools is None:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         async with self._places:
-            draft = Draft(trajectory_id or uuid.uuid4().hex, uses_tools, dict(sampling_params or {}), dict(extra or {}))
-            draft.set_prompt(prompt_ids, self._start_limit(), self._tokenizer)
+            builder = TrajectoryBuilder(
+                trajectory_id or uuid.uuid4().hex, uses_tools, dict(sampling_params or {}), dict(extra or {})
+            )
+            builder.set_prompt(prompt_ids, self._start_limit(), self._tokenizer)
             try:
-                stop = await self._drive(draft)
+                stop = await self._drive(builder)
             except ToolFault as fault:
-                draft.fault, stop = fault.as_fault(), StopReason.FAULT
+                builder.fault, stop = fault.as_fault(), StopReason.FAULT
             except BaseException:  # cancelled, or the generator raised: the tool server must not keep the state
-                self._release_later(draft)
+                self._release_later(builder)
                 raise
-            trajectory = draft.finished(stop, self.options)
-        await self._release(draft)
+            trajectory = builder.finished(stop, self.options)
+        await self._release(builder)
         return trajectory
 
     async def aclose(self) -> None:
@@ -136,25 +138,25 @@ class Episode:
 
     # The course of a trajectory
 
-    async def _drive(self, draft: Draft) -> StopReason:
+    async def _drive(self, builder: TrajectoryBuilder) -> StopReason:
         options = self.options
-        if draft.uses_tools and options.call_tool_first:
-            over = await self._tool_first(draft)
+        if builder.uses_tools and options.call_tool_first:
+            over = await self._tool_first(builder)
             if over:
                 return over
-        room = self._room(draft)
+        room = self._room(builder)
         if room is not None and room <= 0:
             return StopReason.MAX_RESPONSE_LENGTH
         for turn in range(options.max_turns + 1):
-            text, over = await self._model_turn(draft)
+            text, over = await self._model_turn(builder)
             if over:
                 return over
-            action = self._action(text, turn) if draft.uses_tools else None
+            action = self._action(text, turn) if builder.uses_tools else None
             if action is None:
                 return StopReason.ANSWERED
             if turn == options.max_turns:
                 break
-            over = await self._tool_turn(draft, action, is_last=turn + 1 == options.max_turns)
+            over = await self._tool_turn(builder, action, is_last=turn + 1 == options.max_turns)
             if over:
                 return over
             if options.force_finish_for_last_turn and turn + 1 == options.max_turns:
@@ -167,14 +169,14 @@ class Episode:
 
     # The model's part
 
-    async def _model_turn(self, draft: Draft) -> tuple[_TurnText, StopReason | None]:
+    async def _model_turn(self, builder: TrajectoryBuilder) -> tuple[_TurnText, StopReason | None]:
         """Generate and append one turn."""
-        params = self._sampling_params(draft)
+        params = self._sampling_params(builder)
         most: int | None = params.get("max_tokens")
         started = now()
         try:
             generation = await asyncio.wait_for(
-                self._generator.generate(list(draft.context), params, draft.trajectory_id),
+                self._generator.generate(list(builder.context), params, builder.trajectory_id),
                 self.options.generation_timeout,
             )
         except asyncio.TimeoutError:
@@ -185,22 +187,22 @@ class Episode:
                 retryable=False,
             ) from None
         finally:
-            draft.generate_seconds += now() - started
+            builder.generate_seconds += now() - started
         _check(generation, most)
         generation = up_to_stop(generation, params, self._tokenizer)
         text = self._read(generation.token_ids)
-        draft.append_generation(generation, text.whole)
+        builder.append_generation(generation, text.whole)
         if generation.stop_reason == "aborted":
             return text, StopReason.ABORTED
-        return text, self._cut(draft, generation, text, most)
+        return text, self._cut(builder, generation, text, most)
 
-    def _sampling_params(self, draft: Draft) -> dict[str, Any]:
-        params = dict(draft.sampling_params)
-        limits = [params.get("max_tokens"), self.options.max_action_length, self._room(draft)]
+    def _sampling_params(self, builder: TrajectoryBuilder) -> dict[str, Any]:
+        params = dict(builder.sampling_params)
+        limits = [params.get("max_tokens"), self.options.max_action_length, self._room(builder)]
         most = min((n for n in limits if n is not None), default=None)
         if most is not None:
             params["max_tokens"] = most
-        stops = self._stops(draft)
+        stops = self._stops(builder)
         if stops:
             params["stop"] = stops
             params["include_stop_str_in_output"] = True
@@ -210,20 +212,20 @@ class Episode:
             params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *self._stop_token_ids})
         return params
 
-    def _stops(self, draft: Draft) -> list[str]:
+    def _stops(self, builder: TrajectoryBuilder) -> list[str]:
         """Strings at which a turn ends: the caller's own and those of actions."""
-        own = draft.sampling_params.get("stop") or ()
+        own = builder.sampling_params.get("stop") or ()
         return [
             *([own] if isinstance(own, str) else own),
-            *(self.options.action_stop_tokens if draft.uses_tools else ()),
+            *(self.options.action_stop_tokens if builder.uses_tools else ()),
         ]
 
-    def _room(self, draft: Draft) -> int | None:
+    def _room(self, builder: TrajectoryBuilder) -> int | None:
         """Tokens that may still follow; None if nothing limits them."""
         response, model = self.options.max_response_length, self.options.max_model_len
         rooms = [
-            None if response is None else response - draft.response_length,
-            None if model is None else model - len(draft.context),
+            None if response is None else response - builder.response_length,
+            None if model is None else model - len(builder.context),
         ]
         return min((n for n in rooms if n is not None), default=None)
 
@@ -234,13 +236,15 @@ class Episode:
         said = self._tokenizer.decode(token_ids[:n])
         return _TurnText(said, self._tokenizer.decode(token_ids) if n < len(token_ids) else said)
 
-    def _cut(self, draft: Draft, generation: Generation, text: _TurnText, most: int | None) -> StopReason | None:
+    def _cut(
+        self, builder: TrajectoryBuilder, generation: Generation, text: _TurnText, most: int | None
+    ) -> StopReason | None:
         """The limit that cut the model's turn before its end, if one did."""
         full = generation.stop_reason == "length" or (most is not None and len(generation.token_ids) >= most)
-        complete = text.said != text.whole or stopped_action(text.whole, self._stops(draft)) is not None
+        complete = text.said != text.whole or stopped_action(text.whole, self._stops(builder)) is not None
         if not full or complete or generation.stop_reason == "stop":
             return None
-        room = self._room(draft)
+        room = self._room(builder)
         return StopReason.MAX_RESPONSE_LENGTH if room is not None and room <= 0 else StopReason.MAX_ACTION_LENGTH
 
     def _action(self, text: _TurnText, turn: int) -> str | None:
@@ -252,50 +256,50 @@ class Episode:
 
     # The tools' part
 
-    async def _tool_first(self, draft: Draft) -> StopReason | None:
-        result = await self._call(draft, "", is_last=False)
+    async def _tool_first(self, builder: TrajectoryBuilder) -> StopReason | None:
+        result = await self._call(builder, "", is_last=False)
         if result.done:
             return StopReason.TOOL_DONE
         options = self.options
         limits = [options.max_obs_length]
         if options.max_prompt_length is not None:
-            limits.append(max(0, options.max_prompt_length - len(draft.context)))
+            limits.append(max(0, options.max_prompt_length - len(builder.context)))
         limit = min((n for n in limits if n is not None), default=None)
-        segments, truncated = self._placed(result.observation, limit, partial(self._turns.first, draft.context))
+        segments, truncated = self._placed(result.observation, limit, partial(self._renderer.first, builder.context))
         fitting = segments
         if options.max_prompt_length is not None:
             fitting = cut_segments(segments, options.max_prompt_length, "left", self._tokenizer)
-        draft.prompt_truncated |= fitting is not segments
-        draft.replace_prompt(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
+        builder.prompt_truncated |= fitting is not segments
+        builder.replace_prompt(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
         return None
 
-    async def _tool_turn(self, draft: Draft, action: str, *, is_last: bool) -> StopReason | None:
+    async def _tool_turn(self, builder: TrajectoryBuilder, action: str, *, is_last: bool) -> StopReason | None:
         """Run one action and append what it gave. A reason, if the trajectory ends there."""
-        result = await self._call(draft, action, is_last=is_last)
+        result = await self._call(builder, action, is_last=is_last)
         if result.done:
             return StopReason.TOOL_DONE
-        place = partial(self._turns.next, draft.context)
+        place = partial(self._renderer.next, builder.context)
         segments, truncated = self._placed(result.observation, self.options.max_obs_length, place)
-        room = self._room(draft)
+        room = self._room(builder)
         if room is None or sum(len(s.tokens) for s in segments) < room:
-            draft.append_observation(segments, truncated)
+            builder.append_observation(segments, truncated)
             return None
         fitting = cut_segments(segments, room, self.options.truncate_response_side, self._tokenizer)
-        draft.append_observation(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
+        builder.append_observation(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
         return StopReason.MAX_RESPONSE_LENGTH
 
-    async def _call(self, draft: Draft, action: str, *, is_last: bool) -> StepResult:
+    async def _call(self, builder: TrajectoryBuilder, action: str, *, is_last: bool) -> StepResult:
         """The answer to one action, recorded. Raises ToolFault if there is none."""
         started = now()
-        draft.calling = True
-        result = await self._ask(draft, action, is_last)
-        draft.calling = False
+        builder.calling = True
+        result = await self._ask(builder, action, is_last)
+        builder.calling = False
         seconds = now() - started
         result = self._text_only(action, result)
-        draft.record(action, result, seconds)
+        builder.record(action, result, seconds)
         if result.fault is not None:
             fault = result.fault
-            raise ToolFault(fault.kind, fault.message, fault.retryable, draft.trajectory_id)
+            raise ToolFault(fault.kind, fault.message, fault.retryable, builder.trajectory_id)
         return result
 
     def _text_only(self, action: str, result: StepResult) -> StepResult:
@@ -325,13 +329,13 @@ class Episode:
         names = [call.name for fmt in self._formats for call in fmt.find_calls(action) if call.name]
         return f"the tool {names[0]!r}" if names else f"the tool that was called by {action[-200:]!r}"
 
-    async def _ask(self, draft: Draft, action: str, is_last: bool) -> StepResult:
+    async def _ask(self, builder: TrajectoryBuilder, action: str, is_last: bool) -> StepResult:
         assert self._tools is not None  # run() refuses a row that uses tools without any
         deadline = self.options.tool_call_timeout + GRACE_SECONDS
         try:
             return await asyncio.wait_for(
                 self._tools.call(
-                    draft.trajectory_id, action, step=len(draft.calls), extra=draft.extra, is_last_step=is_last
+                    builder.trajectory_id, action, step=len(builder.calls), extra=builder.extra, is_last_step=is_last
                 ),
                 deadline,
             )
@@ -340,7 +344,7 @@ class Episode:
             fault = Fault(kind=FaultKind.TIMEOUT, message=message, retryable=False)
         except ToolFault as raised:
             fault = raised.as_fault()
-        return StepResult(draft.trajectory_id, fault=fault)
+        return StepResult(builder.trajectory_id, fault=fault)
 
     def _placed(
         self, observation: str, limit: int | None, place: Callable[[str], list[Segment]]
@@ -353,17 +357,17 @@ class Episode:
                 break
         return segments, shown != safe
 
-    async def _release(self, draft: Draft) -> None:
+    async def _release(self, builder: TrajectoryBuilder) -> None:
         """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""
-        if self._tools is None or not draft.holds_state:
+        if self._tools is None or not builder.holds_state:
             return
         try:
-            await asyncio.wait_for(self._tools.call(draft.trajectory_id, "", finish=True), RELEASE_SECONDS)
+            await asyncio.wait_for(self._tools.call(builder.trajectory_id, "", finish=True), RELEASE_SECONDS)
         except (asyncio.TimeoutError, ToolFault) as error:
-            logger.debug("the tool server was not told that trajectory %s is over: %s", draft.trajectory_id, error)
+            logger.debug("the tool server was not told that trajectory %s is over: %s", builder.trajectory_id, error)
 
-    def _release_later(self, draft: Draft) -> None:
-        task = asyncio.get_running_loop().create_task(self._release(draft))
+    def _release_later(self, builder: TrajectoryBuilder) -> None:
+        task = asyncio.get_running_loop().create_task(self._release(builder))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 

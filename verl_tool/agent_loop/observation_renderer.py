@@ -18,7 +18,7 @@ _TOOL_MARK = "TOOLWROTETHIS7f3a"
 # Words that no template changes, and that no observation holds by chance.
 
 
-class Turns(Protocol):
+class ObservationRenderer(Protocol):
     """One way of putting an observation behind tokens."""
 
     end_token_ids: frozenset[int]
@@ -33,7 +33,7 @@ class Turns(Protocol):
         ...
 
 
-class InlineTurns:
+class InlineRenderer:
     """The observation is put right behind the action, and the model's turn goes on."""
 
     def __init__(self, tokenizer: Tokenizer, end_token_ids: frozenset[int]) -> None:
@@ -48,7 +48,7 @@ class InlineTurns:
         return [Segment(Author.TOOL, tokens, text=observation)] if tokens else []
 
 
-class SeparatorTurns:
+class SeparatorRenderer:
     """The observation is put into the text of `mtrl_sep`, behind `turn_end_token` if the model did not write it."""
 
     def __init__(
@@ -70,7 +70,7 @@ class SeparatorTurns:
         return self._pieces.behind(context, self.end_token_ids, text, observation)
 
 
-class ChatTemplateTurns:
+class ChatTemplateRenderer:
     """The observation is a turn that the model's own chat template renders.
 
     A made-up conversation is rendered with the observation as its last turn; what stands behind the made-up turn of
@@ -148,14 +148,16 @@ class ChatTemplateTurns:
         return tail
 
 
-def turns_for(options: EpisodeOptions, tokenizer: Tokenizer) -> InlineTurns | SeparatorTurns | ChatTemplateTurns:
+def renderer_for(
+    options: EpisodeOptions, tokenizer: Tokenizer
+) -> InlineRenderer | SeparatorRenderer | ChatTemplateRenderer:
     """The way that the options ask for. Raises ConfigError if the chat template cannot serve."""
     ends = tokenizer.eos_token_ids | set(options.additional_eos_token_ids) | _turn_end_id(options, tokenizer)
     if not options.enable_mtrl:
-        return InlineTurns(tokenizer, ends)
+        return InlineRenderer(tokenizer, ends)
     if options.mtrl_sep is not None:
-        return SeparatorTurns(tokenizer, ends, options.mtrl_sep, options.turn_end_token)
-    return ChatTemplateTurns(tokenizer, ends, options.mtrl_role, options.turn_end_token)
+        return SeparatorRenderer(tokenizer, ends, options.mtrl_sep, options.turn_end_token)
+    return ChatTemplateRenderer(tokenizer, ends, options.mtrl_role, options.turn_end_token)
 
 
 class _Pieces:

@@ -19,7 +19,7 @@ _SERVER_GONE = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind
 
 
 @dataclass
-class Draft:
+class TrajectoryBuilder:
     """A trajectory under way."""
 
     trajectory_id: str

@@ -15,7 +15,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.agent_loop.trajectory import LeftOut, StopReason  # noqa: E402
-from verl_tool.agent_loop.trajectory_builder import Draft  # noqa: E402
+from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder  # noqa: E402
 from verl_tool.protocol import Fault, FaultKind, StepResult  # noqa: E402
 from verl_tool.trainer.ppo.advantage import without_spoilt  # noqa: E402
 from verl_tool.trainer.ppo.invalid import LOOP_FAULT  # noqa: E402
@@ -28,11 +28,11 @@ PROVOKABLE = [kind for kind in FaultKind if kind.provokable]
 
 async def left_out(kind: FaultKind) -> bool:
     """Whether the loop leaves out a trajectory whose last call ended so."""
-    draft = Draft("t", True, {}, {}, started=0.0)
+    builder = TrajectoryBuilder("t", True, {}, {}, started=0.0)
     fault = Fault(kind=kind, message="x", retryable=False)
-    draft.record("call", StepResult("t", valid=False, fault=fault), 0.0)
-    draft.fault = fault
-    return draft.finished(StopReason.FAULT, EpisodeOptions(enable_mtrl=True)).left_out is LeftOut.FAULT
+    builder.record("call", StepResult("t", valid=False, fault=fault), 0.0)
+    builder.fault = fault
+    return builder.finished(StopReason.FAULT, EpisodeOptions(enable_mtrl=True)).left_out is LeftOut.FAULT
 
 
 def provoking_after(excused: bool, steps: int = 150) -> float:
