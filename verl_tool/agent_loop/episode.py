@@ -191,7 +191,7 @@ class Episode:
         _check(generation, most)
         generation = up_to_stop(generation, params, self._tokenizer)
         text = self._read(generation.token_ids)
-        builder.append_generation(generation, text.whole)
+        builder.append_generation(generation, text.raw_text)
         if generation.stop_reason == "aborted":
             return text, StopReason.ABORTED
         return text, self._cut(builder, generation, text, most)
@@ -233,15 +233,15 @@ class Episode:
         n = len(token_ids)
         while n and token_ids[n - 1] in self._end_token_ids:
             n -= 1
-        said = self._tokenizer.decode(token_ids[:n])
-        return _TurnText(said, self._tokenizer.decode(token_ids) if n < len(token_ids) else said)
+        text = self._tokenizer.decode(token_ids[:n])
+        return _TurnText(text, self._tokenizer.decode(token_ids) if n < len(token_ids) else text)
 
     def _cut(
         self, builder: TrajectoryBuilder, generation: Generation, text: _TurnText, most: int | None
     ) -> StopReason | None:
         """The limit that cut the model's turn before its end, if one did."""
         full = generation.stop_reason == "length" or (most is not None and len(generation.token_ids) >= most)
-        complete = text.said != text.whole or stopped_action(text.whole, self._stops(builder)) is not None
+        complete = text.text != text.raw_text or stopped_action(text.raw_text, self._stops(builder)) is not None
         if not full or complete or generation.stop_reason == "stop":
             return None
         room = self._room(builder)
@@ -249,10 +249,10 @@ class Episode:
 
     def _action(self, text: _TurnText, turn: int) -> str | None:
         if self.options.action_stop_tokens:
-            action = stopped_action(text.whole, self.options.action_stop_tokens)
+            action = stopped_action(text.raw_text, self.options.action_stop_tokens)
         else:
-            action = written_call(text.said, self._formats)
-        return text.said if action is None and turn < self.options.min_turns else action
+            action = written_call(text.text, self._formats)
+        return text.text if action is None and turn < self.options.min_turns else action
 
     # The tools' part
 
@@ -376,9 +376,9 @@ class Episode:
 class _TurnText:
     """One turn of the model as text."""
 
-    said: str
+    text: str
     """Without the tokens that end the turn."""
-    whole: str
+    raw_text: str
 
 
 def up_to_stop(generation: Generation, sampling_params: Mapping[str, Any], tokenizer: Tokenizer) -> Generation:

@@ -7,7 +7,7 @@ from verl_tool.formats.bare_json import BareJsonFormat
 from verl_tool.formats.base import Call, Format
 from verl_tool.formats.fenced import FencedFormat
 from verl_tool.formats.hermes import HermesFormat
-from verl_tool.formats.markers import claim, neutralise
+from verl_tool.formats.markers import claim, escape_markers
 from verl_tool.formats.tags import Tag, TagFormat, ToolTagFormat
 from verl_tool.formats.trl import TrlFormat
 
@@ -55,6 +55,6 @@ __all__ = [
     "ToolTagFormat",
     "TrlFormat",
     "claim",
+    "escape_markers",
     "format_by_name",
-    "neutralise",
 ]

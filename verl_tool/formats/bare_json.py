@@ -35,7 +35,7 @@ class BareJsonFormat:
         return [Call(parsed.name, parsed.input, start, start + len(stripped), self, parsed.arguments)]
 
     def render(self, output: str, call: Call | None = None) -> str:
-        return f"\n{json.dumps({'result': markers.neutralise(output)}, ensure_ascii=False)}\n"
+        return f"\n{json.dumps({'result': markers.escape_markers(output)}, ensure_ascii=False)}\n"
 
     def write(self, name: str, payload: str) -> str:
         """A call as a model would write it, with `payload` as its argument ``input``."""

@@ -69,7 +69,7 @@ class FencedFormat:
 
     def render(self, output: str, call: Call | None = None) -> str:
         opening = "" if call and call.output_opened else f"\n{markers.FENCE}{OUTPUT}"
-        return f"{opening}\n{markers.neutralise(output)}\n{markers.FENCE}\n"
+        return f"{opening}\n{markers.escape_markers(output)}\n{markers.FENCE}\n"
 
     def write(self, name: str, payload: str) -> str:
         """A call as a model would write it."""

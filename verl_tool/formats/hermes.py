@@ -66,7 +66,7 @@ class HermesFormat:
 
     def render(self, output: str, call: Call | None = None) -> str:
         missing = call.missing if call else ""
-        return f"{missing}\n{OBSERVATION[0]}\n{markers.neutralise(output)}\n{OBSERVATION[1]}\n"
+        return f"{missing}\n{OBSERVATION[0]}\n{markers.escape_markers(output)}\n{OBSERVATION[1]}\n"
 
     def write(self, name: str, payload: str) -> str:
         """A call as a model would write it, with `payload` as its argument ``input``."""

@@ -1,7 +1,7 @@
 """The strings that mean something in a dialect, and how an observation is kept free of them.
 
 A tool's output is untrusted text: a web page may hold ``<python>…</python>`` and a program may print a fence. Each
-dialect claims its own strings here; `neutralise` puts a blank behind the first character of every claimed string that
+dialect claims its own strings here; `escape_markers` puts a blank behind the first character of every claimed string that
 stands in an output, so that neither the model nor a parser can take it for a call or for the observation's end.
 """
 
@@ -33,7 +33,7 @@ def claim(*strings: str) -> None:
     _compiled = None
 
 
-def neutralise(output: str) -> str:
+def escape_markers(output: str) -> str:
     """`output` with every claimed string broken up; a text that holds none comes back unchanged."""
     pattern = _pattern()
     # Most outputs hold none, and a search costs a tenth of a substitution.

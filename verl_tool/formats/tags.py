@@ -88,7 +88,7 @@ class TagFormat:
     def render(self, output: str, call: Call | None = None) -> str:
         missing = call.missing if call else ""
         opening, closing = self._observation
-        return f"{missing}\n{opening}\n{markers.neutralise(output)}\n{closing}\n"
+        return f"{missing}\n{opening}\n{markers.escape_markers(output)}\n{closing}\n"
 
     def write(self, name: str, payload: str) -> str:
         """A call as a model would write it."""

@@ -58,7 +58,7 @@ class TrlFormat:
         return Call("submit", text[since:start].strip(), start, end, self)
 
     def render(self, output: str, call: Call | None = None) -> str:
-        return f"{call.missing if call else ''}{markers.neutralise(output)}{RESPONSE}"
+        return f"{call.missing if call else ''}{markers.escape_markers(output)}{RESPONSE}"
 
     def write(self, name: str, payload: str) -> str:
         """A call as a model would write it."""

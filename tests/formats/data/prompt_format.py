@@ -2,7 +2,7 @@
 
 import re
 
-from verl_tool.formats import Call, neutralise
+from verl_tool.formats import Call, escape_markers
 
 
 class PromptFormat:
@@ -14,7 +14,7 @@ class PromptFormat:
         return [Call(match[1], match[2], match.start(), match.end(), self) for match in found]
 
     def render(self, output, call=None):
-        return f"\n<< {neutralise(output)}\n"
+        return f"\n<< {escape_markers(output)}\n"
 
     def usage(self, tools):
         return "Begin a line with >> and a tool's name."
