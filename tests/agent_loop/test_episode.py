@@ -13,7 +13,7 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import TRUNCATION_MARK
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import render_prompt
-from verl_tool.agent_loop.trajectory import LeftOut, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import Fault, FaultKind, StepResult
 
@@ -351,7 +351,7 @@ async def test_a_fault_ends_the_trajectory_and_leaves_it_out_of_the_loss(raised:
     trajectory = await run()
     assert trajectory.stop is StopReason.FAULT
     assert trajectory.fault == FAULT
-    assert trajectory.left_out is LeftOut.FAULT
+    assert trajectory.excluded is Excluded.FAULT
     assert run.response(trajectory) == f"{CALL}fine{CALL}"
     assert sum(trajectory.response_mask) == 2 * len(CALL)
     assert sum(trajectory.loss_mask) == 0
@@ -390,7 +390,7 @@ async def test_a_model_that_never_answers_is_a_fault_at_the_deadline() -> None:
 
     run = Run([], generation_timeout=0.02)
     trajectory = await Episode(Silent(), run.tools, run.tokenizer, run.options).run(run.prompt)
-    assert trajectory.left_out is LeftOut.FAULT
+    assert trajectory.excluded is Excluded.FAULT
     assert trajectory.fault is not None
     assert "generation_timeout=0.02" in trajectory.fault.message
 
@@ -403,7 +403,7 @@ async def test_an_aborted_generation_keeps_its_tokens_and_is_left_out() -> None:
     run = Run([])
     trajectory = await Episode(Aborting(), run.tools, run.tokenizer, run.options).run(run.prompt)
     assert trajectory.stop is StopReason.ABORTED
-    assert trajectory.left_out is LeftOut.ABORTED
+    assert trajectory.excluded is Excluded.ABORTED
     assert trajectory.response_ids == [65, 66]
     assert trajectory.response_log_probs is None
     assert trajectory.generator == {"global_steps": 3}
@@ -447,10 +447,10 @@ async def test_observations_may_be_trained_on() -> None:
 
 
 async def test_overlong_trajectories_may_be_left_out() -> None:
-    assert (await Run([CALL, CALL], max_turns=1, mask_overlong_loss=True)()).left_out is LeftOut.OVERLONG
-    assert (await Run(["x" * 9], max_action_length=5, mask_overlong_loss=True)()).left_out is LeftOut.OVERLONG
-    assert (await Run([CALL, "2"], mask_overlong_loss=True)()).left_out is None
-    assert (await Run([CALL, CALL], max_turns=1)()).left_out is None
+    assert (await Run([CALL, CALL], max_turns=1, mask_overlong_loss=True)()).excluded is Excluded.OVERLONG
+    assert (await Run(["x" * 9], max_action_length=5, mask_overlong_loss=True)()).excluded is Excluded.OVERLONG
+    assert (await Run([CALL, "2"], mask_overlong_loss=True)()).excluded is None
+    assert (await Run([CALL, CALL], max_turns=1)()).excluded is None
 
 
 async def test_void_trajectories_may_be_left_out() -> None:
@@ -458,12 +458,12 @@ async def test_void_trajectories_may_be_left_out() -> None:
         return StepResult("t", "no call found", valid=False)
 
     void = {"mask_void_traj": True}
-    assert (await Run(["hm"], **void)()).left_out is LeftOut.VOID
-    assert (await Run([CALL, "hm"], refuse, **void)()).left_out is LeftOut.VOID
-    assert (await Run([CALL, "hm"], **void)()).left_out is None
-    assert (await Run([r"\boxed{2}"], **void)()).left_out is None
-    assert (await Run(["ANSWER: 2"], answer_markers=["ANSWER:"], **void)()).left_out is None
-    assert (await Run(["hm"])()).left_out is None
+    assert (await Run(["hm"], **void)()).excluded is Excluded.VOID
+    assert (await Run([CALL, "hm"], refuse, **void)()).excluded is Excluded.VOID
+    assert (await Run([CALL, "hm"], **void)()).excluded is None
+    assert (await Run([r"\boxed{2}"], **void)()).excluded is None
+    assert (await Run(["ANSWER: 2"], answer_markers=["ANSWER:"], **void)()).excluded is None
+    assert (await Run(["hm"])()).excluded is None
 
 
 async def test_a_tool_can_not_write_control_tokens_or_broken_text() -> None:
@@ -493,7 +493,7 @@ async def test_a_model_cannot_end_the_run_by_an_image_where_tools_answer_in_text
     run = Run([CALL, CALL, "2"], lambda a, n: StepResult("t", f"see{n}", image="data:..." if n else None))
     trajectory = await run()
     assert trajectory.stop is StopReason.ANSWERED
-    assert trajectory.left_out is None
+    assert trajectory.excluded is None
     first, second = trajectory.calls
     assert (first.observation, second.observation) == (
         "see0",

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from verl_tool.agent_loop.trajectory import (
     Author,
     CallRecord,
-    LeftOut,
+    Excluded,
     Segment,
     StopReason,
     Timings,
@@ -59,7 +59,7 @@ TRAJECTORIES = st.builds(
     prompt_segments=st.integers(0, 2),
     calls=st.lists(CALLS, max_size=2).map(tuple),
     fault=st.none() | FAULT,
-    left_out=st.none() | st.sampled_from(LeftOut),
+    excluded=st.none() | st.sampled_from(Excluded),
     loss_on_observations=st.booleans(),
     prompt_truncated=st.booleans(),
     reward=st.none() | NUMBER,

@@ -17,7 +17,7 @@ from toy_model import ScriptedEngine, ToyTokenizer
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.trajectory import LeftOut, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.api.asgi_app import ToolServerApp
@@ -102,7 +102,7 @@ async def test_without_retries_a_full_server_is_a_fault() -> None:
         trajectory = await run(url, [COUNT], tool_call_max_retries=0)
         assert trajectory.fault is not None
         assert trajectory.fault.kind is FaultKind.OVERLOADED
-        assert trajectory.left_out is LeftOut.FAULT
+        assert trajectory.excluded is Excluded.FAULT
 
 
 async def test_a_server_that_is_not_there_is_a_fault() -> None:

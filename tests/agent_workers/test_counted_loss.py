@@ -27,7 +27,7 @@ OWN_SETTINGS = {"bypass_mode", "geo_mean"}
 LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - OWN_SETTINGS)
 
 
-def batch_of(rows: list[int], left_out: set[int]) -> TensorDict:
+def batch_of(rows: list[int], excluded: set[int]) -> TensorDict:
     """Rows of two to three response tokens behind one of the prompt; their numbers go with their names in `rows`."""
     n = len(rows)
 
@@ -38,7 +38,7 @@ def batch_of(rows: list[int], left_out: set[int]) -> TensorDict:
     mask = torch.ones(n, LENGTH, dtype=torch.int64)
     for i, row in enumerate(rows):
         mask[i, 2] = row % 2
-        mask[i] *= row not in left_out
+        mask[i] *= row not in excluded
     ids = [torch.ones(1 + LENGTH, dtype=torch.int64) for _ in rows]
     data = {
         "response_mask": mask,

@@ -11,7 +11,7 @@ from calculator_run import ACTOR, AGENT, TRAINS_ON_CPU, Calculator, Run, small_r
 from safetensors.torch import load_file
 from torch import equal
 
-from verl_tool.agent_loop.trajectory import LeftOut, Trajectory, read_jsonl
+from verl_tool.agent_loop.trajectory import Excluded, Trajectory, read_jsonl
 
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -122,7 +122,7 @@ class TestServerKilled:
 
     def test_what_faulted_is_left_out(self, run):
         for trajectory in trajectories(run, 1) + trajectories(run, 2):
-            assert (trajectory.fault is not None) == (trajectory.left_out is LeftOut.FAULT)
+            assert (trajectory.fault is not None) == (trajectory.excluded is Excluded.FAULT)
         assert run.steps()[2]["agent/faulted"] < 0.5
 
     def test_nothing_is_left_running(self, run):

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from calculator_run import AGENT, ROLLOUT, TRAINS_ON_CPU, Calculator, Run, small_run
 
-from verl_tool.agent_loop.trajectory import LeftOut, Trajectory, read_jsonl
+from verl_tool.agent_loop.trajectory import Excluded, Trajectory, read_jsonl
 
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 HERE = Path(__file__).parent
 STEPS = 10
-SPOILT = (LeftOut.FAULT, LeftOut.ABORTED, LeftOut.GRADER)
+INVALID = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
 
 
 def faulty_run(folder: Path, calculator: Calculator, *overrides: str, manager: str = "FaultyRewardManager") -> Run:
@@ -71,10 +71,10 @@ def test_metrics_tell_faults_by_cause(run, cause):
 def test_records_and_metrics_agree(run):
     for step, data in run.steps().items():
         kept = list(read_jsonl(run.folder / "trajectories" / f"step_{step}.jsonl"))
-        out = [t for t in kept if t.left_out is not None]
-        assert len(out) / len(kept) == pytest.approx(data["agent/left_out"])
-        assert all(t.reward is None for t in kept if t.left_out in SPOILT)
-        rewards = [t.reward for t in kept if t.left_out not in SPOILT]
+        out = [t for t in kept if t.excluded is not None]
+        assert len(out) / len(kept) == pytest.approx(data["agent/excluded"])
+        assert all(t.reward is None for t in kept if t.excluded in INVALID)
+        rewards = [t.reward for t in kept if t.excluded not in INVALID]
         assert data["critic/score/mean"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-5)
 
 

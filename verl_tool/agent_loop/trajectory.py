@@ -58,7 +58,7 @@ class StopReason(str, Enum):
         return self in (StopReason.MAX_TURNS, StopReason.MAX_ACTION_LENGTH, StopReason.MAX_RESPONSE_LENGTH)
 
 
-class LeftOut(str, Enum):
+class Excluded(str, Enum):
     """Why a trajectory is left out of the loss and, for `FAULT`, `ABORTED` and `GRADER`, of its group's baseline."""
 
     FAULT = "fault"
@@ -129,7 +129,7 @@ class Trajectory:
     """How many of `segments` are the prompt: more than one if `call_tool_first` added an observation."""
     calls: tuple[CallRecord, ...] = ()
     fault: Fault | None = None
-    left_out: LeftOut | None = None
+    excluded: Excluded | None = None
     loss_on_observations: bool = False
     """`mask_observations=False`."""
     prompt_truncated: bool = False
@@ -163,8 +163,8 @@ class Trajectory:
 
     @property
     def loss_mask(self) -> list[int]:
-        """The tokens that the loss is put on, `left_out` and `mask_observations` regarded. [response_length]"""
-        if self.left_out is not None:
+        """The tokens that the loss is put on, `excluded` and `mask_observations` regarded. [response_length]"""
+        if self.excluded is not None:
             return [0] * sum(len(s.tokens) for s in self.response)
         if self.loss_on_observations:
             return [1] * sum(len(s.tokens) for s in self.response)

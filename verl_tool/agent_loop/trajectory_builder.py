@@ -12,7 +12,7 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import without_surrogates
 from verl_tool.agent_loop.options import EpisodeOptions, Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Author, CallRecord, LeftOut, Segment, StopReason, Timings, Trajectory
+from verl_tool.agent_loop.trajectory import Author, CallRecord, Excluded, Segment, StopReason, Timings, Trajectory
 from verl_tool.protocol import Fault, FaultKind, StepResult
 
 _SERVER_GONE = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
@@ -118,22 +118,22 @@ class TrajectoryBuilder:
             prompt_segments=self.prompt_segments,
             calls=tuple(self.calls),
             fault=self.fault,
-            left_out=self._left_out(stop, options),
+            excluded=self._left_out(stop, options),
             loss_on_observations=not options.mask_observations,
             prompt_truncated=self.prompt_truncated,
             timings=Timings(self.generate_seconds, tools, now() - self.started),
             generator=dict(self.details),
         )
 
-    def _left_out(self, stop: StopReason, options: EpisodeOptions) -> LeftOut | None:
+    def _left_out(self, stop: StopReason, options: EpisodeOptions) -> Excluded | None:
         if stop is StopReason.FAULT:
-            return None if self._provoked() else LeftOut.FAULT
+            return None if self._provoked() else Excluded.FAULT
         if stop is StopReason.ABORTED:
-            return LeftOut.ABORTED
+            return Excluded.ABORTED
         if options.mask_overlong_loss and stop.overlong:
-            return LeftOut.OVERLONG
+            return Excluded.OVERLONG
         if options.mask_void_traj and self._is_void(options):
-            return LeftOut.VOID
+            return Excluded.VOID
         return None
 
     def _provoked(self) -> bool:

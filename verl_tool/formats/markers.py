@@ -1,8 +1,8 @@
 """The strings that mean something in a dialect, and how an observation is kept free of them.
 
 A tool's output is untrusted text: a web page may hold ``<python>…</python>`` and a program may print a fence. Each
-dialect claims its own strings here; `escape_markers` puts a blank behind the first character of every claimed string that
-stands in an output, so that neither the model nor a parser can take it for a call or for the observation's end.
+format claims its own strings here; `escape_markers` puts a blank behind the first character of every claimed string
+that stands in an output, so that neither the model nor a parser can take it for a call or for the observation's end.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class Detokenizer:
         """How many characters of the window's `text` no further token changes."""
         if self._lone_byte is None:
             return len(text.removesuffix(_BROKEN_CHARACTER))
-        spoilt = self._decode([*self._window, self._lone_byte])
-        return len(text[: common_prefix(text, spoilt)].rstrip(_BROKEN_CHARACTER))
+        broken = self._decode([*self._window, self._lone_byte])
+        return len(text[: common_prefix(text, broken)].rstrip(_BROKEN_CHARACTER))
 
     def _decode(self, window: Sequence[int]) -> str:
         if not window:

@@ -17,7 +17,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl_loop import ScriptedEngine, make_loop, make_tokenizer  # noqa: E402
 
-from verl_tool.agent_loop.trajectory import Author, LeftOut, Segment, StopReason, Trajectory  # noqa: E402
+from verl_tool.agent_loop.trajectory import Author, Excluded, Segment, StopReason, Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_output  # noqa: E402
 from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
@@ -66,7 +66,7 @@ async def test_nothing_of_the_gold_answer_reaches_the_server():
     record = json.loads(output.extra_fields["trajectory"])
     assert "SECRET" not in json.dumps(record)
     assert record["stop"] == "fault"
-    assert output.extra_fields["left_out_of_group"] is True
+    assert output.extra_fields["excluded_from_group"] is True
     assert not any(output.response_mask)
     assert sum(output.action_mask) == len("<request><calculator>6*7<call>")
 
@@ -89,7 +89,7 @@ async def test_an_aborted_turn_is_told():
 
 
 def test_a_trajectory_without_tokens_still_fills_a_row():
-    empty = Trajectory("t", (Segment(Author.PROMPT, (1,)),), StopReason.FAULT, left_out=LeftOut.FAULT)
+    empty = Trajectory("t", (Segment(Author.PROMPT, (1,)),), StopReason.FAULT, excluded=Excluded.FAULT)
     output = as_verl_output(empty, EngineUse(), ToyTokenizer())
     assert (len(output.response_ids), output.response_mask, output.response_logprobs) == (1, [0], [0.0])
     assert output.as_dict()["action_mask"].tolist() == [0]
@@ -98,9 +98,9 @@ def test_a_trajectory_without_tokens_still_fills_a_row():
 def test_the_mask_of_verl_is_that_of_the_loss():
     segments = (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2, 3), (-1.0, -1.0), "ab"))
     counted = Trajectory("t", segments, StopReason.ANSWERED)
-    overlong = Trajectory("t", segments, StopReason.MAX_TURNS, left_out=LeftOut.OVERLONG)
+    overlong = Trajectory("t", segments, StopReason.MAX_TURNS, excluded=Excluded.OVERLONG)
     assert as_verl_output(counted, EngineUse(), ToyTokenizer()).response_mask == [1, 1]
     output = as_verl_output(overlong, EngineUse(), ToyTokenizer())
     assert output.response_mask == [0, 0]
     # It stays in its group's baseline: the policy is to blame for it.
-    assert output.extra_fields["left_out_of_group"] is False
+    assert output.extra_fields["excluded_from_group"] is False

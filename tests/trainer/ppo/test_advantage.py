@@ -1,4 +1,4 @@
-"""Spoilt rows and every estimator of verl's that works on outcomes."""
+"""Invalid rows and every estimator of verl's that works on outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator  # noqa: E402
 from verl.trainer.ppo.ray_trainer import compute_advantage  # noqa: E402
 
 from verl import DataProto  # noqa: E402
-from verl_tool.trainer.ppo.advantage import without_spoilt  # noqa: E402
+from verl_tool.trainer.ppo.advantage import without_invalid  # noqa: E402
 from verl_tool.trainer.ppo.invalid import LOOP_FAULT, REWARD_FAULT  # noqa: E402
 
 LENGTH, GROUP = 5, 4
@@ -31,16 +31,16 @@ ESTIMATORS = (
 )
 
 
-def make_batch(rewards: list[float], spoilt: list[bool], column: str = LOOP_FAULT) -> DataProto:
-    """Groups of `GROUP` rows; the reward stands on the last token; spoilt rows have an empty mask."""
+def make_batch(rewards: list[float], invalid: list[bool], column: str = LOOP_FAULT) -> DataProto:
+    """Groups of `GROUP` rows; the reward stands on the last token; invalid rows have an empty mask."""
     n = len(rewards)
     torch.manual_seed(n)
     mask = torch.ones(n, LENGTH, dtype=torch.int64)
     mask[:, 1] = 0
-    mask[np.array(spoilt)] = 0
+    mask[np.array(invalid)] = 0
     scores = torch.zeros(n, LENGTH)
     scores[:, -1] = torch.tensor(rewards)
-    told = spoilt if column == LOOP_FAULT else ["grader: gone" if out else "" for out in spoilt]
+    told = invalid if column == LOOP_FAULT else ["grader: gone" if out else "" for out in invalid]
     tensors = {"token_level_rewards": scores, "response_mask": mask, "values": torch.rand(n, LENGTH)}
     return DataProto(
         batch=TensorDict(tensors, batch_size=n),
@@ -60,27 +60,27 @@ def advantages(data: DataProto, estimator: AdvantageEstimator, compute=compute_a
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_a_spoilt_row_is_as_if_it_had_never_been_sampled(estimator, column, data):
+def test_a_invalid_row_is_as_if_it_had_never_been_sampled(estimator, column, data):
     n = GROUP * data.draw(st.integers(1, 3))
     rewards = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=n, max_size=n))
     # Two rows of each group are left, so that every estimator is defined.
-    spoilt = [i % GROUP >= 2 and data.draw(st.booleans()) for i in range(n)]
-    batch = make_batch(rewards, spoilt, column)
-    kept = [i for i, out in enumerate(spoilt) if not out]
+    invalid = [i % GROUP >= 2 and data.draw(st.booleans()) for i in range(n)]
+    batch = make_batch(rewards, invalid, column)
+    kept = [i for i, out in enumerate(invalid) if not out]
     expected = advantages(batch.select_idxs(kept), estimator)
-    found = advantages(batch, estimator, without_spoilt(compute_advantage))
+    found = advantages(batch, estimator, without_invalid(compute_advantage))
     assert torch.allclose(found[kept], expected, atol=1e-6)
-    assert not found[np.array(spoilt)].any()
+    assert not found[np.array(invalid)].any()
 
 
 def test_the_baseline_would_be_wrong_otherwise():
     """What this is for: a faulted row with reward 0 lowers its group's mean."""
     batch = make_batch([1.0, 1.0, 1.0, 0.0], [False, False, False, True])
     assert advantages(batch, AdvantageEstimator.GRPO)[0].abs().max() > 0.1
-    fair = advantages(batch, AdvantageEstimator.GRPO, without_spoilt(compute_advantage))
+    fair = advantages(batch, AdvantageEstimator.GRPO, without_invalid(compute_advantage))
     assert fair.abs().max() < 1e-3
 
 
-def test_a_batch_of_nothing_but_spoilt_rows():
+def test_a_batch_of_nothing_but_invalid_rows():
     batch = make_batch([1.0] * GROUP, [True] * GROUP)
-    assert not advantages(batch, AdvantageEstimator.GRPO, without_spoilt(compute_advantage)).any()
+    assert not advantages(batch, AdvantageEstimator.GRPO, without_invalid(compute_advantage)).any()

@@ -15,7 +15,7 @@ from trajectories import faulted, solved  # noqa: E402
 
 from verl import DataProto  # noqa: E402
 from verl_tool.agent_loop.rollout import TooManyFaultsError  # noqa: E402
-from verl_tool.agent_loop.trajectory import LeftOut, StopReason, Trajectory, read_jsonl  # noqa: E402
+from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory, read_jsonl  # noqa: E402
 from verl_tool.protocol import Fault, FaultKind  # noqa: E402
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count  # noqa: E402
 from verl_tool.trainer.ppo.invalid import LOOP_FAULT, PROVOKED, REWARD_FAULT  # noqa: E402
@@ -27,13 +27,13 @@ AWAY = "grader: MyRewards: KeyError: 'answer'"
 
 
 def aborted(name: str = "c") -> Trajectory:
-    return replace(solved(name), stop=StopReason.ABORTED, left_out=LeftOut.ABORTED)
+    return replace(solved(name), stop=StopReason.ABORTED, excluded=Excluded.ABORTED)
 
 
 def provoked(name: str = "d") -> Trajectory:
     """A tool crashed on the model's call: it counts."""
     fault = Fault(kind=FaultKind.TOOL_CRASHED, message="tool x: ValueError", retryable=False)
-    return replace(faulted(name), fault=fault, left_out=None)
+    return replace(faulted(name), fault=fault, excluded=None)
 
 
 def added(trajectories: list[Trajectory], most: float = 1.0, folder=None, sampled=None, **told) -> RolloutLog:
@@ -51,12 +51,12 @@ def test_metrics_by_cause(tmp_path):
     for cause in ("unreachable", "aborted", "tool_crashed", "grader", "grader_crashed"):
         assert metrics[f"agent/fault/{cause}"] == sixth
     assert metrics["agent/faulted"] == pytest.approx(5 / 6)
-    assert metrics["agent/left_out"] == pytest.approx(3 / 6)
+    assert metrics["agent/excluded"] == pytest.approx(3 / 6)
     for reason in ("fault", "aborted", "grader"):
-        assert metrics[f"agent/left_out/{reason}"] == sixth
-    assert (metrics["agent/left_out/provokable"], metrics["agent/left_out/not_provokable"]) == (0, pytest.approx(0.5))
+        assert metrics[f"agent/excluded/{reason}"] == sixth
+    assert (metrics["agent/excluded/provokable"], metrics["agent/excluded/not_provokable"]) == (0, pytest.approx(0.5))
     kept = list(read_jsonl(tmp_path / "step_1.jsonl"))
-    assert [t.left_out for t in kept] == [None, LeftOut.FAULT, LeftOut.ABORTED, None, LeftOut.GRADER, None]
+    assert [t.excluded for t in kept] == [None, Excluded.FAULT, Excluded.ABORTED, None, Excluded.GRADER, None]
     assert [t.reward for t in kept] == [1.0, None, None, 1.0, None, 1.0]
     assert kept[4].extra["reward_fault"] == AWAY
     assert kept[5].extra["provoked"] == "RecursionError"
@@ -88,9 +88,9 @@ def test_what_did_not_come_and_what_was_filtered_count_too():
 
 def test_who_is_left_alone_is_told(tmp_path):
     log = added([solved("a"), faulted("b"), solved("c"), solved("d")], folder=tmp_path, sampled=2, groups=list("xxyy"))
-    assert log.take_metrics()["agent/left_out/lone"] == 0.25
+    assert log.take_metrics()["agent/excluded/lone"] == 0.25
     kept = list(read_jsonl(tmp_path / "step_1.jsonl"))
-    assert [t.left_out for t in kept] == [LeftOut.LONE, LeftOut.FAULT, None, None]
+    assert [t.excluded for t in kept] == [Excluded.LONE, Excluded.FAULT, None, None]
     assert kept[0].reward == 1.0
 
 
@@ -142,10 +142,10 @@ def test_greedy_baselines_are_no_trajectories_of_the_training(tmp_path):
         meta_info={"global_steps": 1},
     )
     older_trainer(log)._on_rollout(prompts, output)
-    assert [t.left_out for t in read_jsonl(tmp_path / "step_1.jsonl")] == [None, None, LeftOut.LONE, LeftOut.LONE]
+    assert [t.excluded for t in read_jsonl(tmp_path / "step_1.jsonl")] == [None, None, Excluded.LONE, Excluded.LONE]
     assert [t.trajectory_id for t in read_jsonl(tmp_path / "baseline_1.jsonl")] == ["4", "5"]
     metrics = log.take_metrics()
-    assert (metrics["agent/faulted"], metrics["agent/left_out/lone"]) == (0.0, 0.5)
+    assert (metrics["agent/faulted"], metrics["agent/excluded/lone"]) == (0.0, 0.5)
     assert output.batch["rm_scores"].sum(-1).isnan().tolist() == [False] * 5 + [True]
 
 
@@ -179,8 +179,8 @@ def test_kl_in_reward_is_of_rows_in_the_loss():
     assert torch.equal(data.batch["token_level_rewards"], torch.ones(3, 2))
 
 
-@pytest.mark.parametrize(("spoilt", "mean"), [([0, 0, 1], 0.5), ([1, 1, 1], None), ([0, 0, 0], 0.0)])
-def test_scores_of_spoilt_rows_are_in_no_mean(spoilt, mean):
+@pytest.mark.parametrize(("invalid", "mean"), [([0, 0, 1], 0.5), ([1, 1, 1], None), ([0, 0, 0], 0.0)])
+def test_scores_of_invalid_rows_are_in_no_mean(invalid, mean):
     from verl.trainer.ppo.metric_utils import compute_data_metrics
 
     ones = torch.ones(3, 2)
@@ -194,9 +194,9 @@ def test_scores_of_spoilt_rows_are_in_no_mean(spoilt, mean):
         "prompts": ones,
         "responses": ones,
         "attention_mask": torch.ones(3, 4),
-        "response_mask": torch.ones(3, 2) * (1 - torch.tensor(spoilt).unsqueeze(1)),
+        "response_mask": torch.ones(3, 2) * (1 - torch.tensor(invalid).unsqueeze(1)),
     }
-    batch = DataProto.from_dict(tensors=tensors, non_tensors={LOOP_FAULT: column(spoilt)})
+    batch = DataProto.from_dict(tensors=tensors, non_tensors={LOOP_FAULT: column(invalid)})
     metrics = of_rows_that_count(compute_data_metrics)(batch=batch, use_critic=True)
     assert metrics.get("critic/score/mean") == mean
     assert not [name for name, value in metrics.items() if value != value]

@@ -25,13 +25,13 @@ from verl_loop import composed  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer.ppo import v1_trainer  # noqa: E402
-from verl_tool.trainer.ppo.advantage import compares_within_groups, on_model_tokens, without_spoilt  # noqa: E402
+from verl_tool.trainer.ppo.advantage import compares_within_groups, on_model_tokens, without_invalid  # noqa: E402
 from verl_tool.trainer.ppo.estimators import ONLY_V0, check_algorithm  # noqa: E402
 from verl_tool.trainer.ppo.invalid import LOOP_FAULT, REWARD_FAULT  # noqa: E402
 
 LENGTH, GROUP = 6, 3
 ESTIMATORS = sorted(ADV_ESTIMATOR_REGISTRY)
-REPLACED = without_spoilt(compute_advantage)
+REPLACED = without_invalid(compute_advantage)
 GRPO, GAE = "grpo", "gae"
 
 
@@ -44,7 +44,7 @@ class Row:
     mask: tuple[int, ...]
     """1 on tokens of the model's; its length is the response's."""
     out: str = ""
-    """"loop" or "grader", if infrastructure spoilt it."""
+    """"loop" or "grader", if a failure of that infrastructure invalidated it."""
     seed: int = 0
 
 
@@ -182,7 +182,7 @@ def config_of(estimator: str, *overrides: str) -> DictConfig:
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Row]:
-    """One to three groups; each row ends on the model's token or on an observation, and may be spoilt."""
+    """One to three groups; each row ends on the model's token or on an observation, and may be invalid."""
     made = []
     for group in range(draw(st.integers(1, 3))):
         for _ in range(GROUP):
@@ -315,11 +315,11 @@ def test_a_faulted_greedy_baseline_leaves_its_samples_out():
     assert not done.batch["response_mask"][GROUP:].any()
 
 
-@pytest.mark.parametrize("spoilt", [0, 1])
+@pytest.mark.parametrize("invalid", [0, 1])
 @pytest.mark.parametrize("kl", [False, True])
-def test_the_newer_trainer_writes_each_field_for_all_rows(spoilt, kl, monkeypatch):
+def test_the_newer_trainer_writes_each_field_for_all_rows(invalid, kl, monkeypatch):
     """The batch that goes to the workers names its fields, and each row has them."""
-    made = [Row(0, float(i), (1, 1), "loop" if i < spoilt else "", i) for i in range(GROUP)]
+    made = [Row(0, float(i), (1, 1), "loop" if i < invalid else "", i) for i in range(GROUP)]
     correction = {"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_rs": None, "bypass_mode": False}
     store = by_v1(made, GRPO, monkeypatch, rollout_correction=correction)
     for row in store.rows.values():

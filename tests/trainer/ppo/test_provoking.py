@@ -14,10 +14,10 @@ from verl.trainer.ppo.ray_trainer import compute_advantage  # noqa: E402
 
 from verl import DataProto  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
-from verl_tool.agent_loop.trajectory import LeftOut, StopReason  # noqa: E402
+from verl_tool.agent_loop.trajectory import Excluded, StopReason  # noqa: E402
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder  # noqa: E402
 from verl_tool.protocol import Fault, FaultKind, StepResult  # noqa: E402
-from verl_tool.trainer.ppo.advantage import without_spoilt  # noqa: E402
+from verl_tool.trainer.ppo.advantage import without_invalid  # noqa: E402
 from verl_tool.trainer.ppo.invalid import LOOP_FAULT  # noqa: E402
 
 RIGHT, WRONG, PROVOKE = range(3)
@@ -26,13 +26,13 @@ HARD = 0.05
 PROVOKABLE = [kind for kind in FaultKind if kind.provokable]
 
 
-async def left_out(kind: FaultKind) -> bool:
+async def excluded(kind: FaultKind) -> bool:
     """Whether the loop leaves out a trajectory whose last call ended so."""
     builder = TrajectoryBuilder("t", True, {}, {}, started=0.0)
     fault = Fault(kind=kind, message="x", retryable=False)
     builder.record("call", StepResult("t", valid=False, fault=fault), 0.0)
     builder.fault = fault
-    return builder.finished(StopReason.FAULT, EpisodeOptions(enable_mtrl=True)).left_out is LeftOut.FAULT
+    return builder.finished(StopReason.FAULT, EpisodeOptions(enable_mtrl=True)).excluded is Excluded.FAULT
 
 
 def provoking_after(excused: bool, steps: int = 150) -> float:
@@ -40,7 +40,7 @@ def provoking_after(excused: bool, steps: int = 150) -> float:
     torch.manual_seed(0)
     logits = torch.tensor([HARD, 0.8 - HARD, 0.2]).log().requires_grad_()
     optimizer = torch.optim.SGD([logits], lr=0.5)
-    compute = without_spoilt(compute_advantage)
+    compute = without_invalid(compute_advantage)
     for _ in range(steps):
         actions = torch.distributions.Categorical(logits=logits).sample((64,))
         rewards = torch.where(actions == RIGHT, 1.0, -1.0)
@@ -63,12 +63,12 @@ def provoking_after(excused: bool, steps: int = 150) -> float:
 
 @pytest.mark.parametrize("kind", PROVOKABLE)
 async def test_what_a_model_can_provoke_is_not_left_out(kind):
-    assert not await left_out(kind)
+    assert not await excluded(kind)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind not in PROVOKABLE])
 async def test_what_it_cannot_is(kind):
-    assert await left_out(kind)
+    assert await excluded(kind)
 
 
 def test_provoking_gains_nothing():

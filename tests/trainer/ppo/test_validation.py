@@ -1,4 +1,4 @@
-"""Spoilt rows in a validation's means."""
+"""Invalid rows in a validation's means."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_tool.trainer.ppo.validation import SPOILT, counted
+from verl_tool.trainer.ppo.validation import INVALID, counted
 
 
 def mean_of_acc(sources, uids, columns, turns):
@@ -19,15 +19,15 @@ def mean_of_acc(sources, uids, columns, turns):
 def test_a_row_without_reward_is_not_counted():
     columns = {"acc": [1.0, math.nan, 0.0], "reward_fault": ["", "grader: gone", ""], "reward": [1.0, 0.0, 0.0]}
     told = counted(mean_of_acc, ["a", "b", "c"], ["1", "2", "3"], columns, [])
-    assert told == {"n": 2, "sources": ["a", "c"], "acc": 0.5, SPOILT: pytest.approx(1 / 3)}
+    assert told == {"n": 2, "sources": ["a", "c"], "acc": 0.5, INVALID: pytest.approx(1 / 3)}
 
 
-def test_all_rows_count_if_none_is_spoilt():
+def test_all_rows_count_if_none_is_invalid():
     told = counted(mean_of_acc, ["a", "b"], ["1", "2"], {"acc": [1.0, 0.0]}, [])
     assert told["n"] == 2
-    assert told[SPOILT] == 0
+    assert told[INVALID] == 0
 
 
 def test_no_mean_of_nothing():
     told = counted(mean_of_acc, ["a"], ["1"], {"acc": [math.nan], "reward_fault": ["gone"]}, [])
-    assert told == {SPOILT: 1.0}
+    assert told == {INVALID: 1.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_tool.agent_loop.trajectory import Author, CallRecord, LeftOut, Segment, StopReason, Timings, Trajectory
+from verl_tool.agent_loop.trajectory import Author, CallRecord, Excluded, Segment, StopReason, Timings, Trajectory
 from verl_tool.protocol import Fault, FaultKind
 
 REQUEST = "<request><SimpleCalculatorTool>1+1<call>"
@@ -28,4 +28,4 @@ def faulted(name: str = "b") -> Trajectory:
     fault = Fault(kind=FaultKind.UNREACHABLE, message="nobody listens", retryable=True)
     segments = (Segment(Author.PROMPT, (1, 2)), Segment(Author.MODEL, (3, 4), (-0.1, -0.2), REQUEST))
     calls = (CallRecord(0, REQUEST, valid=False, fault=fault, seconds=2.0),)
-    return Trajectory(name, segments, StopReason.FAULT, calls=calls, fault=fault, left_out=LeftOut.FAULT)
+    return Trajectory(name, segments, StopReason.FAULT, calls=calls, fault=fault, excluded=Excluded.FAULT)

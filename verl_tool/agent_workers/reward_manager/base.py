@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verl.experimental.reward_loop.reward_manager.base import RawRewardFn, RewardManagerBase
 
 from verl import DataProto
-from verl_tool.agent_loop.trajectory import LeftOut
+from verl_tool.agent_loop.trajectory import Excluded
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.sample import Decoder, Sample, sample_of
 from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping
@@ -85,7 +85,7 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         item = data[-1]
         sample = sample_of(item.non_tensor_batch, item.batch, self.tokenizer)
         fault = sample.trajectory.fault
-        if fault is not None and (sample.trajectory.left_out is LeftOut.FAULT or not fault.kind.provokable):
+        if fault is not None and (sample.trajectory.excluded is Excluded.FAULT or not fault.kind.provokable):
             return self._without_reward(f"trajectory: {fault.kind.value}")
         try:
             grade, provoked = await self._grade_or_control(sample)

@@ -59,8 +59,8 @@ RULES: Mapping[str, Rule] = {
         "engine and trainer disagree on the same tokens: check the weight sync, the dtypes and that both have one "
         "vocabulary; algorithm.rollout_correction weighs what is left",
     ),
-    "left_out": Rule(
-        "agent/left_out",
+    "excluded": Rule(
+        "agent/excluded",
         False,
         "these trajectories teach nothing: agent/fault/* tells the causes, trajectories/ each one",
     ),

@@ -1,4 +1,4 @@
-"""Advantages as if the trajectories that infrastructure spoilt had never been sampled. Written for verl 0.9.0."""
+"""Advantages as if the trajectories invalidated by infrastructure had never been sampled. Written for verl 0.9.0."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from verl import DataProto
-from verl_tool.trainer.ppo.invalid import lone_rows, spoilt_rows
+from verl_tool.trainer.ppo.invalid import invalid_rows, lone_rows
 
 Compute = Callable[..., DataProto]
 """verl's ``compute_advantage(data, adv_estimator=…, …)``, which returns the batch with advantages and returns."""
 
 
-def without_spoilt(compute: Compute) -> Compute:
+def without_invalid(compute: Compute) -> Compute:
     """verl's `compute_advantage` on the rows that count; the others get advantage and return 0 and an empty mask.
 
     This holds for every estimator alike: what is normalised over a group or over the batch sees no other row, and what
-    is resampled takes its place among the rows that count. Besides spoilt rows, these do not count: the only one left
+    is resampled takes its place among the rows that count. Besides invalid rows, these do not count: the only one left
     of a group, for an estimator whose baseline is the group; and those whose own baseline is NaN (ReMax).
 
     Rewards are moved to tokens that the model wrote first: several estimators see no other.
@@ -65,7 +65,7 @@ def _parameters(adv_estimator: str) -> Any:
 
 def _counted(data: DataProto, adv_estimator: str, sampled: int) -> np.ndarray:
     """Rows that advantages are computed of; each group was sampled `sampled` times. [batch]"""
-    counted = ~np.array(spoilt_rows(data.non_tensor_batch, len(data)))
+    counted = ~np.array(invalid_rows(data.non_tensor_batch, len(data)))
     if "reward_baselines" in data.batch:
         counted &= ~data.batch["reward_baselines"].isnan().numpy()
     if not compares_within_groups(adv_estimator) or "uid" not in data.non_tensor_batch:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_tool.agent_loop.rollout import TooManyFaultsError
-from verl_tool.agent_loop.trajectory import LeftOut, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.protocol import FaultKind
 from verl_tool.trainer.ppo.invalid import lone_rows
 
@@ -22,13 +22,13 @@ LOST = "lost"
 """The agent loop raised: verl's newer trainer goes on without the trajectory."""
 CAUSES = (*(kind.value for kind in FaultKind), ABORTED, GRADER, GRADER_CRASHED, LOST)
 
-SPOILT = (LeftOut.FAULT, LeftOut.ABORTED, LeftOut.GRADER)
+INVALID = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
 """What tells nothing about the policy."""
-_REASONS_PROVOKABLE = (LeftOut.OVERLONG, LeftOut.VOID)
+_REASONS_PROVOKABLE = (Excluded.OVERLONG, Excluded.VOID)
 _PROVOKABLE = {*(kind.value for kind in FaultKind if kind.provokable), GRADER_CRASHED}
-_REASONSSPOILT = (LeftOut.FAULT, LeftOut.ABORTED, LeftOut.GRADER)
+_REASONSSPOILT = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
 """What tells nothing about the policy."""
-_PROVOKABLE = {LeftOut.OVERLONG, LeftOut.VOID}
+_PROVOKABLE = {Excluded.OVERLONG, Excluded.VOID}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Outcome:
     @property
     def provokable(self) -> bool:
         """Whether a model could bring about that it is left out."""
-        return self.trajectory.left_out in _REASONS_PROVOKABLE or self.cause in _PROVOKABLE
+        return self.trajectory.excluded in _REASONS_PROVOKABLE or self.cause in _PROVOKABLE
 
     def recorded(self, **extra: Any) -> Trajectory:
         """The trajectory as its record tells it."""
@@ -74,9 +74,9 @@ class Outcome:
 
 def with_grading(trajectory: Trajectory, reward: float | None, reward_fault: str, provoked: str) -> Outcome:
     """`trajectory` with its reward, or left out if there is none."""
-    if reward_fault and trajectory.left_out not in (LeftOut.FAULT, LeftOut.ABORTED):
-        trajectory = replace(trajectory, left_out=LeftOut.GRADER)
-    return Outcome(trajectory.with_reward(None if trajectory.left_out in SPOILT else reward), reward_fault, provoked)
+    if reward_fault and trajectory.excluded not in (Excluded.FAULT, Excluded.ABORTED):
+        trajectory = replace(trajectory, excluded=Excluded.GRADER)
+    return Outcome(trajectory.with_reward(None if trajectory.excluded in INVALID else reward), reward_fault, provoked)
 
 
 def with_lone(
@@ -86,10 +86,10 @@ def with_lone(
 
     `sampled` is as for `lone_rows`, or None where samples of a prompt are not compared with one another.
     """
-    counted = [o.trajectory.left_out not in SPOILT for o in outcomes]
+    counted = [o.trajectory.excluded not in INVALID for o in outcomes]
     lone = [False] * len(outcomes) if sampled is None else lone_rows(groups, counted, sampled)
     return [
-        replace(o, trajectory=replace(o.trajectory, left_out=LeftOut.LONE))
+        replace(o, trajectory=replace(o.trajectory, excluded=Excluded.LONE))
         if alone or (counts and group in without_baseline)
         else o
         for o, alone, counts, group in zip(outcomes, lone, counted, groups, strict=True)

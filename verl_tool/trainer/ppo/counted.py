@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl import DataProto
-from verl_tool.trainer.ppo.invalid import spoilt_rows
+from verl_tool.trainer.ppo.invalid import invalid_rows
 
 Penalty = Callable[..., tuple[DataProto, dict[str, Any]]]
 """verl's ``apply_kl_penalty(data, kl_ctrl=…, kl_penalty=…) -> (data, metrics)``."""
@@ -40,7 +40,7 @@ def of_rows_that_count(summarise: Metrics) -> Metrics:
     """verl's `compute_data_metrics`; a row without reward is in no mean, and what cannot be told is left out."""
 
     def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str, Any]:
-        rows = np.flatnonzero(~np.array(spoilt_rows(batch.non_tensor_batch, len(batch)), dtype=bool))
+        rows = np.flatnonzero(~np.array(invalid_rows(batch.non_tensor_batch, len(batch)), dtype=bool))
         if len(rows):
             return without_nan(summarise(batch=batch.select_idxs(rows), use_critic=use_critic))
         return without_rewards(without_nan(summarise(batch=batch, use_critic=use_critic)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-LOOP_FAULT = "left_out_of_group"
+LOOP_FAULT = "excluded_from_group"
 """True of a trajectory that ended in a fault or was aborted; told by the agent loop."""
 REWARD_FAULT = "reward_fault"
 """Why there is no reward, or an empty string; told by verl-tool's reward managers."""
@@ -16,8 +16,8 @@ PROVOKED = "reward_provoked"
 """How an answer broke its grader, or an empty string; such a row counts. Told by verl-tool's reward managers."""
 
 
-def spoilt_rows(columns: Mapping[str, Any], n: int) -> list[bool]:
-    """Which of `n` rows are spoilt, by the columns that the loop and the reward manager add (either may lack)."""
+def invalid_rows(columns: Mapping[str, Any], n: int) -> list[bool]:
+    """Which of `n` rows are invalid, by the columns that the loop and the reward manager add (either may lack)."""
     by_loop: Sequence[Any] = columns.get(LOOP_FAULT, [False] * n)
     by_reward: Sequence[Any] = columns.get(REWARD_FAULT, [""] * n)
     return [bool(loop) or bool(reward) for loop, reward in zip(by_loop, by_reward, strict=True)]

@@ -14,9 +14,9 @@ from verl import DataProto
 from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
-from verl_tool.trainer.ppo.advantage import without_spoilt
+from verl_tool.trainer.ppo.advantage import without_invalid
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
-from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, spoilt_rows
+from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.validation import counted, told_by_source
@@ -38,7 +38,7 @@ def _patch(attribute: str, replace: Callable[[Any], Any]) -> Patch:
     )
 
 
-ADVANTAGE = _patch("compute_advantage", without_spoilt)
+ADVANTAGE = _patch("compute_advantage", without_invalid)
 KL_PENALTY = _patch("apply_kl_penalty", of_rows_in_the_loss)
 METRICS = _patch("compute_data_metrics", of_rows_that_count)
 PATCHES = (ADVANTAGE, KL_PENALTY, METRICS)
@@ -94,8 +94,8 @@ class AgentRayPPOTrainer(RayPPOTrainer):
     def _on_rollout(self, prompts: DataProto, output: DataProto) -> None:
         """Take the loop's own columns out of a rollout's output, which goes to every worker from here."""
         lines = output.non_tensor_batch.pop("trajectory")
-        spoilt = np.array(spoilt_rows(output.non_tensor_batch, len(output)))
-        output.batch["response_mask"][spoilt] = 0
+        invalid = np.array(invalid_rows(output.non_tensor_batch, len(output)))
+        output.batch["response_mask"][invalid] = 0
         masks = output.non_tensor_batch.pop("action_mask")
         output.batch["action_mask"] = _padded(masks, output.batch["response_mask"])
         step, validation = int(prompts.meta_info["global_steps"]), _validates(prompts)
@@ -106,19 +106,19 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             self._rollouts.add_baselines(lines[~sampled], None if rewards is None else rewards[~sampled], step)
             if rewards is not None:
                 # No baseline: what is compared with it is left out.
-                output.batch["rm_scores"][torch.from_numpy(spoilt & ~sampled)] = torch.nan
+                output.batch["rm_scores"][torch.from_numpy(invalid & ~sampled)] = torch.nan
         columns = {name: output.non_tensor_batch[name][sampled] for name in TOLD if name in output.non_tensor_batch}
         told = Rewards(
             columns=columns,
             groups=None if groups is None else groups[sampled],
-            without_baseline=() if groups is None else set(groups[spoilt & ~sampled]),
+            without_baseline=() if groups is None else set(groups[invalid & ~sampled]),
         )
         rewards = None if rewards is None else rewards[sampled].tolist()
         self._rollouts.add(lines[sampled].tolist(), rewards, step, validation=validation, told=told)
         if not validation:
             right = output.non_tensor_batch.get("acc")
             right = None if right is None else right[sampled]
-            self._progress.tell(rollout_results(self._rollouts.metrics, rewards, right, spoilt[sampled].tolist()))
+            self._progress.tell(rollout_results(self._rollouts.metrics, rewards, right, invalid[sampled].tolist()))
             self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     def _update_critic(self, batch: DataProto) -> DataProto:

@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.trainer.ppo.causes import Outcome
-from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, spoilt_rows
+from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards
 
 Told = dict[str, Any]
@@ -24,10 +24,10 @@ def told_by_loop(batch: KVBatchMeta) -> list[Told]:
     return _extra_fields(batch.keys, batch.partition_id)
 
 
-def spoilt_of(told: Sequence[Told]) -> list[bool]:
-    """Which rows are spoilt."""
+def invalid_of(told: Sequence[Told]) -> list[bool]:
+    """Which rows are invalid."""
     rows = [row | row.get("reward_extra_info", {}) for row in told]
-    return [spoilt_rows({name: [value] for name, value in row.items()}, 1)[0] for row in rows]
+    return [invalid_rows({name: [value] for name, value in row.items()}, 1)[0] for row in rows]
 
 
 def rewards_told(told: Sequence[Told], groups: Sequence[str] | None = None) -> Rewards:
@@ -75,7 +75,7 @@ class FiltersCounted(ReplayBuffer):
         if not keys:
             return None
         told = _extra_fields(keys, partition_id)
-        counted = [row for row, out in zip(told, spoilt_of(told), strict=True) if not out]
+        counted = [row for row, out in zip(told, invalid_of(told), strict=True) if not out]
         values = {self._metric_of(uid, row) for row in counted}
         if len(keys) == 1 or len(values) != 1:
             return None

@@ -14,7 +14,7 @@ from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.trainer.ppo.advantage import compares_within_groups
 from verl_tool.trainer.ppo.causes import Outcome, check_causes, with_grading, with_lone
 from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT
-from verl_tool.trainer.ppo.tool_metrics import left_out_metrics, tool_metrics
+from verl_tool.trainer.ppo.tool_metrics import excluded_metrics, tool_metrics
 
 
 @dataclass(frozen=True)
@@ -132,4 +132,4 @@ def _metrics(outcomes: Sequence[Outcome], prefix: str, lost: int) -> dict[str, f
     if not outcomes:
         return {}
     told = tool_metrics([outcome.trajectory for outcome in outcomes], prefix=prefix)
-    return told | left_out_metrics(outcomes, lost, prefix=prefix)
+    return told | excluded_metrics(outcomes, lost, prefix=prefix)

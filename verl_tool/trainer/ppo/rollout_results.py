@@ -9,16 +9,16 @@ def rollout_results(
     metrics: Mapping[str, float],
     rewards: Sequence[float] | None,
     right: Sequence[float | None] | None,
-    spoilt: Sequence[bool],
+    invalid: Sequence[bool],
 ) -> dict[str, float]:
     """Means over the trajectories that count, by the name to show.
 
-    `metrics` are those of `tool_metrics`; `rewards`, `right` (1 for a right answer) and `spoilt` have one entry a
+    `metrics` are those of `tool_metrics`; `rewards`, `right` (1 for a right answer) and `invalid` have one entry a
     trajectory. What was not told is left out.
     """
     means = {
-        "reward": _mean(rewards, spoilt),
-        "success": _mean(right, spoilt),
+        "reward": _mean(rewards, invalid),
+        "success": _mean(right, invalid),
         "calls": metrics["agent/tool_calls/mean"],
     }
     if metrics["agent/faulted"]:
@@ -26,8 +26,8 @@ def rollout_results(
     return {name: mean for name, mean in means.items() if mean is not None}
 
 
-def _mean(values: Sequence[float | None] | None, spoilt: Sequence[bool]) -> float | None:
+def _mean(values: Sequence[float | None] | None, invalid: Sequence[bool]) -> float | None:
     if values is None:
         return None
-    counted = [float(v) for v, out in zip(values, spoilt, strict=True) if v is not None and not out]
+    counted = [float(v) for v, out in zip(values, invalid, strict=True) if v is not None and not out]
     return sum(counted) / len(counted) if counted else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from verl_tool.agent_loop.trajectory import CallRecord, LeftOut, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import CallRecord, Excluded, StopReason, Trajectory
 from verl_tool.formats import ALL_FORMATS
 from verl_tool.trainer.ppo.causes import CAUSES, LOST, Outcome
 
@@ -20,7 +20,7 @@ def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> d
     ``{prefix}/tool/NAME/…`` tells of the calls of one tool, by the name that the model used.
     """
     n = len(trajectories)
-    faults = left_out_metrics([Outcome(trajectory) for trajectory in trajectories], prefix=prefix)
+    faults = excluded_metrics([Outcome(trajectory) for trajectory in trajectories], prefix=prefix)
     ends = {f"{prefix}/stop/{stop.value}": _share(t.stop is stop for t in trajectories) for stop in StopReason}
     return {
         f"{prefix}/turns/mean": sum(t.num_turns for t in trajectories) / n,
@@ -38,26 +38,26 @@ def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> d
     }
 
 
-def left_out_metrics(outcomes: Sequence[Outcome], lost: int = 0, prefix: str = "agent") -> dict[str, float]:
+def excluded_metrics(outcomes: Sequence[Outcome], lost: int = 0, prefix: str = "agent") -> dict[str, float]:
     """Shares of trajectories that faulted and that are left out, by cause; `lost` of them did not come.
 
     ``{prefix}/fault/CAUSE`` counts each fault, whether or not the trajectory counts for all that.
-    ``{prefix}/left_out/REASON`` counts what is out of the loss, ``provokable`` and ``not_provokable`` by whether a
+    ``{prefix}/excluded/REASON`` counts what is out of the loss, ``provokable`` and ``not_provokable`` by whether a
     model could bring it about.
     """
     n = len(outcomes) + lost
     causes = Counter(outcome.cause for outcome in outcomes) + Counter({LOST: lost})
-    out = [outcome for outcome in outcomes if outcome.trajectory.left_out is not None]
-    reasons = Counter(outcome.trajectory.left_out for outcome in out)
+    out = [outcome for outcome in outcomes if outcome.trajectory.excluded is not None]
+    reasons = Counter(outcome.trajectory.excluded for outcome in out)
     provokable = sum(outcome.provokable for outcome in out)
     return {
         f"{prefix}/faulted": 1 - causes[None] / n,
         **{f"{prefix}/fault/{cause}": causes[cause] / n for cause in CAUSES},
-        f"{prefix}/left_out": (len(out) + lost) / n,
-        **{f"{prefix}/left_out/{reason.value}": reasons[reason] / n for reason in LeftOut},
-        f"{prefix}/left_out/{LOST}": lost / n,
-        f"{prefix}/left_out/provokable": provokable / n,
-        f"{prefix}/left_out/not_provokable": (len(out) + lost - provokable) / n,
+        f"{prefix}/excluded": (len(out) + lost) / n,
+        **{f"{prefix}/excluded/{reason.value}": reasons[reason] / n for reason in Excluded},
+        f"{prefix}/excluded/{LOST}": lost / n,
+        f"{prefix}/excluded/provokable": provokable / n,
+        f"{prefix}/excluded/not_provokable": (len(out) + lost - provokable) / n,
     }
 
 

@@ -25,15 +25,15 @@ from verl_tool.errors import VerlToolError
 from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
-from verl_tool.trainer.ppo.advantage import compares_within_groups, without_spoilt
+from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
 from verl_tool.trainer.ppo.causes import Outcome
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards
 from verl_tool.trainer.ppo.invalid import lone_rows
 from verl_tool.trainer.ppo.replay import (
     FiltersCounted,
     filtering_by_what_counts,
+    invalid_of,
     rewards_told,
-    spoilt_of,
     told_by_loop,
 )
 from verl_tool.trainer.ppo.rollout_log import rollout_log
@@ -58,7 +58,7 @@ def _patch(module: str, attribute: str, replace: Callable[[Any], Any]) -> Patch:
 
 
 PATCHES = (
-    _patch("utils", "compute_advantage", without_spoilt),
+    _patch("utils", "compute_advantage", without_invalid),
     _patch("trainer_base", "apply_kl_penalty", of_rows_in_the_loss),
     _patch("trainer_base", "ReplayBuffer", filtering_by_what_counts),
     _patch("trainer_base", "ReplayBufferAsync", filtering_by_what_counts),
@@ -137,7 +137,7 @@ class AgentTrainerMixin(PPOTrainer):
             lost=max(0, expected - len(batch.keys)),
         )
         right = [row.get("reward_extra_info", {}).get("acc") for row in told]
-        self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, spoilt_of(told)))
+        self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, invalid_of(told)))
         self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -158,7 +158,7 @@ class AgentTrainerMixin(PPOTrainer):
         )
 
     def _counted(self, batch: KVBatchMeta) -> list[bool]:
-        """Rows that advantages are computed of: neither spoilt nor put in to fill up the batch, nor left alone."""
+        """Rows that advantages are computed of: neither invalid nor put in to fill up the batch, nor left alone."""
         counted = [not out for out in _not_told(batch)]
         if not compares_within_groups(self.config.algorithm.adv_estimator):
             return counted
@@ -224,9 +224,9 @@ def _prompt(key: str) -> str:
 
 
 def _not_told(batch: KVBatchMeta) -> list[bool]:
-    """Rows that tell nothing: spoilt, or put in to fill up the batch."""
-    spoilt = spoilt_of(told_by_loop(batch))
-    return [out or bool(tag.get("is_padding")) for out, tag in zip(spoilt, batch.tags, strict=True)]
+    """Rows that tell nothing: invalid, or put in to fill up the batch."""
+    invalid = invalid_of(told_by_loop(batch))
+    return [out or bool(tag.get("is_padding")) for out, tag in zip(invalid, batch.tags, strict=True)]
 
 
 def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from verl_tool.trainer.ppo.invalid import spoilt_rows
+from verl_tool.trainer.ppo.invalid import invalid_rows
 
 Summary = Callable[[np.ndarray, list[str], dict[str, list[Any]], list[Any]], dict[str, Any]]
 """verl's: ``(data_sources, uids, columns, turns) -> metrics``."""
 
-SPOILT = "val-agent/spoilt"
+INVALID = "val-agent/invalid"
 
 
 def counted(
@@ -22,15 +22,15 @@ def counted(
     reward_extra_infos_dict: Mapping[str, Sequence[Any]],
     sample_turns: list[Any],
 ) -> dict[str, Any]:
-    """`summary` of the rows that are not spoilt, and the share of those that are.
+    """`summary` of the rows that are not invalid, and the share of those that are.
 
     If all are, there is no mean to tell.
     """
-    spoilt = spoilt_rows(reward_extra_infos_dict, len(sample_uids))
-    share = {SPOILT: sum(spoilt) / max(1, len(spoilt))}
-    if not any(spoilt):
+    invalid = invalid_rows(reward_extra_infos_dict, len(sample_uids))
+    share = {INVALID: sum(invalid) / max(1, len(invalid))}
+    if not any(invalid):
         return summary(np.array(data_sources), list(sample_uids), dict(reward_extra_infos_dict), sample_turns) | share  # type: ignore[arg-type]
-    kept = [i for i, out in enumerate(spoilt) if not out]
+    kept = [i for i, out in enumerate(invalid) if not out]
     if not kept:
         return share
     columns = {name: [column[i] for i in kept] for name, column in reward_extra_infos_dict.items() if len(column)}
