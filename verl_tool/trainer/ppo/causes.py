@@ -26,9 +26,6 @@ INVALID = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
 """What tells nothing about the policy."""
 _REASONS_PROVOKABLE = (Excluded.OVERLONG, Excluded.VOID)
 _PROVOKABLE = {*(kind.value for kind in FaultKind if kind.provokable), GRADER_CRASHED}
-_REASONSSPOILT = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
-"""What tells nothing about the policy."""
-_PROVOKABLE = {Excluded.OVERLONG, Excluded.VOID}
 
 
 @dataclass(frozen=True)
