@@ -118,14 +118,14 @@ class TrajectoryBuilder:
             prompt_segments=self.prompt_segments,
             calls=tuple(self.calls),
             fault=self.fault,
-            excluded=self._left_out(stop, options),
+            excluded=self._excluded(stop, options),
             loss_on_observations=not options.mask_observations,
             prompt_truncated=self.prompt_truncated,
             timings=Timings(self.generate_seconds, tools, now() - self.started),
             generator=dict(self.details),
         )
 
-    def _left_out(self, stop: StopReason, options: EpisodeOptions) -> Excluded | None:
+    def _excluded(self, stop: StopReason, options: EpisodeOptions) -> Excluded | None:
         if stop is StopReason.FAULT:
             return None if self._provoked() else Excluded.FAULT
         if stop is StopReason.ABORTED:
