@@ -13,7 +13,7 @@ from verl.trainer.ppo.utils import Role
 from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.platforms.patch import Patch
-from verl_tool.trainer.monitoring.abort import ended_by_watchers
+from verl_tool.trainer.monitoring.abort import aborted_by_watchers
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer
 from verl_tool.trainer.ppo.v1_trainer import register_agent_trainer
 
@@ -60,7 +60,7 @@ class AgentTaskRunner:
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
         TRAINER.install()
-        with ended_by_watchers():
+        with aborted_by_watchers():
             _Runner().run(config)
 
 
@@ -70,5 +70,5 @@ class AgentTaskRunnerV1:
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
         register_agent_trainer(config.trainer.v1.trainer_mode)
-        with ended_by_watchers():
+        with aborted_by_watchers():
             _plain_class(main_ppo.TaskRunnerV1)().run(config)

@@ -13,41 +13,41 @@ import pytest
 import ray
 
 from verl_tool.trainer.main_ppo import cause_of
-from verl_tool.trainer.monitoring.abort import EXIT_CODE, TrainingEndedError, end_training, ended_by_watchers
+from verl_tool.trainer.monitoring.abort import EXIT_CODE, TrainingAbortedError, abort_training, aborted_by_watchers
 
 
 def ending_soon() -> None:
-    threading.Timer(0.2, end_training, [TrainingEndedError("the engine died")]).start()
+    threading.Timer(0.2, abort_training, [TrainingAbortedError("the engine died")]).start()
 
 
 @pytest.mark.parametrize("wait", [lambda: time.sleep(20), lambda: asyncio.run(asyncio.sleep(20))])
 def test_the_main_thread_gets_the_cause(wait, capfd):
     began = time.monotonic()
     ending_soon()
-    with pytest.raises(TrainingEndedError, match="the engine died"), ended_by_watchers():
+    with pytest.raises(TrainingAbortedError, match="the engine died"), aborted_by_watchers():
         wait()
     assert time.monotonic() - began < 10
     assert "the engine died" in capfd.readouterr().err
 
 
 def test_an_interruption_by_hand_stays_one():
-    with pytest.raises(KeyboardInterrupt), ended_by_watchers():
+    with pytest.raises(KeyboardInterrupt), aborted_by_watchers():
         raise KeyboardInterrupt
 
 
 def test_a_main_thread_that_does_not_leave_is_ended_by_force():
     code = """
         import threading, time
-        from verl_tool.trainer import ending
-        ending.GRACE = 0.5
+        from verl_tool.trainer.monitoring import abort
+        abort.GRACE = 0.5
         def waits():
             while True:
                 try:
                     time.sleep(20)
                 except KeyboardInterrupt:
                     pass
-        threading.Timer(0.2, ending.end_training, [ending.TrainingEndedError("over")]).start()
-        with ending.ended_by_watchers():
+        threading.Timer(0.2, abort.abort_training, [abort.TrainingAbortedError("over")]).start()
+        with abort.aborted_by_watchers():
             waits()
     """
     head = f"import sys; sys.path[:0] = {sys.path!r}\n"
@@ -61,8 +61,8 @@ def test_a_worker_s_wait_for_others_is_ended_and_its_command_told_why():
         """A training that waits for a worker which never answers. Here, as workers cannot import this file."""
 
         def run(self) -> None:
-            with ended_by_watchers():
-                threading.Timer(0.2, end_training, [TrainingEndedError("the engine died")]).start()
+            with aborted_by_watchers():
+                threading.Timer(0.2, abort_training, [TrainingAbortedError("the engine died")]).start()
                 ray.get(ray.remote(num_cpus=0)(lambda: time.sleep(60)).remote())
 
     with ray.init(num_cpus=1, include_dashboard=False, namespace="ending"):

@@ -10,7 +10,7 @@ from verl_tool.trainer.monitoring.abort import EXIT_CODE
 
 HEAD = f"""
 import sys; sys.path[:0] = {sys.path!r}
-from verl_tool.trainer.monitoring.abort import ended_by_watchers
+from verl_tool.trainer.monitoring.abort import aborted_by_watchers
 from verl_tool.trainer.monitoring.watchdog import StalledError, Watchdog
 import time
 """
@@ -26,7 +26,7 @@ def test_silence_ends_the_training_and_names_the_phase():
     ended = run("""
         def hang_in_update(): time.sleep(20)
         try:
-            with ended_by_watchers():
+            with aborted_by_watchers():
                 dog = Watchdog(0.5); dog.start(); dog.enter("update"); hang_in_update()
         except StalledError as error:
             print("caught:", error)

@@ -19,7 +19,7 @@ GRACE = 30.0
 _SIGNAL = signal.SIGUSR1
 
 
-class TrainingEndedError(VerlToolError):
+class TrainingAbortedError(VerlToolError):
     """What a thread that watches the training found."""
 
 
@@ -27,7 +27,7 @@ class _Training:
     """One training under way in this process's main thread."""
 
     def __init__(self) -> None:
-        self.cause: TrainingEndedError | None = None
+        self.cause: TrainingAbortedError | None = None
         self.left = threading.Event()
 
 
@@ -35,8 +35,8 @@ _under_way: _Training | None = None
 
 
 @contextmanager
-def ended_by_watchers() -> Iterator[None]:
-    """Within the block, `end_training` raises its error here. For the main thread."""
+def aborted_by_watchers() -> Iterator[None]:
+    """Within the block, `abort_training` raises its error here. For the main thread."""
     global _under_way
     training = _under_way = _Training()
     signal.signal(_SIGNAL, _raise)
@@ -53,7 +53,7 @@ def ended_by_watchers() -> Iterator[None]:
         training.left.set()
 
 
-def end_training(cause: TrainingEndedError) -> None:
+def abort_training(cause: TrainingAbortedError) -> None:
     """End the training under way in this process, or without one the process. For any thread but the main one.
 
     Of several causes the first counts.

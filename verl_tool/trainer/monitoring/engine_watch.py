@@ -6,7 +6,7 @@ import http.client
 import threading
 from collections.abc import Callable, Sequence
 
-from verl_tool.trainer.monitoring.abort import TrainingEndedError, end_training
+from verl_tool.trainer.monitoring.abort import TrainingAbortedError, abort_training
 
 INTERVAL = 5.0
 """Seconds between two looks."""
@@ -16,7 +16,7 @@ REFUSALS = 3
 """Looks in a row that find nobody at an address, before its server counts as gone."""
 
 
-class EngineLostError(TrainingEndedError):
+class EngineLostError(TrainingAbortedError):
     """A rollout engine, or the server in front of it, is no more."""
 
 
@@ -26,7 +26,7 @@ class EngineWatch:
     def __init__(
         self,
         addresses: Sequence[str],
-        on_lost: Callable[[EngineLostError], None] = end_training,
+        on_lost: Callable[[EngineLostError], None] = abort_training,
         interval: float = INTERVAL,
     ) -> None:
         """Addresses as ``host:port``."""

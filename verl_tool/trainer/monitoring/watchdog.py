@@ -6,10 +6,10 @@ import faulthandler
 import threading
 import time
 
-from verl_tool.trainer.monitoring.abort import TrainingEndedError, end_training
+from verl_tool.trainer.monitoring.abort import TrainingAbortedError, abort_training
 
 
-class StalledError(TrainingEndedError):
+class StalledError(TrainingAbortedError):
     """Nothing was done for too long."""
 
 
@@ -41,7 +41,7 @@ class Watchdog:
                 break
             time.sleep(min(1.0, self._seconds / 10))
         faulthandler.dump_traceback(all_threads=True)
-        end_training(
+        abort_training(
             StalledError(
                 f"no progress for {silent:.0f} s in the phase {phase!r} (stall_timeout={self._seconds} s): "
                 "a rollout worker, the tool server or a weight receiver may be gone; look for the last error above. "
