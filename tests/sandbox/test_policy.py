@@ -65,7 +65,7 @@ async def test_an_import_that_is_not_allowed_says_so(pool: SandboxPool, code: st
         "is not allowed here; allowed: collections, csv, dataclasses, importlib, json, math, numpy, sys"
         in result.stderr
     )
-    assert "guard.py" not in result.stderr
+    assert "policy_hooks.py" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import time
 import warnings
 
 from . import confine, linux, policy_hooks, program, streams, warmup, wire
-from .resource_monitor import Use, Watch
+from .resource_monitor import ResourceMonitor, Use
 
 TYPE_CHECKING = False  # `typing` itself makes every fork dearer, like `contextlib`, `threading` and `signal`
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Run:
         self.ending = False
         self.limit_hit: int = wire.NO_LIMIT
         self.group: str | None = None
-        """What `Watch.group_of` says of it."""
+        """What `ResourceMonitor.group_of` says of it."""
         self.status = 0
         self.wall = 0.0
         self.cpu = 0.0
@@ -77,7 +77,7 @@ class Forkserver:
         self._channel = channel
         self._filter = linux.SeccompFilter(bytes.fromhex(config["run_filter"])) if config["run_filter"] else None
         """For each run to install; None if all of it was installed here already."""
-        self._guard = policy_hooks.Guard(**config["policy"])
+        self._policy_hooks = policy_hooks.PolicyHooks(**config["policy"])
         self.loaded, self.missing = _warm(config["modules"])
         sys.stdout, sys.stderr = streams.open_output(1), streams.open_output(2)
         slots: int = config["slots"]
@@ -100,7 +100,7 @@ class Forkserver:
             scratch=config["scratch"],
             base_memory=_memory(0),
         )
-        self._watch = Watch(self._place.isolated)
+        self._monitor = ResourceMonitor(self._place.isolated)
         if config["server_filter"]:
             linux.SeccompFilter(bytes.fromhex(config["server_filter"])).install()
 
@@ -211,7 +211,7 @@ class Forkserver:
                 journal.cast("B")[: len(failure)] = failure
                 os._exit(status)
             journal[wire.STATE] = wire.STARTED
-            status = program.finish(main, program.execute(job.code, main, self._guard))
+            status = program.finish(main, program.execute(job.code, main, self._policy_hooks))
         finally:
             os._exit(status)
 
@@ -353,9 +353,9 @@ class Forkserver:
         old = [run for run in self._runs.values() if now - run.started_at >= _FIRST_LOOK and not run.ending]
         if not old:
             return
-        use_of = self._watch.survey({os.getpid(), *(run.init for run in self._runs.values())})
+        use_of = self._monitor.survey({os.getpid(), *(run.init for run in self._runs.values())})
         for run in old:
-            run.group = run.group or self._watch.group_of(run.init if self._place.isolated else run.main)
+            run.group = run.group or self._monitor.group_of(run.init if self._place.isolated else run.main)
             use = use_of.get(run.group or "")
             if use is not None:
                 self._hold(run, use)
@@ -370,7 +370,7 @@ class Forkserver:
     def _exceeds_memory(self, run: Run, use: Use) -> bool:
         limit = run.request.memory
         # The sum counts shared pages more than once: look closely before killing.
-        return use.memory_bytes > limit and self._watch.proportional_bytes(use.pids) > limit
+        return use.memory_bytes > limit and self._monitor.proportional_bytes(use.pids) > limit
 
 
 def _kill_session(leader: int) -> None:
@@ -443,7 +443,7 @@ def main(channel_fd: int) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         channel.send(wire.first_message({"error": f"{type(error).__name__}: {error}"}))
         return
-    warmup.rehearse()
+    warmup.warm_up()
     gc.collect()
     gc.disable()
     gc.freeze()

@@ -35,7 +35,7 @@ _BEHIND_LIBRARIES = ("open", "input")
 library's own workings, as `namedtuple` does, and are refused only to user code that calls them itself."""
 
 
-class Guard:
+class PolicyHooks:
     """Holds user code to the policy. It steers a model; it is no wall (the isolation is)."""
 
     def __init__(

@@ -9,7 +9,7 @@ import sys
 import types
 
 from . import wire
-from .policy_hooks import Guard
+from .policy_hooks import PolicyHooks
 
 TYPE_CHECKING = False  # `typing` itself makes every fork dearer
 if TYPE_CHECKING:
@@ -98,14 +98,14 @@ def make_independent() -> None:
         numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
 
 
-def execute(code: bytes, main: types.ModuleType, guard: Guard) -> int:
+def execute(code: bytes, main: types.ModuleType, hooks: PolicyHooks) -> int:
     """Run the code in `main`, bound to the policy.
 
     Returns:
         The exit code, as far as the code itself decides it.
     """
     run = exec  # the builtin itself may be restricted next
-    status = _guarded(lambda: guard.activate(main))
+    status = _guarded(lambda: hooks.activate(main))
     return status or _guarded(lambda: run(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
 
 

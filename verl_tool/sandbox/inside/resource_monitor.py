@@ -20,7 +20,7 @@ class Use:
         self.pids: tuple[int, ...] = ()
 
 
-class Watch:
+class ResourceMonitor:
     """Reads /proc, as the forkserver sees it."""
 
     def __init__(self, isolated: bool) -> None:

@@ -12,7 +12,7 @@ import os
 import sys
 
 from . import program, streams, wire
-from .policy_hooks import Guard
+from .policy_hooks import PolicyHooks
 
 _TIMES = 20
 """Bytecode is specialised after a few passes."""
@@ -29,10 +29,10 @@ print(a.sum(), a.reshape(2, 5), a.mean())
 print(np.linalg.inv(np.eye(2)))
 """
 
-_NO_POLICY = Guard(None, [], [])
+_NO_POLICY = PolicyHooks(None, [], [])
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Run a few harmless programs of ours through the code that runs go through; their output goes nowhere."""
     saved = sys.stdin, sys.argv, sys.modules["__main__"], sys.path[0]
     programs = (*_PROGRAMS, _WITH_NUMPY) if "numpy" in sys.modules else _PROGRAMS
@@ -41,7 +41,7 @@ def rehearse() -> None:
     try:
         for _ in range(_TIMES):
             for code in programs:
-                _rehearse_one(code)
+                _run_one(code)
     finally:
         os.dup2(kept, 2)
         os.close(null)
@@ -50,7 +50,7 @@ def rehearse() -> None:
         sys.stdin, sys.argv, sys.modules["__main__"], sys.path[0] = saved
 
 
-def _rehearse_one(code: bytes) -> None:
+def _run_one(code: bytes) -> None:
     words = memoryview(bytearray(wire.JOURNAL_BYTES)).cast("Q")
     streams.attach(streams.Journal(words), 1 << 20)
     sys.stdin = io.StringIO("line\n")
