@@ -25,7 +25,7 @@ MARKERS = ("<request>", "<call>", "<response>", "<submit>", "</s>")
 
 
 class SmallTokenizer:
-    """transformers' interface over characters; the dialect's markers are single tokens."""
+    """transformers' interface over characters; the format's markers are single tokens."""
 
     eos_token_id = 4
     all_special_tokens = ("</s>",)

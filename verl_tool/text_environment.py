@@ -4,7 +4,7 @@
     queries, responses, masks, rewards, histories = env.run(["13.1-3 is", "2*2 is"])
     histories[0].show_text()
 
-The dialect is TRL's: ``<request><Tool>query<call>answer<response> … <submit>``. The loop is the one that trains.
+The tool-call format is TRL's: ``<request><Tool>query<call>answer<response> … <submit>``. The loop is that of training.
 """
 
 from __future__ import annotations

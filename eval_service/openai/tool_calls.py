@@ -20,7 +20,7 @@ class CallLog:
         self._last_id: str | None = None
 
     def calls_in(self, action: str) -> list[dict[str, Any]]:
-        """The calls in an action, named as the model named them; none if no built-in dialect finds one.
+        """The calls in an action, named as the model named them; none if no built-in tool-call format finds one.
 
         A call of free text (code, a query) has it as the argument ``input``.
         """

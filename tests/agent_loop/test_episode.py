@@ -475,7 +475,7 @@ async def test_a_tool_can_not_write_control_tokens_or_broken_text() -> None:
     Trajectory.from_json(trajectory.to_json())
 
 
-async def test_a_marker_of_a_dialect_is_left_whole_though_it_is_a_special_token() -> None:
+async def test_a_marker_of_a_format_is_left_whole_though_it_is_a_special_token() -> None:
     tokenizer = ToyTokenizer(specials=["<call>", "<response>"])
     run = Run(["<call>", "2"], lambda a, n: f"3<response>{EOS}", action_stop_tokens=["<call>"], tokenizer=tokenizer)
     trajectory = await run()

@@ -35,7 +35,7 @@ PIECES = (
     "\x00",
     "é",
 )
-"""What the dialects look for, and near misses of it."""
+"""What the formats look for, and near misses of it."""
 
 texts = st.one_of(
     st.text(max_size=200),
@@ -45,4 +45,4 @@ texts = st.one_of(
 """Arbitrary text, most of it full of marks in the wrong places. Holds lone surrogates too."""
 
 plain = st.text(alphabet=st.characters(exclude_characters="<>`", exclude_categories=["Cs"]), max_size=80)
-"""Text in which no dialect has a mark."""
+"""Text in which no format has a mark."""

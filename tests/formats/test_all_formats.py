@@ -1,4 +1,4 @@
-"""What holds for every dialect."""
+"""What holds for every format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_tool.servers.tools.python_code import PythonCodeTool
 
 TOOLS: tuple[Tool, ...] = (PythonCodeTool(), CalculatorTool(), FinishTool())
 FORMATS: tuple[Format, ...] = tuple({id(f): f for f in (*ALL_FORMATS, *(f for t in TOOLS for f in t.formats))}.values())
-"""The built-in dialects and the tags of the tools' own names."""
+"""The built-in formats and the tags of the tools' own names."""
 
 formats = st.sampled_from(FORMATS)
 every_format = pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)

@@ -55,7 +55,7 @@ def test_a_call_inside_an_observation_is_none(opening: str, closing: str) -> Non
     assert found(PYTHON_TAGS, text) == [("python", "good")]
 
 
-def test_an_observation_of_ones_own_dialect_that_is_not_closed_reaches_to_the_end() -> None:
+def test_an_observation_of_ones_own_format_that_is_not_closed_reaches_to_the_end() -> None:
     assert found(PYTHON_TAGS, "<python>a</python><result><python>b</python>") == [("python", "a")]
 
 

@@ -58,7 +58,7 @@ async def test_the_examples_security_section_is_in_force() -> None:
         await tool.close()
 
 
-def test_tags_become_the_first_dialect() -> None:
+def test_tags_become_the_first_format() -> None:
     tags = {"start_tag": "[[py]]", "end_tag": "[[/py]]", "output_start_tag": "[[out]]", "output_end_tag": "[[/out]]"}
     tool = python_code({"tools": {"python": tags}})
     [call] = tool.recognise("[[py]]print(1)[[/py]]")

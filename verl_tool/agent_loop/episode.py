@@ -87,7 +87,7 @@ class Episode:
         self._renderer = renderer if renderer is not None else renderer_for(options, tokenizer)
         self._end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
-        # A dialect's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
+        # A format's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
         # tool's output held.
         self._control_tokens = ControlTokens(tokenizer, allowed=BUILT_IN_MARKERS)
         most = options.max_concurrent_trajectories

@@ -26,7 +26,7 @@ class ControlTokens:
     """The control tokens of one tokenizer, and how a tool's output is kept free of them."""
 
     def __init__(self, tokenizer: Tokenizer, allowed: Collection[str] = ()) -> None:
-        """`allowed` are left as they are: marks of dialects, which whoever rendered the output broke up already."""
+        """`allowed` are left as they are: marks of formats, which whoever rendered the output broke up already."""
         texts = [text for text in tokenizer.special_tokens if text not in allowed]
         self._exactly, self._in_any_case = _first_characters(texts), _first_characters(texts, re.IGNORECASE)
         self._ids = frozenset(ids[0] for ids in map(tokenizer.encode, texts) if len(ids) == 1)

@@ -1,4 +1,4 @@
-"""Dialects: how a model writes a call and reads an observation. One file a dialect."""
+"""Tool-call formats: how a model writes a call and reads an observation. One file a format."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ BARE_JSON = BareJsonFormat()
 
 _BUILT_IN = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON)
 BUILT_IN_MARKERS = frozenset(marker for fmt in _BUILT_IN for marker in fmt.markers())
-"""Every string that means something in a built-in dialect."""
+"""Every string that means something in a built-in format."""
 claim(*BUILT_IN_MARKERS)
 
 ALL_FORMATS: tuple[Format, ...] = _BUILT_IN
-"""The built-in dialects. A tool is called by each of them; tags of its own name come on top (`Tool.formats`)."""
+"""The built-in formats. A tool is called by each of them; tags of its own name come on top (`Tool.formats`)."""
 
 
 def format_by_name(spec: str) -> Format:
-    """A dialect by its name, by an entry point of the group ``verl_tool.formats``, or by the path of a Python file
+    """A format by its name, by an entry point of the group ``verl_tool.formats``, or by the path of a Python file
     that holds one as ``FORMAT``. Raises ConfigError naming the known ones."""
     return load.load_format(spec, {fmt.name: fmt for fmt in ALL_FORMATS})
 

@@ -27,13 +27,13 @@ class Call:
     end: int
     """Offset behind its last character."""
     format: Format
-    """The dialect that it is written in; its observation is rendered by the same."""
+    """The format that it is written in; its observation is rendered by the same."""
     arguments: Mapping[str, Any] | None = None
     """The arguments of a JSON call."""
     error: str | None = None
     """Why the call cannot be run (broken JSON, say), in words for the model; None if it is well formed."""
     id: str | None = None
-    """The dialect's own id of the call, where it has one."""
+    """The format's own id of the call, where it has one."""
     missing: str = ""
     """The closing string that the engine cut off with the stop string; the observation begins with it."""
     output_opened: bool = False
@@ -42,7 +42,7 @@ class Call:
 
 @runtime_checkable
 class Format(Protocol):
-    """One dialect. Every method is total: arbitrary text never raises, and time is linear in its length."""
+    """One format. Every method is total: arbitrary text never raises, and time is linear in its length."""
 
     name: str
     """As users write it in configs, such as ``fenced`` or ``hermes``."""

@@ -5,7 +5,7 @@ an answer, say) are found too and taken by no tool. A block ends at the next lin
 the same length, else at a fence within a line, as in ``print(1)``` ``. A block without an end is no call: the stop
 string stands behind the end, so an engine that strips it does not strip the end.
 
-Models trained on this dialect open the output block themselves and stop there; the observation then goes on from it.
+Models trained on this format open the output block themselves and stop there; the observation then goes on from it.
 """
 
 from __future__ import annotations

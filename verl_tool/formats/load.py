@@ -1,4 +1,4 @@
-"""A dialect by its name, from a user's file, or from an installed package."""
+"""A format by its name, from a user's file, or from an installed package."""
 
 from __future__ import annotations
 

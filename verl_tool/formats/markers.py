@@ -1,4 +1,4 @@
-"""The strings that mean something in a dialect, and how an observation is kept free of them.
+"""The strings that mean something in a format, and how an observation is kept free of them.
 
 A tool's output is untrusted text: a web page may hold ``<python>…</python>`` and a program may print a fence. Each
 format claims its own strings here; `escape_markers` puts a blank behind the first character of every claimed string

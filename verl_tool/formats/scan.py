@@ -1,7 +1,7 @@
 """One pass over a model's text, from opening to opening, never looking inside an observation.
 
-Every dialect finds its calls with a `Scanner`: the dialect says what opens a call and how to read one; the scanner
-steps over observation blocks (of every dialect: a call quoted in a tool's answer is nobody's call) and keeps the
+Every format finds its calls with a `Scanner`: the format says what opens a call and how to read one; the scanner
+steps over observation blocks (of every format: a call quoted in a tool's answer is nobody's call) and keeps the
 whole linear in the text's length.
 """
 
@@ -20,7 +20,7 @@ OBSERVATIONS: Mapping[str, str] = {
     "<tool_response>": "</tool_response>",
     "<call>": "<response>",
 }
-"""What opens and what closes an observation, in all dialects."""
+"""What opens and what closes an observation, in all formats."""
 
 
 class Cursor:
@@ -56,12 +56,12 @@ Take = Callable[[re.Match[str], Cursor], tuple[Call | None, int]]
 
 
 class Scanner:
-    """Finds the calls of one dialect."""
+    """Finds the calls of one format."""
 
     def __init__(self, opening: str, hints: tuple[str, ...], observation: tuple[str, str] | None = None) -> None:
         """`opening`: regular expression for what opens a call, in linear time, each of its alternatives beginning with
         a plain character. `hints`: strings one of which every text with a call holds. `observation`: what opens and
-        closes this dialect's own observation block."""
+        closes this format's own observation block."""
         self._hints = hints
         self._own = observation[0] if observation else None
         self._closing = dict(OBSERVATIONS) | (dict([observation]) if observation else {})
@@ -85,15 +85,15 @@ class Scanner:
         return calls
 
     def _may_hold_a_call(self, text: str) -> bool:
-        # A plain loop: this is most of the work on a text that has no call of the dialect, and it is done for each.
+        # A plain loop: this is most of the work on a text that has no call of the format, and it is done for each.
         for hint in self._hints:  # noqa: SIM110
             if hint in text:
                 return True
         return False
 
     def _behind_observation(self, match: re.Match[str], cursor: Cursor) -> int:
-        """Where an observation block ends. One of this dialect that is not closed reaches to the end of the text;
-        one of another dialect that is not closed is taken for ordinary text."""
+        """Where an observation block ends. One of this format that is not closed reaches to the end of the text;
+        one of another format that is not closed is taken for ordinary text."""
         opening = match.group()
         closing = self._closing[opening]
         close = cursor.find(closing, match.end())

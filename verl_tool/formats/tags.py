@@ -1,7 +1,7 @@
 """Calls between an opening and a closing tag: ``<python>print(1)</python>``, answered by ``<result>1</result>``.
 
 A closing tag that is missing because the engine cut it off with the stop string is accepted when the call is the last
-thing in the text (no string of any dialect follows); the observation then begins with the missing tag. ``<finish/>``
+thing in the text (no string of any format follows); the observation then begins with the missing tag. ``<finish/>``
 is a call with an empty payload. The payload reaches from the first opening tag to the first closing tag behind it.
 """
 

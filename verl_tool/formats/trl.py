@@ -1,4 +1,4 @@
-"""TRL's text-environment dialect: ``<request><Tool>query<call>answer<response> … Result=10.1<submit>``.
+"""TRL's text-environment format: ``<request><Tool>query<call>answer<response> … Result=10.1<submit>``.
 
 The answer follows ``<call>`` directly and ends with ``<response>``; ``<submit>`` ends the episode and is a call by the
 name ``submit``, its input the text since the last answer. Nothing behind ``<submit>`` is a call. A ``<call>`` that the

@@ -1,4 +1,4 @@
-"""The system-prompt paragraph of the dialects that are best told by an example."""
+"""The system-prompt paragraph of the formats that are best told by an example."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_tool.protocol import ToolDescription
 def usage_by_example(
     fmt: Format, tools: Sequence[ToolDescription], write_example: Callable[[ToolDescription], str]
 ) -> str:
-    """Each tool with one call of it in this dialect: one of the tool's own examples if it is in the dialect, else
+    """Each tool with one call of it in this format: one of the tool's own examples if it is in the format, else
     what `write_example` gives; and how the answer will look."""
     lines = ["You can use these tools. To call one, write the call just as in its example and stop behind it."]
     for tool in tools:

@@ -1,6 +1,6 @@
 """A tiny language model that has just begun to use a calculator: `python examples/train/calculator/warmup.py`.
 
-A tokenizer and a Qwen3-style model are made from scratch and trained by supervised learning on traces in TRL's dialect.
+A tokenizer and a Qwen3-style model are made from scratch and trained by supervised learning on traces in TRL's format.
 As with a base model that was shown a few examples, the model knows how to call the tool and mostly does not: in most
 traces it answers out of its head, near the truth and nearly always wrong. Learning stops as soon as a call that was
 begun is carried through to the right answer with the wanted probability; that it pays to begin one is left to

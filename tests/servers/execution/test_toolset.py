@@ -61,7 +61,7 @@ class TestCalls:
             assert parts == ["a", "x", "b", "x,y"]
             assert puppet.runs == ["say a", "say b"]
 
-    async def test_each_observation_is_in_the_dialect_of_its_call(self) -> None:
+    async def test_each_observation_is_in_the_format_of_its_call(self) -> None:
         async with running([Puppet()]) as toolset:
             call = '<tool_call>{"name": "puppet", "arguments": {"input": "say hi"}}</tool_call>'
             result = await one(toolset, "t", call)

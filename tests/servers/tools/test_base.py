@@ -47,7 +47,7 @@ def reverse(**options: object) -> Tool:
         "<reverse>abc",
     ],
 )
-async def test_a_tool_of_ten_lines_is_called_in_every_dialect(action: str) -> None:
+async def test_a_tool_of_ten_lines_is_called_in_every_format(action: str) -> None:
     assert (await text(reverse(), action)).strip() == "cba"
 
 
@@ -55,7 +55,7 @@ def test_a_stateless_tool_takes_less_than_thirty_lines() -> None:
     assert len(REVERSE.read_text().splitlines()) < 30
 
 
-async def test_an_alias_is_a_tag_too_but_not_one_that_a_dialect_has() -> None:
+async def test_an_alias_is_a_tag_too_but_not_one_that_a_format_has() -> None:
     tool = Shout()
     assert await text(tool, "<yell>a</yell>") == "A"
     assert [call.format.name for call in tool.recognise("a<submit>")] == ["trl"]
@@ -84,7 +84,7 @@ def test_formats_can_be_restricted() -> None:
         reverse(formats=("fencd",))
 
 
-def test_custom_tags_become_a_dialect() -> None:
+def test_custom_tags_become_a_format() -> None:
     tool = reverse(**TAGS)
     [call] = tool.recognise("x <<RUN>>abc<<END>>")
     assert (call.name, call.input) == ("reverse", "abc")

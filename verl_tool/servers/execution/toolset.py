@@ -43,7 +43,7 @@ class ToolSet:
     """Several tools behind one `step`.
 
     An action's calls are found in all tools' formats, run in the order of the text, and their observations are put
-    together, each rendered in the dialect of its call. One trajectory's actions run one after the other, different
+    together, each rendered in the format of its call. One trajectory's actions run one after the other, different
     trajectories at the same time.
 
     Exactly once: a request that carries a step is run once and its answer recorded; sent again, it is answered from the

@@ -8,7 +8,7 @@ from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command
 BATCH = 64
 
 
-async def _dialects(probe: Probe) -> None:
+async def _formats(probe: Probe) -> None:
     for action in probe.tool.example_actions:
         await probe.shows(action, "10.1")
 
@@ -55,7 +55,7 @@ async def _unknown(probe: Probe) -> None:
 
 
 CASES = (
-    Case("every example action of GET /tools", _dialects),
+    Case("every example action of GET /tools", _formats),
     Case("arithmetic", _arithmetic),
     Case("what cannot be calculated says why", _errors),
     Case("no expression hangs", _no_hang),

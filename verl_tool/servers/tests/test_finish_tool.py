@@ -5,7 +5,7 @@ from __future__ import annotations
 from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
 
 
-async def _dialects(probe: Probe) -> None:
+async def _formats(probe: Probe) -> None:
     for action in probe.tool.example_actions:
         result = await probe.shows(action)
         if not result.done:
@@ -36,7 +36,7 @@ async def _from_outside(probe: Probe) -> None:
 
 
 CASES = (
-    Case("every example action of GET /tools ends the trajectory", _dialects),
+    Case("every example action of GET /tools ends the trajectory", _formats),
     Case("talk of finishing does not", _talk),
     Case("a repeated step is answered alike", _repeat),
     Case("finish=true from the trainer, twice", _from_outside),

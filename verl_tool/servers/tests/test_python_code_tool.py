@@ -65,7 +65,7 @@ def _python(code: str) -> str:
     return f"<python>\n{code}\n</python>"
 
 
-async def _dialects(probe: Probe) -> None:
+async def _formats(probe: Probe) -> None:
     for action in probe.tool.example_actions:
         await probe.shows(action, "2")
 
@@ -171,7 +171,7 @@ async def _repeated_step(probe: Probe) -> None:
 
 
 CASES = (
-    Case("every example action of GET /tools", _dialects),
+    Case("every example action of GET /tools", _formats),
     Case("stdin", _stdin),
     Case("several blocks are one program", _blocks),
     Case("nothing is kept from turn to turn", _fresh),

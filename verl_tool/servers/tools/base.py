@@ -68,9 +68,9 @@ class ToolOptions(BaseModel):
     description: str | None = None
     """In place of the tool's own description."""
     formats: tuple[str, ...] | None = None
-    """Names of the dialects in which it can be called (see `format_by_name`); all of them if None."""
+    """Names of the formats in which it can be called (see `format_by_name`); all of them if None."""
     start_tag: str | None = None
-    """With the next three: a dialect of one's own, such as ``<run>``, ``</run>``, ``<ran>``, ``</ran>``, which comes
+    """With the next three: a format of one's own, such as ``<run>``, ``</run>``, ``<ran>``, ``</ran>``, which comes
     on top of `formats`."""
     end_tag: str | None = None
     output_start_tag: str | None = None
@@ -103,7 +103,7 @@ class Tool(ABC):
     }
     example_actions: ClassVar[tuple[str, ...]] = ()
     formats: tuple[Format, ...] = ALL_FORMATS
-    """The dialects in which it can be called. An instance has tags of its own names besides, such as ``<reverse>``."""
+    """The formats in which it can be called. An instance has tags of its own names besides, such as ``<reverse>``."""
     stateful: ClassVar[bool] = False
     """Whether `create_state` gives a trajectory something of its own that must be there at its next call."""
     sandbox: SandboxPool | None = None
@@ -152,7 +152,7 @@ class Tool(ABC):
         """The calls in `action` that are for this tool, in order and without overlap.
 
         The default takes those that bear one of its names; of two that overlap, the first one, and of two that begin at
-        the same place that of the dialect which stands first in `formats`.
+        the same place that of the format which stands first in `formats`.
         """
         names = {self.name, *self.aliases}
         found = [call for fmt in self.formats for call in fmt.find_calls(action) if call.name in names]
@@ -176,7 +176,7 @@ class Tool(ABC):
         return self._description(self._prompt_format().usage([bare]) if self.formats else "")
 
     def _prompt_format(self) -> Format:
-        """The dialect to teach a model: that of the first example action."""
+        """The format to teach a model: that of the first example action."""
         for action in self.example_actions[:1]:
             for fmt in self.formats:
                 if any(call.name in {self.name, *self.aliases} for call in fmt.find_calls(action)):
@@ -195,7 +195,7 @@ class Tool(ABC):
 
 
 def _formats_of(tool: Tool, options: ToolOptions) -> tuple[Format, ...]:
-    """The dialects of one instance. All their strings are claimed, so that no tool's output can imitate them."""
+    """The formats of one instance. All their strings are claimed, so that no tool's output can imitate them."""
     if options.formats is not None:
         formats = tuple(format_by_name(name) for name in options.formats)
     elif tool.formats is ALL_FORMATS:
@@ -213,7 +213,7 @@ def _custom_tags(tool: Tool, options: ToolOptions) -> tuple[TagFormat, ...]:
 
 
 def _name_tags(tool: Tool) -> tuple[TagFormat, ...]:
-    """``<name>…</name>`` for each of its names that is not a tag of a built-in dialect already."""
+    """``<name>…</name>`` for each of its names that is not a tag of a built-in format already."""
     names = dict.fromkeys((tool.name, *tool.aliases))
     tags = [Tag.named(name) for name in names if Tag.can_be(name) and f"<{name}>" not in BUILT_IN_MARKERS]
     return (_claimed(tool, TagFormat("name_tags", tags)),) if tags else ()
