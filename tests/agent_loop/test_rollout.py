@@ -9,8 +9,7 @@ from toy_model import ScriptedEngine, ToyTokenizer, ToyTools
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.rollout import Start, TooManyFaultsError, check_faults, rollout
-from verl_tool.protocol import Fault, FaultKind
+from verl_tool.agent_loop.rollout import Start, rollout
 
 
 class Echo(ScriptedEngine):
@@ -62,14 +61,3 @@ async def test_one_that_raises_cancels_the_others() -> None:
     with pytest.raises(RuntimeError, match="the engine is dead"):
         await asyncio.wait_for(rollout(running, [Start([255]), Start([1, 99])]), 10)
     assert slow_one_ended.is_set()
-
-
-def test_a_step_in_which_most_trajectories_fault_is_refused() -> None:
-    lost = Fault(kind=FaultKind.UNREACHABLE, message="connection refused", retryable=True)
-    late = Fault(kind=FaultKind.TIMEOUT, message="late", retryable=False)
-    check_faults([], 0.5)
-    check_faults([lost, late, None, None], 0.5)
-    with pytest.raises(TooManyFaultsError, match=r"3 of 4 .*unreachable 2, timeout 1.*connection refused"):
-        check_faults([lost, late, lost, None], 0.5)
-    with pytest.raises(TooManyFaultsError, match="1 of 1"):
-        check_faults([late], 0.0)

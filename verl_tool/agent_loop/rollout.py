@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.errors import VerlToolError
-from verl_tool.protocol import Fault
-
-
-class TooManyFaultsError(VerlToolError):
-    """Most trajectories of a step ended in a fault: what is left is no basis for an update."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +55,3 @@ async def _all_or_none(tasks: list[asyncio.Future[Trajectory]]) -> list[Trajecto
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def check_faults(faults: Sequence[Fault | None], most: float) -> None:
-    """Raise TooManyFaultsError if more than the fraction `most` of trajectories faulted.
-
-    `faults` has one entry a trajectory, None where none happened. The message counts the kinds and quotes one.
-    """
-    happened = [fault for fault in faults if fault is not None]
-    if not happened or len(happened) <= most * len(faults):
-        return
-    kinds = ", ".join(f"{kind.value} {n}" for kind, n in Counter(fault.kind for fault in happened).most_common())
-    commonest = Counter(fault.message for fault in happened).most_common(1)[0][0]
-    raise TooManyFaultsError(
-        f"{len(happened)} of {len(faults)} trajectories ended in a fault ({kinds}), which is more than "
-        f"max_fault_fraction={most}. The most frequent: {commonest}. "
-        "Look at the tool server's log and /health; raise max_fault_fraction to train on what is left"
-    )

@@ -14,9 +14,9 @@ from stored_rows import StoredRows  # noqa: E402
 from trajectories import faulted, solved  # noqa: E402
 
 from verl import DataProto  # noqa: E402
-from verl_tool.agent_loop.rollout import TooManyFaultsError  # noqa: E402
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory, read_jsonl  # noqa: E402
 from verl_tool.protocol import Fault, FaultKind  # noqa: E402
+from verl_tool.trainer.ppo.causes import Outcome, TooManyFaultsError  # noqa: E402
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count  # noqa: E402
 from verl_tool.trainer.ppo.invalid import LOOP_FAULT, PROVOKED, REWARD_FAULT  # noqa: E402
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer  # noqa: E402
@@ -75,6 +75,29 @@ def test_metrics_by_cause(tmp_path):
 def test_whatever_the_cause_most_faulted_ends_the_run(trajectory, columns, words):
     with pytest.raises(TooManyFaultsError, match=words):
         added([trajectory] * 4, 0.5, columns=columns)
+
+
+def test_as_many_as_are_allowed_end_nothing():
+    added([], 0.0)
+    added([faulted("a"), aborted("b"), solved("c"), solved("d")], 0.5)
+    with pytest.raises(TooManyFaultsError, match=r"3 of 4 .*unreachable 2, aborted 1.*nobody listens"):
+        added([faulted("a"), aborted("b"), faulted("c"), solved("d")], 0.5)
+    with pytest.raises(TooManyFaultsError, match="1 of 1"):
+        added([aborted()], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("excluded", "fault", "provokable"),
+    [
+        (Excluded.OVERLONG, None, True),
+        (Excluded.LONE, FaultKind.TOOL_CRASHED, True),
+        (Excluded.LONE, None, False),
+        (Excluded.FAULT, FaultKind.UNREACHABLE, False),
+    ],
+)
+def test_what_a_model_could_bring_about_is_told(excluded, fault, provokable):
+    kind = fault and Fault(kind=fault, message="", retryable=False)
+    assert Outcome(replace(solved(), fault=kind, excluded=excluded)).provokable == provokable
 
 
 def test_what_did_not_come_and_what_was_filtered_count_too():

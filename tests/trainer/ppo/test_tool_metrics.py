@@ -8,8 +8,8 @@ pytest.importorskip("omegaconf")
 
 from trajectories import REQUEST, faulted, solved
 
-from verl_tool.agent_loop.rollout import TooManyFaultsError
 from verl_tool.agent_loop.trajectory import read_jsonl
+from verl_tool.trainer.ppo.causes import TooManyFaultsError
 from verl_tool.trainer.ppo.rollout_log import RolloutLog
 from verl_tool.trainer.ppo.tool_metrics import names_called, tool_metrics
 

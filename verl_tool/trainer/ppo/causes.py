@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl_tool.agent_loop.rollout import TooManyFaultsError
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
+from verl_tool.errors import VerlToolError
 from verl_tool.protocol import FaultKind
 from verl_tool.trainer.ppo.invalid import lone_rows
 
@@ -26,6 +26,10 @@ INVALID = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
 """What tells nothing about the policy."""
 _REASONS_PROVOKABLE = (Excluded.OVERLONG, Excluded.VOID)
 _PROVOKABLE = {*(kind.value for kind in FaultKind if kind.provokable), GRADER_CRASHED}
+
+
+class TooManyFaultsError(VerlToolError):
+    """Most trajectories of a step ended in a fault: what is left is no basis for an update."""
 
 
 @dataclass(frozen=True)
