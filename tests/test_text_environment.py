@@ -115,9 +115,18 @@ def test_tasks_that_are_no_texts_are_refused(tasks: Any) -> None:
         environment().run(tasks, answers=["2.0"])
 
 
-async def test_a_function_that_answers_with_bytes_is_refused_by_name() -> None:
-    tools = FunctionTools({"plot": lambda query: b"png"}, (TRL,), 100)
-    with pytest.raises(ConfigError, match="the tool 'plot' answered with a bytes"):
+class Picture:
+    """Stands for an image: what it is shows in the name of its class's package."""
+
+    __module__ = "PIL.Image"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [(b"png", "bytes"), (Picture(), "Picture"), (["in words:", Picture()], "Picture")]
+)
+async def test_a_function_that_answers_with_an_image_is_told_what_to_do(given: object, kind: str) -> None:
+    tools = FunctionTools({"plot": lambda query: given}, (TRL,), 100)
+    with pytest.raises(ConfigError, match=f"the tool 'plot' answered with a {kind}.*return .* in words, such as"):
         await tools.call("t", "<request><plot>x<call>")
 
 

@@ -11,7 +11,7 @@ from verl_tool.formats import ALL_FORMATS, Call, Format
 from verl_tool.protocol import StepResult
 
 Function = Callable[..., object]
-_NOT_TEXT = frozenset({"PIL", "matplotlib"})
+_NOT_TEXT = frozenset({"PIL", "matplotlib", "IPython"})
 """Packages whose objects are images."""
 _ENDINGS = frozenset({"submit", "finish"})
 
@@ -71,11 +71,13 @@ class FunctionTools:
             text = str(given)
         except Exception as error:  # noqa: BLE001 - a function of the user's may raise anything, and the model reads it
             return f"Tool error: {error}"
-        if isinstance(given, bytes) or type(given).__module__.partition(".")[0] in _NOT_TEXT:
-            raise ConfigError(
-                f"the tool {call.name!r} answered with a {type(given).__name__}, and this loop carries text only; "
-                "return text"
-            )
+        for part in given if isinstance(given, list | tuple) else (given,):
+            if isinstance(part, bytes) or type(part).__module__.partition(".")[0] in _NOT_TEXT:
+                raise ConfigError(
+                    f"the tool {call.name!r} answered with a {type(part).__name__}, and this loop carries text only: "
+                    "let the function return what the model is to know of it in words, such as the numbers that it "
+                    "shows, a caption, or the name of a file that it was saved to"
+                )
         return text
 
     def _no_call(self) -> str:
