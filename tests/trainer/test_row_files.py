@@ -13,21 +13,24 @@ import pyarrow.parquet as parquet  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer.row_files import check_rows  # noqa: E402
 
+KINDS = ["parquet", "jsonl", "json", "json in lines"]
 TEXT = {"prompt": [{"role": "user", "content": "a"}]}
 PART = {"prompt": [{"role": "user", "content": [{"type": "image", "text": None}]}]}
 PARTS_OF_TEXT = {"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
 
 
 def written(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
-    path = folder / f"rows.{kind}"
-    if kind == "jsonl":
+    path = folder / f"rows.{kind.removesuffix(' in lines')}"
+    if kind in ("jsonl", "json in lines"):
         path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    elif kind == "json":
+        path.write_text(json.dumps(rows, indent=1))
     else:
         parquet.write_table(arrow.Table.from_pylist(rows), path)
     return path
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
@@ -43,7 +46,7 @@ def test_a_row_with_more_than_text_is_named(tmp_path: Path, kind: str, rows: lis
         check_rows(written(tmp_path, kind, rows), media_columns=("images", "pictures"))
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_text_passes_with_empty_columns_of_images(tmp_path: Path, kind: str) -> None:
     rows = [{**TEXT, "images": [], "use_tool": None}, {**TEXT, "images": None, "use_tool": False}]
     check_rows(written(tmp_path, kind, rows))
@@ -58,3 +61,9 @@ def test_of_plain_text_nothing_is_read_but_the_schema(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", read)
     check_rows(path)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_what_is_no_row_is_named(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"row 1 of .* is a str"):
+        check_rows(written(tmp_path, kind, [TEXT, "text"]))  # type: ignore[list-item]

@@ -17,12 +17,14 @@ _MESSAGE_OF_TEXT = frozenset({"role", "content", "name"})
 def check_rows(path: Path, prompt_key: str = "prompt", media_columns: Sequence[str] = MEDIA_COLUMNS) -> None:
     """Raises ConfigError that names the first row with more than text, or with a ``use_tool`` that is no truth value.
 
-    Of a parquet file only columns are read that could hold such; a file of another kind than ``.parquet`` or ``.jsonl``
-    is left to the loop, which refuses a row when its turn comes.
+    Of a parquet file only columns are read that could hold such. A ``.json`` file holds a list of rows or a row a line.
+    A file of another kind is left to the loop, which refuses a row when its turn comes.
     """
     wanted = (prompt_key, "use_tool", *media_columns)
     if path.suffix == ".parquet":
         rows = _of_parquet(path, wanted, prompt_key)
+    elif path.suffix == ".json":
+        rows = _of_json(path)
     elif path.suffix == ".jsonl":
         rows = _of_json_lines(path)
     else:
@@ -64,6 +66,16 @@ def _is_text(column: Any) -> bool:
     )
 
 
+def _of_json(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError:
+        yield from _of_json_lines(path)
+        return
+    for i, row in enumerate(found if isinstance(found, list) else [found]):
+        yield _object(row, i, path)
+
+
 def _of_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open(encoding="utf-8") as file:
         for i, line in enumerate(line for line in file if line.strip()):
@@ -71,6 +83,10 @@ def _of_json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ConfigError(f"row {i} of {path} is no JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ConfigError(f"row {i} of {path} is a {type(row).__name__}; it must be an object")
-            yield row
+            yield _object(row, i, path)
+
+
+def _object(row: object, i: int, path: Path) -> Mapping[str, Any]:
+    if not isinstance(row, dict):
+        raise ConfigError(f"row {i} of {path} is a {type(row).__name__}; it must be an object")
+    return row
