@@ -26,6 +26,7 @@ MEMORY_BYTES = 4 << 30
 WORN_KILOBYTES = 1 << 20
 """Of resident memory."""
 _PERCENT = re.compile(r"\\?%\s*$")
+"""A unit, which either side may leave out: ``50\\%`` is 50 and never 0.5."""
 _WORD = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,})\s*\}?")
 _SEVERAL = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\s\|\s|[,;]\s|\\pm")
 """Signs of a list."""
@@ -45,9 +46,7 @@ def compare(gold: str, answer: str, gold_is_read: Callable[[], None] = lambda: N
         return False
     sides = [_parsed(_PERCENT.sub("", side)) for side in _sides(gold, answer)]
     # math-verify's own time limits are signals, which would only end what Python sees; the caller kills instead.
-    if all(verify(wanted, side, timeout_seconds=None) for side in sides):
-        return True
-    return bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)) and _equal_by_percent(gold, answer)
+    return all(verify(wanted, side, timeout_seconds=None) for side in sides)
 
 
 def _may_stand_for(gold: str, answer: str) -> bool:
@@ -67,13 +66,6 @@ def _sides(gold: str, answer: str) -> list[str]:
         side for side in answer.split("=") if side.strip() and not re.search(r"[A-Za-z]", re.sub(r"\\[a-z]+", "", side))
     ]
     return [answer, *numbers]
-
-
-def _equal_by_percent(gold: str, answer: str) -> bool:
-    r"""Whether one is written in percent and the other as a part: ``50\%`` and ``0.5``."""
-    parts = [rf"\frac{{{_PERCENT.sub('', text)}}}{{100}}" if _PERCENT.search(text) else text for text in (gold, answer)]
-    wanted, given = map(_parsed, parts)
-    return bool(wanted) and bool(verify(wanted, given, timeout_seconds=None))
 
 
 def _parsed(text: str) -> list:
