@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest_asyncio
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox import Limits, SandboxPool, oom_kills
 from verl_tool.sandbox import pool as pools
-from verl_tool.sandbox.isolation import seccomp
+from verl_tool.sandbox.isolation import cgroup, seccomp
 from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup
 from verl_tool.sandbox.job import JobFiles
 from verl_tool.sandbox.run_queue import Places
@@ -119,13 +120,30 @@ async def test_groups_are_used_again_and_removed() -> None:
     async with SandboxPool(workers=1, warm_modules=()) as pool:
         assert pool._group is not None
         for _ in range(5):
-            assert (await pool.run("print(1)")).ok
+            shown = await pool.run("print(open('/proc/self/cgroup').read())")
+            assert (name := re.search(r"verl-tool-\S+", shown.stdout)), shown
+            assert cgroup._NAME.match(name[0]), "it tells more than it should"
         assert len(pool._group._made) == 1
         await asyncio.gather(*(pool.run("import time; time.sleep(0.3)") for _ in range(4)))
         assert len(pool._group._made) == 4
         folders = {folder for group in pool._group._made for folder in group._folders} | {*pool._group._folders}
         assert _there(folders) == folders
     assert not _there(folders)
+
+
+async def test_only_groups_of_the_dead_are_removed(tmp_path: Path) -> None:
+    other = await asyncio.create_subprocess_exec("sleep", "60")
+    names = {}
+    for pid, salt in ((os.getpid(), "a" * 12), (other.pid, "b" * 12)):
+        names[pid] = f"verl-tool-{cgroup._mark(cgroup._started(pid), salt)}-{salt}"
+    for folder in (f"{names[os.getpid()]}/0", f"{names[other.pid]}/0", f"{names[other.pid]}17", "verl-tool-of-others"):
+        (tmp_path / folder).mkdir(parents=True)
+    cgroup._remove_orphans(str(tmp_path))
+    assert len(os.listdir(tmp_path)) == 4
+    other.kill()
+    await other.wait()
+    cgroup._remove_orphans(str(tmp_path))
+    assert set(os.listdir(tmp_path)) == {names[os.getpid()], "verl-tool-of-others"}
 
 
 def _there(folders: set[str]) -> set[str]:

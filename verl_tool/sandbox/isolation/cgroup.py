@@ -8,14 +8,17 @@ process, else version 1.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _ROOT = "/sys/fs/cgroup"
 _PREFIX = "verl-tool-"
+_NAME = re.compile(_PREFIX + r"(?P<mark>[0-9a-f]{16})-(?P<salt>[0-9a-f]{12})[0-9]*")
+"""Of the groups of a pool: by whom they were made, in a form that tells nothing to the code that runs in them."""
 _REMOVE_SECONDS = 5.0
 _FORKSERVERS = "forkservers"
 _MOST_WEIGHT = 10_000
@@ -142,7 +145,8 @@ class ControlGroup:
     def __init__(self, version: Version, memory: str, cpu: str, accounting: str) -> None:
         """Folders below which groups may be made, by controller."""
         self._version = version
-        name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        salt = os.urandom(6).hex()
+        name = f"{_PREFIX}{_mark(_started(os.getpid()), salt)}-{salt}"
         self._memory = f"{memory}/{name}"
         self._cpu, self._accounting = f"{cpu}/{name}", f"{accounting}/{name}"
         self._folders = tuple(dict.fromkeys((self._memory, self._cpu, self._accounting)))
@@ -268,9 +272,21 @@ def _remove(folder: str, deadline: float) -> None:
 
 def _remove_orphans(place: str) -> None:
     """Remove the groups of servers that were killed before they could."""
-    for name in os.listdir(place):
-        owner = name.removeprefix(_PREFIX).split("-")[0]
-        if name.startswith(_PREFIX) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
-            for folder, _, _ in os.walk(os.path.join(place, name), topdown=False):
+    found = [match for name in os.listdir(place) if (match := _NAME.fullmatch(name))]
+    live = {_started(int(name)) for name in os.listdir("/proc") if found and name.isdigit()}
+    for group in found:
+        if group["mark"] not in {_mark(process, group["salt"]) for process in live}:
+            for folder, _, _ in os.walk(os.path.join(place, group[0]), topdown=False):
                 with contextlib.suppress(OSError):  # not empty yet, or another server was faster
                     os.rmdir(folder)
+
+
+def _started(pid: int) -> str:
+    """What tells a process from all others since the machine's start: its pid and its own start. Empty: it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return f"{pid} {file.read().rpartition(')')[2].split()[19]}"
+    return ""
+
+
+def _mark(process: str, salt: str) -> str:
+    return hashlib.sha256(f"{process} {salt}".encode()).hexdigest()[:16]
