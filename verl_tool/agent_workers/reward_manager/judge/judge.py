@@ -103,7 +103,10 @@ class Judge:
                 self._timed = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except OutOfTime:
-            pass
+            # It may have come in a `finally`, and come again.
+            self._timed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._guard.end()
         if self._late:
             reason, detail = too_late
             self._forget()
@@ -126,12 +129,14 @@ class Judge:
             self._perform(case, link)
         except AssertionError as error:
             reason, detail = "assertion", str(error)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  whatever a test raises, it has failed
-            reason, detail = "error", _told(error)
+        except OutOfTime:
+            raise
         except Refused as error:
             reason, detail = "refused", str(error)
         except Gone as error:
             reason, detail = "ended", f"the solution's process: {error}"
+        except BaseException as error:  # noqa: BLE001  whatever a test raises, it has failed; pytest's are no Exception
+            reason, detail = "error", _told(error)
         else:
             reason, detail = "passed", ""
         if link.gone:  # also if the test has caught what told of it
@@ -143,7 +148,7 @@ class Judge:
     def _perform(self, case, link):
         """Run a test. Raises whatever it raises, and AssertionError if none of its assertions was reached and held."""
         held = []
-        link.begin(case.finite, case.vector)
+        link.begin(case)
         names = case.namespace(link)
         calls = {BEFORE: link.apply_changes, HELD: lambda: held.append(True), PRESENT: present}
         names.update(calls)

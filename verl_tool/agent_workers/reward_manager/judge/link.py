@@ -5,7 +5,9 @@ to the solution, say). Sent into the sandbox beside the judge: the standard libr
 """
 
 import builtins
+import contextlib
 import json
+import math
 import struct
 from collections import deque
 
@@ -24,21 +26,14 @@ class Gone(BaseException):
     """The other process has ended, or has sent what is no message. No test may catch it, so it is no Exception."""
 
 
-def _exceptions():
-    """Python's own exceptions that a message alone makes, by name. None that ends a loop: ``all(map(f, xs))`` holds for
-    a function that raises StopIteration."""
-    found: dict[str, type[BaseException]] = {"SystemExit": SystemExit}
-    for kind in vars(builtins).values():
-        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_OF_LOOPS):
-            try:
-                found[kind.__name__] = type(kind("message"))
-            except TypeError:  # UnicodeDecodeError and its like want more than a message
-                continue
-    return found
-
-
 _ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration)
-EXCEPTIONS = _exceptions()
+EXCEPTIONS: "dict[str, type[BaseException]]" = {
+    kind.__name__: kind
+    for kind in vars(builtins).values()
+    if isinstance(kind, type) and issubclass(kind, (Exception, SystemExit)) and not issubclass(kind, _ENDS_OF_LOOPS)
+}
+"""Python's own exceptions by name. None that ends a loop: ``all(map(f, xs))`` holds for a function that raises
+StopIteration."""
 
 
 class Link:
@@ -63,10 +58,20 @@ class Link:
         """Do what the other side asks."""
         raise NotImplementedError
 
-    def exception(self, names, message):
-        """The exception that stands for the other side's: the first of its classes' `names` that is known here."""
-        kind = next((EXCEPTIONS[name] for name in names if name in EXCEPTIONS), None)
-        return Exception(message) if kind is None else kind(message)
+    def exception(self, names, message, args, attributes):
+        """The exception that stands for the other side's: of the first of its classes' `names` that is known here, made
+        of `args` if that gives the same message."""
+        made = next(filter(None, (_made(self.exception_class(name), message, args) for name in names)), None)
+        made = made or Exception(message)
+        vars(made).update(attributes)
+        return made
+
+    def exception_class(self, name):
+        """The class of exceptions that is known here by that name, if one is."""
+        return EXCEPTIONS.get(name)
+
+    def printed(self, text):
+        """The other side has printed it."""
 
     def changed(self, mine, state):
         """The other side has left its copy of a container of this side's in another state."""
@@ -79,7 +84,7 @@ class Link:
         self._send({"operation": operation, "args": sent, "kwargs": named})
         answer = self._wait()
         try:
-            return self._accept(answer, args, sent)
+            return self._accept(answer, (*args, *kwargs.values()), (*sent, *named.values()))
         except Exception as error:  # noqa: BLE001  whatever a hostile answer makes of its reader
             raise self._gone(f"no answer of the form agreed on: {error}") from None
 
@@ -95,16 +100,20 @@ class Link:
             if "operation" not in message:
                 break
             self._answer(message)
+        if type(message.get("printed")) is str:
+            self.printed(message["printed"])
         if "error" in message:
-            raise self.exception(*self._error(message["error"]))
+            raise self._error(message["error"])
         return message
 
     def _error(self, error):
+        """The exception that such an error tells of."""
         try:
-            names, text = error
-            return [str(name) for name in names], str(text)[:LONGEST_TEXT]
-        except (TypeError, ValueError):
-            raise self._gone("an error that is no pair of names and text") from None
+            names, text, args, attributes = error
+            own = {name: value for name, value in _PLAIN.pairs(attributes).items() if not name.startswith("__")}
+            return self.exception([str(name) for name in names], str(text)[:LONGEST_TEXT], _PLAIN.many(args), own)
+        except Exception:  # noqa: BLE001  whatever a hostile answer makes of its reader
+            raise self._gone("an error of another form than the one agreed on") from None
 
     def _accept(self, answer, args, sent):
         """`answer` tells the value, or which argument is the value, and the state of arguments that were changed."""
@@ -133,17 +142,28 @@ class Link:
                 raise RecursionError(f"more than {DEEPEST} requests within requests")
             args, kwargs = self._arguments(request)
             value = self.perform(request["operation"], args, kwargs)
-            same = next((i for i, arg in enumerate(args) if arg is value and isinstance(arg, CONTAINERS)), None)
-            after = [encode(arg, self.refer) if isinstance(arg, CONTAINERS) else None for arg in args]
-            answer = {"value": None if same is not None else encode(value, self.refer), "same": same, "after": after}
-            text = json.dumps(answer)
-        except Exception as error:  # noqa: BLE001  whatever the code raises is the asker's to know
-            text = json.dumps({"error": _description(error)})
-        except SystemExit as error:
-            text = json.dumps({"error": _description(error)})
+            given = self._copied(request, (*args, *kwargs.values()))
+            same = next((i for i, arg in enumerate(given) if arg is value and arg is not None), None)
+            after = [None if arg is None else encode(arg, self.refer) for arg in given]
+            value = None if same is not None else encode(value, self.refer)
+            text = json.dumps({"value": value, "same": same, "after": after, "printed": self.take_printed()})
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code raises is the asker's to know
+            text = json.dumps({"error": _description(error), "printed": self.take_printed()})
         finally:
             self._depth -= 1
         self._send_text(text)
+
+    def take_printed(self):
+        """What was printed here since it was asked for last; the other side is told."""
+        return ""
+
+    def _copied(self, request, values):
+        """The arguments that are copies of the other side's containers; None for each other one."""
+        sent = (*request["args"], *request["kwargs"].values())
+        return [
+            value if isinstance(value, CONTAINERS) and data[0] != "solution" else None
+            for data, value in zip(sent, values, strict=True)
+        ]
 
     def _arguments(self, request):
         read = self._reader.read
@@ -190,13 +210,65 @@ class Link:
 
 
 def _description(error):
-    """Names of an exception's classes, nearest first, and its message."""
+    """Names of an exception's classes, nearest first, its message, and of its arguments and attributes what is short
+    and plain data."""
     names = [kind.__name__ for kind in type(error).__mro__]
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  an exception class of the solution's may fail at this too
         text = ""
-    return [names, text[:LONGEST_TEXT]]
+    args = _short(error.args)
+    attributes = [[name, _short([value])] for name, value in vars(error).items() if type(name) is str]
+    return [names, text[:LONGEST_TEXT], args or [], [[name, value[0]] for name, value in attributes if value]]
+
+
+def _short(values):
+    """JSON of each, or None if one is no plain data or all together are long."""
+    try:
+        encoded = [encode(value, _refuse) for value in values]
+        _PLAIN.many(encoded)
+    except Exception:  # noqa: BLE001  objects of the solution's
+        return None
+    return encoded if len(str(encoded)) <= LONGEST_TEXT else None
+
+
+def _made(kind, message, args):
+    """An exception of `kind`; None if there is no such class or it is made of more than a message."""
+    if kind is None:
+        return None
+    with contextlib.suppress(Exception):
+        made = kind(*args)
+        if str(made) == message:
+            return made
+    with contextlib.suppress(TypeError):
+        return kind(message)
+    return None
+
+
+def _refuse(value):
+    raise ValueError(f"{str(value)[:40]!r} is no plain data")
+
+
+class _PlainReader(Reader):
+    """Reads what belongs to an exception: no references, and no number that is none."""
+
+    def number(self, value):
+        if not math.isfinite(value):
+            _refuse(value)
+        return value
+
+    def empty_array(self, array):
+        return _refuse(array)
+
+
+_PLAIN = _PlainReader(_refuse)
+
+
+def next_of(iterator):
+    """Whether there is one more, and it. No StopIteration travels."""
+    for value in iterator:
+        return [True, value]
+    return [False, None]
 
 
 def update(mine, state):

@@ -8,8 +8,10 @@ verdicts' token. Sent into the sandbox beside the judge.
 
 import contextlib
 import importlib
+import io
 import itertools
 import json
+import operator
 import os
 import signal
 import socket
@@ -20,7 +22,7 @@ import types
 if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[2])
 
-from link import Gone, Link  # only now is it on the path
+from link import Gone, Link, next_of  # only now is it on the path
 from values import encode
 
 TYPE_CHECKING = False
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
 
 MODULE, PROGRAM = b"m", b"p"
 """Run as a module whose functions are asked for over a `Link`; run as a program with stdin and stdout."""
+LONGEST_PRINT = 1 << 20
+"""Bytes that a test finds in what it has put in place of stdout, of one call."""
+MOST_ITEMS = 100_000
+"""Of a global value of the solution's that a test may compare."""
+LONGEST_GLOBAL = 1 << 20
+"""Characters of its JSON."""
+_SIZED = (list, tuple, set, frozenset, dict, str, bytes, bytearray)
 _NUMBER = struct.Struct("i")
 
 
@@ -99,7 +108,7 @@ def _without_alarm():
 
 
 def be_nursery(control):
-    """Never returns."""
+    """Returns in each process that it starts: the mode and the descriptors."""
     try:
         control.sendall(_NUMBER.pack(os.getpid()))
         while True:
@@ -108,25 +117,31 @@ def be_nursery(control):
                 os._exit(0)
             pid = os.fork()
             if pid == 0:
-                control.close()
-                _be_solution(mode, descriptors)
+                break
             for descriptor in descriptors:
                 os.close(descriptor)
             control.sendall(_NUMBER.pack(pid))
             control.sendall(_NUMBER.pack(os.waitpid(pid, 0)[1]))
-    finally:
+    except BaseException:  # noqa: BLE001  whatever it is, the judge is told by the end of the socket
         os._exit(1)
+    control.close()
+    return mode, descriptors
 
 
-def _be_solution(mode, descriptors):
-    """Never returns. A process group of its own, so that a signal to the group spares the judge."""
+def be_solution(mode, descriptors):
+    """A process group of its own, so that a signal to the group spares the judge."""
+    os.setpgid(0, 0)
+    if mode == MODULE:
+        _serve_module(descriptors[0])
+    # As Python runs a program: what it raises, its threads and what it has yet to write are for the interpreter to end.
+    _run_program(*descriptors)
+
+
+def _serve_module(descriptor):
+    """Never returns."""
     code = 1
     try:
-        os.setpgid(0, 0)
-        if mode == MODULE:
-            SolutionLink(socket.socket(fileno=descriptors[0])).serve()
-        else:
-            code = _run_program(*descriptors)
+        SolutionLink(socket.socket(fileno=descriptor)).serve()
     except Gone:
         code = 0
     finally:
@@ -134,7 +149,7 @@ def _be_solution(mode, descriptors):
 
 
 def _run_program(source, stdin, stdout):
-    """Run the program in the file `source` as `__main__`; its exit code. Nothing was read or written before."""
+    """Run the program in the file `source` as `__main__`. Nothing was read or written before."""
     with open(source, encoding="utf-8") as file:
         text = file.read()
     os.dup2(stdin, 0)
@@ -142,13 +157,7 @@ def _run_program(source, stdin, stdout):
     os.close(stdin)
     os.close(stdout)
     sys.argv = ["solution.py"]
-    try:
-        exec(compile(text, "solution.py", "exec"), _module("__main__").__dict__)
-        return 0
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    finally:
-        sys.stdout.flush()
+    exec(compile(text, "solution.py", "exec"), _module("__main__").__dict__)
 
 
 def _module(name):
@@ -163,6 +172,8 @@ class SolutionLink(Link):
     def __init__(self, sock):
         super().__init__(sock)
         self._module = _module("solution")
+        self._printed = _Printed()
+        sys.stdout = io.TextIOWrapper(self._printed, "utf-8", "replace", newline="\n", write_through=True)
         self._objects = []
         self._number_of = {}
 
@@ -174,13 +185,20 @@ class SolutionLink(Link):
             number = self._number_of[id(value)] = len(self._objects)
             self._objects.append(value)
         kind = type(value)
+        if kind is types.GeneratorType:
+            return ["generator", number]
         return ["iterator" if hasattr(kind, "__next__") and hasattr(kind, "__iter__") else "solution", number]
 
     def resolve(self, data):
         side, *rest = data
         if side == "library":
             return _found(*rest)
+        if side == "iterator":
+            return _test_iterator(self, *rest)
         return self._objects[rest[0]] if side == "solution" else TestCallable(self, rest[0])
+
+    def take_printed(self):
+        return self._printed.take()
 
     def perform(self, operation, args, kwargs):
         if operation == "load":
@@ -201,9 +219,14 @@ class SolutionLink(Link):
         ]
 
     def _described(self, value):
+        """A large value goes by reference: to copy a table of primes that no test looks at would take its time."""
         if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == "solution":
             return "exception", json.dumps([kind.__name__ for kind in value.__mro__])
-        return "value", json.dumps(encode(value, self.refer))
+        text = ""
+        if type(value) not in _SIZED or len(value) <= MOST_ITEMS:
+            with contextlib.suppress(RecursionError):  # it contains itself
+                text = json.dumps(encode(value, self.refer))
+        return "value", text if 0 < len(text) < LONGEST_GLOBAL else json.dumps(self.refer(value))
 
 
 class TestCallable:
@@ -215,6 +238,36 @@ class TestCallable:
 
     def __call__(self, *args, **kwargs):
         return self.link.ask("call", self.number, *args, **kwargs)
+
+
+def _test_iterator(link, number):
+    """An iterator of the test's, as the solution sees it: a generator, so that a ``for`` and `next` work."""
+    while True:
+        more, value = link.ask("next", number)
+        if not more:
+            return
+        yield value
+
+
+class _Printed(io.BytesIO):
+    """What the solution prints in a call; the judge is told of the beginning."""
+
+    def fileno(self):
+        return 1
+
+    def write(self, data):
+        if self.tell() < LONGEST_PRINT:
+            super().write(data)
+        return len(data)
+
+    def take(self):
+        """What was written since."""
+        if not self.tell():
+            return ""
+        text = self.getvalue()[:LONGEST_PRINT].decode("utf-8", "replace")
+        self.seek(0)
+        self.truncate()
+        return text
 
 
 def _found(home, path):
@@ -234,16 +287,12 @@ def _items(value, longest):
     return items if len(items) <= longest else None
 
 
-def _next(iterator):
-    """Whether there is one more, and it. `Link` carries no StopIteration."""
-    for value in iterator:
-        return [True, value]
-    return [False, None]
-
-
 OPERATIONS: "dict[str, Any]" = {
     "call": lambda function, *args, **kwargs: function(*args, **kwargs),
     "getattr": getattr,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
     "setattr": setattr,
     "delattr": delattr,
     "isinstance": isinstance,
@@ -251,11 +300,11 @@ OPERATIONS: "dict[str, Any]" = {
     "enter": lambda manager: type(manager).__enter__(manager),
     "exit": lambda manager: type(manager).__exit__(manager, None, None, None),
     "list": _items,
-    "next": _next,
+    "next": next_of,
     "len": len,
     "str": str,
     "repr": repr,
 }
 
 if __name__ == "__main__":
-    be_nursery(socket.socket(fileno=int(sys.argv[1])))
+    be_solution(*be_nursery(socket.socket(fileno=int(sys.argv[1]))))

@@ -3,12 +3,14 @@
 import functools
 import json
 import math
+import re
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
 
-from link import EXCEPTIONS, Link, update
-from values import CONTAINERS, Reader, Record, Refused, encode
+from link import EXCEPTIONS, Link, next_of, update
+from values import CONTAINERS, Reader, Record, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,10 +77,18 @@ class Handle:
         return length
 
     def __getitem__(self, place):
+        if isinstance(place, str):  # as a method: only a copy tells whether what is at 0 is what a loop sees first
+            return self.__link.ask("getitem", self, place)
         copied = self.__link.copy_of(self)
         if copied is None or not isinstance(place, (int, slice)):
             raise self.__link.refuse("[]")
         return copied[place]
+
+    def __setitem__(self, place, value):
+        self.__link.ask("setitem", self, place, value)
+
+    def __delitem__(self, place):
+        self.__link.ask("delitem", self, place)
 
     def __iter__(self):
         copied = self.__link.copy_of(self)
@@ -114,7 +124,7 @@ def _refused(name):
 
 
 _OPERATORS = (
-    "lt le gt ge hash bool contains setitem delitem reversed int float complex index bytes neg pos abs invert round "
+    "lt le gt ge hash bool contains reversed int float complex index bytes neg pos abs invert round "
     "trunc floor ceil array array_ufunc array_function copy deepcopy reduce reduce_ex fspath await aiter"
 )
 _BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or"
@@ -158,25 +168,45 @@ class Stream(Handle):
             raise self._Handle__link.refuse("a second look at the end of an iterator")
 
 
-_SIZED = frozenset({*CONTAINERS, str, bytes, tuple, frozenset, range, OrderedDict, Counter, defaultdict, Record})
+class Generated(Stream):
+    """A generator of the solution's, which a test may ask for being one."""
+
+    __slots__ = ()
+    __class__ = property(lambda self: types.GeneratorType)  # type: ignore[assignment]
+
+
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_SIZED = frozenset(
+    {*_VIEWS, *CONTAINERS, str, bytes, tuple, frozenset, range, OrderedDict, Counter, defaultdict, Record}
+)
 _GIVEN = frozenset({"add", "append", "appendleft", "extend", "extendleft", "update", "count", "get", "index"})
 """Methods of a test's container that a solution may be given: a collector's, and none that makes it smaller."""
 
 
+_NO_NUMBER = re.compile(r"\s*[+-]?(s?nan\d*|inf|infinity)\s*", re.IGNORECASE)
+
+
+NO_TEST = types.SimpleNamespace(finite=True, arrays=False, vector=False, parses=False, nothing=True)
+"""What is read before there is a test."""
+
+
 class JudgeReader(Reader):
-    """Reads what the solution sends. `finite`: whether a NaN or an infinity is refused; `vector`: whether an empty
-    container or text is."""
+    """Reads what the solution sends. `case`, the test, says whether a NaN or an infinity (`finite`), a text of one
+    (`parses`) and what is empty (`vector`) are refused."""
 
     def __init__(self, link):
         super().__init__(link.resolve)
         self._link = link
-        self.finite = True
-        self.vector = False
+        self.case = NO_TEST
 
     def read(self, data):
         """``np.allclose([], 3.14)``: what is compared with an array of nothing is equal to it."""
         value = super().read(data)
-        if self.vector and type(value) in _SIZED and not value:
+        if value is None and not self.case.nothing and self._link.operation == "call":
+            self.number(math.nan)
+        if self.case.parses and isinstance(value, str) and _NO_NUMBER.fullmatch(value):
+            self.number(math.nan)
+        if self.case.vector and type(value) in _SIZED and not value:
             if self._link.calling:
                 raise ValueError("an empty value")
             raise self._link.refuse("an empty value, of which a test of arrays does not speak,")
@@ -184,14 +214,16 @@ class JudgeReader(Reader):
 
     def number(self, value):
         """``not abs(nan - 3.14) > 1e-6``: it passes wherever a test does not look for it."""
-        if self.finite and not math.isfinite(value):
+        if self.case.finite and not math.isfinite(value):
             if self._link.calling:
                 raise ValueError("nan or infinity")
             raise self._link.refuse("nan or infinity, of which the test does not speak,")
         return value
 
     def empty_array(self, array):
-        """``np.allclose(empty, 3.14)``: what is compared with an empty array is equal to it."""
+        """Only a test of arrays that expects something empty can tell it from what is equal to it."""
+        if self.case.arrays and not self.case.vector:
+            return array
         raise self._link.refuse("an empty array")
 
 
@@ -204,6 +236,8 @@ class JudgeLink(Link):
         self._handles = {}
         self._streams = {}
         self._functions = {}
+        self._iterators = {}
+        self._asked = []
         self._numbers = 0
         self._exceptions = {}
         self._globals = {}
@@ -239,12 +273,13 @@ class JudgeLink(Link):
         except Exception as error:  # noqa: BLE001  whatever a hostile answer makes of its reader
             raise self._gone(f"no value of the form agreed on: {error}") from None
 
-    def begin(self, finite, vector):
+    def begin(self, case):
         """A new test: what another has passed to the solution is no longer there to be called."""
         self._functions.clear()
+        self._iterators.clear()
         self._changes.clear()
         self._copies.clear()
-        self._reader.finite, self._reader.vector = finite, vector
+        self._reader.case = case
         self.refused = ""
 
     def enter(self, namespace):
@@ -254,7 +289,12 @@ class JudgeLink(Link):
     @property
     def vector(self):
         """Whether the test uses arrays and speaks of nothing empty."""
-        return self._reader.vector
+        return self._reader.case.vector
+
+    @property
+    def operation(self):
+        """What the solution is asked for at this moment."""
+        return self._asked[-1] if self._asked else ""
 
     def refuse(self, what):
         """The exception to raise; the test has failed even if it catches it."""
@@ -265,7 +305,11 @@ class JudgeLink(Link):
         if operation not in ("len", "list"):
             self._copies.clear()
         self.apply_changes()
-        return super().ask(operation, *args, **kwargs)
+        self._asked.append(operation)
+        try:
+            return super().ask(operation, *args, **kwargs)
+        finally:
+            self._asked.pop()
 
     def copy_of(self, handle):
         """A list of the items of a container of the solution's, the same one until the solution is asked for something
@@ -291,8 +335,10 @@ class JudgeLink(Link):
     def refer(self, value):
         if isinstance(value, Handle):
             return ["solution", value._Handle__number]
-        if isinstance(value, (types.GeneratorType, map, filter, zip)):
-            return ["list", [encode(item, self.refer) for item in value]]
+        if isinstance(value, Iterator):
+            self._numbers += 1
+            self._iterators[self._numbers] = value
+            return ["iterator", self._numbers]
         path = _path_of(value)
         if path is not None:
             return ["library", *path]
@@ -311,18 +357,22 @@ class JudgeLink(Link):
             if self.calling or not isinstance(self._functions[number], types.FunctionType):
                 raise ValueError("a function of the test's comes back where none may")
             return self._functions[number]
-        if side == "iterator":
-            return self._streams.setdefault(number, Stream(self, number))
+        if side in ("iterator", "generator"):
+            kind = Stream if side == "iterator" else Generated
+            return self._streams.setdefault(number, kind(self, number))
         if side != "solution":
             raise ValueError(f"{side!r} is no kind of value")
         return self._handles.setdefault(number, Handle(self, number))
 
     def perform(self, operation, args, kwargs):
-        """Call a function of the test's. An assertion in it that fails is not the solution's to catch."""
-        if operation != "call":
-            raise ValueError(f"the solution asked the judge for {operation!r}")
+        """Call a function of the test's, or ask an iterator of it for the next item. An assertion in it that fails is
+        not the solution's to catch."""
         number, *rest = args
         try:
+            if operation == "next":
+                return next_of(self._iterators[number])
+            if operation != "call":
+                raise ValueError(f"the solution asked the judge for {operation!r}")
             return self._functions[number](*rest, **kwargs)
         except Refused:
             self.gone = True  # the solution waits for an answer
@@ -331,9 +381,12 @@ class JudgeLink(Link):
             self.refused = self.refused or f"an assertion in a function of the test's failed: {error}"
             raise
 
-    def exception(self, names, message):
-        kind = next((self._exceptions[name] for name in names if name in self._exceptions), None)
-        return super().exception(names, message) if kind is None else kind(message)
+    def exception_class(self, name):
+        return self._exceptions.get(name) or super().exception_class(name)
+
+    def printed(self, text):
+        """A test that has put something in place of stdout finds it there; else it goes nowhere."""
+        sys.stdout.write(text)
 
     def _arguments(self, request):
         self.calling = True
@@ -353,6 +406,8 @@ class JudgeLink(Link):
     def _is_of_the_test(self, value):
         """Whether the solution may call it: a function whose text is the test's, or one bound to plain data of it."""
         kind = type(value)
+        if kind is functools._lru_cache_wrapper:
+            return self._is_of_the_test(value.__wrapped__)
         if kind is functools.partial:
             return _path_of(value.func) is not None or self._is_of_the_test(value.func)
         if kind is types.MethodType:
@@ -363,22 +418,23 @@ class JudgeLink(Link):
 
     def _exception_class(self, names):
         first, *rest = [str(name) for name in names]
-        base = next((self._exceptions[name] for name in rest if name in self._exceptions), None)
-        if base is None:
-            base = type(super().exception(rest, ""))
+        base = next(filter(None, map(self.exception_class, rest)), Exception)
         return type(first, (base,), {})
 
 
 def _path_of(value):
-    """Where a function or a class of Python's is found in the solution's process, which then runs its own."""
-    if not isinstance(value, (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.FunctionType)):
+    """Where a function or a class of Python's or numpy's is found in the solution's process, which runs its own."""
+    of_numpy = type(value).__module__ == "numpy"  # a ufunc, say
+    kinds = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.FunctionType)
+    if not of_numpy and not isinstance(value, kinds):
         return None
     owner = getattr(value, "__objclass__", None)
-    home = str(getattr(value, "__module__", None) or getattr(owner, "__module__", None))
+    home = "numpy" if of_numpy else str(getattr(value, "__module__", None) or getattr(owner, "__module__", None))
     module = sys.modules.get(home)
-    if module is None or home.partition(".")[0] not in sys.stdlib_module_names:
+    if module is None or home.partition(".")[0] not in (*sys.stdlib_module_names, "numpy"):
         return None
+    name = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
     found: Any = module
-    for part in value.__qualname__.split("."):
+    for part in name.split("."):
         found = getattr(found, part, None)
-    return [home, value.__qualname__] if found is value else None
+    return [home, name] if found is value else None

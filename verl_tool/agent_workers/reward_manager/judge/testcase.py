@@ -9,6 +9,7 @@ import builtins
 import re
 import sys
 import types
+from contextlib import suppress
 from importlib import import_module
 
 from remote import Handle
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _USUAL_MODULES = (
-    "bisect collections copy datetime decimal fractions functools heapq itertools json math numpy operator random re "
-    "statistics string sys time typing"
+    "base64 binascii bisect cmath collections contextlib copy dataclasses datetime decimal enum fractions functools "
+    "hashlib heapq hmac inspect io ipaddress itertools json math numpy operator os pandas pathlib pytest random re "
+    "scipy statistics string struct sympy sys textwrap time torch typing unicodedata unittest uuid zlib"
 )
-_MODULES = {**{name: name for name in _USUAL_MODULES.split()}, "np": "numpy"}
+_MODULES = {**{name: name for name in _USUAL_MODULES.split()}, "np": "numpy", "pd": "pandas"}
 """Names of modules that a test may use as ``name.attribute`` without an import, and the module."""
 _HELPERS = {
     "collections": "Counter OrderedDict defaultdict deque namedtuple",
@@ -38,6 +40,13 @@ _HELPERS = {
 them gets Python's own, whatever the solution calls so: ``isclose(f(2), 3.14)``."""
 _HOME_OF = {name: home for home, names in _HELPERS.items() for name in names.split()}
 _BUILTINS = frozenset(dir(builtins))
+_MAKE = (
+    "bool bytearray bytes complex dict enumerate filter float frozenset id int isinstance issubclass iter len list map "
+    "next print range repr set str tuple type zip"
+)
+_MAKERS = frozenset(_MAKE.split())
+"""Builtins that a test of another one uses: the solution's only if it defines none of the others."""
+_PARSERS = frozenset(("complex", "float", "Decimal"))
 _PROTECTED = _BUILTINS | _HOME_OF.keys()
 _EXCEPTIONS = frozenset(
     name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
@@ -76,11 +85,16 @@ class TestCase:
         self._imports = _imported(nodes) | self.texts
         self._mentioned = frozenset(_IDENTIFIER.findall(text))
         self._own = self._free - _PROTECTED - self._modules
-        self._tested = frozenset() if self._own else _innermost(nodes) & self._free & _PROTECTED
+        self._tested = frozenset() if self._own else _innermost(nodes) & self._free & _PROTECTED - _compared(nodes)
         self.finite = _SPEAKS_OF_INFINITY.search(text) is None
         """It says nothing of NaN and infinity, and so means neither."""
-        self.vector = bool(self._mentioned & _ARRAYS) and not any(map(_is_empty, nodes))
-        """It uses arrays, which are equal to anything when they are empty, and speaks of nothing empty itself."""
+        self.arrays = bool(self._mentioned & _ARRAYS)
+        self.vector = self.arrays and not _expects_empty(nodes, self._own)
+        """It uses arrays, which are equal to anything when they are empty, and expects nothing empty itself."""
+        self.parses = self.arrays or bool(self._mentioned & _PARSERS)
+        """It may make numbers of texts."""
+        self.nothing = not self.arrays or "None" in self._mentioned or any(_discards(node, self._own) for node in nodes)
+        """None may come back: it uses no arrays, in which None is a NaN, or speaks of it, or calls for an effect."""
         self.must_hold = any(map(_decides, nodes))
         """It has assertions, one of which at least must be reached and hold."""
         for node in nodes:
@@ -95,17 +109,17 @@ class TestCase:
         `Refused` if the solution has none of those: the test would be of Python itself.
         """
         wanted = (link.names() & self._mentioned) - self._modules
-        names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in self._tested}
-        if self._tested and not self._tested & names.keys():
+        tested = self._tested & wanted
+        tested = tested - _MAKERS or tested
+        if self._tested and not tested:
             raise link.refuse(f"{' and '.join(sorted(self._tested))}, which the solution does not define, instead")
+        names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in tested}
         for name in self._free & _HOME_OF.keys() - names.keys():
             names[name] = getattr(import_module(_HOME_OF[name]), name)
-        for name in self._modules & self._installed():
-            names[name] = import_module(_MODULES[name])
+        for name in self._modules:
+            with suppress(ImportError):
+                names[name] = import_module(_MODULES[name])
         return {"__builtins__": self._builtins(link), **names, "__name__": "test"}
-
-    def _installed(self):
-        return {name for name in self._modules if _MODULES[name] != "numpy" or _has_numpy()}
 
     def _builtins(self, link):
         """Python's, but that what makes code of data takes only texts that stand in the test."""
@@ -116,8 +130,9 @@ class TestCase:
                 raise link.refuse(f"{name} of a text")
 
         def guarded_import(name, *args, **kwargs):
-            home = name.partition(".")[0]
-            if home in _RUNS_DATA or (name not in self._imports and not kwargs.get("level", 0)):
+            # Python's own code calls it too: that of `strftime`, or of the sum of an array.
+            chosen = "__import__" in mentioned and name not in self._imports
+            if chosen or name.partition(".")[0] in _RUNS_DATA:
                 raise link.refuse(f"import of {name!r:.80}; of modules that make code of data none is allowed, and")
             return builtins.__import__(name, *args, **kwargs)
 
@@ -169,6 +184,8 @@ def _instrument(node):
             setattr(node, field, [call for statement in statements for call in _with_calls(statement)])
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
         node.test = _condition(node.test)
+    elif isinstance(node, ast.BoolOp):
+        node.values[1:] = map(_behind, node.values[1:])
     elif isinstance(node, ast.comprehension):
         node.ifs = [_condition(test) for test in node.ifs]
 
@@ -189,6 +206,18 @@ def _with_calls(statement):
 def _decides(node):
     """Whether it is an assertion, and one that could fail: ``assert 1 == 1`` could not."""
     return isinstance(node, ast.Assert) and any(isinstance(part, ast.Name) for part in ast.walk(node.test))
+
+
+def _behind(value):
+    """What is asked once something else was: ``f(values) is None and values == [1, 2]`` sees what `f` has done."""
+    place = _place(value)
+    both = ast.Tuple([_call(BEFORE, value), value], ast.Load(), **place)
+    return ast.Subscript(both, ast.Constant(1, **place), ast.Load(), **place)
+
+
+def _discards(node, own):
+    """Whether it calls one of the functions `own` for what it does, not for what it gives back."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _root(node.value.func) in own
 
 
 def _call(name, at, *args):
@@ -223,6 +252,47 @@ def _innermost(nodes):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in _EXCEPTIONS
         if not any(isinstance(inner, ast.Call) for part in (*node.args, *node.keywords) for inner in ast.walk(part))
     }
+
+
+def _compared(nodes):
+    """Names in what an expression with other such names is compared with: of ``max([1, 2]) == len([1, 2])`` a test of
+    `max` speaks."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Compare) and _innermost(ast.walk(node.left)) & _PROTECTED - _MAKERS:
+            found.update(*(_innermost(ast.walk(other)) for other in node.comparators))
+    return found
+
+
+def _expects_empty(nodes, own):
+    """Whether something empty stands in a test elsewhere than among the arguments of the solution's functions `own`,
+    or as what the test collects something in."""
+    passed = {
+        id(part)
+        for node in nodes
+        if isinstance(node, ast.Call) and _root(node.func) in own
+        for argument in (*node.args, *node.keywords)
+        for part in ast.walk(argument)
+    }
+    collecting = {
+        node.func.value.id
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+        if node.func.attr in ("add", "append", "extend", "update")
+    }
+    collectors = {
+        id(node.value)
+        for node in nodes
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", None) in collecting for target in node.targets)
+    }
+    return any(_is_empty(node) for node in nodes if id(node) not in passed | collectors)
+
+
+def _root(node):
+    """The name with which ``name.attribute[0]()`` begins, if it does with one."""
+    while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def _is_empty(node):
@@ -261,11 +331,3 @@ def _imported(nodes):
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
     return found
-
-
-def _has_numpy():
-    try:
-        import numpy  # noqa: F401
-    except ImportError:
-        return False
-    return True

@@ -27,6 +27,7 @@ LARGEST_EXPONENT = 10_000
 
 _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+_VIEWS = {type({}.keys()): "dict_keys", type({}.values()): "dict_values", type({}.items()): "dict_items"}
 _HEXADECIMAL: "dict[str, Any]" = {"bytes": bytes, "bytearray": bytearray}
 _DATES = ("datetime", "date", "time")
 _NAME_OF = {kind: name for table in (_SEQUENCES, _MAPPINGS, _HEXADECIMAL) for name, kind in table.items()}
@@ -103,6 +104,8 @@ def _encode_rare(value, kind, refer):
     for name in _DATES:
         if _is(kind, "datetime", name):
             return [name, kind.isoformat(value)]
+    if kind in _VIEWS:
+        return [_VIEWS[kind], [many(item) if _VIEWS[kind] == "dict_items" else encode(item, refer) for item in value]]
     if kind is deque:
         return ["deque", many(value), value.maxlen]
     if kind is defaultdict:
@@ -231,6 +234,8 @@ def _read_record(reader, name, kind, fields, items):
     value._name, value._fields = _of(str, kind), tuple(_of(str, field) for field in _of(list, fields))
     if len(value) != len(value._fields):
         raise ValueError("a named tuple with more or fewer names than values")
+    if any(field.startswith("__") for field in value._fields):
+        raise ValueError("a name that libraries look for: numpy reads __array_interface__ of any object")
     return value
 
 
@@ -248,6 +253,8 @@ def _read_numpy(reader, name, dtype, shape, flat, is_array):
     if min(sides, default=0) < 0 or math.prod(sides) != len(items) or width * len(items) > _LONGEST_ARRAY:
         raise ValueError(f"an array of shape {str(sides)[:40]} with {len(items)} elements")
     array = numpy.array(items, dtype=numpy.dtype(dtype)).reshape(sides)
+    if kind in "fc" and not numpy.isfinite(array).all():  # made of a text, or too large for the dtype
+        reader.number(math.nan)
     if not array.size:
         return reader.empty_array(array)
     return array if is_array is True else array[()]
@@ -264,6 +271,9 @@ _READERS: "dict[str, Any]" = {
     "Fraction": _read_fraction,
     "range": _read_range,
     "timedelta": _read_timedelta,
+    "dict_keys": lambda reader, name, items: dict.fromkeys(reader.many(items)).keys(),
+    "dict_values": lambda reader, name, items: dict(enumerate(reader.many(items))).values(),
+    "dict_items": lambda reader, name, items: reader.pairs(items).items(),
     "deque": lambda reader, name, items, longest: deque(
         reader.many(items), None if longest is None else _of(int, longest)
     ),
