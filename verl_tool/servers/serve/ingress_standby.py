@@ -19,6 +19,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.2
+RETRY_SECONDS = 1.0
 CONNECT_SECONDS = 2.0
 HANDOVER_SECONDS = 5.0
 """Serve's HAProxy has this long to listen, after the stand-in was ended for it."""
@@ -52,14 +53,27 @@ class IngressStandby:
     def _watch(self) -> None:
         try:
             while not self._stopped.wait(LOOK_SECONDS):
-                if self._stand_in is not None:
-                    if self._stand_in.poll() is not None:
-                        self._stand_in = None
-                        if not (self._folder / PID_FILE).exists():
-                            self._stopped.wait(HANDOVER_SECONDS)
-                elif self._is_closed():
-                    self._start_stand_in()
+                try:
+                    self._look()
+                except OSError as error:
+                    logger.warning("HAProxy is gone, and none could be started in its place: %s", error)
+                    self._stopped.wait(RETRY_SECONDS)
         finally:
+            self._end_stand_in()
+
+    def _look(self) -> None:
+        if self._stand_in is None:
+            if self._is_closed():
+                self._start_stand_in()
+            return
+        # In this order: the launcher removes the file, then ends the stand-in.
+        ended = self._stand_in.poll() is not None
+        if not (self._folder / PID_FILE).exists():
+            # HAProxy's launcher wants its place. It may have read the file before there was a pid in it.
+            self._end_stand_in()
+            self._stopped.wait(HANDOVER_SECONDS)
+        elif ended:
+            # Ended by somebody else. Its pid may be another process's by the time that the launcher reads the file.
             self._end_stand_in()
 
     def _is_closed(self) -> bool:
@@ -91,6 +105,7 @@ class IngressStandby:
         if self._stand_in is not None:
             self._stand_in.kill()
             self._stand_in.wait()
+            self._stand_in = None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._folder / PID_FILE)
 
