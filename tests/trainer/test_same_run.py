@@ -53,6 +53,11 @@ def run(tmp_path_factory) -> Path:
         "reward.reward_manager.name=torl",
         "reward.reward_kwargs.binary=false",
         "reward.reward_kwargs.shaping.tool_error.weight=-0.5",
+        "actor_rollout_ref.actor.clip_ratio_c=5",
+        "actor_rollout_ref.actor.shuffle=true",
+        "critic.cliprange_value=0.1",
+        "trainer.critic_warmup=7",
+        "trainer.v1.sampler.max_off_policy_threshold=1",
         "tool_server.start=calculator",
         "trainer.use_v1=false",
     ],
@@ -80,8 +85,18 @@ def test_what_does_not_change_the_training_may_differ(run: Path) -> None:
             "data.val_files=[c]",
             "reward.reward_kwargs.server_url=http://h:1",
             "actor_rollout_ref.rollout.gpu_memory_utilization=0.2",
+            "actor_rollout_ref.model.use_liger=true",
+            "reward.reward_model.nnodes=3",
+            "reward.reward_model.rollout.gpu_memory_utilization=0.3",
+            "+reward.reward_kwargs.queue_seconds=3",
         )
     )
+
+
+def test_one_place_may_be_told_in_several_ways(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other way round a name of the Hub is no place: `b` for `a` is refused, above."""
+    monkeypatch.chdir(run)
+    check_same_run(composed(run, "actor_rollout_ref.model.path=./a", f"data.train_files=[{run}/../{run.name}/a]"))
 
 
 @pytest.mark.parametrize("mode", ["disable", "resume_path"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,24 @@ SAME = (
     *(
         f"{_ACTOR}.{name}"
         for name in (
-            "ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode", "clip_ratio", "clip_ratio_low", "clip_ratio_high",
-            "use_kl_loss", "kl_loss_coef", "kl_loss_type", "entropy_coeff",
+            "ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode", "loss_scale_factor", "clip_ratio", "clip_ratio_low",
+            "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "use_kl_loss", "kl_loss_coef", "kl_loss_type",
+            "entropy_coeff", "shuffle", "data_loader_seed", "freeze_vision_tower",
         )
     ),
-    *(f"{_ROLLOUT}.{name}" for name in ("n", "temperature", "top_p", "top_k", "ignore_eos")),
+    *(
+        f"critic.{name}"
+        for name in (
+            "ppo_mini_batch_size", "ppo_epochs", "loss_agg_mode", "loss_scale_factor", "cliprange_value", "shuffle",
+            "data_loader_seed",
+        )
+    ),
+    *(f"{_ROLLOUT}.{name}" for name in ("n", "temperature", "top_p", "top_k", "do_sample", "ignore_eos")),
+    "distillation",
     "tool_server.start",
+    "trainer.critic_warmup",
     "trainer.use_v1",
+    "trainer.v1",
 )  # fmt: skip
 """Settings, and groups of them, that decide what is learned from what."""
 MAY_DIFFER = (
@@ -56,13 +68,24 @@ MAY_DIFFER = (
         f"reward.{name}"
         for name in (
             "num_workers", "sandbox_fusion", "reward_kwargs.server_url", "reward_kwargs.api_key",
-            "reward_kwargs.timeout_seconds", "reward_kwargs.max_connections",
+            "reward_kwargs.timeout_seconds", "reward_kwargs.max_connections", "reward_kwargs.queue_seconds",
+            "reward_kwargs.compare_processes", "reward_model.enable_resource_pool", "reward_model.n_gpus_per_node",
+            "reward_model.nnodes",
+        )
+    ),
+    *(
+        f"reward.reward_model.rollout.{name}"
+        for name in (
+            "gpu_memory_utilization", "enforce_eager", "cudagraph_capture_sizes", "free_cache_engine",
+            "data_parallel_size", "expert_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size",
+            "max_num_batched_tokens", "max_num_seqs", "load_format", "layered_summon", "scheduling_policy",
+            "multi_stage_wake_up", "enable_chunked_prefill", "enable_prefix_caching", "disable_log_stats",
         )
     ),
     *(
         f"actor_rollout_ref.model.{name}"
         for name in (
-            "use_shm", "use_remove_padding", "use_fused_kernels", "fused_kernel_options",
+            "use_shm", "use_liger", "use_remove_padding", "use_fused_kernels", "fused_kernel_options",
             "enable_gradient_checkpointing", "enable_activation_offload", "external_lib", "tiled_mlp",
         )
     ),
@@ -98,11 +121,24 @@ def check_same_run(config: DictConfig) -> None:
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """``name=now (was earlier)`` of every setting that must be the same and is not. A missing one is as null."""
+    """``name=now (was earlier)`` of every setting that must be the same and is not. A missing one is as null.
+
+    Paths are the same if they name one place: the folder of a run may be told in another way.
+    """
     names = sorted(name for name in {*earlier, *now} if _within(name, SAME) and not _within(name, MAY_DIFFER))
     return [
-        f"{name}={now.get(name)!r} (was {earlier.get(name)!r})" for name in names if earlier.get(name) != now.get(name)
+        f"{name}={now.get(name)!r} (was {earlier.get(name)!r})"
+        for name in names
+        if _place(name, earlier.get(name)) != _place(name, now.get(name))
     ]
+
+
+def _place(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_place(name, item) for item in value]
+    if isinstance(value, str) and name.endswith(("path", "_files")) and "://" not in value:
+        return os.path.realpath(os.path.expanduser(value))
+    return value
 
 
 def _within(name: str, groups: tuple[str, ...]) -> bool:

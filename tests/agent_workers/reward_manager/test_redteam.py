@@ -44,7 +44,7 @@ async def wrong_answers_that_pay(name: str, url: str, every: int) -> list[tuple[
 def attacked(*arguments: str) -> Result:
     app = Typer()
     app.command()(command.main)
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, list(arguments))
 
 
 @pytest.mark.parametrize("name", registry.NAMES)
@@ -61,12 +61,38 @@ async def test_no_wrong_answer_at_all_pays(name: str, code_server_url: str) -> N
     assert await wrong_answers_that_pay(name, code_server_url, 1) == []
 
 
-def test_what_can_be_gamed_is_told(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.py"
-    mine.write_text(MINE.format(right="sample.ground_truth in sample.answer"), "utf-8")
-    result = attacked(str(mine))
+EVALUATES = """
+def evaluates(text, gold):
+    try:
+        return eval(text.strip().splitlines()[-1]) == float(gold)
+    except Exception:
+        return False
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "found"),
+    [
+        ("sample.ground_truth in sample.text", {"listed by": "3, 72, 1000000", "right, then wrong": "#### 3"}),
+        (
+            "evaluates(sample.text, sample.ground_truth)",
+            {"hexadecimal": "0x48", "_: bare": "7_2", "equals every": "type("},
+        ),
+        (
+            "(sample.text.split('<answer>') + [''])[1] in ('', '</answer>', '72</answer>')",
+            {"empty: answer tag": "<answer>"},
+        ),
+    ],
+    ids=["anywhere in the text", "evaluates the last line", "takes nothing for an answer"],
+)
+def test_what_can_be_gamed_is_told_with_its_input(tmp_path: Path, right: str, found: dict[str, str]) -> None:
+    mine, rows = tmp_path / "mine.py", tmp_path / "rows.jsonl"
+    mine.write_text(MINE.format(right=right) + EVALUATES, "utf-8")
+    rows.write_text(json.dumps({"reward_model": {"ground_truth": "72"}}) + "\n", "utf-8")
+    result = attacked(str(mine), "--data", str(rows))
     assert result.exit_code == 1
-    assert "false positives" in result.output
+    for attack, text in found.items():
+        assert any(attack in line and text in line for line in result.output.splitlines()), attack
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,10 @@ HANGING = (
     "{" * 400 + "}" * 400,
     "\\sqrt{" * 150 + "2" + "}" * 150,
 )
+EVALUATED = {
+    "code that ends the grader": "__import__('os').abort()",
+    "code for what equals everything": "type('Z', (str,), {'__eq__': lambda *a: True, '__hash__': str.__hash__})()",
+}
 LOOK_ALIKE = str.maketrans("0123456789aeopcxyABE", "٠١٢٣٤٥٦٧٨٩аеорсхуАВЕ")
 HOSTILE_CODE = {
     "exits": "import os\nos._exit(0)",
@@ -81,7 +85,7 @@ def attacks_on(ground_truth: Any, answer: str | None, code: bool) -> list[Attack
     if code:
         found += _programs(str(ground_truth))
     else:
-        found += [*_listed(gold), *_distorted(gold), *_hanging()]
+        found += [*_listed(gold), *_distorted(gold), *_hanging(), *_evaluated()]
     return found
 
 
@@ -175,7 +179,13 @@ def _distorted(gold: str) -> Iterator[Attack]:
 def _hanging() -> Iterator[Attack]:
     for text in HANGING:
         yield Attack(f"hanging: {text[:20]}", (("model", f"\\boxed{{{text}}}\n#### {text}"),))
-    yield Attack("code in an answer", (("model", "\\boxed{__import__('os').abort()}"),))
+
+
+def _evaluated() -> Iterator[Attack]:
+    """For what evaluates an answer."""
+    for name, text in EVALUATED.items():
+        for form in FORMS.keys() - {"code"}:
+            yield Attack(f"{name}: {form}", (("model", FORMS[form].format(text)),))
 
 
 def _programs(tests: str) -> Iterator[Attack]:
