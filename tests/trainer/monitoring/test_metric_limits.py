@@ -47,6 +47,12 @@ def test_what_rises_too_high_is_told(name):
     assert [bool(said) for said in lines({name: limit}, {metric: limit}, {metric: limit * 1.01})] == [False, True]
 
 
+def test_a_policy_that_moves_the_other_way_is_told():
+    fine, left = lines({"ppo_kl": 0.05}, {KL: -0.04}, {KL: -0.3})
+    assert fine == []
+    assert "actor/ppo_kl is -0.3, below minus its limit (metric_limits.ppo_kl: 0.05)" in left[0]
+
+
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.falling])
 def test_what_falls_below_its_share_of_its_peak_is_told(name):
     metric = RULES[name].metric

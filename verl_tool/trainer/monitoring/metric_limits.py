@@ -21,7 +21,8 @@ class Rule:
 
     metric: str
     falling: bool
-    """False: the metric stays at or below the limit. True: it stays at or above this share of its highest value yet."""
+    """False: the metric stays at or below the limit, and above minus that. True: it stays at or above this share of its
+    highest value yet."""
     advice: str
 
 
@@ -104,7 +105,8 @@ class MetricWatch:
             highest = self._highest.get(name, math.nan)
             inside, told = value >= limit * highest, f"{limit:g} of its highest value, {highest:.3g}"
         else:
-            inside, told = value <= limit, f"{limit:g}"
+            # verl's KL is the mean of a difference of log-probabilities: it is below 0 where the sampled ones rose.
+            inside, told = abs(value) <= limit, f"{limit:g}"
         where = f"step {step}: {rule.metric} is {value:.3g}"
         if inside == (name not in self._outside):
             return None
@@ -112,5 +114,5 @@ class MetricWatch:
             self._outside.remove(name)
             return f"{where}, back in its range (metric_limits.{name}: {told})"
         self._outside.add(name)
-        side = "below" if rule.falling else "above"
+        side = "below" if rule.falling else "below minus" if value < 0 else "above"
         return f"{where}, {side} its limit (metric_limits.{name}: {told}); {rule.advice}"
