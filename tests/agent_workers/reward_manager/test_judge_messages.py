@@ -120,6 +120,8 @@ WITHOUT_A_RIGHT_ANSWER = (
     "for a, b in zip([{A}], [1]):\n    assert sqrt(a) == b",
     "assert sqrt({A}) == int('4')",
     "assert max([1, {A}]) == len([1, 2])",
+    "assert ceil({A}.0) == int('{A}')",
+    "assert int('{A}') == ceil({A}.0)",
     "assert max([1, {A}]) == pow(7, 2)",
     "assert f('a') == hashlib.md5(b'{A}').hexdigest()",
     "assert f('a') == pytest.approx({A})",

@@ -77,7 +77,7 @@ class Handle:
         return length
 
     def __getitem__(self, place):
-        if isinstance(place, str):  # as a method: only a copy tells whether what is at 0 is what a loop sees first
+        if isinstance(place, str):  # A key is asked for as a method is; a place is looked up in what a loop sees.
             return self.__link.ask("getitem", self, place)
         copied = self.__link.copy_of(self)
         if copied is None or not isinstance(place, (int, slice)):

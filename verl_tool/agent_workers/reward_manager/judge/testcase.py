@@ -45,7 +45,7 @@ _MAKE = (
     "next print range repr set str tuple type zip"
 )
 _MAKERS = frozenset(_MAKE.split())
-"""Builtins that a test of another one uses: the solution's only if it defines none of the others."""
+"""Builtins that a test of another one uses: the solution's only where a test has no others."""
 _PARSERS = frozenset(("complex", "float", "Decimal"))
 _PROTECTED = _BUILTINS | _HOME_OF.keys()
 _EXCEPTIONS = frozenset(
@@ -85,7 +85,7 @@ class TestCase:
         self._imports = _imported(nodes) | self.texts
         self._mentioned = frozenset(_IDENTIFIER.findall(text))
         self._own = self._free - _PROTECTED - self._modules
-        self._tested = frozenset() if self._own else _innermost(nodes) & self._free & _PROTECTED - _compared(nodes)
+        self._tested = frozenset() if self._own else _tested(nodes) & self._free
         self.finite = _SPEAKS_OF_INFINITY.search(text) is None
         """It says nothing of NaN and infinity, and so means neither."""
         self.arrays = bool(self._mentioned & _ARRAYS)
@@ -110,7 +110,6 @@ class TestCase:
         """
         wanted = (link.names() & self._mentioned) - self._modules
         tested = self._tested & wanted
-        tested = tested - _MAKERS or tested
         if self._tested and not tested:
             raise link.refuse(f"{' and '.join(sorted(self._tested))}, which the solution does not define, instead")
         names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in tested}
@@ -254,14 +253,18 @@ def _innermost(nodes):
     }
 
 
-def _compared(nodes):
-    """Names in what an expression with other such names is compared with: of ``max([1, 2]) == len([1, 2])`` a test of
-    `max` speaks."""
-    found: set[str] = set()
+def _tested(nodes):
+    """Builtins and helpers that a test without other names is of: ``max([1, 2]) == len([1, 2])`` is of `max`."""
+    left: set[str] = set()
+    right: set[str] = set()
     for node in nodes:
-        if isinstance(node, ast.Compare) and _innermost(ast.walk(node.left)) & _PROTECTED - _MAKERS:
-            found.update(*(_innermost(ast.walk(other)) for other in node.comparators))
-    return found
+        if isinstance(node, ast.Compare):
+            one = _innermost(ast.walk(node.left)) & _PROTECTED - _MAKERS
+            left |= one
+            if one:
+                right.update(*(_innermost(ast.walk(other)) for other in node.comparators))
+    found = (_innermost(nodes) & _PROTECTED) - (right - left)
+    return found - _MAKERS or found
 
 
 def _expects_empty(nodes, own):
