@@ -91,13 +91,13 @@ def test_it_makes_room_for_the_one_that_serve_starts(watch, port, tmp_path):
 
 def test_it_makes_room_though_the_launcher_found_no_pid(watch, port, tmp_path):
     wait_for(port, "stands in")
-    (tmp_path / front_watch.PID_FILE).unlink()
+    (tmp_path / ingress_standby.PID_FILE).unlink()
     wait_for(port, "ConnectionRefusedError")
 
 
 def test_one_that_somebody_else_ended_is_replaced_and_leaves_no_pid_behind(watch, port, tmp_path):
     wait_for(port, "stands in")
-    pid_file = tmp_path / front_watch.PID_FILE
+    pid_file = tmp_path / ingress_standby.PID_FILE
     first = int(pid_file.read_text())
     os.kill(first, signal.SIGKILL)
     deadline = time.monotonic() + 30
@@ -112,9 +112,9 @@ def test_a_config_that_cannot_be_read_ends_no_watch(watch, port, tmp_path):
     config = tmp_path / "node" / "haproxy.cfg"
     config.rename(tmp_path / "node" / "kept")
     config.symlink_to(tmp_path / "node" / "none")
-    os.kill(int((tmp_path / front_watch.PID_FILE).read_text()), signal.SIGKILL)
+    os.kill(int((tmp_path / ingress_standby.PID_FILE).read_text()), signal.SIGKILL)
     wait_for(port, "ConnectionRefusedError")
-    time.sleep(3 * front_watch.LOOK_SECONDS)
+    time.sleep(3 * ingress_standby.LOOK_SECONDS)
     config.unlink()
     (tmp_path / "node" / "kept").rename(config)
     wait_for(port, "stands in")
