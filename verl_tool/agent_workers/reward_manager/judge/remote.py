@@ -172,10 +172,10 @@ class Generated(Stream):
     """A generator of the solution's, which a test may ask for being one."""
 
     __slots__ = ()
-    __class__ = property(lambda self: types.GeneratorType)  # type: ignore[assignment]
+    __class__ = property(lambda self: types.GeneratorType)
 
 
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: "tuple[type, ...]" = (type({}.keys()), type({}.values()), type({}.items()))
 _SIZED = frozenset(
     {*_VIEWS, *CONTAINERS, str, bytes, tuple, frozenset, range, OrderedDict, Counter, defaultdict, Record}
 )
