@@ -4,6 +4,9 @@ a start: for recipes on machines without an accelerator."""
 from __future__ import annotations
 
 import json
+import math
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,7 @@ QWEN2_SPLIT = (
 """How Qwen2's tokenizer splits text before merging: every digit by itself."""
 LOOK_EVERY = 10
 """Steps between looks at the success."""
+SECONDS_BETWEEN_LINES = 5.0
 Row = dict[str, list[int]]
 """``input_ids`` and ``labels`` of one solution."""
 console = Console(stderr=True)
@@ -149,7 +153,10 @@ class StopWhenGoodEnough(TrainerCallback):
 
     def __init__(self, batch: dict[str, torch.Tensor], target: float) -> None:
         self._batch, self._target = batch, target
-        self._bar = tqdm(desc="warm-up", unit="step")
+        # Where no terminal draws over the last state, a line every few seconds.
+        terminal = sys.stderr.isatty()
+        self._bar = tqdm(desc="warm-up", unit="step", disable=not terminal)
+        self._next_line = math.inf if terminal else time.monotonic()
         self.success = 0.0
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -157,7 +164,11 @@ class StopWhenGoodEnough(TrainerCallback):
         if state.global_step % LOOK_EVERY:
             return
         self.success = success_probability(kwargs["model"], self._batch)
-        self._bar.set_postfix_str(f"success {self.success:.1%}, stops at {self._target:.1%}")
+        told = f"success {self.success:.1%}, stops at {self._target:.1%}"
+        self._bar.set_postfix_str(told)
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+            console.print(f"warm-up: step {state.global_step}, {told}", highlight=False)
         control.should_training_stop = self.success >= self._target
 
     def on_train_end(

@@ -173,6 +173,9 @@ use_environment() {
     if [ "$PROFILE" = cpu ]; then
         export VERL_PLATFORM=cpu OMP_NUM_THREADS=1
     fi
+    # What verl and its libraries say while they are imported, and bars that a pipe would fill with carriage returns.
+    export VERL_LOGGING_LEVEL="${VERL_LOGGING_LEVEL:-WARN}" PYTHONWARNINGS="${PYTHONWARNINGS:-ignore:torchtitan engine,ignore:veomni engine}"
+    [ -t 2 ] || export HF_DATASETS_DISABLE_PROGRESS_BARS="${HF_DATASETS_DISABLE_PROGRESS_BARS:-1}"
     use_cluster_s_token
     # Without a key W&B would ask for one and wait; offline, `wandb sync RUN/wandb/...` uploads later.
     export WANDB_DIR="$RUN" WANDB_MODE="${WANDB_MODE:-$([ -n "${WANDB_API_KEY:-}" ] && echo online || echo offline)}"

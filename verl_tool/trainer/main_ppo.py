@@ -36,6 +36,7 @@ from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
 from verl_tool.trainer.ppo.estimators import check_algorithm
+from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
@@ -43,6 +44,7 @@ from verl_tool.trainer.row_files import check_rows
 from verl_tool.trainer.same_run import check_same_run
 from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
 
+LOG = "main_ppo.log"
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
 """Names verl's agent loop worker makes ours by."""
 
@@ -78,12 +80,13 @@ def train_as_configured(config: DictConfig) -> None:
             complete(config)
             print(OmegaConf.to_yaml(config, resolve=True))
             return
-        prepare(config)
-        check_data(config)
-        with tool_server(config):
-            train(config)
+        with console_of(config) as console:
+            prepare(config)
+            check_data(config)
+            with tool_server(config, console):
+                train(config, console)
     except RayTaskError as error:
-        sys.exit(f"{error}\nerror: the training ended: {cause_of(error)}")
+        sys.exit(f"{innermost(error).traceback_str}\nerror: the training ended: {cause_of(error)}")
     except RayError as error:
         sys.exit(f"error: the training ended: {error}")
     except VerlToolError as error:
@@ -92,11 +95,35 @@ def train_as_configured(config: DictConfig) -> None:
         sys.exit("interrupted; run the same command again to go on from the last checkpoint")
 
 
+@contextlib.contextmanager
+def console_of(config: DictConfig) -> Iterator[Console]:
+    """The console as the config asks for it. An error of a worker is in the log with all that it went through."""
+    log = Path(config.run_dir).resolve() / LOG
+    if config.console == "all":
+        with loud_console() as console:
+            yield console
+        return
+    if config.console != "steps":
+        raise ConfigError(f"console={config.console!r}; it must be steps or all")
+    with quiet_console(log) as console:
+        console.print(f"run {log.parent}: all that is printed goes to {log.name}", soft_wrap=True, highlight=False)
+        try:
+            yield console
+        except RayTaskError as error:
+            print(error, file=sys.stderr)
+            raise
+
+
+def innermost(error: RayTaskError) -> RayTaskError:
+    """The error of the process where it began: an error holds those of all processes that it went through."""
+    while isinstance(error.cause, RayTaskError):
+        error = error.cause
+    return error
+
+
 def cause_of(error: RayTaskError) -> str:
-    """What began it, in a line or two: the error itself tells the tracebacks of all processes that it went through."""
-    cause: BaseException = error
-    while isinstance(cause, RayTaskError):
-        cause = cause.cause
+    """What began it, in a line or two."""
+    cause = innermost(error).cause
     return str(cause) if isinstance(cause, VerlToolError) else f"{type(cause).__name__}: {cause}"
 
 
@@ -143,7 +170,7 @@ def complete(config: DictConfig) -> None:
 
 
 @contextlib.contextmanager
-def tool_server(config: DictConfig) -> Iterator[None]:
+def tool_server(config: DictConfig, console: Console) -> Iterator[None]:
     """The tool server that the config asks for, if any, for as long as the block runs."""
     wanted = config.tool_server
     if wanted.start is None:
@@ -166,15 +193,14 @@ def tool_server(config: DictConfig) -> Iterator[None]:
         if server.url != agent.tool_server_url:
             agent.tool_server_url = server.url
             OmegaConf.save(config, run / "config.yaml", resolve=True)
-        print(f"tool server: {server.url} ({wanted.start}), log in {log}", flush=True)
+        console.print(f"tool server: {server.url} ({wanted.start}), log in {log.name}", soft_wrap=True, highlight=False)
         yield
 
 
-def train(config: DictConfig) -> None:
+def train(config: DictConfig, console: Console) -> None:
     """Train to the end and tell where the time went. Leaves no Ray of ours behind."""
     runner = AgentTaskRunnerV1 if config.trainer.use_v1 else AgentTaskRunner
     ours = not ray.is_initialized()
-    console = Console(stderr=True)
     shown = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
     try:
         with shown, ray_settings(config):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -86,51 +84,3 @@ def test_null_is_no_limit():
 def test_wrong_limits_are_named(limits, words):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
         MetricWatch(limits)
-
-
-def test_verl_s_trainer_of_one_batch_looks_at_what_it_logs():
-    pytest.importorskip("verl")
-    from verl_tool.trainer.ppo.ray_trainer import TRACKING
-
-    class Tracking:
-        """As verl makes and uses it."""
-
-        def __init__(self, project_name: str, config: dict[str, Any]) -> None:
-            self.logged: list[int] = []
-
-        def log(self, data: dict[str, float], step: int) -> None:
-            self.logged.append(step)
-
-    watched = TRACKING.replace(Tracking)(project_name="p", config={"metric_limits": {"ppo_kl": 0.05}})
-    watched.log(data={KL: 0.01}, step=1)
-    watched.log(data={KL: 0.06}, step=2)
-    assert watched.logged == [1, 2]
-    assert watched._watch._outside == {"ppo_kl"}
-
-
-def test_verl_s_trainer_of_a_transfer_queue_looks_at_its_step_s_metrics(monkeypatch):
-    pytest.importorskip("transfer_queue")
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    from verl_tool.trainer.ppo.v1_trainer import AgentTrainerMixin
-
-    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda self, batch, metrics: metrics.update({KL: 0.3}))
-
-    class Nothing:
-        def take_metrics(self) -> dict[str, float]:
-            return {CALLS: 1.0}
-
-    class Trainer(AgentTrainerMixin):
-        def __init__(self) -> None:
-            self._rollouts = self._progress = Nothing()
-            self._watch, self.global_steps = MetricWatch({"ppo_kl": 0.05}), 7
-
-        def on_sample_end(self) -> None: ...
-
-        def on_step_end(self) -> None: ...
-
-    trainer, metrics = Trainer(), {}
-    monkeypatch.setattr("verl_tool.trainer.ppo.v1_trainer._not_told", lambda batch: [])
-    trainer._compute_metrics(SimpleNamespace(tags=[]), metrics)
-    assert metrics == {KL: 0.3, CALLS: 1.0}
-    assert trainer._watch._outside == {"ppo_kl"}

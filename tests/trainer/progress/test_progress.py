@@ -9,9 +9,10 @@ import pytest
 import ray
 from rich.console import Console
 
-from verl_tool.trainer.progress.progress import SET_UP_SECONDS, STARTED, VALIDATION_SECONDS, Progress
+from verl_tool.trainer.progress.progress import SET_UP_SECONDS, STARTED, SUCCESS_METRIC, VALIDATION_SECONDS, Progress
 from verl_tool.trainer.progress.progress_bars import Bars, Lines, ProgressBars, display_for
-from verl_tool.trainer.progress.progress_board import Phase, PhaseState, ProgressBoard
+from verl_tool.trainer.progress.progress_board import Event, Phase, PhaseState, ProgressBoard
+from verl_tool.trainer.progress.step_table import StepRow, StepTable
 
 ROLLOUT = PhaseState(Phase.ROLLOUT, step=3, steps=10, expected=64, done=20, calls=30)
 
@@ -35,11 +36,16 @@ def test_lines_tell_what_came_of_a_phase():
     display = display_for(console)
     assert isinstance(display, Lines)
     display.show(ROLLOUT)
-    display.ended(PhaseState(Phase.SET_UP, seconds=40.25))
-    display.ended(PhaseState(Phase.ROLLOUT, 3, 10, 64, 64, 96, 4.0, {"reward": 0.5, "success": 0.4375, "calls": 1.5}))
+    display.happened(PhaseState(Phase.SET_UP, seconds=40.25))
+    display.happened(PhaseState(Phase.ROLLOUT, 3, 10, 64, 64, 96, 4.0, {"reward": 0.5}))
+    display.happened(StepRow(3, {"reward": 0.5}))
+    display.happened(PhaseState(Phase.VALIDATION, 3, 10, 16, 16, 16, 2.0, {"calculator": 0.4375}))
+    display.happened("step 3: actor/ppo_kl is 0.3")
     assert console.file.getvalue().splitlines() == [
         "set-up 40.2 s",
-        "[step 3/10] rollout 4.0 s: reward 0.5, success 0.438, calls 1.5",
+        *StepTable().lines(StepRow(3, {"reward": 0.5}), 10),
+        "validation of step 3 2.0 s: calculator 0.438",
+        "warning: step 3: actor/ppo_kl is 0.3",
     ]
 
 
@@ -49,9 +55,10 @@ def test_bars_show_each_phase():
     assert isinstance(bars, Bars)
     bars.start()
     bars.show(ROLLOUT)
-    bars.ended(PhaseState(Phase.ROLLOUT, 3, 10, 64, 64, 96, 4.0, {"reward": 0.5}))
+    bars.happened(PhaseState(Phase.ROLLOUT, 3, 10, 64, 64, 96, 4.0, {"reward": 0.5}))
     bars.show(PhaseState(Phase.UPDATE, 3, 10))
-    bars.ended(PhaseState(Phase.UPDATE, 3, 10, seconds=1.0))
+    bars.happened(PhaseState(Phase.UPDATE, 3, 10, seconds=1.0))
+    bars.happened(StepRow(3, {"reward": 0.125}))
     bars.show(PhaseState(Phase.VALIDATION, 3, 10, expected=16, done=4, calls=6))
     bars.stop()
     shown = console.file.getvalue().split("training")[-1]
@@ -60,6 +67,7 @@ def test_bars_show_each_phase():
     assert "4/16" in shown
     assert "1.5 calls" in shown
     assert "reward 0.5" in shown
+    assert "0.125" in console.file.getvalue()
 
 
 class Shown:
@@ -67,6 +75,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.phases: list[PhaseState] = []
+        self.others: list[Event] = []
         self.now = PhaseState()
 
     def start(self) -> None: ...
@@ -76,8 +85,11 @@ class Shown:
     def show(self, now: PhaseState) -> None:
         self.now = now
 
-    def ended(self, phase: PhaseState) -> None:
-        self.phases.append(phase)
+    def happened(self, event: Event) -> None:
+        if isinstance(event, PhaseState):
+            self.phases.append(event)
+        else:
+            self.others.append(event)
 
 
 @pytest.mark.slow
@@ -95,16 +107,20 @@ def test_from_the_trainer_to_the_display(monkeypatch):
         assert progress.take_metrics()[SET_UP_SECONDS] >= 100
         progress.begin(Phase.ROLLOUT, 1, 2, expected=8)
         progress.expect(4)
-        progress.tell({"reward": 0.5})
+        progress.tell({"reward": 0.5, "success": 0.25})
         progress.begin(Phase.UPDATE, 1, 2)
+        ray.get(progress._board.tell.remote([StepRow(1, {"reward": 0.5}), "warned"]))
         progress.end()
     ray.shutdown()
-    assert set(progress.take_metrics()) == {VALIDATION_SECONDS}
+    metrics = progress.take_metrics()
+    assert set(metrics) == {VALIDATION_SECONDS, SUCCESS_METRIC}
+    assert metrics[SUCCESS_METRIC] == 0.25
+    assert shown.others == [StepRow(1, {"reward": 0.5}), "warned"]
     assert [(p.phase, p.step, p.expected) for p in shown.phases] == [
         (Phase.SET_UP, 0, 0),
         (Phase.VALIDATION, 0, 16),
         (Phase.ROLLOUT, 1, 12),
         (Phase.UPDATE, 1, 0),
     ]
-    assert shown.phases[2].results == {"reward": 0.5}
+    assert shown.phases[2].results == {"reward": 0.5, "success": 0.25}
     assert shown.now.phase is Phase.UPDATE

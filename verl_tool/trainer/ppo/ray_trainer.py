@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl import DataProto
 from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
-from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.ppo.advantage import without_invalid
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
 from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
+from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
@@ -44,29 +44,7 @@ METRICS = _patch("compute_data_metrics", of_rows_that_count)
 PATCHES = (ADVANTAGE, KL_PENALTY, METRICS)
 
 
-def _watched(tracking: type[Any]) -> type[Any]:
-    """verl's `Tracking`, which also looks whether what it logs is in range."""
-
-    class WatchedTracking(tracking):
-        def __init__(self, *args: Any, config: Mapping[str, Any], **kwargs: Any) -> None:
-            super().__init__(*args, config=config, **kwargs)
-            self._watch = MetricWatch(config["metric_limits"])
-
-        def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> None:
-            super().log(data, step, *args, **kwargs)
-            self._watch.look(data, step)
-
-    return WatchedTracking
-
-
-TRACKING = Patch(
-    distribution="verl",
-    versions=SpecifierSet(">=0.9.0"),
-    module="verl.utils.tracking",
-    attribute="Tracking",
-    why="a step's metrics come together in a local variable of the training loop, which shows them to this class only",
-    replace=_watched,
-)
+TRACKING = tracking_patch("verl.utils.tracking")
 
 
 class AgentRayPPOTrainer(RayPPOTrainer):

@@ -24,7 +24,6 @@ from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.errors import VerlToolError
 from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
-from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
 from verl_tool.trainer.ppo.causes import Outcome
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards
@@ -38,6 +37,7 @@ from verl_tool.trainer.ppo.replay import (
 )
 from verl_tool.trainer.ppo.rollout_log import rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
+from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
@@ -62,6 +62,7 @@ PATCHES = (
     _patch("trainer_base", "apply_kl_penalty", of_rows_in_the_loss),
     _patch("trainer_base", "ReplayBuffer", filtering_by_what_counts),
     _patch("trainer_base", "ReplayBufferAsync", filtering_by_what_counts),
+    tracking_patch("verl.trainer.ppo.v1.trainer_base"),
 )
 
 
@@ -75,7 +76,6 @@ class AgentTrainerMixin(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         self._rollouts = rollout_log(config)
         self._progress = Progress(config.stall_timeout)
-        self._watch = MetricWatch(config.metric_limits)
         self._asked = 0
         super().__init__(config)
 
@@ -175,7 +175,6 @@ class AgentTrainerMixin(PPOTrainer):
         cleaned = without_nan(without_rewards(metrics) if all(out) else metrics)
         metrics.clear()
         metrics.update(cleaned | self._rollouts.take_metrics() | self._progress.take_metrics())
-        self._watch.look(metrics, self.global_steps)
 
     def _validate(self) -> dict[str, Any]:
         expected = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n

@@ -13,6 +13,8 @@ from verl_tool.trainer.progress.progress_board import Phase, PhaseState, find_bo
 STARTED = "VERL_TOOL_STARTED"
 """Environment variable: when the command line began (seconds since the epoch)."""
 SET_UP_SECONDS = "timing_s/setup"
+SUCCESS, SUCCESS_METRIC = "success", "agent/success/mean"
+"""A result of a rollout, and the name under which it is logged."""
 VALIDATION_SECONDS = "timing_s/testing"
 """verl's own name; verl tells it of every validation but the one before the training."""
 
@@ -68,11 +70,13 @@ class Progress:
             self._metrics[SET_UP_SECONDS] = seconds
         elif self._phase is Phase.VALIDATION:
             self._metrics[VALIDATION_SECONDS] = seconds
+        elif self._phase is Phase.ROLLOUT and SUCCESS in self._results:
+            self._metrics[SUCCESS_METRIC] = self._results[SUCCESS]
         self._phase = None
         if self._board is not None:
             self._board.end.remote(seconds, self._results)
 
     def take_metrics(self) -> dict[str, float]:
-        """Seconds of phases that have ended and of which verl does not tell by itself; nothing a second time."""
+        """What phases that have ended tell and verl does not: seconds, success. Nothing a second time."""
         metrics, self._metrics = self._metrics, {}
         return metrics

@@ -1,4 +1,4 @@
-"""A bar for each phase of a training on stderr; lines where stderr is no terminal."""
+"""A training on the console: a line a step, and on a terminal a bar for each phase below them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from typing_extensions import Self
 
-from verl_tool.trainer.progress.progress_board import Phase, PhaseState, make_board
+from verl_tool.trainer.progress.progress_board import Event, Phase, PhaseState, make_board
+from verl_tool.trainer.progress.step_table import StepRow, StepTable
 
 SECONDS_BETWEEN_LOOKS = 0.5
 ANSWER_SECONDS = 5.0
@@ -30,16 +31,16 @@ class Display(Protocol):
         """The phase under way."""
         ...
 
-    def ended(self, phase: PhaseState) -> None:
-        """A phase that is over. Each is told once, in order."""
+    def happened(self, event: Event) -> None:
+        """A phase that is over, a step's numbers or a warning. Each is told once, in order."""
         ...
 
 
 class Lines:
-    """A line for each phase that is over."""
+    """A line for each step, validation and warning."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self._console, self._table, self._steps = console, StepTable(), 0
 
     def start(self) -> None: ...
 
@@ -47,10 +48,25 @@ class Lines:
 
     def show(self, now: PhaseState) -> None: ...
 
-    def ended(self, phase: PhaseState) -> None:
-        where = f"[step {phase.step}/{phase.steps}] " if phase.steps else ""
-        told = f": {told_results(phase)}" if phase.results else ""
-        self._console.print(f"{where}{phase.phase.value} {phase.seconds:.1f} s{told}", markup=False, highlight=False)
+    def happened(self, event: Event) -> None:
+        if isinstance(event, StepRow):
+            for line in self._table.lines(event, self._steps):
+                self._print(line)
+        elif isinstance(event, str):
+            self._print(f"warning: {event}", style="yellow")
+        else:
+            self._steps = event.steps
+            if event.phase in (Phase.SET_UP, Phase.VALIDATION):
+                self._print(_ended_line(event))
+
+    def _print(self, line: str, style: str | None = None) -> None:
+        self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _ended_line(phase: PhaseState) -> str:
+    where = f" of step {phase.step}" if phase.step else ""
+    told = f": {told_results(phase)}" if phase.results else ""
+    return f"{phase.phase.value}{where} {phase.seconds:.1f} s{told}"
 
 
 class Bars:
@@ -65,6 +81,7 @@ class Bars:
             for phase in (Phase.ROLLOUT, Phase.UPDATE, Phase.VALIDATION)
         }
         self._shown: tuple[Phase, int] | None = None
+        self._lines = Lines(self._progress.console)
 
     def start(self) -> None:
         self._progress.start()
@@ -85,10 +102,12 @@ class Bars:
             calls = f"{now.calls / now.done:.1f} calls" if now.done else ""
             self._progress.update(task, completed=min(now.done, now.expected), total=now.expected, told=calls)
 
-    def ended(self, phase: PhaseState) -> None:
-        task = self._tasks.get(phase.phase)
-        if task is None:
-            return
+    def happened(self, event: Event) -> None:
+        self._lines.happened(event)
+        if isinstance(event, PhaseState) and event.phase in self._tasks:
+            self._finish(event, self._tasks[event.phase])
+
+    def _finish(self, phase: PhaseState, task: TaskID) -> None:
         total = phase.expected or 1
         self._progress.update(task, visible=True, total=total, completed=total, told=told_results(phase))
         self._stop_clock(task)
@@ -150,10 +169,10 @@ class ProgressBars:
         if self._board is None:
             self._board = make_board()
         try:
-            now, ended = ray.get(self._board.read.remote(self._seen), timeout=ANSWER_SECONDS)
+            now, events = ray.get(self._board.read.remote(self._seen), timeout=ANSWER_SECONDS)
         except GetTimeoutError:  # a busy machine; the next look shows it all
             return
-        self._seen += len(ended)
-        for phase in ended:
-            self._display.ended(phase)
+        self._seen += len(events)
+        for event in events:
+            self._display.happened(event)
         self._display.show(now)

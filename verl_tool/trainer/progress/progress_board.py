@@ -6,7 +6,7 @@ verl: its process starts fast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from verl_tool.agent_loop.verl.progress_report import BOARD
+from verl_tool.trainer.progress.step_table import StepRow
 
 
 class Phase(str, Enum):
@@ -45,12 +46,16 @@ class PhaseState:
     """What came of it, by the name to show."""
 
 
+Event = PhaseState | StepRow | str
+"""A phase that ended, a step's numbers, or a warning."""
+
+
 class ProgressBoard:
-    """The phase under way, and those that ended."""
+    """The phase under way, and what has happened, in order."""
 
     def __init__(self) -> None:
         self._now = PhaseState()
-        self._ended: list[PhaseState] = []
+        self._events: list[Event] = []
 
     def begin(self, state: PhaseState) -> None:
         """A phase begins."""
@@ -67,11 +72,15 @@ class ProgressBoard:
 
     def end(self, seconds: float, results: Mapping[str, float]) -> None:
         """The phase under way is over."""
-        self._ended.append(replace(self._now, seconds=seconds, results=dict(results)))
+        self._events.append(replace(self._now, seconds=seconds, results=dict(results)))
 
-    def read(self, seen: int) -> tuple[PhaseState, list[PhaseState]]:
-        """The phase under way, and those that ended behind the first `seen`."""
-        return self._now, self._ended[seen:]
+    def tell(self, events: Sequence[Event]) -> None:
+        """Something has happened."""
+        self._events += events
+
+    def read(self, seen: int) -> tuple[PhaseState, list[Event]]:
+        """The phase under way, and what happened behind the first `seen` events."""
+        return self._now, self._events[seen:]
 
 
 def make_board() -> Any:

@@ -1,0 +1,43 @@
+"""Whoever logs a step's metrics tells the console of them too. Written for verl 0.9.0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from verl_tool.platforms.patch import Patch
+from verl_tool.trainer.monitoring.metric_limits import MetricWatch
+from verl_tool.trainer.progress.progress_board import find_board
+from verl_tool.trainer.progress.step_table import step_row
+
+
+def _reporting(tracking: type[Any]) -> type[Any]:
+    """verl's `Tracking`, which also looks whether what it logs is in range, and shows it on the console."""
+
+    class ReportingTracking(tracking):
+        def __init__(self, *args: Any, config: Mapping[str, Any], **kwargs: Any) -> None:
+            super().__init__(*args, config=config, **kwargs)
+            self._watch = MetricWatch(config["metric_limits"])
+            self._board = find_board()
+
+        def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> None:
+            super().log(data, step, *args, **kwargs)
+            said, row = self._watch.look(data, step), step_row(data, step)
+            if self._board is not None:
+                self._board.tell.remote([*([row] if row else []), *said])
+
+    return ReportingTracking
+
+
+def tracking_patch(module: str) -> Patch:
+    """Of `Tracking` as the trainer in this module finds it."""
+    return Patch(
+        distribution="verl",
+        versions=SpecifierSet(">=0.9.0"),
+        module=module,
+        attribute="Tracking",
+        why="a step's metrics come together in the training loop, which shows them to this class only",
+        replace=_reporting,
+    )
