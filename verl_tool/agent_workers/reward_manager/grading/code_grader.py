@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox_fusion import RunCodeResponse
 
+KEPT = 1024
+"""Solutions of which it is known what the judge found."""
 DETAILS = ("pass_rate", "tests", "time_outs", "no_code", "judge_protected")
 
 
@@ -47,6 +50,9 @@ class CodeOptions(RewardOptions):
     """Tests of one row beyond it are left out."""
     max_code_chars: int = Field(100_000, ge=1)
     """A longer solution is wrong without being run."""
+    judge_equal_once: bool = True
+    """Equal solutions of one problem, of which a group of samples has many, are judged once. False: each by itself, as
+    for solutions that are right by chance."""
     max_connections: int = Field(64, ge=1)
     """Runs under way at a time, of one reward worker."""
     queue_seconds: float = Field(600.0, gt=0)
@@ -62,6 +68,7 @@ class CodeGrader:
         self._url = url
         self._client: ToolClient | None = None
         self._places = asyncio.Semaphore(options.max_connections)
+        self._judged: OrderedDict[tuple[str, TestSuite], asyncio.Future[Verdicts]] = OrderedDict()
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault if the server or its sandbox fails."""
@@ -75,7 +82,35 @@ class CodeGrader:
         return self._graded(verdicts)
 
     async def judge(self, code: str, suite: TestSuite) -> Verdicts:
-        """What the judge finds. Raises GraderFault."""
+        """What the judge finds, or found of the same solution a short while ago. Raises GraderFault."""
+        if not self._options.judge_equal_once:
+            return await self._judge(code, suite)
+        key = (code, suite)
+        found = self._judged.get(key)
+        if found is not None:
+            # A fault, or the end of whoever asked first, is not shared: this solution is then judged by itself.
+            try:
+                return await asyncio.shield(found)
+            except GraderFault:
+                pass
+            except asyncio.CancelledError:
+                if not found.cancelled():
+                    raise
+            return await self._judge(code, suite)
+        return await self._judge_first(key)
+
+    async def _judge_first(self, key: tuple[str, TestSuite]) -> Verdicts:
+        """Judge a solution and keep what comes of it for its equals. Raises GraderFault."""
+        task = self._judged[key] = asyncio.ensure_future(self._judge(*key))
+        if len(self._judged) > KEPT:
+            self._judged.popitem(last=False)
+        try:
+            return await task
+        except BaseException:
+            self._judged.pop(key, None)
+            raise
+
+    async def _judge(self, code: str, suite: TestSuite) -> Verdicts:
         run = JudgeRun.of(code, suite, self._options.test_seconds, self._options.total_seconds)
         try:
             async with self._places:
