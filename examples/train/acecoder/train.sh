@@ -23,10 +23,10 @@ knob MAX_TURNS            5                                     2
 knob GPU_MEMORY           0.4
 knob REWARD               acecoder
 knob SAVE_FREQ            40                                    -1
-knob TEST_FREQ            10                                    13
+knob TEST_FREQ            10                                    11
 knob EPOCHS               5                                     1000
-knob STEPS                null                                  26
-knob VAL_TEMPERATURE      0                                     1.0
+knob STEPS                null                                  22
+knob VAL_TEMPERATURE      0
 knob VAL_FILES            "[$DATA/test.parquet]"                "[$DATA/test.parquet,$DATA/without_tool.parquet]"
 knob WARM_UP              0.9
 

@@ -20,9 +20,9 @@ knob MAX_PROMPT_LENGTH    1536                                  64
 knob MAX_RESPONSE_LENGTH  2560                                  64
 knob REWARD               acecoder
 knob SAVE_FREQ            10                                    -1
-knob TEST_FREQ            10                                    13
-knob STEPS                null                                  26
-knob VAL_TEMPERATURE      0                                     1.0
+knob TEST_FREQ            10                                    11
+knob STEPS                null                                  22
+knob VAL_TEMPERATURE      0
 knob WARM_UP              0.9
 
 launch "$@"
