@@ -1,0 +1,23 @@
+# Shortcuts. Each target makes or takes the project's environment by scripts/env.sh, as scripts/test.sh does.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.PHONY: help check test bench
+
+help:
+	@echo "make check                    ruff, format, mypy"
+	@echo "make test [ARGS='-m \"not slow\"']   the checks, then pytest with ARGS"
+	@echo "make bench                    list the benchmarks"
+	@echo "make bench NAME=sandbox [ARGS=...]  run one; ARGS=--help tells its options"
+
+check:
+	source scripts/env.sh dev train && ruff check . && ruff format --check . && mypy
+
+test:
+	bash scripts/test.sh $(ARGS)
+
+bench:
+ifdef NAME
+	source scripts/env.sh dev train && python benchmarks/$(NAME).py $(ARGS)
+else
+	@cd benchmarks && grep -l __main__ *.py | sed 's/\.py$$//'
+endif
