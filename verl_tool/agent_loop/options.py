@@ -66,7 +66,7 @@ class EpisodeOptions(BaseModel):
     """Ask the tool server with an empty action before the model's first turn; its observation ends the prompt."""
 
     max_start_length: _Tokens | None = None
-    """The row's own prompt; a longer one loses its head."""
+    """The row's own prompt; a longer one is truncated on the left."""
     max_prompt_length: _Tokens | None = None
     """The prompt as the model first sees it: the row's own, and what `call_tool_first` added."""
     max_response_length: _Tokens | None = None
