@@ -122,7 +122,7 @@ class EpisodeOptions(BaseModel):
     tool_call_request_interval: float = Field(default=0.0, ge=0)
     """Least time between two requests to the tool server."""
     max_fault_fraction: float = Field(default=0.5, ge=0, le=1)
-    """A step in which more trajectories than this fault ends the run."""
+    """The run ends if more than this fraction of a step's trajectories end in a fault."""
     enable_tqdm: bool = True
     """Show a progress bar."""
 
