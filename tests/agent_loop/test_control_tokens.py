@@ -88,13 +88,13 @@ async def test_a_cut_output_forges_nothing_either(name: str) -> None:
     "text", ["<b>bold</b> a[0] x < y", "[INFO] done", "\n\n  two\n\n", "<table>1</table>", "日 é 😀"]
 )
 def test_ordinary_text_is_left_alone(name: str, text: str) -> None:
-    assert next(ControlTokens(HFTokenizer(shape(name).tokenizer)).safe_forms(text)) == text
+    assert next(ControlTokens(HFTokenizer(shape(name).tokenizer)).escaped_forms(text)) == text
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.text(max_size=60))
 def test_a_safe_form_can_always_be_encoded(text: str) -> None:
-    for form in ControlTokens(HFTokenizer(shape("llama3").tokenizer)).safe_forms(text + "\ud800"):
+    for form in ControlTokens(HFTokenizer(shape("llama3").tokenizer)).escaped_forms(text + "\ud800"):
         form.encode()
 
 

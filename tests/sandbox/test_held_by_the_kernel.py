@@ -19,7 +19,7 @@ from verl_tool.sandbox import pool as pools
 from verl_tool.sandbox.isolation import cgroup, seccomp
 from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup
 from verl_tool.sandbox.job import JobFiles
-from verl_tool.sandbox.run_queue import Places
+from verl_tool.sandbox.run_queue import RunSlots
 from verl_tool.sandbox.worker import Ended, Worker
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -192,7 +192,7 @@ async def test_whose_memory_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = group.take(100 << 20)
     assert oom_kills.judge_by_group(_ENDED, mine, 1 << 30).limit_hit is None  # a signal that it sent to itself
     monkeypatch.setattr(RunGroup, "lost_process", lambda _: True)
-    with pytest.raises(oom_kills.Innocent):
+    with pytest.raises(oom_kills.KilledForOthersError):
         oom_kills.judge_by_group(_ENDED, mine, 1 << 30)
     assert oom_kills.judge_by_group(_ENDED, mine, 10 << 20).limit_hit == "memory_bytes"
     monkeypatch.setattr(RunGroup, "exceeded_memory", lambda _: True)
@@ -203,7 +203,7 @@ async def test_whose_memory_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_whose_memory_it_was_without_groups() -> None:
     kills = oom_kills.machine_kills()
     assert oom_kills.judge_without_group(_ENDED, kills, 1 << 30).limit_hit is None
-    with pytest.raises(oom_kills.Innocent):
+    with pytest.raises(oom_kills.KilledForOthersError):
         oom_kills.judge_without_group(_ENDED, kills - 1, 1 << 30)
     assert oom_kills.judge_without_group(_ENDED, kills - 1, 10 << 20).limit_hit == "memory_bytes"
     assert oom_kills.judge_without_group(replace(_ENDED, status=0), kills - 1, 1 << 30).limit_hit is None
@@ -261,20 +261,20 @@ async def test_long_runs_leave_their_places_to_short_ones(pool: SandboxPool) -> 
 
 async def test_places_are_given_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verl_tool.sandbox.run_queue.SHORT_SECONDS", 0.05)
-    places = Places(short=2, most=3, max_queued=2)
-    first, second = await places.enter(), await places.enter()
-    third, fourth = asyncio.create_task(places.enter()), asyncio.create_task(places.enter())
+    slots = RunSlots(short=2, most=3, max_queued=2)
+    first, second = await slots.enter(), await slots.enter()
+    third, fourth = asyncio.create_task(slots.enter()), asyncio.create_task(slots.enter())
     await asyncio.sleep(0)
-    assert places.queued == 2
+    assert slots.queued == 2
     with pytest.raises(SandboxError, match="queue is full"):
-        await places.enter()
+        await slots.enter()
     place = await asyncio.wait_for(third, 5)  # the first two have grown old
-    assert (places.live, places.queued) == (3, 1)
-    places.leave(first)
-    places.leave(await asyncio.wait_for(fourth, 5))
+    assert (slots.live, slots.queued) == (3, 1)
+    slots.leave(first)
+    slots.leave(await asyncio.wait_for(fourth, 5))
     for each in (second, place):
-        places.leave(each)
-    assert places.live == 0
+        slots.leave(each)
+    assert slots.live == 0
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,7 @@ class Episode:
         self, observation: str, limit: int | None, place: Callable[[str], list[Segment]]
     ) -> tuple[list[Segment], bool]:
         """The segments that `place` makes of an observation, free of control tokens, and whether `limit` cut it."""
-        for safe in self._control_tokens.safe_forms(observation):
+        for safe in self._control_tokens.escaped_forms(observation):
             shown = safe if limit is None else truncate(safe, limit, self.options.truncate_obs_side, self._tokenizer)
             segments = place(shown)
             if not self._control_tokens.forged(segments):

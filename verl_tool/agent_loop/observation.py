@@ -31,7 +31,7 @@ class ControlTokens:
         self._exactly, self._in_any_case = _first_characters(texts), _first_characters(texts, re.IGNORECASE)
         self._ids = frozenset(ids[0] for ids in map(tokenizer.encode, texts) if len(ids) == 1)
 
-    def safe_forms(self, output: str) -> Iterator[str]:
+    def escaped_forms(self, output: str) -> Iterator[str]:
         """`output` with its control tokens broken up, changed as little as can be at first, then more and more.
 
         Some tokenizers rewrite text before they look for tokens (case, compatibility characters, invisible ones), and

@@ -1,4 +1,4 @@
-"""Holding runs to what their control groups count, while they go on."""
+"""Ends runs that exceed their limits by what their control groups count, while they run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _FIRST_LOOK = 0.05
 _LOOK_EVERY = 0.1
 
 
-class Held:
-    """A run that goes on."""
+class EnforcedRun:
+    """A run that goes on, and its limits."""
 
     def __init__(self, group: RunGroup, limits: Limits, kill: Callable[[int], None]) -> None:
         """`kill`: ends the run for one of the limits that `wire` numbers."""
@@ -39,17 +39,17 @@ class Held:
             self._kill(wire.MEMORY if group.exceeded_memory() else wire.LOST)
 
 
-class Holding:
-    """All runs of a pool that go on in groups."""
+class LimitEnforcer:
+    """Looks at all running runs of a pool that have control groups."""
 
     def __init__(self) -> None:
-        self._held: set[Held] = set()
+        self._held: set[EnforcedRun] = set()
         self._some = asyncio.Event()
 
     @contextlib.contextmanager
-    def looks_after(self, group: RunGroup, limits: Limits, kill: Callable[[int], None]) -> Iterator[None]:
-        """Look after a run meanwhile; see `Held`."""
-        run = Held(group, limits, kill)
+    def enforced(self, group: RunGroup, limits: Limits, kill: Callable[[int], None]) -> Iterator[None]:
+        """Look after a run meanwhile; see `EnforcedRun`."""
+        run = EnforcedRun(group, limits, kill)
         self._held.add(run)
         self._some.set()
         try:

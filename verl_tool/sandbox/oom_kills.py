@@ -11,7 +11,7 @@ from verl_tool.sandbox.isolation.cgroup import RunGroup
 from verl_tool.sandbox.worker import Ended
 
 
-class Innocent(SandboxError):
+class KilledForOthersError(SandboxError):
     """The kernel killed a run because others had taken the machine's memory, or the pool's."""
 
 
@@ -33,29 +33,31 @@ def judge_by_group(ended: Ended, group: RunGroup, fair_share: int) -> Ended:
         fair_share: bytes; a run that uses more, when there is no more, has itself to blame.
 
     Raises:
-        Innocent: one of its processes was killed for memory that it had not taken.
+        KilledForOthersError: one of its processes was killed for memory that it had not taken.
     """
     ended = replace(ended, cpu_seconds=max(ended.cpu_seconds, group.cpu_seconds()))
     if not group.lost_process():
         return ended
     if group.exceeded_memory() or max(group.most_memory, ended.peak_memory_bytes) > fair_share:
         return replace(ended, limit_hit="memory_bytes")
-    raise _innocent()
+    raise _killed_for_others()
 
 
 def judge_without_group(ended: Ended, kills_before: int, fair_share: int) -> Ended:
     """The same where runs have no groups: by a count of the whole machine's, `machine_kills` before the run.
 
     Raises:
-        Innocent: it was killed while the kernel killed for memory, and it had not taken much.
+        KilledForOthersError: it was killed while the kernel killed for memory, and it had not taken much.
     """
     killed = ended.limit_hit is None and os.WIFSIGNALED(ended.status) and os.WTERMSIG(ended.status) == signal.SIGKILL
     if not killed or machine_kills() == kills_before:
         return ended
     if ended.peak_memory_bytes > fair_share:
         return replace(ended, limit_hit="memory_bytes")
-    raise _innocent()
+    raise _killed_for_others()
 
 
-def _innocent() -> Innocent:
-    return Innocent("the kernel killed a run for memory that others had taken; lower max_concurrent", retryable=False)
+def _killed_for_others() -> KilledForOthersError:
+    return KilledForOthersError(
+        "the kernel killed a run for memory that others had taken; lower max_concurrent", retryable=False
+    )

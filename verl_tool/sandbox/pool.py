@@ -23,11 +23,11 @@ from verl_tool.sandbox.isolation import levels as isolations
 from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup
 from verl_tool.sandbox.isolation.levels import Isolation, Level
 from verl_tool.sandbox.job import JobFiles, check_names, fetch
-from verl_tool.sandbox.limit_enforcer import Holding
+from verl_tool.sandbox.limit_enforcer import LimitEnforcer
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.policy import Policy
 from verl_tool.sandbox.result import RunResult
-from verl_tool.sandbox.run_queue import Places
+from verl_tool.sandbox.run_queue import RunSlots
 from verl_tool.sandbox.warm_modules import WARM_MODULES, Tier, suited_to, tiers_of
 from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Worker, WorkerGone
 
@@ -112,7 +112,7 @@ class SandboxPool:
         self._holds: dict[Tier, frozenset[str]] = {}
         """By tier: what is in its forkservers."""
         most = min(max(max_concurrent or _MOST_PER_CORE * cores, 1), MAX_SLOTS - _SPARE_SLOTS)
-        self._places = Places(_SHORT_PER_CORE * cores, most, max_queued)
+        self._run_slots = RunSlots(_SHORT_PER_CORE * cores, most, max_queued)
         self._interpreter = interpreter
         self._isolation: Isolation | None = None
         self._group: ControlGroup | None = None
@@ -120,7 +120,7 @@ class SandboxPool:
         self._replacements: set[asyncio.Task[None]] = set()
         self._fair_share = _memory_ceiling() // most
         self._quarantine = asyncio.Semaphore(_QUARANTINES)
-        self._holding = Holding()
+        self._enforcer = LimitEnforcer()
         self._watch: asyncio.Task[None] | None = None
         self._restarts = 0
         self._finished = 0
@@ -162,7 +162,7 @@ class SandboxPool:
             isolation=self._isolation,
             policy=self._policy,
             modules=(),
-            slots=self._places.most + _SPARE_SLOTS,  # one worker may have to carry all
+            slots=self._run_slots.most + _SPARE_SLOTS,  # one worker may have to carry all
             group=self._group,
         )
         setups = [replace(setup, modules=tier) for tier in self._tiers for _ in range(self._workers_wanted)]
@@ -175,7 +175,7 @@ class SandboxPool:
             raise
         self._workers = workers
         if self._group is not None:
-            self._watch = asyncio.get_running_loop().create_task(self._holding.watch())
+            self._watch = asyncio.get_running_loop().create_task(self._enforcer.watch())
         self._holds = {worker.setup.modules: worker.holds for worker in workers}
 
     async def close(self) -> None:
@@ -185,7 +185,7 @@ class SandboxPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._places.close(SandboxError("the pool was closed", retryable=True))
+        self._run_slots.close(SandboxError("the pool was closed", retryable=True))
         await asyncio.gather(*(worker.close() for worker in self._workers))
         self._workers = []
         await self._remove_group()
@@ -198,9 +198,9 @@ class SandboxPool:
         """The pool now."""
         return PoolStats(
             workers=sum(worker.alive for worker in self._workers),
-            live=self._places.live,
-            queued=self._places.queued,
-            slots=self._places.most,
+            live=self._run_slots.live,
+            queued=self._run_slots.queued,
+            slots=self._run_slots.most,
             restarts=self._restarts,
             finished=self._finished,
         )
@@ -246,14 +246,14 @@ class SandboxPool:
         _check_size(len(source) + sum(map(len, files.values())), limits)
         if self._closed or not self._workers:
             raise SandboxError("the pool is not running", retryable=True)
-        place = await self._places.enter()
+        slot = await self._run_slots.enter()
         try:
             tier = suited_to((source, *files.values()), self._holds)
             return await self._attempt(lambda: JobFiles(source, text, files), tier, limits, fetch_files)
         except OSError as error:
             raise SandboxError(f"no memory or file descriptors for a run: {error}") from error
         finally:
-            self._places.leave(place)
+            self._run_slots.leave(slot)
 
     async def _attempt(
         self, new_job: Callable[[], JobFiles], tier: Tier, limits: Limits, fetch_files: Sequence[str]
@@ -279,7 +279,7 @@ class SandboxPool:
 
     def _leaves_nothing(self, error: SandboxError) -> bool:
         """Whether a run that had begun may begin again: an isolated one is gone with its forkserver, files and all."""
-        return isinstance(error, (WorkerGone, oom_kills.Innocent)) and self.level.level is not Level.none
+        return isinstance(error, (WorkerGone, oom_kills.KilledForOthersError)) and self.level.level is not Level.none
 
     @contextlib.asynccontextmanager
     async def _worker(self, tier: Tier, *, alone: bool) -> AsyncIterator[Worker]:
@@ -353,7 +353,7 @@ class SandboxPool:
         """Where runs have no groups, their forkserver looks after them."""
         if group is None:
             return contextlib.nullcontext()
-        return self._holding.looks_after(group, limits, kill)
+        return self._enforcer.enforced(group, limits, kill)
 
     def _result(self, job: JobFiles, ended: Ended, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
         if not ended.reached and ended.limit_hit is None:

@@ -1,4 +1,4 @@
-"""Who may run now: the queue before a pool, and the places in it."""
+"""Who may run now: the queue before a pool, and the slots in it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import deque
 from verl_tool.errors import SandboxError
 
 SHORT_SECONDS = 1.0
-"""A run that lasts longer leaves its place on the cores to the next in line, so that a few that hang do not hold up all
+"""A run that lasts longer leaves its slot on the cores to the next in line, so that a few that hang do not hold up all
 others: it then counts only among those that may go on at once."""
 
 
-class Place:
+class RunSlot:
     """Held by one run."""
 
     def __init__(self) -> None:
@@ -20,25 +20,25 @@ class Place:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Places:
-    """Places for short runs and for all, and the queue for them, first come, first served."""
+class RunSlots:
+    """Slots for short runs and for all, and the queue for them, first come, first served."""
 
     def __init__(self, short: int, most: int, max_queued: int) -> None:
         """At most `most` runs go on at once, `short` of them not yet older than `SHORT_SECONDS`."""
         self.most = most
         self.live = 0
         """Runs that go on."""
-        self._short_places, self._max_queued = short, max_queued
+        self._short_slots, self._max_queued = short, max_queued
         self._short = 0
-        self._queue: deque[asyncio.Future[Place]] = deque()
+        self._queue: deque[asyncio.Future[RunSlot]] = deque()
 
     @property
     def queued(self) -> int:
         """Runs that wait."""
         return len(self._queue)
 
-    async def enter(self) -> Place:
-        """Take a place, in turn; to be given to `leave`.
+    async def enter(self) -> RunSlot:
+        """Take a slot, in turn; to be given to `leave`.
 
         Raises:
             SandboxError: too many wait already.
@@ -47,21 +47,21 @@ class Places:
             return self._take()
         if len(self._queue) >= self._max_queued:
             raise SandboxError(f"the sandbox's queue is full ({self._max_queued} runs wait); try again later")
-        ticket: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        ticket: asyncio.Future[RunSlot] = asyncio.get_running_loop().create_future()
         self._queue.append(ticket)
         try:
             return await ticket
         except asyncio.CancelledError:
             if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
-                self.leave(ticket.result())  # the place was ours already
+                self.leave(ticket.result())  # the slot was ours already
             raise
 
-    def leave(self, place: Place) -> None:
-        """Give a place back."""
-        if place.timer is not None:
-            place.timer.cancel()
+    def leave(self, slot: RunSlot) -> None:
+        """Give a slot back."""
+        if slot.timer is not None:
+            slot.timer.cancel()
         self.live -= 1
-        self._short -= place.is_short
+        self._short -= slot.is_short
         self._admit()
 
     def close(self, error: Exception) -> None:
@@ -72,17 +72,17 @@ class Places:
         self._queue.clear()
 
     def _has_room(self) -> bool:
-        return self._short < self._short_places and self.live < self.most
+        return self._short < self._short_slots and self.live < self.most
 
-    def _take(self) -> Place:
+    def _take(self) -> RunSlot:
         self.live += 1
         self._short += 1
-        place = Place()
-        place.timer = asyncio.get_running_loop().call_later(SHORT_SECONDS, self._grow, place)
-        return place
+        slot = RunSlot()
+        slot.timer = asyncio.get_running_loop().call_later(SHORT_SECONDS, self._grow, slot)
+        return slot
 
-    def _grow(self, place: Place) -> None:
-        place.is_short = False
+    def _grow(self, slot: RunSlot) -> None:
+        slot.is_short = False
         self._short -= 1
         self._admit()
 

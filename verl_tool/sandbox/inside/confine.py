@@ -18,7 +18,7 @@ _STACK = 64 << 20
 _CORES = os.cpu_count() or 1
 
 
-class Place:
+class RunIsolation:
     """The isolation that a forkserver gives its runs; the same for all of them."""
 
     def __init__(self, isolated: bool, as_root: bool, uid_base: int, scratch: str, base_memory: int) -> None:
@@ -44,13 +44,13 @@ class Request:
     def __init__(self, message: bytes) -> None:
         """`message`: packed as `wire.RUN`."""
         _, self.id, self.wall, self.cpu, self.memory, self.processes, *others = wire.RUN.unpack(message)
-        self.open_files, self.output, self.disk, self.disk_files, self.fetch, self.doors = others
+        self.open_files, self.output, self.disk, self.disk_files, self.fetch, self.procs_files = others
 
 
-def join_groups(doors: list[int]) -> None:
+def join_groups(procs_files: list[int]) -> None:
     """Have this process counted by the run's control group from now on. Raises OSError."""
-    for door in doors:
-        os.write(door, b"0")
+    for procs_file in procs_files:
+        os.write(procs_file, b"0")
 
 
 def _die_first() -> None:
@@ -63,7 +63,7 @@ def _die_first() -> None:
     os.close(fd)
 
 
-def enter(place: Place, request: Request, slot: int, init_fd: int) -> None:
+def enter(place: RunIsolation, request: Request, slot: int, init_fd: int) -> None:
     """Confine this process for good, all but the seccomp filter. Raises OSError if the kernel refuses any of it."""
     _die_first()
     os.setsid()  # where the kernel groups by session, a run with many busy processes gets no more than one with one
@@ -77,7 +77,7 @@ def enter(place: Place, request: Request, slot: int, init_fd: int) -> None:
     set_limits(place, request)
 
 
-def _enter_namespaces(place: Place, request: Request, slot: int, init_fd: int) -> None:
+def _enter_namespaces(place: RunIsolation, request: Request, slot: int, init_fd: int) -> None:
     """Join the mount namespace of the run's pid 1, mount its own folders there, and give up every privilege."""
     linux.setns(init_fd, linux.CLONE_NEWNS)
     uid = place.uid_base + slot if place.as_root else 0
@@ -94,7 +94,7 @@ def _enter_namespaces(place: Place, request: Request, slot: int, init_fd: int) -
         linux.drop_capabilities()
 
 
-def set_limits(place: Place, request: Request) -> None:
+def set_limits(place: RunIsolation, request: Request) -> None:
     """The kernel's own limits, per process. `resource_monitor` adds those over all processes of a run."""
 
     def limit(what: int, value: int) -> None:

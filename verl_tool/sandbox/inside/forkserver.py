@@ -93,14 +93,14 @@ class Forkserver:
         self._epoll = select.epoll()
         self._epoll.register(channel, select.EPOLLIN)
         self._next_look = math.inf
-        self._place = confine.Place(
+        self._isolation = confine.RunIsolation(
             isolated=config["isolated"],
             as_root=config["as_root"],
             uid_base=config["uid_base"],
             scratch=config["scratch"],
             base_memory=_memory(0),
         )
-        self._monitor = ResourceMonitor(self._place.isolated)
+        self._monitor = ResourceMonitor(self._isolation.isolated)
         if config["server_filter"]:
             linux.SeccompFilter(bytes.fromhex(config["server_filter"])).install()
 
@@ -162,7 +162,7 @@ class Forkserver:
         init = init_fd = -1
         self._reached[slot] = 0
         try:
-            if self._place.isolated:
+            if self._isolation.isolated:
                 flags = linux.CLONE_NEWPID | linux.CLONE_NEWNS
                 init, init_fd = linux.clone_idle(self._stacks.top(slot), flags)
             main = self._fork_into(init_fd)
@@ -175,7 +175,7 @@ class Forkserver:
         run = Run(request, slot, main, init, init_fd, now)
         self._runs[request.id] = run
         self._wait_for(run.main_fd, run)
-        if not request.doors:  # else the pool looks after it
+        if not request.procs_files:  # else the pool looks after it
             self._next_look = min(self._next_look, now + _FIRST_LOOK)
 
     def _fork_into(self, init_fd: int) -> int:
@@ -219,16 +219,16 @@ class Forkserver:
         self, request: confine.Request, fds: list[int], slot: int, init_fd: int, journal: memoryview
     ) -> tuple[program.types.ModuleType, program.Job]:
         """Confine this process, lay out the run's files and streams, and let go of all that is the forkserver's."""
-        confine.join_groups(fds[len(fds) - request.doors :])
+        confine.join_groups(fds[len(fds) - request.procs_files :])
         job = program.read_job(fds[0])
         for fd in (1, 2):
             os.dup2(fds[fd], fd)
         # Opened anew: flags that one run sets on a shared description would be read by the next.
-        has_stdin = len(fds) - request.doors > 3
+        has_stdin = len(fds) - request.procs_files > 3
         os.dup2(fds[3] if has_stdin else os.open(os.devnull, os.O_RDONLY), 0)
-        if not self._place.isolated:
+        if not self._isolation.isolated:
             self._make_scratch(slot)
-        confine.enter(self._place, request, slot, init_fd)
+        confine.enter(self._isolation, request, slot, init_fd)
         program.write_files(job)
         main = program.new_main_module()
         program.make_independent()
@@ -244,7 +244,7 @@ class Forkserver:
         return main, job
 
     def _make_scratch(self, slot: int) -> None:
-        box = f"{self._place.scratch}/{slot}"
+        box = f"{self._isolation.scratch}/{slot}"
         _remove(box)
         os.mkdir(box, 0o700)
         os.environ.update(HOME=f"{box}/work", TMPDIR=f"{box}/tmp")
@@ -275,7 +275,7 @@ class Forkserver:
         run.peak = max(run.peak, use.ru_maxrss << 10)
         if run.request.fetch and not run.answered:
             run.folder = self._open_folder(run)
-        if not self._place.isolated:
+        if not self._isolation.isolated:
             _kill_session(run.main)
             self._reply(run)
             return
@@ -284,16 +284,16 @@ class Forkserver:
 
     def _open_folder(self, run: Run) -> int:
         """The run's folder, reached through its pid 1, whose root nobody but the forkserver can change; -1 if gone."""
-        root = f"/proc/{run.init}/root" if self._place.isolated else ""
+        root = f"/proc/{run.init}/root" if self._isolation.isolated else ""
         try:
-            return os.open(root + self._place.work_directory(run.slot), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            return os.open(root + self._isolation.work_directory(run.slot), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             return -1
 
     def _reply(self, run: Run) -> None:
         """Nothing is left of the run: say so, and use its slot again."""
-        if not self._place.isolated and run.folder < 0:  # the pool still reads a folder that it asked for
-            _remove(f"{self._place.scratch}/{run.slot}")
+        if not self._isolation.isolated and run.folder < 0:  # the pool still reads a folder that it asked for
+            _remove(f"{self._isolation.scratch}/{run.slot}")
         if not run.answered:
             self._answer(run)
         if run.init_fd >= 0:
@@ -325,13 +325,13 @@ class Forkserver:
             run.wall = time.monotonic() - run.started_at
             run.status = _signal.SIGKILL
         self._answer(run)
-        self._bury_strangers()
+        self._reap_orphans()
 
-    def _bury_strangers(self) -> None:
+    def _reap_orphans(self) -> None:
         known = {pid for run in self._runs.values() for pid in (run.main, run.init)}
         with open("/proc/thread-self/children", encoding="ascii") as file:
-            strangers = {int(pid) for pid in file.read().split()} - known
-        for pid in strangers:
+            orphans = {int(pid) for pid in file.read().split()} - known
+        for pid in orphans:
             os.waitpid(pid, os.WNOHANG)
 
     def _kill(self, run: Run, reason: int) -> None:
@@ -341,7 +341,7 @@ class Forkserver:
         run.ending = True
         run.limit_hit = reason
         run.deadline = time.monotonic() + _BURIAL_SECONDS
-        if self._place.isolated:
+        if self._isolation.isolated:
             _signal.pidfd_send_signal(run.init_fd, _signal.SIGKILL)
         else:
             _kill_session(run.main)
@@ -355,7 +355,7 @@ class Forkserver:
             return
         use_of = self._monitor.survey({os.getpid(), *(run.init for run in self._runs.values())})
         for run in old:
-            run.group = run.group or self._monitor.group_of(run.init if self._place.isolated else run.main)
+            run.group = run.group or self._monitor.group_of(run.init if self._isolation.isolated else run.main)
             use = use_of.get(run.group or "")
             if use is not None:
                 self._hold(run, use)

@@ -63,7 +63,7 @@ class PolicyHooks:
         sys.addaudithook(self._audit)
 
     def _wrap_imports(self) -> None:
-        """`import` of a module that is loaded already raises no audit event, so both doors are wrapped."""
+        """`import` of a module that is loaded already raises no audit event, so both ways to import are wrapped."""
         plain_import, plain_import_module = builtins.__import__, importlib.import_module
 
         def guarded_import(name, globals=None, locals=None, fromlist=(), level=0):

@@ -4,8 +4,8 @@ The control channel is a unix socket of type SEQPACKET; every message is one pac
 
     pool -> forkserver   a dict           once: how to start
     forkserver -> pool   a dict           once: ready, or why not
-    pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr, stdin if it has any, and the doors of
-                                          its control group
+    pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr, stdin if it has any, and the
+                                          files by which it joins its control groups
     pool -> forkserver   KILL             end a run
     forkserver -> pool   REPLY (+ 1 fd)   the run has ended, all its processes are gone; the fd is its folder
 
@@ -35,7 +35,7 @@ def read_first_message(message: bytes) -> dict:
 
 RUN = struct.Struct("<BQddQIIQQIII")
 """op, id, wall seconds, CPU seconds (0: none), memory bytes, processes, open files, output bytes, disk bytes,
-disk files, whether the run's folder is asked for, how many of the descriptors are doors of its control group."""
+disk files, whether the run's folder is asked for, how many of the descriptors join it to its control groups."""
 MOST_FDS = 8
 """That come with one message."""
 KILL = struct.Struct("<BQB")

@@ -30,7 +30,7 @@ _V2_CONTROLLERS = "+memory +cpu"
 class Version:
     """Names and units of what a version of control groups offers."""
 
-    door: str
+    procs_file: str
     """Written to by a process of one thread that joins. Version 1 lets a thread join, for which the kernel does not
     wait until no other process on the machine is in the middle of a fork or an exec."""
     memory_limit: str
@@ -50,7 +50,7 @@ class Version:
 
 
 _V1 = Version(
-    door="tasks",
+    procs_file="tasks",
     memory_limit="memory.limit_in_bytes",
     memory_used="memory.usage_in_bytes",
     events="memory.oom_control",
@@ -62,7 +62,7 @@ _V1 = Version(
     once=(("memory.swappiness", "0"),),
 )
 _V2 = Version(
-    door="cgroup.procs",
+    procs_file="cgroup.procs",
     memory_limit="memory.max",
     memory_used="memory.current",
     events="memory.events",
@@ -101,9 +101,9 @@ class RunGroup:
         self.most_memory = 0
         self._before = self._counts()
 
-    def open_doors(self) -> list[int]:
+    def open_procs_files(self) -> list[int]:
         """Descriptors through which a process joins the group by writing ``0``; to be closed by the caller."""
-        return [os.open(f"{folder}/{self._version.door}", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders]
+        return [os.open(f"{folder}/{self._version.procs_file}", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders]
 
     def cpu_seconds(self) -> float:
         """CPU time of all its processes, dead ones too, since `prepare`."""
