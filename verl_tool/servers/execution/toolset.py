@@ -263,7 +263,7 @@ class ToolSet:
         return task
 
     def _free_later(self, trajectory: Trajectory) -> None:
-        if trajectory.states:
+        if any(self._by_name[name].stateful for name in trajectory.states):
             task = asyncio.create_task(self._runner.free(trajectory))
             self._freeing.add(task)
             task.add_done_callback(self._freeing.discard)
