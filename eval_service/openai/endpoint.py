@@ -38,13 +38,14 @@ from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.http import (
     PROMETHEUS_TEXT,
     Disconnected,
+    HeaderMap,
     HttpError,
     Receive,
     Reply,
     Scope,
     Send,
     answer_lifespan,
-    header,
+    headers_of,
     path_of,
     refuse_websocket,
     send_reply,
@@ -153,9 +154,8 @@ class Endpoint:
 
     async def _answer(self, scope: Scope, path: str, receive: Receive, send: Send) -> Sent:
         """Raises ApiError as long as nothing has been sent."""
-        if self._host_check is not None:
-            self._check_host(self._host_check, scope)
-        self._authorise(scope, path)
+        headers = self._checked_headers(scope)
+        self._authorise(headers, path)
         get = self._get_of(path)
         if get is not None:
             _refuse_other_method(scope, path, "GET")
@@ -168,7 +168,7 @@ class Endpoint:
             raise ApiError(404, f"there is no {path[:80]!r} here; known: {known}", code="unknown_path")
         _refuse_other_method(scope, path, "POST")
         try:
-            body = await self.bodies.read(scope, receive)
+            body = await self.bodies.read(scope, headers, receive)
         except HttpError as error:
             raise from_http(error) from None
         try:
@@ -177,17 +177,19 @@ class Endpoint:
             self.bodies.release(len(body))
         return Sent(sent.status, sent.bytes_out, len(body))
 
-    @staticmethod
-    def _check_host(check: HostCheck, scope: Scope) -> None:
+    def _checked_headers(self, scope: Scope) -> HeaderMap:
         try:
-            check.refuse_stranger(scope)
+            headers = headers_of(scope)
+            if self._host_check is not None:
+                self._host_check.refuse_stranger(scope, headers)
         except HttpError as error:
             raise from_http(error) from None
+        return headers
 
-    def _authorise(self, scope: Scope, path: str) -> None:
+    def _authorise(self, headers: HeaderMap, path: str) -> None:
         if self._token is None or path == "/health":
             return
-        given = header(scope, b"authorization") or b""
+        given = headers.get(b"authorization", b"")
         if not hmac.compare_digest(given, self._token):
             message = "the api key is missing or wrong; send the header 'Authorization: Bearer <api_key>'"
             raise ApiError(401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),))

@@ -34,6 +34,7 @@ from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.http import (
     PROMETHEUS_TEXT,
     Disconnected,
+    HeaderMap,
     Headers,
     HttpError,
     Receive,
@@ -41,7 +42,7 @@ from verl_tool.servers.api.http import (
     Scope,
     Send,
     answer_lifespan,
-    header,
+    headers_of,
     path_of,
     refuse_websocket,
     send_reply,
@@ -64,7 +65,7 @@ _FIELD_OF_FAULT = re.compile(r"(?:[a-z_]+\[\d+\]|tool_name)(?= )")
 
 _FORWARDED, _PEER_KEY = FORWARDED_HEADER.encode(), PEER_KEY_HEADER.encode()
 
-Handler = Callable[[Scope, bytes], Awaitable[Reply]]
+Handler = Callable[[HeaderMap, bytes], Awaitable[Reply]]
 
 
 class ToolServerApp:
@@ -131,9 +132,10 @@ class ToolServerApp:
         route = path if path in self._routes else "other"
         body = b""
         try:
-            handler = self._handler(scope, path)
-            body = await self.bodies.read(scope, receive)
-            reply = await until_disconnect(handler(scope, body), receive)
+            headers = headers_of(scope)
+            handler = self._handler(scope, path, headers)
+            body = await self.bodies.read(scope, headers, receive)
+            reply = await until_disconnect(handler(headers, body), receive)
         except Disconnected:
             return
         except HttpError as error:
@@ -151,12 +153,12 @@ class ToolServerApp:
         """Run entries in this process, deadline included."""
         return await self.toolset.step(requests, timeout_seconds=self._timeout, admission=self.admission)
 
-    def _handler(self, scope: Scope, path: str) -> Handler:
+    def _handler(self, scope: Scope, path: str, headers: HeaderMap) -> Handler:
         if self._host_check is not None:
-            self._host_check.refuse_stranger(scope)
-        self._refuse_misdirected(scope)
+            self._host_check.refuse_stranger(scope, headers)
+        self._refuse_misdirected(headers)
         if self._tokens and path != "/health":
-            given = header(scope, b"authorization") or b""
+            given = headers.get(b"authorization", b"")
             if not any(hmac.compare_digest(given, token) for token in self._tokens):
                 message = "the api key is missing or wrong; send the header 'Authorization: Bearer <api_key>'"
                 raise HttpError(401, "unauthorized", message, headers=((b"www-authenticate", b"Bearer"),))
@@ -170,18 +172,18 @@ class ToolServerApp:
             raise HttpError(405, "wrong_method", message, headers=((b"allow", method.encode()),))
         return handler
 
-    def _refuse_misdirected(self, scope: Scope) -> None:
+    def _refuse_misdirected(self, headers: HeaderMap) -> None:
         """Ports change hands: what was meant for another server or replica is not run here."""
         for name, own in self._names:
-            meant = header(scope, name)
-            if meant is not None and meant != own:
+            meant = headers.get(name, own)
+            if meant != own:
                 named = meant[:80].decode("latin-1")
                 message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the ingress anew"
                 raise HttpError(MISDIRECTED, "misdirected", message)
 
-    async def _get_observation(self, scope: Scope, body: bytes) -> Reply:
+    async def _get_observation(self, headers: HeaderMap, body: bytes) -> Reply:
         began = time.perf_counter()
-        forwarded = self._is_forwarded(scope)
+        forwarded = self._is_forwarded(headers)
         entries = await decoded(partial(decode_request, most=self.admission.limit), body)
         self._admit(len(entries))
         try:
@@ -211,7 +213,7 @@ class ToolServerApp:
             for entry in entries
         ]
 
-    async def _run_code(self, scope: Scope, body: bytes) -> Reply:
+    async def _run_code(self, headers: HeaderMap, body: bytes) -> Reply:
         pool = self._sandbox()
         request = await decoded(partial(decode_model, model=RunCodeRequest), body)
         self._admit(1)
@@ -234,7 +236,7 @@ class ToolServerApp:
         message = f"no tool here runs code (tools: {names}); start the server with --tool_type python_code"
         raise HttpError(404, "no_sandbox", message)
 
-    async def _health(self, scope: Scope, body: bytes) -> Reply:
+    async def _health(self, headers: HeaderMap, body: bytes) -> Reply:
         report = HealthReport(
             status="healthy",
             server=self.server,
@@ -248,29 +250,29 @@ class ToolServerApp:
             await self.toolset.check()
         except VerlToolError as error:
             report = report.model_copy(update={"status": "unhealthy", "message": str(error)})
-        if not self._is_forwarded(scope):
+        if not self._is_forwarded(headers):
             report = await self.router.health(report)
         well = report.status == "healthy"
         return Reply(encode_json(report.model_dump()), 200 if well else 503, headers=() if well else RETRY_AFTER)
 
-    async def _tools(self, scope: Scope, body: bytes) -> Reply:
+    async def _tools(self, headers: HeaderMap, body: bytes) -> Reply:
         return Reply(encode_json({"tools": [tool.model_dump() for tool in self.toolset.describe()]}))
 
-    async def _metrics_text(self, scope: Scope, body: bytes) -> Reply:
+    async def _metrics_text(self, headers: HeaderMap, body: bytes) -> Reply:
         text = self.toolset.metrics.exposition()
-        if not self._is_forwarded(scope):
+        if not self._is_forwarded(headers):
             text = await self.router.metrics(text)
         return Reply(text, content_type=PROMETHEUS_TEXT)
 
-    async def _replicas(self, scope: Scope, body: bytes) -> Reply:
+    async def _replicas(self, headers: HeaderMap, body: bytes) -> Reply:
         replicas = await self.router.replicas()
         return Reply(encode_json(replicas.model_copy(update={"server": self.server}).model_dump()))
 
-    def _is_forwarded(self, scope: Scope) -> bool:
+    def _is_forwarded(self, headers: HeaderMap) -> bool:
         """Whether a peer sent this, to be run here. Raises HttpError if somebody else says so."""
-        if header(scope, _FORWARDED) is None:
+        if _FORWARDED not in headers:
             return False
-        shown = header(scope, _PEER_KEY)
+        shown = headers.get(_PEER_KEY)
         if self._peer_key is None or shown is None or not hmac.compare_digest(shown, self._peer_key):
             message = f"the header {FORWARDED_HEADER!r} is for the replicas of this server; leave it out"
             raise HttpError(403, "forbidden", message, FORWARDED_HEADER)

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from verl_tool.json_text import shown
-from verl_tool.servers.api.http import HttpError, Scope
+from verl_tool.servers.api.http import HeaderMap, HttpError, Scope
 
 _REMEMBERED = 64
 """Accepted values of ``Host`` that are not looked at again."""
@@ -31,18 +31,11 @@ class HostCheck:
         self._allowed = frozenset(name.lower() for name in allowed)
         self._accepted: set[tuple[bytes, int | None]] = set()
 
-    def refuse_stranger(self, scope: Scope) -> None:
-        """Raises HttpError 403, or 400 if the headers contradict each other."""
+    def refuse_stranger(self, scope: Scope, headers: HeaderMap) -> None:
+        """Raises HttpError 403, or 400 if there is no ``Host``. `headers`: those of `scope` (`headers_of`)."""
         if not self._active:
             return
-        host = origin = None
-        for name, value in scope["headers"]:
-            if name == b"host":
-                if host is not None:
-                    raise HttpError(400, "bad_request", "the header 'host' is there twice; send it once", "host")
-                host = value
-            elif name == b"origin":
-                origin = value
+        host, origin = headers.get(b"host"), headers.get(b"origin")
         server = scope.get("server")
         key = (host or b"", server[1] if server else None)
         if key not in self._accepted:

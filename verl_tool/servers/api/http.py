@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,18 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
+HeaderMap = Mapping[bytes, bytes]
+"""A request's headers by their names, in lower case."""
 
 BODY_IS_HERE = "verl_tool.body_is_here"
 """Entry of a scope of `http_protocol`: a list of one bool, true as soon as the whole body has come. A list, since Serve
 pickles scopes."""
 JSON = b"application/json"
 PROMETHEUS_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+
+_ONCE = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"content-encoding")
+_OUR_NAMES = b"x-verl-tool-"
+"""What the names of this project's own headers begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,19 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
+def headers_of(scope: Scope) -> HeaderMap:
+    """All headers of a request; of one that is repeated, the last.
+
+    Raises HttpError 400 if a header on which an answer depends is repeated: who is before this server may have read the
+    other one.
+    """
+    pairs = scope["headers"]
+    headers = dict(pairs)
+    if len(headers) != len(pairs):
+        _refuse_repeated([name for name, _ in pairs])
+    return headers
+
+
 def path_of(scope: Scope) -> str:
     """The path below the place where the app is mounted, without a closing slash."""
     path, root = scope["path"], scope.get("root_path", "")
@@ -94,3 +113,10 @@ async def refuse_websocket(receive: Receive, send: Send) -> None:
     """Close it before it is accepted, which the client sees as HTTP 403."""
     await receive()
     await send({"type": "websocket.close", "code": 1003, "reason": "this server speaks HTTP only"})
+
+
+def _refuse_repeated(names: list[bytes]) -> None:
+    for name in names:
+        if (name in _ONCE or name.startswith(_OUR_NAMES)) and names.count(name) > 1:
+            words = name[:80].decode("latin-1")
+            raise HttpError(400, "bad_request", f"the header {words!r} is there twice; send it once", words)

@@ -6,7 +6,17 @@ import asyncio
 import time
 
 from verl_tool.errors import ConfigError
-from verl_tool.servers.api.http import BODY_IS_HERE, Disconnected, Headers, HttpError, Message, Receive, Scope, header
+from verl_tool.servers.api.http import (
+    BODY_IS_HERE,
+    JSON,
+    Disconnected,
+    HeaderMap,
+    Headers,
+    HttpError,
+    Message,
+    Receive,
+    Scope,
+)
 from verl_tool.servers.execution.deadline import Deadline
 
 MAX_BODY_BYTES = 4 << 20
@@ -22,8 +32,9 @@ SMALL_BYTES = 1 << 20
 """Half of what is held is kept free for bodies up to this size, so that large ones do not keep small ones out."""
 RETRY_AFTER: Headers = ((b"retry-after", b"1"),)
 
-_JSON_LIKE = (b"application/json", b"application/octet-stream", b"text/plain", b"application/x-www-form-urlencoded")
+_JSON_LIKE = (JSON, b"application/octet-stream", b"text/plain", b"application/x-www-form-urlencoded")
 """Types under which clients send JSON; the last is what `curl -d` says."""
+_AS_IT_IS = b"identity"
 
 
 class RequestBodies:
@@ -49,13 +60,13 @@ class RequestBodies:
         self._max_held = max_held_bytes
         self._grace = grace_seconds
 
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body.
+    async def read(self, scope: Scope, headers: HeaderMap, receive: Receive) -> bytes:
+        """The whole body. `headers`: those of `scope` (`headers_of`).
 
         Raises HttpError: 413 as soon as it is too large, 408 if it comes too slowly, 415 if it is encoded, 503 if
         too many bytes are held already; and Disconnected.
         """
-        self._refuse_by_head(scope)
+        self._refuse_by_head(headers)
         is_here = scope.get(BODY_IS_HERE)
         # Most bodies come with their heads, and need no deadline.
         message = await (receive() if is_here and is_here[0] else self._next(receive, time.monotonic(), 0))
@@ -87,10 +98,10 @@ class RequestBodies:
             raise
         return b"".join(parts)
 
-    def _refuse_by_head(self, scope: Scope) -> None:
+    def _refuse_by_head(self, headers: HeaderMap) -> None:
         """What the headers tell already, so that nothing is read in vain."""
-        refuse_encoding(scope)
-        length = header(scope, b"content-length")
+        refuse_encoding(headers)
+        length = headers.get(b"content-length")
         if length is None:
             return
         if not length.isdigit():
@@ -136,17 +147,20 @@ class RequestBodies:
         return HttpError(503, "overloaded", message, headers=RETRY_AFTER)
 
 
-def refuse_encoding(scope: Scope) -> None:
+def refuse_encoding(headers: HeaderMap) -> None:
     """Raises HttpError 415 for a body that is compressed, a form, or in another character set than UTF-8."""
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            kind, _, rest = value.lower().partition(b";")
-            charset = rest.partition(b"charset=")[2].strip(b' "')
-            if kind.strip() not in _JSON_LIKE or charset not in (b"", b"utf-8", b"utf8", b"us-ascii"):
-                words = value[:80].decode("latin-1")
-                message = f"'content-type' is {words!r}; send 'application/json', which is always UTF-8"
-                raise HttpError(415, "unsupported_media_type", message, "content-type")
-        elif name == b"content-encoding" and value.lower() != b"identity":
-            words = value[:80].decode("latin-1")
-            message = f"'content-encoding' is {words!r}; send the body as it is, and leave this header out"
-            raise HttpError(415, "unsupported_encoding", message, "content-encoding")
+    kind, encoding = headers.get(b"content-type", JSON), headers.get(b"content-encoding", _AS_IT_IS)
+    if kind != JSON and not _is_json_like(kind):
+        words = kind[:80].decode("latin-1")
+        message = f"'content-type' is {words!r}; send 'application/json', which is always UTF-8"
+        raise HttpError(415, "unsupported_media_type", message, "content-type")
+    if encoding.lower() != _AS_IT_IS:
+        words = encoding[:80].decode("latin-1")
+        message = f"'content-encoding' is {words!r}; send the body as it is, and leave this header out"
+        raise HttpError(415, "unsupported_encoding", message, "content-encoding")
+
+
+def _is_json_like(content_type: bytes) -> bool:
+    kind, _, rest = content_type.lower().partition(b";")
+    charset = rest.partition(b"charset=")[2].strip(b' "')
+    return kind.strip() in _JSON_LIKE and charset in (b"", b"utf-8", b"utf8", b"us-ascii")
