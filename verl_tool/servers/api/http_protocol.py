@@ -26,6 +26,7 @@ LINGER_SECONDS = 2.0
 """After an answer to a request that was not read to its end: a client that still sends shall find the answer."""
 _OPEN_FILES_HARD_LIMIT = 16_384
 
+_VERSIONS = ("1.1", "1.0")
 _IDLE, _IN_HEAD, _IN_BODY, _ENDED = range(4)
 
 
@@ -43,7 +44,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_made(transport)
         self._phase = _IDLE
         self._head_bytes = 0
-        self._gentle = cast(asyncio.Transport, _GentleTransport(self))
+        self._gentle = _GentleTransport(self)
         self._timer = self.loop.call_later(HEAD_SECONDS, self._head_too_slow)
         if len(self.connections) > max_connections():
             self._refuse(503, "overloaded", f"more than {max_connections()} connections are open; try it again later")
@@ -68,11 +69,6 @@ class BoundedHttp(HttpToolsProtocol):
             self._phase = _IN_HEAD
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # Behind a body there may be more of them, which nobody reads.
-        if self._phase == _IN_HEAD:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         if self._phase == _ENDED:
             return
@@ -82,13 +78,22 @@ class BoundedHttp(HttpToolsProtocol):
         if may_be_large and (len(self.headers) > MAX_HEADERS or self._size_of_head() > MAX_HEAD_BYTES):
             self._head_too_large()
             return
+        if self.parser.get_http_version() not in _VERSIONS:
+            self._refuse(505, "bad_version", "this server speaks HTTP/1.1; send the request in that version")
+            return
+        if not self.url.startswith(b"/") and self._names_two_hosts():
+            self._refuse(
+                400, "bad_request", "the target and the header 'host' name different hosts; send the path alone"
+            )
+            return
         self._phase = _IN_BODY
         self._head_bytes = 0
         self._body_is_here = [False]
         self.scope[BODY_IS_HERE] = self._body_is_here  # type: ignore[literal-required]
         super().on_headers_complete()
-        # What closes the connection after an answer must not cut the answer off; see `close_gently`.
-        self.cycle.transport = self._gentle
+        # Behind a body there may be more of them, which nobody reads.
+        self.headers = []
+        self.cycle.transport = cast(asyncio.Transport, self._gentle)
 
     def on_body(self, body: bytes) -> None:
         if self._phase == _IN_BODY:
@@ -115,6 +120,7 @@ class BoundedHttp(HttpToolsProtocol):
         """
         if self.transport.is_closing():
             return
+        self._gentle.flush()
         if self._phase == _IDLE:
             self.transport.close()
         elif self._phase != _ENDED:
@@ -132,6 +138,11 @@ class BoundedHttp(HttpToolsProtocol):
         """The request is answered as any other; what follows on the connection would be in another protocol."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def _names_two_hosts(self) -> bool:
+        """In a target with a host that one counts (RFC 9112, 3.2.2), and further on ``Host`` is checked."""
+        authority = self.url.partition(b"//")[2].partition(b"/")[0].lower()
+        return any(name == b"host" and value.lower() != authority for name, value in self.headers)
 
     def _size_of_head(self) -> int:
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -156,16 +167,21 @@ class BoundedHttp(HttpToolsProtocol):
         """Answer in place of the application, unless it has begun to, and end the connection."""
         if self.transport.is_closing():
             return
+        self._gentle.flush()
         if self._is_answering():
             # The application waits for a body that will not come whole, or is about to answer an earlier request.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if not self._is_answering() or not self.cycle.response_started:
+        # With requests in the queue the one before them may have begun to answer.
+        if not self.pipeline and (not self._is_answering() or not self.cycle.response_started):
             self.transport.write(_refusal(status, kind, message))
         self._linger()
 
     def _linger(self) -> None:
         self._phase = _ENDED
+        self._gentle.end()
+        # What is not begun has nobody to answer to.
+        self.pipeline.clear()
         self._timer.cancel()
         self._unset_keepalive_if_required()
         if self.transport.can_write_eof():
@@ -175,12 +191,40 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class _GentleTransport:
-    """What a request writes to: the connection's transport, which it closes gently."""
+    """What a request writes to: the connection's transport, which it closes gently.
+
+    The head of an answer waits for what is written in the same turn of the event loop: one system call and one packet
+    in place of two.
+    """
 
     def __init__(self, protocol: BoundedHttp) -> None:
-        self.write = protocol.transport.write
+        self._loop = protocol.loop
+        self._transport = protocol.transport
+        self._first = b""
+        self._ended = False
         self.is_closing = protocol.transport.is_closing
         self.close = protocol.close_gently
+
+    def write(self, data: bytes) -> None:
+        """Write `data`, now or at the next turn."""
+        if self._ended:
+            return
+        if self._first:
+            first, self._first = self._first, b""
+            self._transport.writelines((first, data))
+        else:
+            self._first = data
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write now what waits."""
+        first, self._first = self._first, b""
+        if first and not self._transport.is_closing():
+            self._transport.write(first)
+
+    def end(self) -> None:
+        """Write nothing from now on: what is on its way is the last that the client gets."""
+        self._ended = True
 
 
 def bound_all_servers() -> None:
