@@ -52,6 +52,9 @@ class DirectServer:
             log_config=None,
             log_level=None,
             access_log=False,
+            # Nobody stands before it whose word on where a request came from would count.
+            proxy_headers=False,
+            server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             backlog=BACKLOG,
         )
