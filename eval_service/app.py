@@ -309,6 +309,7 @@ def _cluster(start: Start) -> ServiceCluster:
         ray_address=start.ray_address,
         logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
         app_name=APP_NAME,
+        request_timeout_seconds=start.settings.request_timeout_seconds,
     )
 
 

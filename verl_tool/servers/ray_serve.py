@@ -269,6 +269,7 @@ def serve_tools(
             logical_cpus=_logical_cpus(replicas, cpus_per_replica),
             app_name=app_name,
             route_prefix=route_prefix,
+            request_timeout_seconds=request_timeout,
         )
         run_server(cluster, settings_now, replicas, cpus_per_replica, url_file)
     except (VerlToolError, ValidationError) as error:

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from verl_tool.servers.api.request_body import MAX_BODY_BYTES
 from verl_tool.servers.tool_config import ToolConfig
 
+APP_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+ROUTE_PREFIX_PATTERN = r"^/(?:[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*)?$"
+
 
 class AutoscalingSettings(BaseModel):
     """``--num_replicas auto``: how many replicas there are follows the length of the queue."""
@@ -39,11 +42,11 @@ class ReplicaSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    app_name: str = Field(default="verl_tool", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    app_name: str = Field(default="verl_tool", pattern=APP_NAME_PATTERN)
     """Of the Serve application. Its first part in HAProxy's config, so no other characters."""
     server: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
     """Name of the server from its start to its end (`new_server_name`). Requests that name another are refused."""
-    route_prefix: str = Field(default="/", pattern=r"^/(?:[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*)?$")
+    route_prefix: str = Field(default="/", pattern=ROUTE_PREFIX_PATTERN)
     """Below which path of the ingress the server is."""
     tool_type: str = ""
     """Comma-separated names and paths of tools; empty: those that the config enables."""

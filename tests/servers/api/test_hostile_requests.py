@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,19 @@ def test_any_method_and_path_is_answered(
     server: Server, method: str, path: str, headers: list[tuple[bytes, bytes]]
 ) -> None:
     check_answer(*server.ask(method, path, b"{}", headers))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["host", "origin", "authorization", "content-length", "content-type", "content-encoding", "x-verl-tool-server",
+     "x-verl-tool-replica", "x-verl-tool-forwarded", "x-verl-tool-door-key"],
+)  # fmt: skip
+def test_of_two_headers_none_is_believed(server: Server, name: str) -> None:
+    for values in ((b"1", b"2"), (b"1", b"1")):
+        status, _, body = server.ask("GET", "/health", headers=[(name.encode(), value) for value in values])
+        assert status == 400
+        assert json.loads(body)["error"]["field"] == name
+    assert server.ask("GET", "/health", headers=[(b"accept", b"a"), (b"accept", b"b")])[0] == 200
 
 
 async def test_a_websocket_is_closed() -> None:

@@ -24,7 +24,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ServeInstanceDetails
 from typing_extensions import Self
 
-from verl_tool.errors import VerlToolError
+from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.json_text import shown
 from verl_tool.servers.cluster.registry import NAMESPACE, registry_handle, registry_name
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
 from verl_tool.servers.serve.ingress import IngressMode, environment
@@ -32,7 +33,7 @@ from verl_tool.servers.serve.ingress_standby import IngressStandby
 from verl_tool.servers.serve.launcher import claim_name, release_name
 from verl_tool.servers.serve.local_ray import keep_token_private, make_token, on_loopback, private_folder
 from verl_tool.servers.serve.ports import Reservation, reserve_block, reserve_port
-from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
+from verl_tool.servers.settings import APP_NAME_PATTERN, ROUTE_PREFIX_PATTERN, AutoscalingSettings, ReplicaSettings
 
 POLL_SECONDS = 0.2
 """How often the state of the application is looked at while it starts."""
@@ -46,6 +47,10 @@ START_TRIES = 2
 """Ray gives its processes half a minute to come up, which a busy machine may not."""
 OBJECT_STORE_BYTES = 100 << 20
 """Of a local cluster. Tool calls do not go through Ray's object store."""
+PROXY_MARGIN_SECONDS = 60.0
+"""How much longer than the server Serve's Python proxy waits: for a body that comes slowly, and for a replica."""
+_HOST_PATTERN = r"^[A-Za-z0-9_.:%-]+$"
+"""A name, or an address, which may have a zone behind a ``%``."""
 
 
 class StartError(VerlToolError):
@@ -63,6 +68,9 @@ class ServeCluster:
 
     Where Serve runs on the cluster already, its ingress is used, whatever `host` and `port` say, and the default
     path is ``/APP_NAME``. What a launcher that is dead left there under the same name is replaced.
+
+    `request_timeout_seconds`: the longest that a replica takes for a request. Without HAProxy, the ingress of a local
+    cluster answers 408 to what has no answer some time after it.
     """
 
     deployment = DEPLOYMENT
@@ -79,7 +87,11 @@ class ServeCluster:
         ingress_location: ProxyLocation = ProxyLocation.EveryNode,
         app_name: str = "verl_tool",
         route_prefix: str | None = None,
+        request_timeout_seconds: float | None = None,
     ) -> None:
+        _refuse_odd("host", host, _HOST_PATTERN)
+        _refuse_odd("app_name", app_name, APP_NAME_PATTERN)
+        _refuse_odd("route_prefix", route_prefix or "/", ROUTE_PREFIX_PATTERN)
         self.host = host
         self.port = port
         self.ingress_mode = ingress_mode
@@ -94,6 +106,7 @@ class ServeCluster:
         self._address = ray_address
         self._logical_cpus = logical_cpus
         self._ingress_location = ingress_location
+        self._request_timeout = request_timeout_seconds
         self._folder: Path | None = None
         self._reserved: list[Reservation] = []
         self._apps: list[str] = []
@@ -323,12 +336,18 @@ class ServeCluster:
         )
         try:
             serve.start(
-                http_options=HTTPOptions(host=self.host, port=self.port),
+                http_options=HTTPOptions(host=self.host, port=self.port, request_timeout_s=self._proxy_timeout()),
                 proxy_location=self._ingress_location,
                 controller_options={"runtime_env": {"env_vars": variables}},
             )
         except (RayError, RuntimeError, TimeoutError) as error:
             raise StartError(f"Ray Serve did not start: {_cause(str(error))}") from error
+
+    def _proxy_timeout(self) -> float | None:
+        """After how many seconds Serve's Python proxy gives up. None: never, for others' applications may be slower."""
+        if not self.local or self.ingress_mode.haproxy is not None or self._request_timeout is None:
+            return None
+        return self._request_timeout + PROXY_MARGIN_SECONDS
 
     def _leave(self) -> None:
         for app in self._apps:
@@ -349,6 +368,12 @@ def _running_serve() -> ServeInstanceDetails | None:
         return ServeInstanceDetails(**client.get_serve_details()) if client is not None else None
     except (RayError, RayServeException):
         return None
+
+
+def _refuse_odd(option: str, value: str, pattern: str) -> None:
+    """Raises ConfigError for what would be something else in the config that Serve writes for HAProxy."""
+    if re.fullmatch(pattern, value) is None:
+        raise ConfigError(f"--{option} is {shown(value)}; it must match {pattern}")
 
 
 def refuse_busy_port(host: str, port: int) -> None:
