@@ -181,7 +181,8 @@ class ObservationRequest(BaseModel):
 
     def step_requests(self) -> list[StepRequest | Fault]:
         """The request's entries in order; an entry of a wrong type is the `Fault` to answer it with."""
-        extra_columns = {name: column for name, column in (self.model_extra or {}).items() if column is not None}
+        further = self.model_extra
+        extra_columns = {name: column for name, column in further.items() if column is not None} if further else {}
         return [self._entry(i, extra_columns) for i in range(len(self.trajectory_ids))]
 
     def _entry(self, i: int, extra_columns: Mapping[str, list[Any]]) -> StepRequest | Fault:

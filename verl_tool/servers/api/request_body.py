@@ -66,12 +66,16 @@ class RequestBodies:
         Raises HttpError: 413 as soon as it is too large, 408 if it comes too slowly, 415 if it is encoded, 503 if
         too many bytes are held already; and Disconnected.
         """
-        self._refuse_by_head(headers)
+        refuse_encoding(headers)
         is_here = scope.get(BODY_IS_HERE)
-        # Most bodies come with their heads, and need no deadline.
-        message = await (receive() if is_here and is_here[0] else self._next(receive, time.monotonic(), 0))
-        if message["type"] == "http.disconnect":
-            raise Disconnected
+        if is_here and is_here[0]:
+            # Most bodies come with their heads, and need no deadline.
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+        else:
+            self._refuse_by_length(headers)
+            message = await self._next(receive, time.monotonic(), 0)
         body: bytes = message.get("body", b"")
         self._take(len(body), len(body))
         if not message.get("more_body"):
@@ -98,9 +102,8 @@ class RequestBodies:
             raise
         return b"".join(parts)
 
-    def _refuse_by_head(self, headers: HeaderMap) -> None:
-        """What the headers tell already, so that nothing is read in vain."""
-        refuse_encoding(headers)
+    def _refuse_by_length(self, headers: HeaderMap) -> None:
+        """What the length tells already, so that nothing is read in vain."""
         length = headers.get(b"content-length")
         if length is None:
             return

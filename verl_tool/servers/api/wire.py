@@ -22,6 +22,7 @@ INLINE_BYTES = 64 << 10
 READERS = 1
 """Threads that read large bodies. More would only wait for one another, and the event loop for all of them."""
 
+_DETAILS = ("reward", "image", "audio", "invalid_reason", "metrics")
 _FIELDS_BYTES = 100
 """Of a result, beside its observation."""
 _readers = ThreadPoolExecutor(READERS, thread_name_prefix="request-reader")
@@ -43,12 +44,19 @@ async def encoded(encode: Callable[[], bytes], size: int) -> bytes:
 
 def size_of(results: Sequence[StepResult]) -> int:
     """Bytes of an answer, about."""
-    return sum(_FIELDS_BYTES + len(result.observation) + _length(result.image, result.audio) for result in results)
+    size = _FIELDS_BYTES * len(results)
+    for result in results:
+        size += len(result.observation)
+        if result.image is not None or result.audio is not None:
+            size += _length(result.image) + _length(result.audio)
+    return size
 
 
-def _length(*values: object) -> int:
-    """Of images and audio, which are no text only by mistake."""
-    return sum(len(value) if isinstance(value, (str, bytes)) else INLINE_BYTES for value in values if value is not None)
+def _length(value: object) -> int:
+    """Of an image or audio, which is no text only by mistake."""
+    if value is None:
+        return 0
+    return len(value) if isinstance(value, (str, bytes)) else INLINE_BYTES
 
 
 def decode_request(body: bytes, most: int) -> list[StepRequest | Fault]:
@@ -103,11 +111,8 @@ def _response(results: Sequence[StepResult], processing_time_ms: float) -> dict[
 
 
 def _observation(result: StepResult) -> object:
-    details = (result.reward, result.image, result.audio, result.invalid_reason, result.metrics)
-    if all(detail is None for detail in details):
-        return result.observation
-    names = ("reward", "image", "audio", "invalid_reason", "metrics")
-    return {"obs": result.observation} | {name: v for name, v in zip(names, details, strict=True) if v is not None}
+    details = {name: value for name in _DETAILS if (value := getattr(result, name)) is not None}
+    return {"obs": result.observation, **details} if details else result.observation
 
 
 def _encodable(result: StepResult) -> StepResult:
