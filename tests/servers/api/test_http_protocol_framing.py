@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from verl_tool.servers.http_protocol import BoundedHttp
+from verl_tool.servers.api.http_protocol import BoundedHttp
 
 Message = dict[str, Any]
 SECOND = b"GET /second HTTP/1.1\r\nHost: x\r\n\r\n"
