@@ -88,8 +88,8 @@ class Service:
         return self.options.enable_agent and self.tools is not None
 
     def check_prompt(self, prompt_ids: Sequence[int], param: str) -> None:
-        """Raises ApiError if the prompt leaves no room for an answer, the loop would cut it, or the model does not know
-        one of its tokens."""
+        """Raises HttpError if the prompt leaves no room for an answer, the loop would cut it, or the model does not
+        know one of its tokens."""
         n = len(prompt_ids)
         if n == 0:
             raise bad_request(f"'{param}' is empty; a model needs at least one token to continue", param=param)
@@ -109,7 +109,7 @@ class Service:
                 raise bad_request(message, param=param, code="invalid_value")
 
     def check_prompt_size(self, characters: int, param: str) -> None:
-        """Raises ApiError if a text cannot be a prompt that fits, so that nobody makes tokens of it to find out."""
+        """Raises HttpError if a text cannot be a prompt that fits, so that nobody makes tokens of it to find out."""
         limit = self.engine.max_model_len * CHARACTERS_A_TOKEN
         if characters > limit:
             message = (
@@ -119,7 +119,7 @@ class Service:
             raise bad_request(message, param=param, code="context_length_exceeded")
 
     async def check_tool_names(self, names: Sequence[str] | None) -> None:
-        """Raises ApiError if a tool is asked for that the tool server does not have, or that cannot be asked."""
+        """Raises HttpError if a tool is asked for that the tool server does not have, or that cannot be asked."""
         if not names:
             return
         known = await self._tools_known()
@@ -137,7 +137,7 @@ class Service:
             raise ToolFault(FaultKind.UNREACHABLE, f"it is {report.status}: {report.message}", retryable=True)
 
     async def run(self, job: GenerationJob, observer: StreamObserver | None = None) -> Trajectory:
-        """The trajectory of one answer. Raises ApiError if infrastructure failed it, and what the engine raises."""
+        """The trajectory of one answer. Raises HttpError if infrastructure failed it, and what the engine raises."""
         uses_tools = self.uses_tools and job.tool_names != ()
         adapter = EpisodeAdapter(
             self.engine,

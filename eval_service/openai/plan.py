@@ -42,7 +42,7 @@ class Plan:
 
 
 async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBuilder) -> Plan:
-    """Raises ApiError if the conversation cannot be answered."""
+    """Raises HttpError if the conversation cannot be answered."""
     _refuse_too_many(request, 1, "messages")
     messages = [message.for_template() for message in request.messages]
     size = sum(len(message["content"]) for message in messages)
@@ -56,7 +56,7 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
 
 
 async def completion_plan(request: CompletionRequest, service: Service, builder: ResponseBuilder) -> Plan:
-    """Raises ApiError if a prompt cannot be continued."""
+    """Raises HttpError if a prompt cannot be continued."""
     _refuse_too_many(request, len(request.prompts), "prompt")
     prompts = [
         await _encoded(prompt, service, "prompt") if isinstance(prompt, str) else list(prompt)

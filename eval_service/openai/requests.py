@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from eval_service.openai.errors import ApiError, bad_request
+from eval_service.openai.errors import bad_request
 from verl_tool.agent_loop.row import MEDIA_COLUMNS, holds_something
 from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
+from verl_tool.servers.api.http import HttpError
 
 MOST_CHOICES = 1024
 """Most answers (`n` times the number of prompts) of one request."""
@@ -255,7 +256,7 @@ class CompletionRequest(GenerationRequest):
 
 
 def read_request(body: bytes, model: type[Request]) -> Request:
-    """The request in a body. Raises ApiError 400 that names the field, what is wrong with it, and the mend."""
+    """The request in a body. Raises HttpError 400 that names the field, what is wrong with it, and the mend."""
     try:
         value = decode_request_json(body)
     except BadJsonError as error:
@@ -269,7 +270,7 @@ def read_request(body: bytes, model: type[Request]) -> Request:
     return request
 
 
-def _field_error(error: ValidationError, model: type[GenerationRequest]) -> ApiError:
+def _field_error(error: ValidationError, model: type[GenerationRequest]) -> HttpError:
     problems = error.errors(include_url=False, include_context=False)
     for problem in problems:
         if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:

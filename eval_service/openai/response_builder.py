@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from eval_service.openai.streaming import sse
 from eval_service.openai.usage import Usage
 from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.servers.api import event_stream
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ResponseBuilder:
     def chunk(self, choices: Sequence[dict[str, Any]], usage: Usage | None = None) -> bytes:
         """Part of the answer, as an event of a stream."""
         value = self._head(self.chunk_object) | {"choices": list(choices)}
-        return sse.event(value if usage is None else value | {"usage": usage.as_dict()})
+        return event_stream.event(value if usage is None else value | {"usage": usage.as_dict()})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

@@ -21,13 +21,13 @@ from saboteur import (
     RESET_AFTER,
     Saboteur,
 )
+from starlette.types import Receive, Scope, Send
 from toy_tools import Ledger, Puppet, text, until
 
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
 from verl_tool.rendezvous import owner
-from verl_tool.servers.api.http import Receive, Scope, Send
 from verl_tool.servers.api.router import LocalRouter
 from verl_tool.servers.serve.ports import free_ports
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
-
-from verl_tool.servers.api.http import AsgiApp
+from starlette.types import ASGIApp
 
 ANSWER_SECONDS = 30.0
 ODD_VALUES: tuple[Any, ...] = (
@@ -61,7 +60,7 @@ def odd_headers() -> st.SearchStrategy[list[tuple[bytes, bytes]]]:
 
 
 async def ask(
-    app: AsgiApp,
+    app: ASGIApp,
     method: str,
     path: str,
     body: bytes = b"",

@@ -45,10 +45,11 @@ async def rollout(episode: Episode, starts: Sequence[Start], title: str = "rollo
             progress.advance(bar)
             return trajectory
 
-        return await _all_or_none([asyncio.ensure_future(one(start)) for start in starts])
+        return await all_or_none([asyncio.ensure_future(one(start)) for start in starts])
 
 
-async def _all_or_none(tasks: list[asyncio.Future[Trajectory]]) -> list[Trajectory]:
+async def all_or_none(tasks: Sequence[asyncio.Future[Trajectory]]) -> list[Trajectory]:
+    """All results; if one raises, or the caller is cancelled, the others are cancelled and waited for."""
     try:
         return list(await asyncio.gather(*tasks))
     finally:

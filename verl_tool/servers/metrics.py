@@ -22,6 +22,8 @@ from prometheus_client.registry import Collector
 
 from verl_tool.protocol import FaultKind
 
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of an exposition."""
 NO_TOOL = "none"
 """The `tool` label of what reached no tool: an action without a call, a refused entry."""
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -11,8 +11,8 @@ import pytest
 from live_endpoint import CALL, COUNTER, MODEL, LiveEndpoint, live_endpoint
 
 from eval_service.engines import watched_engine
-from eval_service.openai.streaming import sse
 from verl_tool.agent_loop.trajectory import Author, Trajectory
+from verl_tool.servers.api.event_stream import DONE, HEARTBEAT
 
 openai = pytest.importorskip("openai")
 
@@ -223,7 +223,7 @@ async def test_a_stream_that_waits_sends_heartbeats(slow: str, monkeypatch: pyte
         work = getattr(holder, name)
 
         async def waits(*args: Any, **kwargs: Any) -> Any:
-            await until(lambda: heard.count(sse.HEARTBEAT.strip()) >= 2)
+            await until(lambda: heard.count(HEARTBEAT.strip()) >= 2)
             return await work(*args, **kwargs)
 
         monkeypatch.setattr(holder, name, waits)
@@ -243,8 +243,8 @@ async def test_a_stream_that_waits_sends_heartbeats(slow: str, monkeypatch: pyte
     assert [event["choices"][0]["delta"].get("content") for event in events] == [
         chunk.choices[0].delta.content for chunk in as_ever
     ]
-    assert (heard[0] == sse.HEARTBEAT.strip()) == (slow == "engine")
-    assert sse.DONE.strip() in heard
+    assert (heard[0] == HEARTBEAT.strip()) == (slow == "engine")
+    assert DONE.strip() in heard
 
 
 async def test_a_stream_without_include_usage_bears_the_usage_on_its_last_chunk() -> None:

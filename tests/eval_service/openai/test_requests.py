@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval_service.openai.errors import ApiError
 from eval_service.openai.requests import ChatRequest, CompletionRequest, read_request
+from verl_tool.servers.api.http import HttpError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -75,7 +75,7 @@ def test_log_probs_of_both_forms() -> None:
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ApiError, match=words) as error:
+    with pytest.raises(HttpError, match=words) as error:
         chat(**fields)
     assert error.value.status == 400
 
@@ -89,11 +89,11 @@ json_values = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), json_values, max_size=4))
 def test_no_body_raises_anything_but_an_api_error(fields: dict[str, Any]) -> None:
-    with contextlib.suppress(ApiError):
+    with contextlib.suppress(HttpError):
         assert isinstance(chat(**fields), ChatRequest)
 
 
 @given(st.binary(max_size=30))
 def test_nor_does_rubbish(body: bytes) -> None:
-    with pytest.raises(ApiError):
+    with pytest.raises(HttpError):
         read_request(body, CompletionRequest)

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from verl_tool.servers.api.http import Disconnected, Receive
+from starlette.types import Receive
+
+from verl_tool.servers.api.http import Disconnected
 
 _WATCH_AFTER_SECONDS = 0.5
 """Work that ends sooner is not watched: most does, and a watcher costs a task."""

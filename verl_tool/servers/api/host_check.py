@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from starlette.types import Scope
+
 from verl_tool.json_text import shown
-from verl_tool.servers.api.http import HeaderMap, HttpError, Scope
+from verl_tool.servers.api.http import HeaderMap, HttpError
 
 _REMEMBERED = 64
 """Accepted values of ``Host`` that are not looked at again."""

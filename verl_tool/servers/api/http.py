@@ -1,47 +1,42 @@
-"""The little of HTTP that the server needs on top of ASGI."""
+"""What is said over HTTP by all applications of this project, on top of Starlette."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from starlette.responses import Response
+from starlette.types import Scope
+
+from verl_tool.errors import VerlToolError
 from verl_tool.json_text import encode_json
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = tuple[tuple[bytes, bytes], ...]
 HeaderMap = Mapping[bytes, bytes]
 """A request's headers by their names, in lower case."""
 
 BODY_IS_HERE = "verl_tool.body_is_here"
 """Entry of a scope of `http_protocol`: a list of one bool, true as soon as the whole body has come. A list, since Serve
 pickles scopes."""
-JSON = b"application/json"
-PROMETHEUS_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+JSON = "application/json"
+RETRY_AFTER = {"retry-after": "1"}
+"""Header of every 503, in seconds."""
 
 _ONCE = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"content-encoding")
 _OUR_NAMES = b"x-verl-tool-"
 """What the names of this project's own headers begin with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer, whole."""
-
-    body: bytes
-    status: int = 200
-    content_type: bytes = JSON
-    headers: Headers = ()
-
-
-class HttpError(Exception):
+class HttpError(VerlToolError):
     """A request that is refused. `type` is a word for programs, `message` names what is wrong and the mend."""
 
-    def __init__(self, status: int, type: str, message: str, field: str | None = None, headers: Headers = ()) -> None:
+    def __init__(
+        self,
+        status: int,
+        type: str | None,
+        message: str,
+        field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.type = type
@@ -49,22 +44,24 @@ class HttpError(Exception):
         self.field = field
         self.headers = headers
 
-    def reply(self) -> Reply:
-        """``{"error": {"message", "type", "field"}}``."""
-        error = {"message": self.message, "type": self.type, "field": self.field}
-        return Reply(encode_json({"error": error}), self.status, headers=self.headers)
-
 
 class Disconnected(Exception):
     """The client has left; nobody reads an answer."""
 
 
-def header(scope: Scope, name: bytes) -> bytes | None:
-    """The value of the first header of that name (in lower case)."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return value
-    return None
+class JsonResponse(Response):
+    """An answer in JSON. Its content is a value, or bytes that are JSON already."""
+
+    media_type = JSON
+
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else encode_json(content)
+
+
+def error_response(error: HttpError) -> JsonResponse:
+    """``{"error": {"message", "type", "field"}}``."""
+    told = {"message": error.message, "type": error.type, "field": error.field}
+    return JsonResponse({"error": told}, error.status, error.headers)
 
 
 def headers_of(scope: Scope) -> HeaderMap:
@@ -88,34 +85,7 @@ def path_of(scope: Scope) -> str:
     return path.rstrip("/") or "/"
 
 
-async def send_reply(send: Send, reply: Reply, further: Headers = ()) -> None:
-    """Send it, with `further` headers."""
-    headers = [
-        (b"content-type", reply.content_type),
-        (b"content-length", str(len(reply.body)).encode()),
-        *further,
-        *reply.headers,
-    ]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
-
-
-async def answer_lifespan(receive: Receive, send: Send) -> None:
-    """Take part in the server's start and stop; nothing is done at either."""
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
-
-
-async def refuse_websocket(receive: Receive, send: Send) -> None:
-    """Close it before it is accepted, which the client sees as HTTP 403."""
-    await receive()
-    await send({"type": "websocket.close", "code": 1003, "reason": "this server speaks HTTP only"})
-
-
-def _refuse_repeated(names: list[bytes]) -> None:
+def _refuse_repeated(names: Sequence[bytes]) -> None:
     for name in names:
         if (name in _ONCE or name.startswith(_OUR_NAMES)) and names.count(name) > 1:
             words = name[:80].decode("latin-1")

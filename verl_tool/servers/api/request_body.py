@@ -5,18 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+from starlette.types import Message, Receive, Scope
+
 from verl_tool.errors import ConfigError
-from verl_tool.servers.api.http import (
-    BODY_IS_HERE,
-    JSON,
-    Disconnected,
-    HeaderMap,
-    Headers,
-    HttpError,
-    Message,
-    Receive,
-    Scope,
-)
+from verl_tool.servers.api.http import BODY_IS_HERE, JSON, RETRY_AFTER, Disconnected, HeaderMap, HttpError
 from verl_tool.servers.execution.deadline import Deadline
 
 MAX_BODY_BYTES = 4 << 20
@@ -30,9 +22,9 @@ LEAST_BYTES_PER_SECOND = 256 << 10
 """Beyond that time, what has come must have come at this rate."""
 SMALL_BYTES = 1 << 20
 """Half of what is held is kept free for bodies up to this size, so that large ones do not keep small ones out."""
-RETRY_AFTER: Headers = ((b"retry-after", b"1"),)
 
-_JSON_LIKE = (JSON, b"application/octet-stream", b"text/plain", b"application/x-www-form-urlencoded")
+_JSON = JSON.encode()
+_JSON_LIKE = (_JSON, b"application/octet-stream", b"text/plain", b"application/x-www-form-urlencoded")
 """Types under which clients send JSON; the last is what `curl -d` says."""
 _AS_IT_IS = b"identity"
 
@@ -152,8 +144,8 @@ class RequestBodies:
 
 def refuse_encoding(headers: HeaderMap) -> None:
     """Raises HttpError 415 for a body that is compressed, a form, or in another character set than UTF-8."""
-    kind, encoding = headers.get(b"content-type", JSON), headers.get(b"content-encoding", _AS_IT_IS)
-    if kind != JSON and not _is_json_like(kind):
+    kind, encoding = headers.get(b"content-type", _JSON), headers.get(b"content-encoding", _AS_IT_IS)
+    if kind != _JSON and not _is_json_like(kind):
         words = kind[:80].decode("latin-1")
         message = f"'content-type' is {words!r}; send 'application/json', which is always UTF-8"
         raise HttpError(415, "unsupported_media_type", message, "content-type")

@@ -11,8 +11,10 @@ import socket
 from collections.abc import Iterator, Sequence
 
 import uvicorn
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from verl_tool.servers.api.http import AsgiApp, HttpError, Receive, Scope, Send, header, send_reply
+from verl_tool.servers.api.http import HttpError, error_response
 from verl_tool.servers.api.http_protocol import BoundedHttp
 from verl_tool.servers.api.router import PEER_KEY_HEADER
 
@@ -42,7 +44,7 @@ class DirectServer:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    async def open(self, app: AsgiApp) -> None:
+    async def open(self, app: ASGIApp) -> None:
         """Begin to serve."""
         config = uvicorn.Config(
             app,
@@ -86,16 +88,16 @@ class DirectServer:
             self._socket.close()
 
 
-def guarded(app: AsgiApp, peer_key: str) -> AsgiApp:
+def guarded(app: ASGIApp, peer_key: str) -> ASGIApp:
     """`app` for those only that show `peer_key`: a direct server on a network, of a server that has no API key."""
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        shown = header(scope, PEER_KEY_HEADER.encode()) or b""
-        if hmac.compare_digest(shown, peer_key.encode()):
+        shown = Headers(scope=scope).get(PEER_KEY_HEADER, "")
+        if hmac.compare_digest(shown.encode(), peer_key.encode()):
             await app(scope, receive, send)
         else:
             refusal = HttpError(401, "unauthorized", "this address is for replicas only; use the ingress")
-            await send_reply(send, refusal.reply())
+            await error_response(refusal)(scope, receive, send)
 
     return guard
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from ray import serve
 from ray.serve.exceptions import RayServeException
 from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from verl_tool.protocol import MISDIRECTED
-from verl_tool.servers.api.http import AsgiApp, HttpError, Receive, Scope, Send, header, path_of, send_reply
+from verl_tool.servers.api.http import RETRY_AFTER, HttpError, error_response, path_of
 from verl_tool.servers.api.http_protocol import bound_all_servers
 
 CALLBACK = f"{__name__}.middlewares"
@@ -36,9 +37,9 @@ FRONT_VARIABLE = "VERL_TOOL_FRONT"
 class _Place:
     """Where the app of this process is served."""
 
-    app: AsgiApp
-    front: bytes | None
-    """Value of `FRONT_HEADER` in requests for it; None if HAProxy sets none."""
+    app: ASGIApp
+    front: tuple[bytes, bytes] | None
+    """`FRONT_HEADER` as it is in requests for it; None if HAProxy sets none."""
     prefix: str
 
 
@@ -50,18 +51,18 @@ def front_of(serve_name: str, app_name: str) -> str:
     return f"{serve_name}/http-{app_name}"
 
 
-def offer(app: AsgiApp, app_name: str, route_prefix: str = "/") -> None:
+def offer(app: ASGIApp, app_name: str, route_prefix: str = "/") -> None:
     """From now on the requests that reach this process's HTTP server are for `app`."""
     global _here
     name = os.environ.get(FRONT_VARIABLE)
-    front = front_of(name, app_name).encode() if name else None
+    front = (FRONT_HEADER.encode(), front_of(name, app_name).encode()) if name else None
     _here = _Place(app, front, route_prefix.rstrip("/"))
 
 
 class ServeBypass:
     """ASGI middleware of a replica: to the app of this process if it has one, else on to Serve."""
 
-    def __init__(self, app: AsgiApp) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._serve = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,9 +70,9 @@ class ServeBypass:
         place = _here
         if place is None or not _is_for_an_app(scope):
             await self._serve(scope, receive, send)
-        elif place.front is not None and header(scope, FRONT_HEADER.encode()) != place.front:
+        elif place.front is not None and place.front not in scope["headers"]:
             message = "this port is a replica's of another server than the one that the request came through"
-            await send_reply(send, HttpError(MISDIRECTED, "misdirected", message).reply())
+            await error_response(HttpError(MISDIRECTED, "misdirected", message))(scope, receive, send)
         else:
             if place.prefix:
                 scope["root_path"] = scope.get("root_path", "") + place.prefix
@@ -84,7 +85,7 @@ class NoReplica:
     Serve's own way is to wait for a replica, however long that takes.
     """
 
-    def __init__(self, app: AsgiApp) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._serve = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,8 +94,8 @@ class NoReplica:
             await self._serve(scope, receive, send)
             return
         message = "no replica is alive at the moment; send it again later"
-        refusal = HttpError(503, "overloaded", message, headers=((b"retry-after", b"1"),))
-        await send_reply(send, refusal.reply())
+        refusal = HttpError(503, "overloaded", message, headers=RETRY_AFTER)
+        await error_response(refusal)(scope, receive, send)
 
 
 def middlewares() -> list[Middleware]:
