@@ -6,7 +6,6 @@ Routes: POST /v1/chat/completions, /v1/completions, GET /v1/models, /v1/models/<
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -40,8 +39,6 @@ from verl_tool.servers.api.web_app import HEALTH_PATH, Request, WebApp
 from verl_tool.servers.api.wire import decoded
 from verl_tool.servers.execution.deadline import Deadline
 from verl_tool.servers.metrics import PROMETHEUS_TEXT
-
-log = logging.getLogger(__name__)
 
 MODELS_PATH = "/v1/models"
 HEALTH_SECONDS = 5.0
@@ -128,44 +125,34 @@ class Endpoint(WebApp):
     def client_left(self) -> None:
         self.metrics.client_left()
 
+    def as_http_error(self, error: Exception) -> HttpError:
+        if isinstance(error, RefusedError):
+            return bad_request(str(error), code="refused_by_engine")
+        if isinstance(error, EngineError):
+            return overloaded(str(error), code="engine_failed")
+        if isinstance(error, ToolFault):
+            return from_fault(error.as_fault())
+        if isinstance(error, ConfigError):
+            return HttpError(500, "misconfigured", str(error))
+        if isinstance(error, asyncio.TimeoutError):
+            return HttpError(504, "timeout", f"no answer within {self._timeout:g} s; it was stopped")
+        return super().as_http_error(error)
+
     async def _generate(self, read: Callable[[bytes], Awaitable[Job]], request: Request) -> Response:
         """Answer one request for generation, within its deadline."""
         until = time.monotonic() + self._timeout
-        try:
-            with Deadline(self._timeout):
-                job = await read(request.body)
-                self._admit(len(job.plan.jobs))
-                if not job.stream:
-                    return await self._at_once(job)
-                events = self._events(job, until)
-                return EventStream(await anext(events), events, self._told)
-        except HttpError:
-            raise
-        except Exception as raised:
-            raise self._as_http_error(raised) from raised
+        with Deadline(self._timeout):
+            job = await read(request.body)
+            self._admit(len(job.plan.jobs))
+            if not job.stream:
+                return await self._at_once(job)
+            events = self._events(job, until)
+            return EventStream(await anext(events), events, self._told)
 
     def _told(self, raised: Exception) -> tuple[int, object]:
         """What a stream says of that for which it ends."""
-        error = self._as_http_error(raised)
+        error = self.as_http_error(raised)
         return error.status, openai_error(error)
-
-    def _as_http_error(self, raised: Exception) -> HttpError:
-        """Everything that can go wrong with a request."""
-        if isinstance(raised, HttpError):
-            return raised
-        if isinstance(raised, RefusedError):
-            return bad_request(str(raised), code="refused_by_engine")
-        if isinstance(raised, EngineError):
-            return overloaded(str(raised), code="engine_failed")
-        if isinstance(raised, ToolFault):
-            return from_fault(raised.as_fault())
-        if isinstance(raised, ConfigError):
-            return HttpError(500, "misconfigured", str(raised))
-        if isinstance(raised, asyncio.TimeoutError):
-            return HttpError(504, "timeout", f"no answer within {self._timeout:g} s; it was stopped")
-        # The last line of defence: a bug of ours must not leave a client without an answer.
-        log.error("a request failed", exc_info=raised)
-        return HttpError(500, "internal", "the service failed; its log holds the traceback")
 
     def _admit(self, entries: int) -> None:
         admission = self.service.admission

@@ -112,6 +112,14 @@ class WebApp:
         """How an error is told."""
         return error_response(error)
 
+    def as_http_error(self, error: Exception) -> HttpError:
+        """What to tell of something that a handler raised."""
+        if isinstance(error, HttpError):
+            return error
+        # The last line of defence: a bug of ours must not leave a client without an answer.
+        log.error("a request failed", exc_info=error)
+        return HttpError(500, "internal", "the server failed; its log holds the traceback")
+
     def client_left(self) -> None:
         """A client did not wait for its answer."""
 
@@ -121,16 +129,12 @@ class WebApp:
             self._check(scope, request)
             # Starlette's part: it finds the route, whose `_Endpoint` sets the answer.
             await self._router(scope, receive, send)
-        except HttpError as error:
-            return self.error_response(error)
         except HTTPException as error:
             return self.error_response(self._no_route(scope, error))
         except Disconnected:
             raise
-        except Exception:
-            # The last line of defence: a bug of ours must not leave a client without an answer.
-            log.exception("%s failed", _route_of(scope))
-            return self.error_response(HttpError(500, "internal", "the server failed; its log holds the traceback"))
+        except Exception as error:  # noqa: BLE001  # told, or logged
+            return self.error_response(self.as_http_error(error))
         return request.response
 
     def _check(self, scope: Scope, request: Request) -> None:
