@@ -91,6 +91,8 @@ def environment(
         # HAProxy that has died is noticed by three checks that fail, and is started again.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.3",
         **_ports(ports),
+        # Nobody's word on where a request came from counts, and uvicorn need not look for it in each request.
+        "FORWARDED_ALLOW_IPS": "none",
         # Serve asks there before it starts an HTTP server, of a replica or a proxy, so that all of them are bounded.
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": serve_bypass.CALLBACK,
     }
