@@ -49,3 +49,8 @@ class Patch:
                 "checked with: pip install 'verl-tool[cpu]'"
             ) from None
         setattr(module, self.attribute, self.replace(original))
+
+
+def plain_class(actor: Any) -> Any:
+    """The class that ``@ray.remote`` was put on: Ray's own wrapper cannot be subclassed."""
+    return actor.__ray_metadata__.modified_class.__ray_actor_class__

@@ -12,7 +12,7 @@ from verl.trainer.ppo.utils import Role
 
 from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
-from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.patch import Patch, plain_class
 from verl_tool.trainer.monitoring.abort import aborted_by_watchers
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer
 from verl_tool.trainer.ppo.v1_trainer import register_agent_trainer
@@ -27,12 +27,7 @@ TRAINER = Patch(
 )
 
 
-def _plain_class(actor: Any) -> Any:
-    """The class that ``@ray.remote`` was put on: Ray's own wrapper cannot be subclassed."""
-    return actor.__ray_metadata__.modified_class.__ray_actor_class__
-
-
-class _Runner(_plain_class(main_ppo_v0.TaskRunner)):  # type: ignore[misc]
+class _Runner(plain_class(main_ppo_v0.TaskRunner)):  # type: ignore[misc]
     """verl's task runner with our worker."""
 
     def add_actor_rollout_worker(self, config: DictConfig) -> tuple[type, type]:
@@ -71,4 +66,4 @@ class AgentTaskRunnerV1:
         """Train to the end."""
         register_agent_trainer(config.trainer.v1.trainer_mode)
         with aborted_by_watchers():
-            _plain_class(main_ppo.TaskRunnerV1)().run(config)
+            plain_class(main_ppo.TaskRunnerV1)().run(config)

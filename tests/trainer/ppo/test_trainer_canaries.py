@@ -17,8 +17,9 @@ pytest.importorskip("verl")
 
 from verl.trainer import main_ppo, main_ppo_v0
 
+from verl_tool.platforms.patch import plain_class
 from verl_tool.trainer.ppo.ray_trainer import ADVANTAGE
-from verl_tool.trainer.task_runner import TRAINER, _plain_class
+from verl_tool.trainer.task_runner import TRAINER
 
 RELIED_ON = {
     # Calls compute_advantage by its global name, and the methods that AgentRayPPOTrainer overrides.
@@ -34,6 +35,9 @@ RELIED_ON = {
     # Calls _acquire_server and _release_server, which SoleEngineClient overrides.
     "verl.workers.rollout.llm_server:LLMServerClient.generate": "f3cbc4911ea2e439",
     "verl.workers.rollout.llm_server:LLMServerClient._acquire_server": "79999f62e95044f9",
+    # Evicts prompts of which a rollout raised, and asks for others.
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync.sample": "a12544fcf509cd78",
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._evict_terminal_groups": "c2c224967f20c54b",
     # Stores the loop's extra fields and `as_dict`.
     "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.__init__": "9f1e99d66170d332",
     # Builds the loss that we put statistics around.
@@ -57,7 +61,13 @@ def test_source_is_what_we_wrote_for(where):
 )
 def test_task_runners_are_what_we_wrote_for(actor, expected):
     """They make the trainer by a global name (v0) or from the registry (v1)."""
-    assert digest(_plain_class(actor).run) == expected
+    assert digest(plain_class(actor).run) == expected
+
+
+def test_a_prompt_s_rollouts_are_run_as_we_wrote_for():
+    """It calls _run_agent_loop, which RolloutWorker overrides, and keeps the prompt's other tags."""
+    worker = plain_class(importlib.import_module("verl.trainer.ppo.v1.agent_loop_tq").AgentLoopWorkerTQ)
+    assert digest(worker._run_prompt) == "3d9bca6b0ea5fe25"
 
 
 @pytest.mark.parametrize("patch", [ADVANTAGE, TRAINER], ids=lambda patch: patch.attribute)

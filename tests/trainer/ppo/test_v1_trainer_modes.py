@@ -1,6 +1,10 @@
-"""verl's asynchronous trainers with what tools add: which worker each gets, and what verl refuses."""
+"""verl's asynchronous trainers with what tools add: which worker each gets, and when one gives up."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -9,13 +13,20 @@ torch = pytest.importorskip("torch")
 
 import ray  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
+from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.experimental.separation.engine_workers import DetachActorWorker  # noqa: E402
 from verl.trainer.ppo.utils import Role  # noqa: E402
+from verl.trainer.ppo.v1 import replay_buffer as verl_replay  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls  # noqa: E402
 
+from verl_tool.agent_workers import rollout_worker  # noqa: E402
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker  # noqa: E402
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker  # noqa: E402
-from verl_tool.trainer.ppo.v1_trainer import AgentTrainerMixin, register_agent_trainer  # noqa: E402
+from verl_tool.agent_workers.rollout_worker import RAISED, telling  # noqa: E402
+from verl_tool.platforms.patch import plain_class  # noqa: E402
+from verl_tool.trainer.ppo import replay  # noqa: E402
+from verl_tool.trainer.ppo.causes import TooManyFaultsError  # noqa: E402
+from verl_tool.trainer.ppo.v1_trainer import AgentTrainerMixin, _WatchedBuffer, register_agent_trainer  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -46,3 +57,112 @@ def test_the_detached_worker_is_ours_and_remembers_weights():
     assert AgentDetachActorWorker.update_weights is AgentActorRolloutRefWorker.update_weights
     for name in ("save_model_to_cpu", "restore_model_from_cpu", "clear_cpu_model"):
         assert getattr(AgentDetachActorWorker, name) is getattr(DetachActorWorker, name)
+
+
+BATCH = 4
+
+
+class Prompts:
+    """In place of the module `transfer_queue`: prompts whose rollouts have ended as soon as they are there."""
+
+    def __init__(self, failing: Iterator[bool]) -> None:
+        self.tags: dict[str, dict[str, Any]] = {}
+        self._failing = failing
+
+    def add(self, n: int) -> None:
+        for name in map(str, range(n)):
+            uid = f"{len(self.tags)}-{name}-{next(_numbers)}"
+            failed = next(self._failing)
+            end = {"status": "failure", RAISED: "KeyError: 'answer'"} if failed else {"status": "finished"}
+            self.tags[uid] = {"is_prompt": True, "global_steps": 1, **end}
+            if not failed:
+                self.tags[f"{uid}_0_0"] = {"global_steps": 1}
+
+    def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Any]]:
+        return {"train": dict(self.tags)}
+
+    def kv_clear(self, partition_id: str, keys: list[str]) -> None:
+        for key in keys:
+            del self.tags[key]
+
+
+_numbers = itertools.count()
+
+
+def sampled(prompts: Prompts, warm_up: int, most: float, monkeypatch: pytest.MonkeyPatch) -> KVBatchMeta:
+    """A step's batch; `warm_up` batches of prompts are there already."""
+    monkeypatch.setattr(verl_replay, "tq", prompts)
+    monkeypatch.setattr(replay, "tq", prompts)
+    monkeypatch.setattr(PPOTrainer, "on_step_begin", lambda self: None)
+    monkeypatch.setattr(PPOTrainer, "_add_prompts_to_generate", lambda self, n: prompts.add(n) or n)
+    register_agent_trainer("colocate_async")
+    trainer = object.__new__(get_trainer_cls("colocate_async"))
+    trainer.config = OmegaConf.create(
+        {
+            "data": {"train_batch_size": BATCH},
+            "actor_rollout_ref": {"rollout": {"n": 1}, "agent": {"max_fault_fraction": most, "enable_agent": False}},
+            "algorithm": {"filter_groups": {"enable": False}},
+        }
+    )
+    trainer._progress, trainer.global_steps, trainer.total_training_steps = Quiet(), 1, 1
+    buffer = replay.filtering_by_what_counts(verl_replay.ReplayBufferAsync)(
+        trainer_mode="colocate_async",
+        trainer_config={},
+        max_off_policy_threshold=8,
+        max_off_policy_strategy="drop",
+        sampler_kwargs={},
+        refill_fn=trainer._add_prompts_to_generate,
+    )
+    trainer.replay_buffer = _WatchedBuffer(buffer, lambda *told: None)
+    trainer.on_step_begin()
+    prompts.add(warm_up * BATCH)
+    return trainer.replay_buffer.sample(1, "train", BATCH)[0]
+
+
+class Quiet:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+@pytest.mark.parametrize("warm_up", [1, 5])
+@pytest.mark.parametrize("most", [0.0, 0.5, 1.0])
+def test_a_run_in_which_every_prompt_raises_ends_with_what_was_raised(monkeypatch, warm_up, most):
+    with pytest.raises(TooManyFaultsError, match=r"rollout that raised.*KeyError: 'answer'"):
+        sampled(Prompts(itertools.repeat(True)), warm_up, most, monkeypatch)
+
+
+@pytest.mark.parametrize("warm_up", [1, 5])
+def test_a_run_in_which_some_prompts_raise_goes_on_with_others(monkeypatch, warm_up):
+    batch = sampled(Prompts(itertools.cycle([True, False, False])), warm_up, 0.5, monkeypatch)
+    assert len(batch.keys) == BATCH
+
+
+class _Stock:
+    """In place of verl's worker: it notes what it was told, and its rollouts fail."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    async def _run_agent_loop(self, sampling_params: Any, trajectory: Any, **row: Any) -> None:
+        self.begun += 1
+        raise KeyError(row["column"])
+
+
+class _Store:
+    def __init__(self) -> None:
+        self.puts: list[dict[str, Any]] = []
+
+    async def async_kv_put(self, **put: Any) -> None:
+        self.puts.append(put)
+
+
+async def test_a_rollout_worker_tells_what_was_raised(monkeypatch):
+    store = _Store()
+    monkeypatch.setattr(rollout_worker, "tq", store)
+    worker = plain_class(telling(ray.remote(_Stock)))()
+    for validate in (True, False):
+        with pytest.raises(KeyError):
+            await worker._run_agent_loop({}, trajectory={"validate": validate}, uid="u", column="answer")
+    assert worker.begun == 2
+    tag = {RAISED: "KeyError: 'answer'"}
+    assert store.puts == [{"key": "u", "partition_id": name, "tag": tag} for name in ("val", "train")]

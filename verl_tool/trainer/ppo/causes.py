@@ -19,11 +19,12 @@ GRADER = "grader"
 GRADER_CRASHED = "grader_crashed"
 """The reward manager failed at this answer only, which has the score of an empty one."""
 LOST = "lost"
-"""The agent loop raised: verl's newer trainer goes on without the trajectory."""
+"""The agent loop raised: verl's newer trainer goes on without the trajectory, or with another prompt."""
 CAUSES = (*(kind.value for kind in FaultKind), ABORTED, GRADER, GRADER_CRASHED, LOST)
 
 INVALID = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
 """What tells nothing about the policy."""
+_MOST_REPLACED = 0.9
 _REASONS_PROVOKABLE = (Excluded.OVERLONG, Excluded.VOID)
 _PROVOKABLE = {*(kind.value for kind in FaultKind if kind.provokable), GRADER_CRASHED}
 
@@ -113,4 +114,21 @@ def check_causes(outcomes: Sequence[Outcome], most: float, lost: int = 0) -> Non
         f"{len(failed)} of {total} trajectories ended in a fault ({causes}), which is more than "
         f"max_fault_fraction={most}. The most frequent: {commonest}. Look at the tool server's log and /health, at the "
         "engine's or at the reward manager; raise max_fault_fraction to train on what is left"
+    )
+
+
+def check_replaced(raised: Sequence[str], others: int, most: float) -> None:
+    """Raise TooManyFaultsError if more than the fraction `most` of a step's prompts were replaced for what they raised.
+
+    `raised` are the words of each; `others` came or may still come. Whatever `most` is, not more than nine in ten are.
+    """
+    most = min(most, _MOST_REPLACED)
+    total = len(raised) + others
+    if len(raised) <= most * total:
+        return
+    commonest = Counter(raised).most_common(1)[0][0]
+    raise TooManyFaultsError(
+        f"{len(raised)} of {total} prompts of a step had a rollout that raised ({LOST}) and were replaced, which is "
+        f"more than the share {most} (max_fault_fraction, and {_MOST_REPLACED} at most). The most frequent: "
+        f"{commonest or 'unknown'}. Its traceback is in the log of the agent loop's worker, printed above"
     )

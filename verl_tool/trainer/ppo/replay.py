@@ -11,6 +11,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_workers.rollout_worker import RAISED
 from verl_tool.trainer.ppo.causes import Outcome
 from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards
@@ -48,11 +49,34 @@ class FiltersCounted(ReplayBuffer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._filtered: list[Outcome] = []
+        self._raised: list[str] = []
 
     def take_filtered(self) -> list[Outcome]:
         """The trajectories of groups that were filtered out since the last call."""
         filtered, self._filtered = self._filtered, []
         return filtered
+
+    def take_raised(self) -> list[str]:
+        """What rollouts raised of each prompt that was thrown away for it since the last call."""
+        raised, self._raised = self._raised, []
+        return raised
+
+    def prompts_there(self, partition_id: str) -> int:
+        """Prompts whose rollouts came, run, or will begin, as of the last look."""
+        places = (self.finished_keys, self.pending_keys, self.running_keys)
+        return sum(len(place[partition_id]) for place in places)
+
+    def _evict_terminal_groups(
+        self, global_steps: int, partition_id: str, eviction_reasons: tuple[set[str], set[str], set[str], Any]
+    ) -> tuple[set[str], int, int, dict[str, Any]]:
+        failed = eviction_reasons[2]
+        if failed:
+            tags = tq.kv_list(partition_id).get(partition_id, {})
+            self._raised += [tags.get(uid, {}).get(RAISED, "") for uid in failed]
+        evicted: tuple[set[str], int, int, dict[str, Any]] = super()._evict_terminal_groups(
+            global_steps, partition_id, eviction_reasons
+        )
+        return evicted
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         if partition_id == "val" or self.filter_groups_metric is None:

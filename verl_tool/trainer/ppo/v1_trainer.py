@@ -18,14 +18,16 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_trainer_cls
 
+from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
+from verl_tool.agent_workers.rollout_worker import telling
 from verl_tool.errors import VerlToolError
 from verl_tool.platforms.patch import Patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
-from verl_tool.trainer.ppo.causes import Outcome
+from verl_tool.trainer.ppo.causes import Outcome, check_replaced
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards
 from verl_tool.trainer.ppo.invalid import lone_rows
 from verl_tool.trainer.ppo.replay import (
@@ -63,6 +65,7 @@ PATCHES = (
     _patch("trainer_base", "ReplayBuffer", filtering_by_what_counts),
     _patch("trainer_base", "ReplayBufferAsync", filtering_by_what_counts),
     tracking_patch("verl.trainer.ppo.v1.trainer_base"),
+    _patch("agent_loop_tq", "AgentLoopWorkerTQ", telling),
 )
 
 
@@ -77,6 +80,7 @@ class AgentTrainerMixin(PPOTrainer):
         self._rollouts = rollout_log(config)
         self._progress = Progress(config.stall_timeout)
         self._asked = 0
+        self._raised: list[str] = []
         super().__init__(config)
 
     def _setup(self) -> None:
@@ -102,10 +106,18 @@ class AgentTrainerMixin(PPOTrainer):
         expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         self._progress.begin(Phase.ROLLOUT, self.global_steps, self.total_training_steps, expected)
         self._asked = self.config.data.train_batch_size
+        self._raised = []
         super().on_step_begin()
 
     def _add_prompts_to_generate(self, num_prompts: int) -> int:
-        """Replace groups that were filtered out. Raises NoSignalError behind `max_num_gen_batches` of a step."""
+        """Replace groups that were filtered out, or of which a rollout raised.
+
+        Raises TooManyFaultsError if most raise, and NoSignalError behind `max_num_gen_batches` of a step.
+        """
+        raised, others = self.replay_buffer.take_raised()
+        self._raised += raised
+        most = options_in(self.config).max_fault_fraction
+        check_replaced(self._raised, max(others, self.config.data.train_batch_size), most)
         self._asked += num_prompts
         filters, batch = self.config.algorithm.filter_groups, self.config.data.train_batch_size
         if filters.enable and 0 < filters.max_num_gen_batches * batch < self._asked:
@@ -210,6 +222,12 @@ class _WatchedBuffer:
         )
         self._show(batch, global_steps, partition_id, batch_size)
         return batch, metrics
+
+    def take_raised(self) -> tuple[list[str], int]:
+        """See `FiltersCounted.take_raised`, and how many other prompts are there."""
+        if not isinstance(self._buffer, FiltersCounted):
+            return [], 0
+        return self._buffer.take_raised(), self._buffer.prompts_there("train")
 
     def take_filtered(self) -> list[Outcome]:
         """What was sampled since the last call and thrown away with its group."""
