@@ -51,6 +51,13 @@ class Patch:
         setattr(module, self.attribute, self.replace(original))
 
 
+def verl_patch(
+    module: str, attribute: str, why: str, replace: Callable[[Any], Any], versions: str = ">=0.9.0"
+) -> Patch:
+    """A replacement in ``verl.{module}``."""
+    return Patch("verl", SpecifierSet(versions), f"verl.{module}", attribute, why, replace)
+
+
 def plain_class(actor: Any) -> Any:
     """The class that ``@ray.remote`` was put on: Ray's own wrapper cannot be subclassed."""
     return actor.__ray_metadata__.modified_class.__ray_actor_class__

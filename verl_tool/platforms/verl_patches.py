@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
-from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.patch import verl_patch
 
 
 def _gloo_for_the_cpu(original: Callable[..., None]) -> Callable[..., None]:
@@ -52,36 +50,29 @@ def _value_model_with_plain_attention(_original: Callable[..., Any]) -> Callable
 
 
 PATCHES = (
-    Patch(
-        distribution="verl",
-        versions=SpecifierSet(">=0.9.0"),
-        module="verl.utils.distributed",
-        attribute="initialize_global_process_group_ray",
+    verl_patch(
+        "utils.distributed",
+        "initialize_global_process_group_ray",
         why="it names a backend for the CPU and one for the device, which torch refuses when both are the CPU",
         replace=_gloo_for_the_cpu,
     ),
-    Patch(
-        distribution="verl",
-        versions=SpecifierSet(">=0.9.0"),
-        module="verl.utils.fsdp_utils",
-        attribute="CPUOffloadPolicy",
+    verl_patch(
+        "utils.fsdp_utils",
+        "CPUOffloadPolicy",
         why="the reference model is offloaded to pinned memory, and without an accelerator no memory can be pinned",
         replace=_unpinned,
     ),
-    Patch(
-        distribution="verl",
+    verl_patch(
+        "utils.attention_utils",
+        "_get_attention_functions",
         # 0.9.1 falls back to plain torch by itself.
-        versions=SpecifierSet("==0.9.0"),
-        module="verl.utils.attention_utils",
-        attribute="_get_attention_functions",
+        versions="==0.9.0",
         why="it imports flash_attn, which has no CPU build, unless it finds an NPU",
         replace=_padding_in_plain_torch,
     ),
-    Patch(
-        distribution="verl",
-        versions=SpecifierSet(">=0.9.0"),
-        module="verl.utils.model",
-        attribute="load_valuehead_model",
+    verl_patch(
+        "utils.model",
+        "load_valuehead_model",
         why="it loads the critic with flash attention, whatever the config says, and flash attention has no CPU build",
         replace=_value_model_with_plain_attention,
     ),

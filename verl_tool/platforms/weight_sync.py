@@ -11,10 +11,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
 from verl_tool.errors import VerlToolError
-from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.patch import Patch, verl_patch
 
 FOLDER = "VERL_TOOL_WEIGHT_SYNC"
 """The environment variable that tells each process of a run the folder. Without it the socket is where verl puts it."""
@@ -48,14 +46,8 @@ def _in_private(transfer: type[Any]) -> type[Any]:
 
 
 def _end(module: str, attribute: str) -> Patch:
-    return Patch(
-        distribution="verl",
-        versions=SpecifierSet(">=0.9.0"),
-        module=f"verl.workers.rollout.vllm_rollout.{module}",
-        attribute=attribute,
-        why="two trainings on one machine would hand each other their weights",
-        replace=_in_private,
-    )
+    why = "two trainings on one machine would hand each other their weights"
+    return verl_patch(f"workers.rollout.vllm_rollout.{module}", attribute, why, _in_private)
 
 
 # Each where its user looks it up: one imports it at its head, the other when it receives.

@@ -6,22 +6,19 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig
-from packaging.specifiers import SpecifierSet
 from verl.trainer import main_ppo, main_ppo_v0
 from verl.trainer.ppo.utils import Role
 
 from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
-from verl_tool.platforms.patch import Patch, plain_class
+from verl_tool.platforms.patch import plain_class, verl_patch
 from verl_tool.trainer.monitoring.abort import aborted_by_watchers
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer
 from verl_tool.trainer.ppo.v1_trainer import register_agent_trainer
 
-TRAINER = Patch(
-    distribution="verl",
-    versions=SpecifierSet(">=0.9.0"),
-    module="verl.trainer.main_ppo_v0",
-    attribute="RayPPOTrainer",
+TRAINER = verl_patch(
+    "trainer.main_ppo_v0",
+    "RayPPOTrainer",
     why="the task runner makes its trainer by this global name; there is no method to override",
     replace=lambda _original: AgentRayPPOTrainer,
 )

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
-from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.patch import verl_patch
 
 NAMES = ("acecoder", "calculator", "gsm8k", "mathcoder", "reasoning_gym", "search_r1_qa_em", "torl")
 """Each is a file of this folder, and the name under which that file registers its manager."""
@@ -34,11 +32,9 @@ def _knowing_ours(look_up: Callable[[str], type[Any]]) -> Callable[[str], type[A
     return get_reward_manager_cls
 
 
-LOOK_UP = Patch(
-    distribution="verl",
-    versions=SpecifierSet(">=0.9.0"),
-    module="verl.experimental.reward_loop.reward_manager",
-    attribute="get_reward_manager_cls",
+LOOK_UP = verl_patch(
+    "experimental.reward_loop.reward_manager",
+    "get_reward_manager_cls",
     why="a manager must be imported to be registered, and verl imports none but its own before it looks one up",
     replace=_knowing_ours,
 )

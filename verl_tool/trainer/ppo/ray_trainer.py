@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from packaging.specifiers import SpecifierSet
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl import DataProto
-from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import without_invalid
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
@@ -28,14 +27,8 @@ TOLD = (REWARD_FAULT, PROVOKED)
 
 
 def _patch(attribute: str, replace: Callable[[Any], Any]) -> Patch:
-    return Patch(
-        distribution="verl",
-        versions=SpecifierSet(">=0.9.0"),
-        module="verl.trainer.ppo.ray_trainer",
-        attribute=attribute,
-        why="the training loop calls this function by its global name; there is no method to override",
-        replace=replace,
-    )
+    why = "the training loop calls this function by its global name; there is no method to override"
+    return verl_patch("trainer.ppo.ray_trainer", attribute, why, replace)
 
 
 ADVANTAGE = _patch("compute_advantage", without_invalid)
@@ -44,7 +37,7 @@ METRICS = _patch("compute_data_metrics", of_rows_that_count)
 PATCHES = (ADVANTAGE, KL_PENALTY, METRICS)
 
 
-TRACKING = tracking_patch("verl.utils.tracking")
+TRACKING = tracking_patch("utils.tracking")
 
 
 class AgentRayPPOTrainer(RayPPOTrainer):

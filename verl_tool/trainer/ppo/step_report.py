@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
-from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.progress.progress_board import find_board
 from verl_tool.trainer.progress.step_table import step_row
@@ -32,12 +30,6 @@ def _reporting(tracking: type[Any]) -> type[Any]:
 
 
 def tracking_patch(module: str) -> Patch:
-    """Of `Tracking` as the trainer in this module finds it."""
-    return Patch(
-        distribution="verl",
-        versions=SpecifierSet(">=0.9.0"),
-        module=module,
-        attribute="Tracking",
-        why="a step's metrics come together in the training loop, which shows them to this class only",
-        replace=_reporting,
-    )
+    """Of `Tracking` as the trainer in verl's `module` finds it."""
+    why = "a step's metrics come together in the training loop, which shows them to this class only"
+    return verl_patch(module, "Tracking", why, _reporting)

@@ -12,7 +12,6 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
-from packaging.specifiers import SpecifierSet
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
@@ -24,7 +23,7 @@ from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.agent_workers.rollout_worker import telling
 from verl_tool.errors import VerlToolError
-from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
 from verl_tool.trainer.ppo.causes import Outcome, check_replaced
@@ -49,14 +48,8 @@ _SOMETIMES_WRITTEN = ("token_level_rewards", "rollout_is_weights")
 
 
 def _patch(module: str, attribute: str, replace: Callable[[Any], Any]) -> Patch:
-    return Patch(
-        distribution="verl",
-        versions=SpecifierSet(">=0.9.0"),
-        module=f"verl.trainer.ppo.v1.{module}",
-        attribute=attribute,
-        why="the trainer uses it by this global name; there is no method to override",
-        replace=replace,
-    )
+    why = "the trainer uses it by this global name; there is no method to override"
+    return verl_patch(f"trainer.ppo.v1.{module}", attribute, why, replace)
 
 
 PATCHES = (
@@ -64,7 +57,7 @@ PATCHES = (
     _patch("trainer_base", "apply_kl_penalty", of_rows_in_the_loss),
     _patch("trainer_base", "ReplayBuffer", filtering_by_what_counts),
     _patch("trainer_base", "ReplayBufferAsync", filtering_by_what_counts),
-    tracking_patch("verl.trainer.ppo.v1.trainer_base"),
+    tracking_patch("trainer.ppo.v1.trainer_base"),
     _patch("agent_loop_tq", "AgentLoopWorkerTQ", telling),
 )
 
