@@ -31,6 +31,7 @@ from matplotlib import pyplot as plt
 
 RECIPES = Path(__file__).parents[1] / "examples" / "train"
 KL = "actor/ppo_kl"
+SAMPLED = "agent/success/mean"
 RESULT = "seed_result.json"
 console = Console()
 
@@ -69,7 +70,7 @@ RecipeName = Enum("RecipeName", {name: name for name in RECIPE}, type=str)
 
 @dataclass(frozen=True)
 class SeedResult:
-    """How one seed ended. Shares of the held-out problems that were solved, sampled."""
+    """How one seed ended. Shares of the held-out problems that were solved, as the recipe validates."""
 
     seed: int
     before: float
@@ -145,19 +146,23 @@ def _percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{share:.1%}"
 
 
-def draw(curves: list[Curve], path: Path, wanted: float) -> None:
-    """Each seed's success on held-out problems, and mean and spread where all seeds have told theirs."""
+def draw(curves: list[Curve], sampled: list[Curve], path: Path, wanted: float) -> None:
+    """Each seed's success on held-out problems, mean and spread where all seeds have told theirs, and what was sampled
+    in training."""
     figure, axes = plt.subplots(figsize=(7, 4))
+    for number, one in enumerate(sampled):
+        label = "sampled in training, each seed" if number == 0 else None
+        axes.plot(one.steps, one.values, color="tab:orange", alpha=0.5, linewidth=1, label=label)
     for one in curves:
         axes.plot(one.steps, one.values, color="tab:blue", alpha=0.25)
     common = sorted(set.intersection(*(set(one.steps) for one in curves)))
     at = [[one.values[one.steps.index(step)] for one in curves] for step in common]
     means = [statistics.mean(values) for values in at]
-    axes.plot(common, means, "o-", color="tab:blue", label=f"mean of {len(curves)} seeds")
+    axes.plot(common, means, "o-", color="tab:blue", label=f"held-out problems, mean of {len(curves)} seeds")
     lowest, highest = [min(values) for values in at], [max(values) for values in at]
     axes.fill_between(common, lowest, highest, alpha=0.15, color="tab:blue", label="lowest to highest")
     axes.axhline(wanted, color="grey", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="step", ylabel="success on held-out problems", ylim=(0, 1.02))
+    axes.set(xlabel="step", ylabel="success", ylim=(0, 1.02))
     axes.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
@@ -178,9 +183,10 @@ def main(
     for seed in tqdm(range(seeds), desc="seeds", unit="seed", file=sys.stderr):
         results.append(run_seed(wanted, seed, output / f"seed_{seed}", algorithm, minutes * 60))
         tqdm.write(f"seed {seed}: {results[-1]}", file=sys.stderr)
-    curves = [curve(read_metrics(output / f"seed_{r.seed}"), wanted.after) for r in results if not r.crashed]
-    if curves:
-        draw(curves, output / "curves.png", wanted.wanted)
+    metrics = [read_metrics(output / f"seed_{r.seed}") for r in results if not r.crashed]
+    if metrics:
+        held_out, sampled = ([curve(one, name) for one in metrics] for name in (wanted.after, SAMPLED))
+        draw(held_out, sampled, output / "curves.png", wanted.wanted)
     (output / "table.md").write_text(table(results, wanted.wanted) + "\n", encoding="utf-8")
     console.print(table(results, wanted.wanted), soft_wrap=True)
     console.print(f"curves: {output}/curves.png    table: {output}/table.md")
