@@ -7,6 +7,8 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+import verl_tool.trainer.composition  # noqa: F401  # the search path
+
 CONFIG = Path(__file__).parents[2] / "verl_tool/trainer/config"
 OVERRIDES = [
     "data.max_prompt_length=64",

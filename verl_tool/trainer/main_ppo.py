@@ -31,8 +31,10 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import MEDIA_COLUMNS
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
+from verl_tool.trainer.composition import resolve_calculations
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
 from verl_tool.trainer.ppo.estimators import check_algorithm
@@ -40,6 +42,7 @@ from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
+from verl_tool.trainer.recipe import make_inputs, report
 from verl_tool.trainer.row_files import check_rows
 from verl_tool.trainer.same_run import check_same_run
 from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
@@ -82,9 +85,12 @@ def train_as_configured(config: DictConfig) -> None:
             return
         with console_of(config) as console:
             prepare(config)
+            make_inputs(config, console)
             check_data(config)
             with tool_server(config, console):
                 train(config, console)
+        if code := report(config):
+            sys.exit(code)
     except RayTaskError as error:
         sys.exit(f"{innermost(error).traceback_str}\nerror: the training ended: {cause_of(error)}")
     except RayError as error:
@@ -151,13 +157,15 @@ def complete(config: DictConfig) -> None:
     """Check the config, by verl's own validator too, and fill in what follows from it. Writes nothing."""
     OmegaConf.set_struct(config, True)
     with open_dict(config):
+        _place_files(config)
+        resolve_calculations(config)
         auto_set_device(config)
         if config.trainer.device == "cpu":
             _check_cpu(config)
         _choose_tool_server(config)
         if config.actor_rollout_ref.rollout.agent.agent_loop_config_path is None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
-        _place_files(config)
+        _leave_resources_to_cluster(config)
     _check_lengths(config, options_in(config))
     MetricWatch(config.metric_limits)
     if config.algorithm.filter_groups.enable and not config.trainer.use_v1:
@@ -295,12 +303,20 @@ def _place_files(config: DictConfig) -> None:
         config.trajectories_dir = str(Path(config.trajectories_dir).resolve())
     os.environ.setdefault("VERL_FILE_LOGGER_PATH", f"{config.run_dir}/metrics.jsonl")
     os.environ.setdefault("TENSORBOARD_DIR", f"{config.run_dir}/tensorboard")
+    os.environ.setdefault("WANDB_DIR", config.run_dir)
     os.environ[STARTED] = str(psutil.Process().create_time())
     os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", str(CALLS_ON_RECORD))
     # Our own bars show more, and those of other processes cannot be drawn over.
     os.environ.setdefault("TQDM_DISABLE", "1")
     environment = {name: os.environ[name] for name in _FOR_EVERY_PROCESS}
     config.ray_kwargs.ray_init = OmegaConf.merge(config.ray_kwargs.ray_init, {"runtime_env": {"env_vars": environment}})
+
+
+def _leave_resources_to_cluster(config: DictConfig) -> None:
+    """A cluster that runs already says itself what it has: Ray refuses to be told."""
+    given = config.ray_kwargs.ray_init
+    if address_to_join(given.get("address")) is not None:
+        given.update({name: None for name in ("num_cpus", "num_gpus", "object_store_memory") if name in given})
 
 
 def _save(config: DictConfig) -> None:

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 from verl_tool.errors import ConfigError
+from verl_tool.trainer.composition import leaves
 
 _ACTOR, _ROLLOUT, _AGENT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.agent"
 SAME = (
@@ -107,7 +108,7 @@ def check_same_run(config: DictConfig) -> None:
         return
     try:
         earlier = OmegaConf.load(saved)
-        found = differences(_leaves(OmegaConf.to_container(earlier, resolve=True)), _leaves(_resolved(config)))
+        found = differences(leaves(OmegaConf.to_container(earlier, resolve=True)), leaves(_resolved(config)))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{saved}, by which {folder} was trained, cannot be read: {error}") from error
     if found:
@@ -147,13 +148,3 @@ def _within(name: str, groups: tuple[str, ...]) -> bool:
 
 def _resolved(config: DictConfig) -> Any:
     return OmegaConf.to_container(config, resolve=True)
-
-
-def _leaves(content: Any, name: str = "") -> dict[str, Any]:
-    """Settings by their dotted names; an empty group has none."""
-    if not isinstance(content, dict):
-        return {name: content}
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        found |= _leaves(value, f"{name}.{key}" if name else str(key))
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,16 +21,19 @@ from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
+from verl_tool.trainer.composition import leaves  # noqa: E402
+from verl_tool.trainer.main_ppo import quoted  # noqa: E402
+from verl_tool.trainer.recipe import commands  # noqa: E402
 
 RECIPES = Path(__file__).parents[3] / "examples" / "train"
-SCRIPTS = sorted(
-    str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/train*.sh") if path.parent.name != "calculator"
-)
+SCRIPTS = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/train*.sh"))
 PROFILES = ("gpu", "cpu")
+VARIABLES = dict(re.findall(r"^ {4}([A-Z_]+) +([a-z][\w.]+)$", (RECIPES / "launch.sh").read_text(), re.MULTILINE))
+"""The options that variables of the environment set."""
 
 
-def launched(script: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """The script's end, with `settings` in its environment and nothing there that could change its knobs."""
+def launched(script: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """The script's end, with `settings` in its environment and nothing there that could change its config."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     return subprocess.run(
         ["bash", str(RECIPES / script), "trainer.log_val_generations=3"],
@@ -40,17 +44,18 @@ def launched(script: str, **settings: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def command(script: str, **settings: str) -> list[str]:
-    """The options that the script gives to the trainer."""
+def composed(script: str | Path, *overrides: str, **settings: str) -> DictConfig:
+    """The config as Hydra composes it from the command line that the script runs. `overrides` come last."""
     done = launched(script, DRY_RUN="command", **settings)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    _, folder, _, name, *options = done.stdout.splitlines()
+    with initialize_config_dir(folder, version_base=None):
+        return compose(name, overrides=[quoted(option) for option in [*options, *overrides]])
 
 
-def completed(options: list[str]) -> DictConfig:
+def completed(script: str | Path, *overrides: str, **settings: str) -> DictConfig:
     """The config after all checks that a training makes."""
-    with initialize_config_dir(str(Path(main_ppo.__file__).parent / "config"), version_base=None):
-        config = compose("agent_ppo_trainer", overrides=[main_ppo.quoted(option) for option in options])
+    config = composed(script, *overrides, **settings)
     main_ppo.complete(config)
     return config
 
@@ -64,7 +69,7 @@ def _environment(monkeypatch):
 
 def test_all_recipes_are_there():
     assert set(SCRIPTS) == {
-        *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh"),
+        *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
         *("gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh", "toolgrpo/train.sh"),
     }
 
@@ -72,7 +77,7 @@ def test_all_recipes_are_there():
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_config_is_valid(script, profile):
-    config = completed(command(script, PROFILE=profile))
+    config = completed(script, PROFILE=profile)
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     manager = reward_manager.get_reward_manager_cls(config.reward.reward_manager.name)
     manager.Options.model_validate(OmegaConf.to_container(config.reward.reward_kwargs))
@@ -82,7 +87,7 @@ def test_the_config_is_valid(script, profile):
     assert options.enable_agent == ("no_tool" not in script)
     assert options.tool_server_url == f"http://127.0.0.1:{config.tool_server.port}"
     rollout, tokens = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
-    assert rollout.max_model_len == tokens <= rollout.max_num_batched_tokens
+    assert tokens <= rollout.max_model_len <= min(tokens + 16, rollout.max_num_batched_tokens)
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= tokens
     check_batches(config)
 
@@ -100,40 +105,60 @@ def check_batches(config: DictConfig) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_both_profiles_set_the_same_options(script):
-    """The same trainer, loop and reward manager: only values differ."""
-    gpu, cpu = (dict(option.split("=", 1) for option in command(script, PROFILE=profile)) for profile in PROFILES)
-    assert set(cpu) <= set(gpu) <= set(cpu) | {"actor_rollout_ref.rollout.load_format"}
-    for name in ("reward.reward_manager.name", "algorithm.adv_estimator", "tool_server.start", "trainer.use_v1"):
-        assert gpu.get(name) == cpu.get(name)
-    assert cpu["platform"] == "cpu"
+def test_every_variable_sets_an_option_of_both_profiles(script):
+    for profile in PROFILES:
+        config = composed(script, PROFILE=profile)
+        there = set(leaves(OmegaConf.to_container(config)))
+        assert set(VARIABLES.values()) <= there
+        for name in ("reward.reward_manager.name", "tool_server.start", "trainer.use_v1"):
+            assert OmegaConf.select(config, name) == OmegaConf.select(composed(script, PROFILE="gpu"), name)
 
 
-def test_variables_win_over_knobs_and_arguments_over_all():
-    options = command("acecoder/train.sh", PROFILE="gpu", MODEL="some/model", N="4", ALGORITHM="rloo")
-    config = completed([*options, "actor_rollout_ref.rollout.n=2"])
+def test_variables_win_over_a_recipe_and_arguments_over_all():
+    given = {"MODEL": "some/model", "N": "4", "ALGORITHM": "rloo", "KL_LOSS_COEF": "0.1", "LORA_RANK": "8"}
+    config = completed("acecoder/train.sh", "data.train_batch_size=256", PROFILE="gpu", BATCH_SIZE="128", **given)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     assert (config.actor_rollout_ref.model.path, config.algorithm.adv_estimator) == ("some/model", "rloo")
-    assert "actor_rollout_ref.rollout.n=4" in options
-    assert config.actor_rollout_ref.rollout.n == 2
+    assert (actor.use_kl_loss, actor.kl_loss_coef, rollout.n, rollout.load_format) == (True, 0.1, 4, "safetensors")
+    assert config.data.train_batch_size == 256
+
+
+def test_the_small_form_of_acecoder_is_the_one_that_its_seeds_were_run_with():
+    config = composed("acecoder/train.sh", PROFILE="cpu")
+    actor, trainer = config.actor_rollout_ref.actor, config.trainer
+    assert (config.data.train_batch_size, actor.ppo_mini_batch_size, config.recipe.warm_up) == (32, 16, 0.9)
+    assert (actor.optim.lr, actor.optim.lr_warmup_steps) == (2.5e-4, 4)
+    assert (trainer.total_training_steps, trainer.test_freq) == (18, 9)
+    assert config.actor_rollout_ref.model.path == "outputs/acecoder/cpu/model"
+
+
+def test_a_calculator_model_that_is_given_sees_solved_problems_in_longer_prompts():
+    tiny, given = (composed("calculator/train.sh", PROFILE="cpu", **model) for model in ({}, {"MODEL": "some/model"}))
+    assert (tiny.data.max_prompt_length, given.data.max_prompt_length) == (32, 256)
+    assert (tiny.actor_rollout_ref.actor.optim.lr, given.actor_rollout_ref.actor.optim.lr) == (1e-4, 1e-6)
+    assert "--few-shot" not in commands(tiny, "make_data")[0]
+    assert commands(given, "make_data")[0][-1] == "--few-shot"
 
 
 def test_ppo_gets_a_critic_from_the_same_model():
-    options = command("acecoder/train.sh", PROFILE="gpu", MODEL="some/model", ALGORITHM="gae")
-    assert {"critic.model.path=some/model", "actor_rollout_ref.model.path=some/model"} <= set(options)
+    config = composed("acecoder/train.sh", PROFILE="gpu", MODEL="some/model", ALGORITHM="gae")
+    assert config.critic.model.path == config.actor_rollout_ref.model.path == "some/model"
 
 
 def test_several_nodes_take_their_cluster_s_resources_and_a_tool_replica_each():
     for profile in PROFILES:
-        config = completed(command("acecoder/train.sh", PROFILE=profile, NNODES="2", RAY_ADDRESS="auto"))
+        config = composed("acecoder/train.sh", PROFILE=profile, NNODES="2", RAY_ADDRESS="10.0.0.1:6379")
+        config.ray_kwargs.ray_init.address = "10.0.0.1:6379"
+        main_ppo.complete(config)
         ray = config.ray_kwargs.ray_init
         assert config.trainer.nnodes == 2
         check_batches(config)
-        assert list(config.tool_server.args) == ["--num_replicas", "2"]
+        assert list(config.tool_server.args) == ["--num_replicas", 2]
         assert (ray.num_cpus, ray.get("num_gpus"), ray.get("object_store_memory")) == (None, None, None)
 
 
 def test_a_running_tool_server_is_used():
-    config = completed(command("gsm8k/train.sh", PROFILE="cpu", TOOL_SERVER_URL="http://10.0.0.1:5000"))
+    config = completed("gsm8k/train.sh", PROFILE="cpu", TOOL_SERVER_URL="http://10.0.0.1:5000")
     assert config.tool_server.start is None
     assert options_in(config).tool_server_url == "http://10.0.0.1:5000"
 
@@ -155,78 +180,67 @@ def test_wrong_settings_are_named(settings, words):
 
 def test_the_checks_can_fail():
     with pytest.raises(ValueError, match="must be >="):
-        completed(command("acecoder/train.sh", PROFILE="cpu", MINI_BATCH_SIZE="64"))
+        completed("acecoder/train.sh", PROFILE="cpu", MINI_BATCH_SIZE="64")
     options = reward_manager.get_reward_manager_cls("torl").Options
     with pytest.raises(ValidationError):
         options.model_validate({"rigth": 3})
 
 
-def commands_for_data(script: str, **settings: str) -> list[str]:
-    """The command lines by which the recipe makes its data."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    text = f'source "{RECIPES / script}" >/dev/null; python() {{ echo "$*"; }}; make_data'
-    given = {"DRY_RUN": "command"} | settings
-    return subprocess.run(
-        ["bash", "-c", text], env=kept | given, capture_output=True, text=True, timeout=60, check=True
-    ).stdout.splitlines()
-
-
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_without_tools_no_prompt_tells_of_any(script):
-    for line in commands_for_data(script, PROFILE="gpu", USE_TOOL="false"):
-        assert "--add_execution_prompt" not in line
-        assert "acecoder.py" in line or "--no-tool" in line
+    if script.startswith("calculator"):
+        pytest.skip("its prompts are the question alone")
+    config = completed(script, PROFILE="gpu", USE_TOOL="false")
+    assert not options_in(config).enable_agent
+    for command in commands(config, "make_data"):
+        assert "--add_execution_prompt" not in command
+        assert command[0].endswith("acecoder.py") or "--no-tool" in command
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_runs_with_and_without_tools_share_neither_checkpoints_nor_data(profile):
-    with_tools = command("math_tir/train.sh", PROFILE=profile)
-    without = command("math_tir/train.sh", PROFILE=profile, USE_TOOL="false")
-    for name in ("run_dir=", "data.train_files=", "data.val_files="):
-        assert [o for o in with_tools if o.startswith(name)] != [o for o in without if o.startswith(name)]
+    with_tools = composed("math_tir/train.sh", PROFILE=profile)
+    without = composed("math_tir/train.sh", PROFILE=profile, USE_TOOL="false")
+    for name in ("run_dir", "data.train_files", "data.val_files"):
+        assert OmegaConf.select(with_tools, name) != OmegaConf.select(without, name)
 
 
 OWN = """
-source {launcher} own
-knob RUN "{folder}/run"
-knob SEED 7
-knob SIZE 3
-knob MODEL some/model
-make_data() {{ mkdir -p "$DATA"; echo "$SIZE $(tool_flag)" >"$DATA/train.parquet"; }}
-knob USE_TOOL true
-make "$DATA" train.parquet make_data
-echo "$RUN $DATA $SEED"
+defaults: [recipe, _self_]
+recipe:
+  model: some/model
+  seed: 7
+  size: ${oc.env:SIZE,3}
+  make_data: ["${recipe.folder}/make.py ${recipe.data} ${recipe.size} ${recipe.tool_flag}"]
+run_dir: ${recipe.folder}/run
+data: {max_prompt_length: 8, max_response_length: 8}
+trainer: {project_name: own}
 """
 
 
-def own_recipe(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """A recipe of one's own that names its folder, as far as its data."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    text = OWN.format(launcher=RECIPES / "launch.sh", folder=folder)
-    given = {"PROFILE": "cpu"} | settings
-    return subprocess.run(["bash", "-c", text], env=kept | given, capture_output=True, text=True, timeout=60)
+@pytest.fixture
+def own(tmp_path):
+    """A recipe of one's own, in a folder of its own: what a user writes."""
+    folder = tmp_path / "my recipe"
+    folder.mkdir()
+    (folder / "gpu.yaml").write_text(OWN)
+    (folder / "train.sh").write_text(f'#!/usr/bin/env bash\nexec bash "{RECIPES}/launch.sh" "$0" "$@"\n')
+    return folder / "train.sh"
 
 
-def test_a_recipe_s_own_folders_and_seed_hold_unless_the_environment_names_others(tmp_path):
-    assert own_recipe(tmp_path).stdout == f"{tmp_path}/run {tmp_path}/run/data 7\n"
-    assert own_recipe(tmp_path, RUN=f"{tmp_path}/a", SEED="1").stdout == f"{tmp_path}/a {tmp_path}/a/data 1\n"
-    assert own_recipe(tmp_path, DATA=f"{tmp_path}/d").stdout == f"{tmp_path}/run {tmp_path}/d 7\n"
-    assert own_recipe(tmp_path, PROFILE="gpu", DATA=f"{tmp_path}/e").stdout == f"{tmp_path}/run {tmp_path}/e 7\n"
+def test_a_recipe_s_own_folders_and_seed_hold_unless_the_environment_names_others(own, tmp_path):
+    def told(**settings):
+        config = composed(own, PROFILE="gpu", **settings)
+        return config.run_dir, config.data.train_files[0], config.data.seed
+
+    assert told() == (f"{own.parent}/run", "data/own/train.parquet", 7)
+    assert told(RUN="/a", SEED="1", USE_TOOL="false") == ("/a", "data/own-no_tool/train.parquet", 1)
+    assert told(DATA="/d") == (f"{own.parent}/run", "/d/train.parquet", 7)
 
 
-@pytest.mark.parametrize("changed", [{"SIZE": "4"}, {"USE_TOOL": "false"}, {}])
-def test_data_made_with_other_settings_are_refused(tmp_path, changed):
-    assert own_recipe(tmp_path).returncode == 0
-    again = own_recipe(tmp_path, SEED="9", **changed)
-    assert again.returncode == (2 if changed else 0), again.stderr
-    for name, value in changed.items():
-        assert f"and now {name}={value};" in again.stderr
-
-
-def test_data_of_one_s_own_are_taken_as_they_are(tmp_path):
-    (tmp_path / "train.parquet").write_text("mine")
-    assert own_recipe(tmp_path, DATA=str(tmp_path), SIZE="5").returncode == 0
-    assert (tmp_path / "train.parquet").read_text() == "mine"
+def test_its_commands_hold_a_path_with_spaces_as_one_word(own):
+    config = composed(own, PROFILE="gpu", DATA="/my data", USE_TOOL="false", SIZE="4")
+    assert commands(config, "make_data") == [[f"{own.parent}/make.py", "/my data", "4", "--no-tool"]]
 
 
 @pytest.mark.slow

@@ -1,0 +1,102 @@
+"""What a recipe makes before a training, and its report."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("hydra")
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from verl_tool.errors import ConfigError
+from verl_tool.trainer import recipe
+from verl_tool.trainer.recipe import RecipeError, make_inputs
+
+SCRIPT = """
+import sys, pathlib
+file, *words = sys.argv[1:]
+pathlib.Path(file).parent.mkdir(parents=True, exist_ok=True)
+with open(file, "a") as f:
+    f.write(" ".join(words) + "\\n")
+print("made", file)
+"""
+
+
+@pytest.fixture
+def console(tmp_path):
+    with (tmp_path / "console").open("w+") as file:
+        yield Console(file=file)
+
+
+@pytest.fixture
+def make(tmp_path, console):
+    """Make the inputs of a recipe with these settings, in a folder with a space in its name."""
+    script = tmp_path / "make.py"
+    script.write_text(SCRIPT)
+
+    def made(**settings: object) -> DictConfig:
+        values = {
+            "model": "some/model",
+            "data": "${run_dir}/data",
+            "size": 3,
+            "make_source": [f"{script} ${{recipe.data}}/source ${{recipe.size}}"],
+            "make_data": [f"{script} ${{recipe.data}}/train.parquet ${{files}} ${{recipe.empty}}"],
+            "make_model": [f"{script} ${{run_dir}}/model/model.safetensors tiny"],
+            "empty": "",
+            "report": None,
+        }
+        files = ["${recipe.data}/a b", "c"]
+        config = OmegaConf.create({"run_dir": f"{tmp_path}/the run", "files": files, "recipe": values | settings})
+        make_inputs(config, console)
+        return config
+
+    return made
+
+
+def test_data_and_a_tiny_model_are_made_once(make, tmp_path):
+    for _ in range(2):
+        make(model="tiny")
+    run = tmp_path / "the run"
+    assert (run / "data" / "source").read_text() == "3\n"
+    assert (run / "data" / "train.parquet").read_text() == f"[{run}/data/a b,c]\n"
+    assert (run / "model" / "model.safetensors").read_text() == "tiny\n"
+    assert (tmp_path / "console").read_text().count("made") == 3
+
+
+def test_a_model_that_is_given_is_not_made(make, tmp_path):
+    make()
+    assert not (tmp_path / "the run" / "model").exists()
+
+
+def test_what_other_commands_made_is_refused_wherever_the_folder_is(make, tmp_path):
+    make()
+    with pytest.raises(ConfigError, match="RUN or DATA, or delete") as caught:
+        make(size=4)
+    assert "source 3" in str(caught.value)
+    assert "source 4" in str(caught.value)
+    (tmp_path / "the run" / "data").rename(tmp_path / "moved")
+    make(data=f"{tmp_path}/moved")
+    with pytest.raises(ConfigError):
+        make(data=f"{tmp_path}/moved", size=4)
+
+
+def test_data_of_one_s_own_are_taken_as_they_are(make, tmp_path):
+    (tmp_path / "train.parquet").write_text("mine")
+    make(data=str(tmp_path))
+    assert (tmp_path / "train.parquet").read_text() == "mine"
+
+
+def test_a_command_that_fails_is_named_and_its_folder_is_not_taken_for_made(make, tmp_path):
+    (tmp_path / "fail.py").write_text("raise SystemExit(3)")
+    with pytest.raises(RecipeError, match=r"fail\.py --now` ended with exit code 3"):
+        make(make_data=[f"{tmp_path}/fail.py --now"])
+    assert not (tmp_path / "the run" / "data" / recipe.MADE_BY).exists()
+    make()
+
+
+def test_the_report_s_exit_code_is_told(make, tmp_path):
+    (tmp_path / "report.py").write_text("import sys; sys.exit(len(sys.argv[1]) > 1)")
+    assert recipe.report(make(report=f"{tmp_path}/report.py ${{run_dir}}")) == 1
+    assert recipe.report(make()) == 0
+    assert recipe.report(OmegaConf.create({"recipe": None})) == 0

@@ -1,0 +1,57 @@
+"""What Hydra needs to compose a training's config: verl's own files, and arithmetic. Import it before composing."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+
+CALCULATIONS = {
+    "equal": lambda a, b: a == b,
+    "if": lambda condition, then, otherwise="": then if condition else otherwise,
+    "max": max,
+    "not_zero": lambda a: a != 0,
+    "product": lambda *factors: math.prod(factors),
+    "quotient": lambda a, b: a // b,
+    "sum": lambda *terms: sum(terms),
+}
+"""Resolvers: ``${calc.sum:${data.max_prompt_length},16}``."""
+
+
+class ConfigFolders(SearchPathPlugin):
+    """Our files and verl's are found by a config that lies elsewhere: Hydra reads `hydra.searchpath` in no other."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add both. verl is not imported for it, which takes seconds."""
+        search_path.append("verl_tool", f"file://{Path(__file__).parent / 'config'}")
+        verl = importlib.util.find_spec("verl")
+        for folder in (verl and verl.submodule_search_locations) or ():
+            search_path.append("verl", f"file://{folder}/trainer/config")
+
+
+Plugins.instance().register(ConfigFolders)
+for _name, _function in CALCULATIONS.items():
+    OmegaConf.register_new_resolver(f"calc.{_name}", _function, replace=True)
+
+
+def resolve_calculations(config: DictConfig) -> None:
+    """Put values in place of ``${calc.…}``: the processes that the config is sent to know no such resolvers."""
+    for name, value in leaves(OmegaConf.to_container(config, resolve=False)).items():
+        if isinstance(value, str) and "${calc." in value:
+            OmegaConf.update(config, name, OmegaConf.select(config, name))
+
+
+def leaves(content: Any, name: str = "") -> dict[str, Any]:
+    """Settings by their dotted names; an empty group has none."""
+    if not isinstance(content, dict):
+        return {name: content}
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= leaves(value, f"{name}.{key}" if name else str(key))
+    return found

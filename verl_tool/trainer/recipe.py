@@ -1,0 +1,90 @@
+"""What a recipe does around a training: before it, data and a tiny model are made where they are missing; behind it, a report.
+
+The commands are in the config (`config/recipe.yaml`). A folder that they made keeps them, and is refused under others.
+"""
+
+from __future__ import annotations
+
+import copy
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from rich.console import Console
+
+from verl_tool.errors import ConfigError, VerlToolError
+
+TINY = "tiny"
+MADE_BY = "made_by"
+"""The file that tells by which commands its folder was made."""
+
+
+class RecipeError(VerlToolError):
+    """A command of a recipe failed."""
+
+
+def make_inputs(config: DictConfig, console: Console) -> None:
+    """Make data and model of the config's recipe, unless they are there. What the commands print goes to the console.
+
+    Raises ConfigError if they are there and were made by other commands, and RecipeError if a command fails.
+    """
+    if config.recipe is None:
+        return
+    _make(config, Path(config.recipe.data) / "train.parquet", ("make_source", "make_data"), console)
+    if config.recipe.model == TINY:
+        _make(config, Path(config.run_dir) / "model" / "model.safetensors", ("make_model",), console)
+
+
+def report(config: DictConfig) -> int:
+    """Tell what came of the run, if it is a recipe's. The exit code of the report."""
+    if config.recipe is None or config.recipe.report is None:
+        return 0
+    (command,) = commands(config, "report")
+    return subprocess.run([sys.executable, *command]).returncode
+
+
+def commands(config: DictConfig, *names: str) -> list[list[str]]:
+    """The words of the commands in ``config.recipe``, a script first. A value is one word, or none if it is empty."""
+    recipe = OmegaConf.to_container(config.recipe, resolve=False)
+    assert isinstance(recipe, dict)  # a DictConfig gives a dict
+    lines = [line for name in names for line in ([recipe[name]] if isinstance(recipe[name], str) else recipe[name])]
+    # Split before values are put in: they may hold spaces.
+    found = [OmegaConf.create(shlex.split(line), parent=config) for line in lines]
+    return [[word for word in map(_word, words) if word] for words in found]
+
+
+def _word(value: object) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, ListConfig) else str(value)
+
+
+def _make(config: DictConfig, file: Path, names: Sequence[str], console: Console) -> None:
+    made_by = file.parent / MADE_BY
+    now = _lines(_with_folders_named(config), names)
+    if file.exists():
+        was = made_by.read_text(encoding="utf-8") if made_by.exists() else now
+        if was != now:
+            raise ConfigError(
+                f"{file.parent} was made by\n{was}and now it would be by\n{now}"
+                "take another RUN or DATA, or delete that folder"
+            )
+        return
+    for command in commands(config, *names):
+        code = subprocess.run([sys.executable, *command], stdout=console.file, stderr=console.file).returncode
+        if code:
+            raise RecipeError(f"`python {shlex.join(command)}` ended with exit code {code}; the lines above say why")
+    made_by.write_text(now, encoding="utf-8")
+
+
+def _lines(config: DictConfig, names: Sequence[str]) -> str:
+    return "".join(f"{shlex.join(command)}\n" for command in commands(config, *names))
+
+
+def _with_folders_named(config: DictConfig) -> DictConfig:
+    """The config with names in place of its two folders, which may be told in another way next time."""
+    named = copy.deepcopy(config)
+    OmegaConf.update(named, "run_dir", "RUN")
+    OmegaConf.update(named, "recipe.data", "DATA")
+    return named
