@@ -1,4 +1,4 @@
-"""What a recipe does around a training: before it, data and a tiny model are made where they are missing; behind it, a report.
+"""What a recipe does before a training, where data or a tiny model are missing, and behind it: its report.
 
 The commands are in the config (`config/recipe.yaml`). A folder that they made keeps them, and is refused under others.
 """
