@@ -128,7 +128,7 @@ def test_the_small_form_of_acecoder_is_the_one_that_its_seeds_were_run_with():
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     assert (config.data.train_batch_size, actor.ppo_mini_batch_size, config.recipe.warm_up) == (32, 16, 0.9)
     assert (actor.optim.lr, actor.optim.lr_warmup_steps) == (2.5e-4, 4)
-    assert (trainer.total_training_steps, trainer.test_freq) == (18, 9)
+    assert (trainer.total_training_steps, trainer.test_freq) == (22, 11)
     assert config.actor_rollout_ref.model.path == "outputs/acecoder/cpu/model"
 
 
