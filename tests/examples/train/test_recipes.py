@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import re
 import subprocess
@@ -46,7 +48,12 @@ def launched(script: str | Path, **settings: str) -> subprocess.CompletedProcess
 
 def composed(script: str | Path, *overrides: str, **settings: str) -> DictConfig:
     """The config as Hydra composes it from the command line that the script runs. `overrides` come last."""
-    done = launched(script, DRY_RUN="command", **settings)
+    return copy.deepcopy(_composed(script, overrides, tuple(settings.items())))
+
+
+@functools.cache
+def _composed(script: str | Path, overrides: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> DictConfig:
+    done = launched(script, DRY_RUN="command", **dict(settings))
     assert done.returncode == 0, done.stderr
     _, folder, _, name, *options = done.stdout.splitlines()
     with initialize_config_dir(folder, version_base=None):
