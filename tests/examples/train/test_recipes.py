@@ -16,7 +16,7 @@ pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
 from hydra import compose, initialize_config_dir  # noqa: E402
-from omegaconf import DictConfig, OmegaConf  # noqa: E402
+from omegaconf import DictConfig, OmegaConf, open_dict  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
 from verl.experimental.reward_loop import reward_manager  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
@@ -155,7 +155,8 @@ def test_ppo_gets_a_critic_from_the_same_model():
 def test_several_nodes_take_their_cluster_s_resources_and_a_tool_replica_each():
     for profile in PROFILES:
         config = composed("acecoder/train.sh", PROFILE=profile, NNODES="2", RAY_ADDRESS="10.0.0.1:6379")
-        config.ray_kwargs.ray_init.address = "10.0.0.1:6379"
+        with open_dict(config):
+            config.ray_kwargs.ray_init.address = "10.0.0.1:6379"
         main_ppo.complete(config)
         ray = config.ray_kwargs.ray_init
         assert config.trainer.nnodes == 2
@@ -245,8 +246,9 @@ def test_a_recipe_s_own_folders_and_seed_hold_unless_the_environment_names_other
     assert told(DATA="/d") == (f"{own.parent}/run", "/d/train.parquet", 7)
 
 
-def test_its_commands_hold_a_path_with_spaces_as_one_word(own):
-    config = composed(own, PROFILE="gpu", DATA="/my data", USE_TOOL="false", SIZE="4")
+def test_its_commands_hold_a_path_with_spaces_as_one_word(own, monkeypatch):
+    monkeypatch.setenv("SIZE", "4")
+    config = composed(own, PROFILE="gpu", DATA="/my data", USE_TOOL="false")
     assert commands(config, "make_data") == [[f"{own.parent}/make.py", "/my data", "4", "--no-tool"]]
 
 
