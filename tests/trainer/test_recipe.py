@@ -95,6 +95,12 @@ def test_a_command_that_fails_is_named_and_its_folder_is_not_taken_for_made(make
     make()
 
 
+def test_commands_that_make_something_else_are_told(make):
+    with pytest.raises(RecipeError, match=r"made no .*train\.parquet"):
+        make(make_data=[])
+    make(make_source=[], make_data=[])
+
+
 def test_the_report_s_exit_code_is_told(make, tmp_path):
     (tmp_path / "report.py").write_text("import sys; sys.exit(len(sys.argv[1]) > 1)")
     assert recipe.report(make(report=f"{tmp_path}/report.py ${{run_dir}}")) == 1

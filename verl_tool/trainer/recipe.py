@@ -71,10 +71,15 @@ def _make(config: DictConfig, file: Path, names: Sequence[str], console: Console
                 "take another RUN or DATA, or delete that folder"
             )
         return
-    for command in commands(config, *names):
+    todo = commands(config, *names)
+    if not todo:
+        return
+    for command in todo:
         code = subprocess.run([sys.executable, *command], stdout=console.file, stderr=console.file).returncode
         if code:
             raise RecipeError(f"`python {shlex.join(command)}` ended with exit code {code}; the lines above say why")
+    if not file.exists():
+        raise RecipeError(f"{' and '.join(names)} of the recipe ended without an error and made no {file}")
     made_by.write_text(now, encoding="utf-8")
 
 
