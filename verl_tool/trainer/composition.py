@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-CALCULATIONS = {
+CALCULATIONS: dict[str, Callable[..., Any]] = {
     "equal": lambda a, b: a == b,
     "if": lambda condition, then, otherwise="": then if condition else otherwise,
     "max": max,
