@@ -1,8 +1,12 @@
 """What the HTTP applications of this project have in common: the tool server's and the eval service's.
 
-Starlette finds a request's route, takes part in the server's start and stop, and writes answers and streams. Ours is
-what a request meets on the way: whom it is for, its key, bounds on its body, the end of its work once the client has
-left, the form of errors, and metrics.
+Starlette finds a request's route, takes part in the server's start and stop, and writes answers and streams. What a
+request meets on the way is ours: the check of its headers and key, bounds on its body, the end of its work once the
+client has left, the form of errors, and metrics.
+
+Of Starlette this uses `Router`, `Route` and the responses. Its application class, its middleware and functions as
+endpoints make several closures and objects for each request: CPU time of a no-op tool call, one a request on the direct
+server, relative to routes and answers written by hand: 1.04 as it is, 1.22 with those (medians of 40 pairs).
 """
 
 from __future__ import annotations
