@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from serve_harness import DATA
 from test_ray_serve_cli import COMMAND, STOP_SECONDS, Server
 from test_ray_serve_side_by_side import ask, eventually
 
@@ -110,3 +111,15 @@ def test_servers_join_a_serve_that_runs_and_leave_it_as_it_was(busy, start):
     assert ask(port, "/first/health")[0] == 404
     assert ask(port, "/second/health")[0] == 404
     assert ask(port, "/others")[2] == b"hello"
+
+
+def test_a_tool_s_traceback_is_in_the_output_of_its_own_server_only(start):
+    echo = str(DATA / "ray_echo.py")
+    mine, other = start("mine", echo), start("other", echo)
+    urls = [re.search(r"http://127.0.0.1:(\d+)(/\w+)/get_obs", server.wait_until_ready()) for server in (mine, other)]
+    port, path = urls[0].groups()
+    body = {"trajectory_ids": ["the-one"], "actions": ["<ray_echo>a:soon</ray_echo>"]}
+    assert b"tool_crashed" in ask(int(port), f"{path}/get_observation", body)[2]
+    eventually(lambda: "could not convert string to float: 'soon'" in mine.output())
+    assert re.search(r"\(replica \d+\) .* \[trajectory the-one\]: tool ray_echo crashed", mine.output())
+    assert "ray_echo crashed" not in other.output()

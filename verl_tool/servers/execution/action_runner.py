@@ -13,6 +13,7 @@ from verl_tool.json_text import shown
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.calls import CallFinder, MatchedCall
+from verl_tool.servers.execution.current_trajectory import running_for
 from verl_tool.servers.execution.deadline import Deadline
 from verl_tool.servers.execution.observation import merge, not_run, not_understood, told_of_error, unrunnable
 from verl_tool.servers.execution.trajectory_table import Trajectory
@@ -71,7 +72,7 @@ class ActionRunner:
         `progress` holds the results of the calls that ran in an earlier attempt, and takes those of this one.
         """
         try:
-            with Deadline(self._call_timeout):
+            with running_for(trajectory.id), Deadline(self._call_timeout):
                 return await self._run_in_turn(trajectory, request, progress, admission)
         except asyncio.TimeoutError:
             words = f"the action took more than {self._call_timeout:g} s (call_timeout_seconds) and was stopped"
@@ -105,7 +106,7 @@ class ActionRunner:
             if not self._by_name[name].stateful:
                 continue
             try:
-                with Deadline(self._call_timeout):
+                with running_for(trajectory.id), Deadline(self._call_timeout):
                     await self._by_name[name].close_state(state)
             except Exception:
                 # A tool is anybody's code, and may raise anything.

@@ -35,6 +35,7 @@ from verl_tool.servers.serve.autoscaling import ENTRIES, autoscaling_config
 from verl_tool.servers.serve.ingress import direct_ports
 from verl_tool.servers.serve.local_ray import network_address
 from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
+from verl_tool.servers.serve.replica_log import log_to_stderr
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.base import Tool
@@ -66,7 +67,7 @@ class ToolReplica:
     """One replica: tools, sandbox, and the two HTTP servers to them."""
 
     async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
-        _log_to_stderr(settings.log_level)
+        log_to_stderr(settings.log_level)
         listen_on_the_node_only()
         self._settings = settings
         several = settings.several_nodes or settings.front_host not in LOOPBACK
@@ -186,7 +187,11 @@ def application(
     """The Serve application, to be given to ``serve.run``. Deployed again, it is a rolling update."""
     deployment: serve.Deployment = serve.deployment(
         name=DEPLOYMENT,
-        ray_actor_options={"num_cpus": cpus_per_replica},
+        ray_actor_options={
+            "num_cpus": cpus_per_replica,
+            # Serve would take what a tool prints into its own log, which drops it at the level set below.
+            "runtime_env": {"env_vars": {"RAY_SERVE_LOG_TO_STDERR": "1"}},
+        },
         # The app's own admission refuses at its limit, for both servers; Serve's must never come first.
         max_ongoing_requests=2 * (settings.max_concurrent_requests + settings.max_queued_requests),
         # A rolling update starts the new before it takes away the old.
@@ -226,14 +231,3 @@ def _make_toolset(settings: ReplicaSettings, on_released: Callable[[str, bool], 
 
 def _serve_log_level(level: str) -> str:
     return "WARNING" if level == "INFO" else level
-
-
-def _log_to_stderr(level: str) -> None:
-    """Our own log goes to the process's standard error, which Ray brings to the terminal of the server."""
-    ours = logging.getLogger("verl_tool")
-    ours.setLevel(level)
-    ours.propagate = False
-    if not ours.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        ours.addHandler(handler)

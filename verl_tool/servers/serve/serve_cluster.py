@@ -33,6 +33,7 @@ from verl_tool.servers.serve.ingress_standby import IngressStandby
 from verl_tool.servers.serve.launcher import claim_name, release_name
 from verl_tool.servers.serve.local_ray import keep_token_private, make_token, on_loopback, private_folder
 from verl_tool.servers.serve.ports import Reservation, reserve_block, reserve_port
+from verl_tool.servers.serve.replica_log import ReplicaOutput
 from verl_tool.servers.settings import APP_NAME_PATTERN, ROUTE_PREFIX_PATTERN, AutoscalingSettings, ReplicaSettings
 
 POLL_SECONDS = 0.2
@@ -103,6 +104,7 @@ class ServeCluster:
         self._stops_serve = True
         self._serve_goes_on = False
         self.local = ray_address is None
+        self._output = ReplicaOutput(app_name, local=self.local)
         self._address = ray_address
         self._logical_cpus = logical_cpus
         self._ingress_location = ingress_location
@@ -200,8 +202,8 @@ class ServeCluster:
         if not self.local:
             keep_token_private()
             try:
-                # Ray would print the output of all replicas of all applications, and of other jobs.
-                ray.init(address=self._address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=False)
+                with self._output.printed():
+                    ray.init(address=self._address, namespace=NAMESPACE, logging_level=logging.WARNING)
             except (RayError, ConnectionError, OSError, ValueError, RuntimeError) as error:
                 raise StartError(f"no Ray cluster at {self._address!r} can be joined: {error}") from error
             return
@@ -217,7 +219,7 @@ class ServeCluster:
 
     def _start_ray(self) -> None:
         make_token()
-        with on_loopback():
+        with on_loopback(), self._output.printed():
             ray.init(
                 address="local",
                 namespace=NAMESPACE,
