@@ -25,15 +25,17 @@ AGENT = "actor_rollout_ref.agent"
 STOPS = f"{AGENT}.action_stop_tokens=['<call>']"
 
 
+SIZES = (
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    *(f"actor_rollout_ref.{part}.log_prob_micro_batch_size_per_gpu=8" for part in ("rollout", "ref")),
+)
+
+
 def prepared(tmp_path: Path, *overrides: str) -> DictConfig:
     """A config after all checks."""
-    batch = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
-    micro = ["actor", "rollout", "ref"]
-    sizes = [
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-        *(f"actor_rollout_ref.{part}.log_prob_micro_batch_size_per_gpu=8" for part in micro[1:]),
-    ]
-    config = composed("platform=cpu", f"run_dir={tmp_path}", "algorithm.adv_estimator=grpo", *batch, *sizes, *overrides)
+    config = composed("platform=cpu", f"run_dir={tmp_path}", "algorithm.adv_estimator=grpo", *SIZES, *overrides)
     main_ppo.prepare(config)
     return config
 
@@ -150,11 +152,16 @@ def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
 
 @pytest.mark.parametrize("which", ["train_files", "val_files"])
 def test_a_row_that_cannot_be_used_is_named_before_anything_starts(tmp_path, which):
+    both = ["data.train_files=[hdfs://a/b.parquet]", "data.val_files=null", "actor_rollout_ref.model.path=owner/model"]
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": [{"role": "user", "content": "a"}], "shots": ["a.png"]}')
+    rows.write_text(
+        '{"prompt": [{"role": "user", "content": "a"}], "shots": ["a.png"], "data_source": "", "reward_model": {}}'
+    )
     with pytest.raises(ConfigError, match=r"row 0 of .*rows.jsonl has content in 'shots'"):
-        main_ppo.check_data(composed(f"data.{which}={rows}", "data.image_key=shots"))
-    main_ppo.check_data(composed("data.train_files=[hdfs://no/such.parquet,/no/such.parquet]"))
+        main_ppo.check_data(composed(*both, f"data.{which}={rows}", "data.image_key=shots"))
+    main_ppo.check_data(composed(*both))
+    with pytest.raises(ConfigError, match=r"there is no file /no/such.parquet"):
+        main_ppo.check_data(composed(*both, f"data.{which}=[/no/such.parquet]"))
 
 
 @pytest.mark.parametrize(
@@ -171,6 +178,18 @@ def test_a_row_that_cannot_be_used_is_named_before_anything_starts(tmp_path, whi
 def test_what_cannot_work_is_refused_at_once(tmp_path, overrides, cause):
     with pytest.raises(ConfigError, match=cause):
         prepared(tmp_path, *overrides)
+
+
+def test_a_dry_run_prints_the_config_then_what_would_be_refused_and_leaves_nothing(tmp_path, capsys):
+    run, files = tmp_path / "run", [f"data.train_files={tmp_path}/no.parquet", "data.val_files=null"]
+    wrong = ["tool_server.start=pyton_code", "actor_rollout_ref.rollout.n=0"]
+    config = composed("platform=cpu", f"run_dir={run}", "algorithm.adv_estimator=grpo", STOPS, *SIZES, *files, *wrong)
+    with pytest.raises(ConfigError, match=r"rollout.n=0 .*\n.*pyton_code' is unknown; known: calculator"):
+        main_ppo.dry_run(config)
+    printed = capsys.readouterr()
+    assert OmegaConf.create(printed.out).tool_server.start == "pyton_code"
+    assert f"not there yet: data.train_files: there is no file {tmp_path}/no.parquet" in printed.err
+    assert not run.exists()
 
 
 def test_metrics_of_an_earlier_start_are_kept(tmp_path):

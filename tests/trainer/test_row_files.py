@@ -11,7 +11,7 @@ arrow = pytest.importorskip("pyarrow")
 import pyarrow.parquet as parquet  # noqa: E402
 
 from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.trainer.row_files import check_rows  # noqa: E402
+from verl_tool.trainer.row_files import check_columns, check_rows  # noqa: E402
 
 KINDS = ["parquet", "jsonl", "json", "json in lines"]
 TEXT = {"prompt": [{"role": "user", "content": "a"}]}
@@ -44,6 +44,16 @@ def written(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
 def test_a_row_with_more_than_text_is_named(tmp_path: Path, kind: str, rows: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_rows(written(tmp_path, kind, rows), media_columns=("images", "pictures"))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "json in lines"])
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, kind: str) -> None:
+    path = written(tmp_path, kind, [{**TEXT, "reward_model": {"ground_truth": "1"}}])
+    check_columns(path, ["prompt", "reward_model"])
+    with pytest.raises(ConfigError, match=r"rows\.\w+ has no column 'data_source'; it has prompt, reward_model"):
+        check_columns(path, ["prompt", "data_source"])
+    with pytest.raises(ConfigError, match="holds no rows"):
+        check_columns(written(tmp_path, "jsonl" if kind == "parquet" else kind, []), ["prompt"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,13 +37,14 @@ from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 from verl_tool.trainer.composition import resolve_calculations
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
+from verl_tool.trainer.parts_check import check_files, check_parts, known_names, missing_files
 from verl_tool.trainer.ppo.estimators import check_algorithm
 from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.recipe import make_inputs, report
-from verl_tool.trainer.row_files import check_rows
+from verl_tool.trainer.row_files import check_columns, check_rows
 from verl_tool.trainer.same_run import check_same_run
 from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
 
@@ -60,7 +61,13 @@ _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM
 def main() -> None:
     """Train as the command line says."""
     sys.argv[1:] = [quoted(argument) for argument in sys.argv[1:]]
-    train_as_configured()
+    try:
+        train_as_configured()
+    except SystemExit as ended:
+        # Hydra has printed what it raised, and its own advice.
+        if names := known_names(ended.__context__):
+            print(f"error: {names}", file=sys.stderr)
+        raise
 
 
 def quoted(argument: str) -> str:
@@ -80,8 +87,7 @@ def train_as_configured(config: DictConfig) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         if config.dry_run:
-            complete(config)
-            print(OmegaConf.to_yaml(config, resolve=True))
+            dry_run(config)
             return
         with console_of(config) as console:
             prepare(config)
@@ -133,23 +139,47 @@ def cause_of(error: RayTaskError) -> str:
     return str(cause) if isinstance(cause, VerlToolError) else f"{type(cause).__name__}: {cause}"
 
 
+def dry_run(config: DictConfig) -> None:
+    """Print the config, and look for all that a training with it would refuse; write and start nothing.
+
+    Files and a model that are not there yet are told of only: recipes make them. Raises ConfigError.
+    """
+    complete(config)
+    print(OmegaConf.to_yaml(config, resolve=True), flush=True)
+    for problem in missing_files(config):
+        print(f"not there yet: {problem}", file=sys.stderr)
+    check_parts(config)
+    _check_rows(config)
+
+
 def prepare(config: DictConfig) -> None:
     """`complete` the config and leave it in the run's folder. Raises ConfigError before anything starts."""
     complete(config)
+    check_parts(config)
     check_same_run(config)
     _save(config)
 
 
 def check_data(config: DictConfig) -> None:
-    """Look at the rows of all local files that the run reads. Raises ConfigError that names one it cannot use."""
+    """Look at the rows of all local files that the run reads, and whether its model is there. Raises ConfigError that
+    names what is missing, or a row that cannot be used."""
+    check_files(config)
+    _check_rows(config)
+
+
+def _check_rows(config: DictConfig) -> None:
     data = config.data
     if data.get("custom_cls", {}).get("path") is not None:
         return  # its class may make other rows of them
     media = tuple({*MEDIA_COLUMNS, *(data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio"))})
+    # A manager that is found by its name reads these; one of a file of its own may read others.
+    for_reward = ("data_source", "reward_model") if config.reward.reward_manager.source == "register" else ()
+    required = (data.prompt_key, *for_reward)
     for files in (data.train_files, data.val_files):
         for name in [files] if isinstance(files, str) else files or ():
             path = Path(name).expanduser()
             if path.is_file():
+                check_columns(path, required)
                 check_rows(path, data.prompt_key, media)
 
 
@@ -174,7 +204,10 @@ def complete(config: DictConfig) -> None:
             "set trainer.use_v1=true"
         )
     check_algorithm(config)
-    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    try:
+        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except (AssertionError, ValueError) as error:
+        raise ConfigError(f"verl refuses the config: {error}") from error
 
 
 @contextlib.contextmanager

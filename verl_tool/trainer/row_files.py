@@ -38,6 +38,27 @@ def check_rows(path: Path, prompt_key: str = "prompt", media_columns: Sequence[s
             text_messages(prompt, where)
 
 
+def check_columns(path: Path, required: Sequence[str]) -> None:
+    """Raises ConfigError if the file holds no row, or its first row lacks one of the `required` columns.
+
+    A file of a kind that `check_rows` does not read is left alone.
+    """
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as parquet
+
+        file = parquet.ParquetFile(path)
+        names = set(file.schema_arrow.names) if file.metadata.num_rows else set()
+    elif path.suffix in (".json", ".jsonl"):
+        names = set(next(_of_json(path) if path.suffix == ".json" else _of_json_lines(path), {}))
+    else:
+        return
+    if not names:
+        raise ConfigError(f"{path} holds no rows; make the data again")
+    for column in required:
+        if column not in names:
+            raise ConfigError(f"{path} has no column {column!r}; it has {', '.join(sorted(names))}")
+
+
 def _of_parquet(path: Path, wanted: Sequence[str], prompt_key: str) -> Iterator[Mapping[str, Any]]:
     import pyarrow.parquet as parquet
 

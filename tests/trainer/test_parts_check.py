@@ -1,0 +1,215 @@
+"""What a config names is looked at before anything starts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+torch = pytest.importorskip("torch")
+
+from hydra.errors import ConfigCompositionException  # noqa: E402
+from verl_loop import composed  # noqa: E402
+
+from verl_tool.errors import ConfigError  # noqa: E402
+from verl_tool.trainer.parts_check import check_parts, known_names, missing_files  # noqa: E402
+
+REWARD = "reward.reward_manager"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+BROKEN_TOOL = """
+from verl_tool.servers.tools.base import Tool, ToolResult
+
+class Broken(Tool):
+    name = "broken"
+    description = "Cannot be made."
+
+    def __init__(self, **options):
+        raise RuntimeError("no key in TOOL_KEY")
+
+    async def run(self, call, context):
+        return ToolResult()
+"""
+OWN_REWARD = """
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
+
+class Mine(GradingRewardManager):
+    async def grade(self, sample):
+        ...
+
+class AsksTheTokenizer(Mine):
+    def __init__(self, config, tokenizer, **kwargs):
+        super().__init__(config, tokenizer, **kwargs)
+        self.size = len(tokenizer.get_vocab())
+"""
+
+
+def problems(*overrides: str) -> str:
+    """What stands in the way of a config, or nothing."""
+    config = composed("platform=cpu", f"{REWARD}.name=gsm8k", *overrides)
+    try:
+        check_parts(config)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_nothing_stands_in_the_way_of_a_config_that_is_right():
+    settings = ["trainer.save_freq=0", "actor_rollout_ref.actor.optim.lr=0", f"{ROLLOUT}.top_k=0"]
+    assert problems("tool_server.start='calculator,finish'", "tool_server.args=[--num_replicas,'2']", *settings) == ""
+
+
+@pytest.mark.parametrize(
+    ("batch", "mini", "n", "ranks", "micro", "told"),
+    [
+        (8, 4, 2, 2, 4, ""),
+        (8, 3, 2, 1, 1, "train_batch_size=8 is no multiple of actor_rollout_ref.actor.ppo_mini_batch_size=3"),
+        (8, 4, 1, 3, 1, "cannot be shared equally by 3 data-parallel ranks"),
+        (8, 4, 2, 2, 3, "the 4 rows .* no multiple of .*ppo_micro_batch_size_per_gpu=3"),
+    ],
+)
+def test_rows_that_cannot_be_cut_up_evenly_are_named(batch, mini, n, ranks, micro, told):
+    actor = "actor_rollout_ref.actor"
+    sizes = [f"data.train_batch_size={batch}", f"{actor}.ppo_mini_batch_size={mini}", f"{ROLLOUT}.n={n}"]
+    cut = [f"trainer.n_gpus_per_node={ranks}", f"{actor}.ppo_micro_batch_size_per_gpu={micro}"]
+    problem = problems("trainer.use_v1=false", *sizes, *cut)
+    assert re.search(told, problem)
+    assert bool(problem) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (f"{ROLLOUT}.n=0", "at least 1"),
+        (f"{ROLLOUT}.temperature=-1", "at least 0"),
+        (f"{ROLLOUT}.top_p=0", "above 0 and at most 1"),
+        (f"{ROLLOUT}.top_k=-2", "at least -1"),
+        (f"{ROLLOUT}.gpu_memory_utilization=6", "at most 1"),
+        ("actor_rollout_ref.actor.optim.lr=-1e-6", "at least 0"),
+        ("data.train_batch_size=0", "at least 1"),
+        ("trainer.save_freq=-2", "at least -1"),
+        ("trainer.n_gpus_per_node=many", "is no number"),
+    ],
+)
+def test_a_number_out_of_its_range_is_named_with_the_range(setting, told):
+    name, _, value = setting.partition("=")
+    problem = problems(setting)
+    assert name in problem
+    assert value in problem
+    assert told in problem
+    assert "\n" not in problem
+
+
+def test_all_problems_are_told_at_once():
+    assert len(problems(f"{ROLLOUT}.n=0", "tool_server.start=pyton_code", f"{REWARD}.name=gsm9k").splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("start", "args", "told"),
+    [
+        ("pyton_code", "[]", "tool 'pyton_code' is unknown; known: calculator"),
+        ("no/such_tool.py", "[]", "no/such_tool.py"),
+        ("calculator", "[--num_replica,'1']", "No such option: --num_replica"),
+        ("calculator", "[--state_ttl,'0']", "0.0 is not in the range x>=1.0"),
+        ("calculator", "[--tool_config,no/such.json]", "no/such.json"),
+    ],
+)
+def test_the_server_s_tools_are_looked_for(start, args, told):
+    assert told in problems(f"tool_server.start={start}", f"tool_server.args={args}")
+
+
+def test_a_tool_of_one_s_own_is_made(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN_TOOL)
+    assert "RuntimeError: no key in TOOL_KEY" in problems(f"tool_server.start={tmp_path}/broken.py")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([f"{REWARD}.name=gsm9k"], "gsm9k"),
+        (["++reward.reward_kwargs.colour=red"], "reward.reward_kwargs.colour: Extra inputs"),
+        (["++reward.reward_kwargs.timeout_seconds=-3"], "reward.reward_kwargs.timeout_seconds"),
+        (["++reward.reward_kwargs.shaping.turns.weight=1"], "reward.reward_kwargs.shaping.turns.limit"),
+    ],
+)
+def test_the_reward_manager_is_made_with_its_options(overrides, told):
+    assert told in problems(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("Mine", ""), ("AsksTheTokenizer", ""), ("Other", "reward.reward_manager.name=Other")]
+)
+def test_a_reward_manager_of_one_s_own_is_found(tmp_path, name, told):
+    (tmp_path / "own_reward.py").write_text(OWN_REWARD)
+    own = [f"{REWARD}.source=importlib", f"{REWARD}.name={name}", f"{REWARD}.module.path={tmp_path}/own_reward.py"]
+    problem = problems(*own)
+    assert told in problem
+    assert bool(problem) == bool(told)
+
+
+@pytest.mark.parametrize(("there", "address", "refused"), [(0, "", True), (1, "", False), (0, "auto", False)])
+def test_a_missing_gpu_is_named_unless_a_cluster_is_joined(monkeypatch, there, address, refused):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    problem = problems("platform=gpu", "trainer.device=cuda", "trainer.n_gpus_per_node=1")
+    assert ("this machine has 0 GPUs" in problem) == refused
+
+
+def test_files_and_models_that_are_not_there_are_named(tmp_path):
+    (tmp_path / "train.parquet").touch()
+    files = f"data.train_files=[{tmp_path}/train.parquet,{tmp_path}/no.parquet,hdfs://a/b.parquet]"
+    found = list(
+        missing_files(composed(files, "data.val_files=null", "actor_rollout_ref.model.path=outputs/run/model"))
+    )
+    assert [each.split(";")[0] for each in found] == [
+        f"data.train_files: there is no file {tmp_path}/no.parquet",
+        "actor_rollout_ref.model.path: there is no folder outputs/run/model",
+    ]
+    there = [f"data.train_files={tmp_path}/train.parquet", "data.val_files=[]"]
+    assert list(missing_files(composed(*there, "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"))) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "actor_rollout_ref.agent.max_turn=3",
+            ".agent has no option 'max_turn', perhaps max_turns is meant; known",
+        ),
+        ("actor_rollout_ref.xyz.a=3", "^actor_rollout_ref has no option 'xyz'; known: actor, agent, "),
+        ("xyz=3", "^the config has no option 'xyz'; known: actor_rollout_ref, "),
+    ],
+)
+def test_an_option_of_a_wrong_name_gets_the_known_ones(override, told):
+    with pytest.raises(ConfigCompositionException) as raised:
+        composed(override)
+    assert re.search(told, known_names(raised.value))
+
+
+@pytest.mark.parametrize("error", [None, ConfigError("of ours"), ConfigCompositionException("of another kind")])
+def test_other_errors_name_no_options(error):
+    assert known_names(error) is None
+
+
+DRY_RUN = """
+import sys
+from verl_loop import composed
+from verl_tool.trainer.parts_check import check_parts
+
+check_parts(composed("platform=cpu", "reward.reward_manager.name=torl", "tool_server.start=python_code"))
+import ray
+print(sorted({"vllm", "sglang"} & set(sys.modules)), ray.is_initialized())
+"""
+
+
+def test_neither_vllm_nor_ray_is_touched():
+    helpers = Path(__file__).parents[1] / "helpers"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(helpers)!r})\n{DRY_RUN}"],
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["[] False"], done.stderr[-2000:]

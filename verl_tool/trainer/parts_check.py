@@ -1,0 +1,234 @@
+"""Looks at what a config names (tools, reward manager, files, numbers, GPUs) before anything is started.
+
+Each check yields sentences that name the setting, its value and the remedy. Nothing here starts Ray or imports vLLM.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import typer
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
+
+from verl_tool.errors import ConfigError, VerlToolError
+
+_ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may be; where it is null it is not looked at."""
+
+    setting: str
+    low: float
+    high: float = float("inf")
+    open_below: bool = False
+    """`low` itself is out of the range."""
+
+    def problem(self, config: DictConfig) -> str | None:
+        """What is wrong with the setting's value, if anything."""
+        value = OmegaConf.select(config, self.setting)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return f"{self.setting}={value!r} is no number; {self._told()}"
+        if (value <= self.low if self.open_below else value < self.low) or value > self.high:
+            return f"{self.setting}={value} is out of its range; {self._told()}"
+        return None
+
+    def _told(self) -> str:
+        below = f"{'above' if self.open_below else 'at least'} {self.low:g}"
+        above = f" and at most {self.high:g}" if self.high != float("inf") else ""
+        return f"set it to {below}{above}"
+
+
+RANGES = (
+    Range("data.train_batch_size", 1),
+    Range("data.max_prompt_length", 1),
+    Range("data.max_response_length", 1),
+    Range(f"{_ROLLOUT}.n", 1),
+    Range(f"{_ROLLOUT}.temperature", 0),
+    Range(f"{_ROLLOUT}.top_p", 0, 1, open_below=True),
+    Range(f"{_ROLLOUT}.top_k", -1),
+    Range(f"{_ROLLOUT}.gpu_memory_utilization", 0, 1, open_below=True),
+    Range(f"{_ROLLOUT}.tensor_model_parallel_size", 1),
+    Range(f"{_ROLLOUT}.val_kwargs.n", 1),
+    Range(f"{_ROLLOUT}.val_kwargs.temperature", 0),
+    Range(f"{_ROLLOUT}.val_kwargs.top_p", 0, 1, open_below=True),
+    Range(f"{_ACTOR}.ppo_mini_batch_size", 1),
+    Range(f"{_ACTOR}.ppo_epochs", 1),
+    Range(f"{_ACTOR}.clip_ratio", 0),
+    Range(f"{_ACTOR}.grad_clip", 0, open_below=True),
+    Range(f"{_ACTOR}.kl_loss_coef", 0),
+    Range(f"{_ACTOR}.optim.lr", 0),
+    Range(f"{_ACTOR}.optim.weight_decay", 0),
+    Range(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0, 1),
+    Range("actor_rollout_ref.model.lora_rank", 0),
+    Range("algorithm.gamma", 0, 1),
+    Range("algorithm.lam", 0, 1),
+    Range("trainer.nnodes", 1),
+    Range("trainer.n_gpus_per_node", 1),
+    Range("trainer.total_epochs", 1),
+    Range("trainer.total_training_steps", 1),
+    Range("trainer.save_freq", -1),
+    Range("trainer.test_freq", -1),
+    Range("tool_server.port", 1, 65535),
+    Range("tool_server.start_timeout", 0, open_below=True),
+    Range("tool_server.max_restarts", 0),
+    Range("stall_timeout", 0, open_below=True),
+)
+
+
+def check_parts(config: DictConfig) -> None:
+    """Raises ConfigError that tells all that stands in the way of a training with this config."""
+    problems = list(_problems(config))
+    if problems:
+        raise ConfigError("\n       ".join(problems))
+
+
+def _problems(config: DictConfig) -> Iterator[str]:
+    wrong = [problem for each in RANGES if (problem := each.problem(config))]
+    yield from wrong
+    if not wrong:
+        yield from _of_batches(config)
+        yield from _of_gpus(config)
+    yield from _of_tools(config)
+    yield from _of_reward_manager(config)
+
+
+def missing_files(config: DictConfig) -> Iterator[str]:
+    """A sentence for each local file of rows, and the model's folder, that the config names and that does not exist.
+
+    Names on other machines (``hdfs://…``) and on a model hub (``owner/model``) are not looked at.
+    """
+    data, model = config.data, str(config.actor_rollout_ref.model.path)
+    for setting in ("train_files", "val_files"):
+        files = data[setting]
+        for name in map(str, [files] if isinstance(files, str) else files or ()):
+            if "://" not in name and not Path(name).expanduser().exists():
+                yield f"data.{setting}: there is no file {name}; examples/data_preprocess/ makes such files"
+    local = model.startswith(("/", "~", ".")) or model.count("/") > 1
+    if local and "://" not in model and not Path(model).expanduser().exists():
+        yield f"actor_rollout_ref.model.path: there is no folder {model}"
+
+
+def check_files(config: DictConfig) -> None:
+    """Raises ConfigError that names all `missing_files`."""
+    problems = list(missing_files(config))
+    if problems:
+        raise ConfigError("\n       ".join(problems))
+
+
+def known_names(error: BaseException | None) -> str | None:
+    """The options that stand where a command line named one that does not exist; None for any other `error`.
+
+    `error`: what Hydra raised, or what it was raised from.
+    """
+    while error is not None and not isinstance(error, OmegaConfBaseException):
+        error = error.__cause__
+    parent = getattr(error, "parent_node", None)
+    if error is None or not isinstance(parent, DictConfig) or error.key in parent:
+        return None
+    names = sorted(map(str, parent))
+    close = difflib.get_close_matches(str(error.key), names, 1)
+    where = parent._get_full_key("") or "the config"
+    guess = f", perhaps {close[0]} is meant" if close else ""
+    return f"{where} has no option {str(error.key)!r}{guess}; known: {', '.join(names)}"
+
+
+def _of_batches(config: DictConfig) -> Iterator[str]:
+    """How the older trainer cuts a step's rows up: by ranks, mini-batches and micro-batches, without a remainder."""
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    if config.trainer.use_v1 or actor.strategy not in ("fsdp", "fsdp2"):
+        return
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node // actor.ulysses_sequence_parallel_size
+    batch, mini, micro = config.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_micro_batch_size_per_gpu
+    if batch % mini:
+        yield f"data.train_batch_size={batch} is no multiple of {_ACTOR}.ppo_mini_batch_size={mini}; change one of them"
+    elif ranks and mini * n % ranks:
+        yield (
+            f"{_ACTOR}.ppo_mini_batch_size={mini} times {_ROLLOUT}.n={n} rows cannot be shared equally by {ranks} "
+            "data-parallel ranks; change one of them"
+        )
+    elif ranks and micro and not actor.use_dynamic_bsz and mini * n // ranks % micro:
+        yield (
+            f"the {mini * n // ranks} rows that each rank has of a mini-batch are no multiple of "
+            f"{_ACTOR}.ppo_micro_batch_size_per_gpu={micro}; change it, or set {_ACTOR}.use_dynamic_bsz=true"
+        )
+
+
+def _of_gpus(config: DictConfig) -> Iterator[str]:
+    cluster = os.environ.get("RAY_ADDRESS") or config.ray_kwargs.ray_init.get("address")
+    if config.trainer.device != "cuda" or cluster:
+        return  # a cluster that runs already says itself what it has
+    found, wanted = torch.cuda.device_count(), config.trainer.n_gpus_per_node
+    if found < wanted:
+        yield (
+            f"trainer.n_gpus_per_node={wanted} and this machine has {found} GPUs that PyTorch can use; set it (N_GPUS "
+            "of a recipe) to what there is, or add platform=cpu (PROFILE=cpu) for a trial without one"
+        )
+
+
+def _of_tools(config: DictConfig) -> Iterator[str]:
+    """As the server would at its start: it reads its command line and makes its tools."""
+    if config.tool_server.start is None:
+        return
+    from verl_tool.servers import ray_serve
+    from verl_tool.servers.tool_config import ToolConfig
+    from verl_tool.servers.tools import load_tools
+
+    app = typer.Typer()
+    app.command()(ray_serve.serve_tools)
+    args = [str(arg) for arg in config.tool_server.args]
+    try:
+        context = typer.main.get_command(app).make_context("tool_server.args", args)
+        file = context.params["tool_config"]
+        load_tools(config.tool_server.start, ToolConfig.from_file(file) if file else None)
+    except click.ClickException as error:
+        yield f"tool_server.args={args}: {error.format_message()}"
+    except click.exceptions.Exit:
+        yield f"tool_server.args={args} ends the server; leave --help out"
+    except (VerlToolError, ValidationError) as error:
+        yield f"tool_server.start={config.tool_server.start}: {error}"
+    except Exception as error:  # noqa: BLE001 - a tool's file is anybody's code, and may raise anything
+        yield f"tool_server.start={config.tool_server.start}: {type(error).__name__}: {error}"
+
+
+class _TokenizerAskedForError(Exception):
+    """A reward manager wants to know something of the tokenizer, which is not loaded here."""
+
+
+class _NoTokenizer:
+    def __getattr__(self, name: str) -> Any:
+        raise _TokenizerAskedForError(name)
+
+
+def _of_reward_manager(config: DictConfig) -> Iterator[str]:
+    """As verl's reward workers do at their start: the class is found, and one is made with its options."""
+    wanted = config.reward.reward_manager
+    told = f"reward.reward_manager.name={wanted.name}"
+    try:
+        kind = resolve_reward_manager_cls(config)
+        kind(
+            config=config,
+            tokenizer=_NoTokenizer(),
+            compute_score=get_custom_reward_fn(config),
+            reward_router_address=None,
+            reward_model_tokenizer=None,
+        )
+    except _TokenizerAskedForError:
+        return
+    except VerlToolError as error:
+        yield str(error)
+    except Exception as error:  # noqa: BLE001 - a manager is anybody's code, and may raise anything
+        yield f"{told}: {type(error).__name__}: {error}"
