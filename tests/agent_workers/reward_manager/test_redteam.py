@@ -16,8 +16,8 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from verl_tool.agent_workers.reward_manager import registry
+from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade, manager_of
 from verl_tool.agent_workers.reward_manager.redteam import command
-from verl_tool.agent_workers.reward_manager.redteam.grade_attacks import grade, manager_of
 
 EVERY = dict.fromkeys(registry.NAMES, 5) | {"acecoder": 9, "mathcoder": 19, "torl": 30}
 """One attack in so many; the end-to-end test makes all."""

@@ -1,4 +1,5 @@
-"""What grading a trajectory gives."""
+"""What grading a trajectory gives. ``python -m verl_tool.agent_workers.reward_manager.grade NAME --texts FILE`` grades
+texts of one's own; see `grading.grade_command`."""
 
 from __future__ import annotations
 
@@ -21,3 +22,11 @@ class Grade:
 
 class GraderFault(VerlToolError):
     """The grader failed, not the answer: no server, a crash, no end in time. Such a trajectory has no score."""
+
+
+if __name__ == "__main__":  # its own classes are under another name then
+    import typer
+
+    from verl_tool.agent_workers.reward_manager.grading.grade_command import main
+
+    typer.run(main)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from verl_tool.agent_workers.reward_manager.grading.manager_process import Answer
 
-@dataclass(frozen=True)
-class Attack:
-    """A trajectory that deserves nothing."""
 
-    name: str
-    segments: tuple[tuple[str, str], ...]
-    """Author (``model``, ``tool``) and text."""
+class Attack(Answer):
+    """One that deserves nothing."""
 
 
 FORMS = {

@@ -12,7 +12,7 @@ be used.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,8 +22,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from verl_tool.agent_workers.reward_manager.grading.given_rows import options_of, read_rows
+from verl_tool.agent_workers.reward_manager.grading.manager_process import (
+    Answer,
+    Case,
+    Graded,
+    UnusableError,
+    graded_in_child,
+)
 from verl_tool.agent_workers.reward_manager.redteam.attacks import FORMS, Attack, attacks_on, golden_text
-from verl_tool.agent_workers.reward_manager.redteam.child_process import Case, Graded, UnusableError, graded_in_child
 
 SECONDS = 120.0
 """For one attack; a manager's own deadlines are shorter."""
@@ -56,7 +63,7 @@ DEFAULT = [{"ground_truth": "72"}, {"ground_truth": "Danube"}]
 class Finding:
     """An attack that succeeded."""
 
-    attack: Attack
+    attack: Answer
     ground_truth: str
     score: float
 
@@ -74,17 +81,17 @@ class Report:
     def add(self, case: Case, graded: Graded) -> None:
         """Raises UnusableError if the manager cannot grade a plainly wrong answer. Each row's first case is `PLAIN`."""
         gold = str(case.row["ground_truth"])
-        if case.attack is PLAIN:
+        if case.answer is PLAIN:
             if graded.failure:
                 raise UnusableError(f"a plain wrong answer to {gold[:80]!r} is not graded: {graded.failure}")
             self._least = graded.score
-        if case.attack.name == RIGHT:
+        if case.answer.name == RIGHT:
             self.paid |= graded.acc > 0.5
         elif graded.failure:
-            attack = Attack(f"{case.attack.name} ({graded.failure[:80]})", case.attack.segments)
+            attack = Attack(f"{case.answer.name} ({graded.failure[:80]})", case.answer.segments)
             self.found.append(Finding(attack, gold, graded.score))
         elif graded.acc > 0.5 or graded.score > self._least:
-            self.found.append(Finding(case.attack, gold, graded.score))
+            self.found.append(Finding(case.answer, gold, graded.score))
         self.hangs += graded.failure.startswith("hangs")
 
 
@@ -100,31 +107,6 @@ def cases_of(rows: list[dict[str, Any]], every: int = 1) -> list[Case]:
     return cases
 
 
-def rows_of(name: str, data: Path | None, limit: int) -> list[dict[str, Any]]:
-    """Rows to attack with. Raises UnusableError."""
-    if data is None:
-        return SAMPLES.get(name, DEFAULT)
-    if not data.is_file():
-        raise UnusableError(f"there is no file {data}")
-    import pandas as pd
-
-    try:
-        table = pd.read_parquet(data) if data.suffix == ".parquet" else pd.read_json(data, lines=True)
-    except ValueError as error:
-        raise UnusableError(f"{data} cannot be read as {data.suffix}: {error}") from error
-    if "reward_model" not in table.columns:
-        raise UnusableError(f"{data} has no column 'reward_model'; it has: {', '.join(table.columns)}")
-    rows = [dict(row) for row in table.head(limit).to_dict("records")]
-    if not rows:
-        raise UnusableError(f"{data} has no rows")
-    for number, row in enumerate(rows):
-        graded_by = row.pop("reward_model")
-        if not isinstance(graded_by, Mapping) or "ground_truth" not in graded_by:
-            raise UnusableError(f"{data}, row {number}: reward_model must have a ground_truth; it is {graded_by!r:.80}")
-        row["ground_truth"] = graded_by["ground_truth"]
-    return rows
-
-
 def table_of(found: list[Finding]) -> Table:
     """The false positives, with the input that made each."""
     table = Table("attack", "ground truth", "score", "input", title=f"{len(found)} false positives")
@@ -132,17 +114,6 @@ def table_of(found: list[Finding]) -> Table:
         text = " ".join(f"[{author}] {text}" for author, text in finding.attack.segments)
         table.add_row(finding.attack.name, repr(finding.ground_truth[:40]), f"{finding.score:g}", repr(text[:160]))
     return table
-
-
-def _options(given: list[str]) -> Iterator[tuple[str, Any]]:
-    for option in given:
-        name, sign, value = option.partition("=")
-        if not sign:
-            raise UnusableError(f"--option {option}: write name=value")
-        try:
-            yield name, json.loads(value)
-        except ValueError:
-            yield name, value
 
 
 def report_on(
@@ -168,8 +139,8 @@ def main(
     """Attack a reward manager with wrong answers."""
     console = Console(soft_wrap=False)
     try:
-        rows = rows_of(manager, data, limit)
-        report = report_on(manager, dict(_options(option or [])), rows, seconds, console)
+        rows = SAMPLES.get(manager, DEFAULT) if data is None else read_rows(data, limit)
+        report = report_on(manager, options_of(option or []), rows, seconds, console)
     except UnusableError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(2) from error

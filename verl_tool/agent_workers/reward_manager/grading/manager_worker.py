@@ -1,4 +1,4 @@
-"""A reward manager under attack: made, and given one trajectory at a time. For `redteam`, in a child process."""
+"""A reward manager by its name or file, given one trajectory at a time; the child's side of `manager_process`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl.utils.import_utils import load_extern_object
 
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
 from verl_tool.agent_workers.reward_manager import registry
-from verl_tool.agent_workers.reward_manager.redteam.child_process import Case, Graded, UnusableError, hangs
+from verl_tool.agent_workers.reward_manager.grading.manager_process import Case, Graded, UnusableError, hangs
 from verl_tool.errors import VerlToolError
 
 
@@ -46,7 +46,7 @@ def manager_of(name: str, options: Mapping[str, Any]) -> Any:
         known = ", ".join(sorted(REWARD_MANAGER))
         raise UnusableError(f"{name!r} is no reward manager; known: {known}, or the path of a .py file")
     reward = {"reward_manager": source, "reward_kwargs": dict(options), "num_workers": 1}
-    config = OmegaConf.create({"reward": reward, "trainer": {"experiment_name": "redteam"}})
+    config = OmegaConf.create({"reward": reward, "trainer": {"experiment_name": "grading"}})
     try:
         return load_reward_manager(config, _CodePoints())
     except VerlToolError as error:
@@ -71,8 +71,8 @@ def _class_in(path: Path) -> str:
 
 def batch_of(case: Case) -> DataProto:
     """One row as verl's agent loop sends it to a reward worker."""
-    segments = tuple(Segment(Author(author), tuple(map(ord, text))) for author, text in case.attack.segments)
-    trajectory = Trajectory("redteam", (Segment(Author.PROMPT, (1,)), *segments), StopReason.ANSWERED)
+    segments = tuple(Segment(Author(author), tuple(map(ord, text))) for author, text in case.answer.segments)
+    trajectory = Trajectory("given", (Segment(Author.PROMPT, (1,)), *segments), StopReason.ANSWERED)
     ids = trajectory.response_ids or [0]
     tensors = {
         "prompts": torch.tensor([[1]]),
@@ -82,7 +82,7 @@ def batch_of(case: Case) -> DataProto:
     }
     extra = case.row.get("extra_info")
     columns = {
-        "data_source": "redteam",
+        "data_source": "given",
         "ability": "code" if "answer" in case.row else "math",
         **{k: v for k, v in case.row.items() if k not in ("ground_truth", "answer")},
         "extra_info": dict(extra) if isinstance(extra, Mapping) else {},  # pandas makes NaN of null
@@ -104,7 +104,8 @@ async def grade(manager: Any, case: Case, seconds: float) -> Graded:
             result = await asyncio.wait_for(result, seconds)
         extra = result.get("reward_extra_info") or {}
         score = float(result["reward_score"])
-        return Graded(score, float(extra.get("acc", score > 0)), str(extra.get("reward_fault") or ""))
+        numbers = {name: float(value) for name, value in extra.items() if isinstance(value, (int, float, np.number))}
+        return Graded(score, numbers.get("acc", float(score > 0)), str(extra.get("reward_fault") or ""), numbers)
     except asyncio.TimeoutError:
         return Graded(failure=hangs(seconds))
     except Exception as error:  # noqa: BLE001  whatever a manager that is not ours raises: it would end the training

@@ -1,22 +1,22 @@
-"""Grading in a child process, which is killed when it hangs: nothing else ends an endless regex. For `redteam`."""
+"""Texts of one's own before a reward manager, in a child process that is killed when it hangs: nothing else ends an
+endless regex. For the commands `redteam` and `grade`."""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from verl_tool.agent_workers.reward_manager.redteam.attacks import Attack
 from verl_tool.errors import VerlToolError
 
 START_SECONDS = 180.0
 """For the imports and to make the manager."""
 _ANSWER_SECONDS = 2.0
 """A manager that gives way to the event loop is told of by its own process first."""
-_GRADING = "verl_tool.agent_workers.reward_manager.redteam.grade_attacks"
+_GRADING = "verl_tool.agent_workers.reward_manager.grading.manager_worker"
 
 
 class UnusableError(VerlToolError):
@@ -24,11 +24,21 @@ class UnusableError(VerlToolError):
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a trajectory holds behind its prompt."""
+
+    name: str
+    segments: tuple[tuple[str, str], ...]
+    """Author (``model``, ``tool``, ``template``) and text."""
+
+
+@dataclass(frozen=True)
 class Case:
-    """One attack on one row."""
+    """One answer to one row."""
 
     row: Mapping[str, Any]
-    attack: Attack
+    """A row of a recipe's data with ``ground_truth`` in place of ``reward_model``."""
+    answer: Answer
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,8 @@ class Graded:
     """More than 0.5: taken for right. Whether the score is above 0, for managers that tell no ``acc``."""
     failure: str = ""
     """Why there is no score: a fault, ``hangs: …``, ``crashes: …`` or ``ends: …``."""
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """The numbers of the manager's ``reward_extra_info``, ``acc`` among them."""
 
 
 def hangs(seconds: float) -> str:
@@ -58,7 +70,7 @@ def graded_in_child(name: str, options: Mapping[str, Any], cases: Sequence[Case]
     done = 0
     while done < len(cases):
         ours, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_grade_all, args=(name, options, cases[done:], seconds, theirs), name="redteam")
+        child = context.Process(target=_grade_all, args=(name, options, cases[done:], seconds, theirs), name="grader")
         child.start()
         theirs.close()
         try:
@@ -92,6 +104,6 @@ def _received(pipe: Connection, seconds: float) -> Iterator[Graded]:
 
 def _grade_all(name: str, options: Mapping[str, Any], cases: Sequence[Case], seconds: float, pipe: Connection) -> None:
     """In the child."""
-    from verl_tool.agent_workers.reward_manager.redteam.grade_attacks import grade_each  # imports torch and verl
+    from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade_each  # imports torch and verl
 
     asyncio.run(grade_each(name, options, cases, seconds, pipe))

@@ -1,0 +1,120 @@
+"""Grades texts of one's own with a reward manager.
+
+    python -m verl_tool.agent_workers.reward_manager.grade gsm8k --texts texts.jsonl
+    python -m verl_tool.agent_workers.reward_manager.grade mine.py --texts texts.jsonl --option timeout_seconds=5
+
+A line of ``texts.jsonl`` is what a model answered and what is right, with the columns of a recipe's rows that the
+manager reads (``data_source``, ``ability``, ``extra_info``), if it reads any:
+
+    {"answer": "It is #### 72", "ground_truth": "72"}
+    {"answer": [["model", "```python\\nprint(72)\\n```"], ["tool", "72"], ["model", "#### 72"]], "ground_truth": "72"}
+
+A text is the model's one turn; a list names the author of each segment. A ``.parquet`` file has the same columns, or a
+recipe's own (``reward_model``) and ``answer``. Exit code 0: all have a score; 1: some have none; 2: the manager or the
+file cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from verl_tool.agent_workers.reward_manager.grading.given_rows import options_of, read_rows
+from verl_tool.agent_workers.reward_manager.grading.manager_process import (
+    Answer,
+    Case,
+    Graded,
+    UnusableError,
+    graded_in_child,
+)
+
+SECONDS = 120.0
+"""For one text; a manager's own deadlines are shorter."""
+SHOWN_CHARACTERS = 60
+_AUTHORS = ("model", "tool", "template")
+
+
+def cases_in(path: Path) -> list[Case]:
+    """A case for each row of a file. Raises UnusableError."""
+    cases = []
+    for number, row in enumerate(read_rows(path)):
+        where = f"{path}, row {number}"
+        if "answer" not in row:
+            raise UnusableError(f"{where} has no 'answer'; it has: {', '.join(row)}")
+        cases.append(Case(row, Answer(str(number), _segments(row.pop("answer"), where))))
+    return cases
+
+
+def _segments(answer: Any, where: str) -> tuple[tuple[str, str], ...]:
+    if isinstance(answer, str):
+        return (("model", answer),)
+    parts = list(answer) if isinstance(answer, Iterable) else []
+    given = [tuple(part) if isinstance(part, Iterable) else () for part in parts]
+    if not given or any(len(s) != 2 or s[0] not in _AUTHORS or not isinstance(s[1], str) for s in given):
+        raise UnusableError(
+            f"{where}: answer is {answer!r:.80}; it must be a text, or a list of [author, text] with an author of "
+            f"{', '.join(_AUTHORS)}"
+        )
+    return tuple((str(author), text) for author, text in given)
+
+
+def table_of(cases: Sequence[Case], graded: Sequence[Graded]) -> Table:
+    """A line a text: its score, what the manager says besides, and why there is no score."""
+    names = list(dict.fromkeys(name for each in graded for name in each.extra if name != "acc"))
+    table = Table("row", "answer", "ground truth", "score", "acc", *names)
+    for case, each in zip(cases, graded, strict=True):
+        text = " ".join(text for _, text in case.answer.segments)
+        numbers = [_number(each.extra.get(name, math.nan)) for name in names]
+        score = (each.failure, "") if each.failure else (_number(each.score), _number(each.acc))
+        table.add_row(case.answer.name, *map(_short, (text, str(case.row["ground_truth"]))), *score, *numbers)
+    return table
+
+
+def _short(text: str) -> str:
+    text = repr(text)[1:-1]
+    return (
+        text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS // 2]} … {text[-SHOWN_CHARACTERS // 2 :]}"
+    )
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:g}"
+
+
+def _as_json(case: Case, graded: Graded) -> str:
+    told: Mapping[str, Any] = {"row": int(case.answer.name), "score": None if graded.failure else graded.score}
+    extra = {name: None if math.isnan(value) else value for name, value in graded.extra.items()}
+    return json.dumps({**told, "failure": graded.failure or None, **extra}, ensure_ascii=False)
+
+
+def main(
+    manager: Annotated[str, typer.Argument(help="A name, or the path of a .py file with one reward manager.")],
+    texts: Annotated[Path, typer.Option(help="Rows with answer and ground_truth, .jsonl or .parquet.")],
+    option: Annotated[list[str] | None, typer.Option(help="An option of the manager, name=value.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For one text; more is a hang.")] = SECONDS,
+    output: Annotated[Path | None, typer.Option(help="Write the grades here too, a JSON object a line.")] = None,
+) -> None:
+    """Grade texts of one's own with a reward manager."""
+    console = Console()
+    try:
+        cases = cases_in(texts)
+        graded = list(graded_in_child(manager, options_of(option or []), cases, seconds))
+    except UnusableError as error:
+        Console(stderr=True).print(str(error), style="red", markup=False)
+        raise typer.Exit(2) from error
+    if output is not None:
+        output.write_text("".join(f"{_as_json(*each)}\n" for each in zip(cases, graded, strict=True)), "utf-8")
+    console.print(table_of(cases, graded), markup=False)
+    scores = [each.score for each in graded if not each.failure]
+    right = sum(each.acc > 0.5 for each in graded if not each.failure)
+    mean = f", mean score {sum(scores) / len(scores):g}" if scores else ""
+    console.print(f"{len(cases)} texts: {len(scores)} with a score, {right} right{mean}", highlight=False)
+    if len(scores) < len(cases):
+        raise typer.Exit(1)
