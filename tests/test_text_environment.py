@@ -16,7 +16,7 @@ from verl_tool.agent_loop.function_tools import FunctionTools
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import Author, StopReason
 from verl_tool.errors import ConfigError
-from verl_tool.formats import HERMES, TRL
+from verl_tool.formats import ALL_FORMATS, HERMES, TRL
 from verl_tool.text_environment import TextEnvironment
 from verl_tool.text_history import TextHistory
 
@@ -199,6 +199,124 @@ async def test_functions_take_the_arguments_of_json_calls() -> None:
     assert not broken.valid or "32" not in broken.observation
     assert (await tools.call("t", "no call")).valid is False
     assert (await tools.call("t", call, finish=True)).observation == ""
+
+
+def convert(value: float, unit: str) -> str:
+    """Converts a length from km to miles, or back."""
+    return f"{value * 1.609 if unit == 'mi' else value / 1.609:.1f} {'km' if unit == 'mi' else 'mi'}"
+
+
+CALLS = {
+    "trl": "<request><convert>10, mi<call>",
+    "fenced": "```convert\n10, mi\n```\n```output",
+    "tool_tags": '<tool>{"name": "convert", "arguments": {"value": 10, "unit": "mi"}}</tool>',
+    "hermes": '<tool_call>{"name": "convert", "arguments": {"value": 10, "unit": "mi"}}</tool_call>',
+    "json": '{"name": "convert", "arguments": {"value": "10", "unit": "mi"}}',
+    "tags": '<convert>{"value": 10, "unit": "mi"}</convert>',
+    "python_tags": "<python>10, mi</python>",
+    "openrlhf": "<PYTHON>10, mi</PYTHON>",
+    "search_tags": "<search>10, mi</search>",
+}
+"""A call of a function of two arguments, in each format."""
+
+
+def test_every_format_is_tried() -> None:
+    assert set(CALLS) == {fmt.name for fmt in ALL_FORMATS} | {"tags"}
+
+
+class Converting(Solver):
+    """Calls, and answers with what it read behind its call; a turn of a chat ends with an end token."""
+
+    call, turn_end = "", ""
+
+    def say(self, text: str) -> str:
+        _, called, observation = text.rpartition(self.call)
+        return (
+            f"It is {'16.1 km' if '16.1 km' in observation else 'unknown'}.</s>"
+            if called
+            else self.call + self.turn_end
+        )
+
+
+class ChatTokenizer(SmallTokenizer):
+    """With a template that closes each message by the end token."""
+
+    chat_template = "{role}: {content}</s>"
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> str:
+        messages = "".join(f"\n{m['role']}: {m['content']}</s>" for m in conversation)
+        return messages + ("\nassistant: " if kwargs["add_generation_prompt"] else "")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_of_two_arguments_is_called_in_every_format(name: str, chat: bool) -> None:
+    tokenizer = ChatTokenizer()
+    model = Converting(tokenizer)
+    model.call, model.turn_end = CALLS[name], "</s>" if chat else ""
+    functions = dict.fromkeys(("convert", "python", "PYTHON", "search"), convert)
+    if name == "json" and not chat:
+        with pytest.raises(ConfigError, match=r"'json' has no stop string .* set chat=True"):
+            TextEnvironment(model, tokenizer, functions, formats=name, chat=chat)
+        return
+    env = TextEnvironment(model, tokenizer, functions, None, "Convert.", formats=name, chat=chat)
+    (query,), _, (mask,), _, (history,) = env.run(["How far?"])
+    assert history.text.endswith("It is 16.1 km.</s>")
+    assert text(env, query) == (
+        "\nsystem: Convert.</s>\nuser: How far?</s>\nassistant: " if chat else "Convert.How far?"
+    )
+    authors = [segment.author for segment in history.trajectory.response]
+    assert authors[0] is authors[-1] is Author.MODEL
+    assert Author.TOOL in authors
+    written = "".join(s.text for s in history.trajectory.response if s.author is Author.MODEL)
+    assert sum(mask) == len(tokenizer.encode(written, add_special_tokens=False))
+    assert not history.truncated
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_prompt_tells_how_to_call_in_the_first_format(name: str) -> None:
+    tokenizer = ChatTokenizer()
+    env = TextEnvironment(Solver(tokenizer), tokenizer, [convert], formats=[name, "hermes"], chat=True)
+    assert "Converts a length" in env.usage()
+    assert {"hermes": "<tool_call>", "trl": "<request><convert>", "fenced": "```convert"}.get(
+        name, "convert"
+    ) in env.usage()
+
+
+@pytest.mark.parametrize(
+    ("tools", "formats", "words"),
+    [
+        ([add], [], "formats is empty"),
+        ([add], "xml", "format 'xml' is unknown; known: .*fenced"),
+        ([lambda query: query], "tags", "'<lambda>' cannot be called by a tag"),
+        ("http://127.0.0.1:1", "tags", "for a tool server give the tags themselves"),
+    ],
+)
+def test_formats_that_cannot_serve_are_refused(tools: Any, formats: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        environment(tools, formats=formats)
+
+
+async def test_a_coroutine_function_is_awaited() -> None:
+    async def later(query: str) -> str:
+        await asyncio.sleep(0)
+        return query[::-1]
+
+    assert (await FunctionTools([later], [TRL]).call("t", "<request><later>12<call>")).observation == "21<response>"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ('{"name": "convert", "arguments": {"value": "ten", "unit": "mi"}}', "value: Input should be a valid number"),
+        ('{"name": "convert", "arguments": {"value": 10}}', "unit: Missing required argument"),
+        ('{"name": "other", "arguments": {}}', "Unknown tool other. Known: convert."),
+    ],
+)
+async def test_a_call_that_does_not_fit_its_function_is_told_and_not_valid(call: str, words: str) -> None:
+    result = await FunctionTools([convert], [HERMES]).call("t", f"<tool_call>{call}</tool_call>")
+    assert words in result.observation
+    assert not result.valid
 
 
 async def test_objects_that_can_be_called_are_named_by_their_class() -> None:

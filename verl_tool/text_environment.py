@@ -4,7 +4,8 @@
     queries, responses, masks, rewards, histories = env.run(["13.1-3 is", "2*2 is"])
     histories[0].show_text()
 
-The tool-call format is TRL's: ``<request><Tool>query<call>answer<response> … <submit>``. The loop is that of training.
+The tool-call format is TRL's unless `formats` names others: ``<request><Tool>query<call>answer<response> … <submit>``.
+The loop is that of training. See assets/docs/text_environment.md.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from verl_tool.agent_loop.episode import Episode, Tools
-from verl_tool.agent_loop.function_tools import Function, FunctionTools
+from verl_tool.agent_loop.function_arguments import Function
+from verl_tool.agent_loop.function_tools import FunctionTools, by_name
 from verl_tool.agent_loop.generators.base import Generator
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.rollout import Start, rollout
-from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
+from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt, token_ids
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError
-from verl_tool.formats import TRL
+from verl_tool.formats import Format, Tag, TagFormat, claim, format_by_name
+from verl_tool.protocol import ToolDescription
 from verl_tool.text_history import TextHistory
 
 _Result = TypeVar("_Result")
 RewardFunction = Callable[..., Sequence[Any]]
+OWN_TAGS = "tags"
+"""The format in which each function has a tag of its own name, and ``<finish/>`` ends the trajectory."""
 
 
 class TextEnvironment:
@@ -46,20 +51,28 @@ class TextEnvironment:
         max_length: int | None = None,
         generation_kwargs: Mapping[str, Any] | None = None,
         max_tool_reponse: int | None = None,
+        formats: str | Format | Sequence[str | Format] = "trl",
+        chat: bool = False,
     ) -> None:
         """
         `model`: a transformers model, or any `Generator` (its ``generate`` is a coroutine function).
         `tokenizer`: transformers'.
         `tools`: Python functions by the names that the model calls, functions or callable objects (named as the
-        function, or as the object's class), or the URL of a tool server.
+        function, or as the object's class), or the URL of a tool server. How a call becomes a function's arguments:
+        `verl_tool.agent_loop.function_arguments`.
         `reward_fn`: is given the last text segment of each history, and the keyword arguments of `run`.
-        `prompt`: stands before each task.
+        `prompt`: stands before each task; with `chat`, the system message.
         `max_turns`: turns of the model; a tool's answer to the last one is kept and not continued.
         `max_tool_response`: characters of a function's output; tokens of an observation if `tools` is a URL. Default:
         100. `max_tool_reponse` is TRL's spelling of it.
         `max_length`: tokens of a whole history.
         `generation_kwargs`: for ``model.generate``, TRL's ``eos_token_id=-1`` (none ends a turn) included; sampling
         parameters if `model` is a `Generator`.
+        `formats`: tool-call formats, by name (see `format_by_name`) or as objects; ``tags`` is ``<name>…</name>`` for
+        each function. A tool server finds calls in the formats of its own tools: there these say where a turn stops.
+        `chat`: a task is a user's message, rendered by the tokenizer's chat template; the model's turn ends where the
+        template ends one, and an observation is the next message. Else all is one text, and a turn stops at the
+        formats' stop strings.
 
         Raises ConfigError for arguments that contradict each other.
         """
@@ -68,9 +81,10 @@ class TextEnvironment:
         # TRL's models with a value head hold the one that generates.
         self.model = getattr(model, "pretrained_model", model)
         self.tokenizer, self.reward_fn, self.prompt = tokenizer, reward_fn, prompt or ""
-        self._tools: str | FunctionTools = (
-            tools if isinstance(tools, str) else FunctionTools(tools or (), (TRL,), most_shown)
-        )
+        given = [formats] if isinstance(formats, (str, Format)) else list(formats)
+        functions = None if isinstance(tools, str) else by_name(tools or ())
+        self._formats = _formats(given, functions)
+        self._tools = tools if isinstance(tools, str) else FunctionTools(functions or {}, self._formats, most_shown)
         self._kwargs = dict(generation_kwargs or {})
         self._is_generator = inspect.iscoroutinefunction(self.model.generate)
         # A model may name further end tokens than its tokenizer.
@@ -80,7 +94,8 @@ class TextEnvironment:
             # The loop must take the same tokens for a turn's end as the model does.
             self._tokenizer.eos_token_ids = frozenset(token_ids(self._kwargs["eos_token_id"]))
         self._options = EpisodeOptions(
-            action_stop_tokens=TRL.stop,
+            action_stop_tokens=() if chat else _stops(self._formats),
+            enable_mtrl=chat,
             max_turns=max_turns,
             force_finish_for_last_turn=True,
             max_obs_length=most_shown if isinstance(tools, str) else None,
@@ -88,6 +103,10 @@ class TextEnvironment:
             max_action_length=None if self._is_generator else self._kwargs.pop("max_new_tokens", None),
             enable_tqdm=False,
         )
+
+    def usage(self) -> str:
+        """How to call the tools, in words for a prompt, in the first of `formats`."""
+        return self._formats[0].usage(_run(self._descriptions()))
 
     def run(
         self, tasks: Sequence[str] | None = None, *, queries: Sequence[str] | None = None, **rewards_kwargs: Any
@@ -112,6 +131,12 @@ class TextEnvironment:
             histories,
         )
 
+    async def _descriptions(self) -> list[ToolDescription]:
+        if not isinstance(self._tools, str):
+            return self._tools.describe()
+        async with ToolClient(self._tools) as client:
+            return await client.tools()
+
     async def _trajectories(self, tasks: Sequence[str]) -> list[Trajectory]:
         if isinstance(self._tools, str):
             async with ToolClient(self._tools) as client:
@@ -119,11 +144,18 @@ class TextEnvironment:
         return await self._rollout(self._tools, tasks)
 
     async def _rollout(self, tools: Tools, tasks: Sequence[str]) -> list[Trajectory]:
-        queries = [self.prompt + task for task in tasks]
         params = self._kwargs if self._is_generator else {}
+        starts = [Start(self._prompt_ids(task), sampling_params=params) for task in tasks]
+        episode = Episode(self._generator(), tools, self._tokenizer, self._options, formats=self._formats)
+        return await rollout(episode, starts)
+
+    def _prompt_ids(self, task: str) -> list[int]:
+        if self._options.enable_mtrl:
+            system = [{"role": "system", "content": self.prompt}] if self.prompt else []
+            return render_prompt(self._tokenizer, [*system, {"role": "user", "content": task}])
         # As in TRL, a query is encoded with the tokenizer's start token, if it has one.
-        starts = [Start(self.tokenizer.encode(q, add_special_tokens=True), sampling_params=params) for q in queries]
-        return await rollout(Episode(self._generator(), tools, self._tokenizer, self._options), starts)
+        ids: list[int] = self.tokenizer.encode(self.prompt + task, add_special_tokens=True)
+        return ids
 
     def _generator(self) -> Generator:
         if self._is_generator:
@@ -140,6 +172,44 @@ class TextEnvironment:
         import torch
 
         return torch.tensor(ids, dtype=torch.long)
+
+
+def _formats(given: Sequence[str | Format], functions: Mapping[str, Function] | None) -> tuple[Format, ...]:
+    """The formats by name or as they are. `functions`: those that get tags; None with a tool server."""
+    if not given:
+        raise ConfigError("formats is empty; name at least one, such as 'trl' or 'hermes'")
+    found: list[Format] = []
+    for each in given:
+        if not isinstance(each, str):
+            found.append(each)
+        elif each != OWN_TAGS:
+            found.append(format_by_name(each))
+        elif functions is None:
+            raise ConfigError(
+                "formats='tags' takes the names of functions; for a tool server give the tags themselves, such as "
+                "TagFormat('own', [Tag.named('calculator')]) of verl_tool.formats"
+            )
+        else:
+            found.append(_tags_of([*functions, "finish"]))
+    return tuple(found)
+
+
+def _tags_of(names: Sequence[str]) -> TagFormat:
+    wrong = [name for name in names if not Tag.can_be(name)]
+    if wrong:
+        raise ConfigError(
+            f"the tool {wrong[0]!r} cannot be called by a tag; give it a name: tools={{'name': function}}"
+        )
+    tags = TagFormat(OWN_TAGS, [Tag.named(name) for name in dict.fromkeys(names)])
+    claim(*tags.markers())
+    return tags
+
+
+def _stops(formats: Sequence[Format]) -> tuple[str, ...]:
+    for each in formats:
+        if not each.stop:
+            raise ConfigError(f"the format {each.name!r} has no stop string that ends a call in a text; set chat=True")
+    return tuple(dict.fromkeys(stop for each in formats for stop in each.stop))
 
 
 def _only_one(**names: _Result | None) -> _Result | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from verl_tool.agent_loop.function_arguments import ArgumentsError, CheckedFunction, Function
 from verl_tool.errors import ConfigError
 from verl_tool.formats import ALL_FORMATS, Call, Format
-from verl_tool.protocol import StepResult
+from verl_tool.protocol import StepResult, ToolDescription
 
-Function = Callable[..., object]
 _NOT_TEXT = frozenset({"PIL", "matplotlib", "IPython"})
 """Packages whose objects are images."""
 _ENDINGS = frozenset({"submit", "finish"})
@@ -19,9 +20,9 @@ _ENDINGS = frozenset({"submit", "finish"})
 class FunctionTools:
     """Runs the calls of an action one after the other, each function in a thread of its own.
 
-    A function gets the call's text, or a JSON call's arguments by name. What it raises is an observation: it is the
-    caller's own code, and the model may learn from it. A call of ``submit`` or ``finish`` ends the trajectory.
-    There is no sandbox here: use a tool server to run what a model wrote.
+    A function gets its arguments as `function_arguments` reads them from the call; a coroutine function is awaited.
+    What it raises is an observation: it is the caller's own code, and the model may learn from it. A call of ``submit``
+    or ``finish`` ends the trajectory. There is no sandbox here: use a tool server to run what a model wrote.
     """
 
     def __init__(
@@ -30,8 +31,11 @@ class FunctionTools:
         formats: Sequence[Format] = ALL_FORMATS,
         max_chars: int | None = None,
     ) -> None:
-        """`functions` by the names that the model uses, or by their own. Longer outputs than `max_chars` are cut."""
-        self.functions = dict(functions) if isinstance(functions, Mapping) else {_name(f): f for f in functions}
+        """`functions` by the names that the model uses, or by their own. Longer outputs than `max_chars` are cut.
+
+        Raises ConfigError if one has annotations that cannot be read.
+        """
+        self.functions = {name: CheckedFunction(name, function) for name, function in by_name(functions).items()}
         self._formats, self._max_chars = tuple(formats), max_chars
 
     async def call(
@@ -50,25 +54,34 @@ class FunctionTools:
         if not calls:
             return StepResult(trajectory_id, self._formats[0].render(self._no_call()), valid=False)
         shown: list[str] = []
+        valid = True
         for call in calls:
             if call.name in _ENDINGS and call.name not in self.functions:
                 return StepResult(trajectory_id, "".join(shown), done=True)
-            shown.append(call.format.render(self._cut(await self._run(call)), call))
-        known = all(call.name in self.functions for call in calls)
-        return StepResult(trajectory_id, "".join(shown), valid=known)
+            try:
+                answer = await self._run(call)
+            except ArgumentsError as error:
+                answer, valid = str(error), False
+            shown.append(call.format.render(self._cut(answer), call))
+        return StepResult(trajectory_id, "".join(shown), valid=valid)
+
+    def describe(self) -> list[ToolDescription]:
+        """What a prompt tells of each function."""
+        return [function.describe() for function in self.functions.values()]
 
     async def _run(self, call: Call) -> str:
-        if call.name not in self.functions:
-            return f"Unknown tool {call.name}. Known: {', '.join(self.functions)}."
+        """Raises ArgumentsError if the call cannot be run."""
         if call.error is not None:
-            return call.error
-        function = self.functions[call.name]
+            raise ArgumentsError(call.error)
+        if call.name not in self.functions:
+            raise ArgumentsError(f"Unknown tool {call.name}. Known: {', '.join(self.functions)}.")
         try:
-            if call.arguments is not None:
-                given = await asyncio.to_thread(function, **call.arguments)
-            else:
-                given = await asyncio.to_thread(function, call.input)
+            given = await asyncio.to_thread(self.functions[call.name].run, call)
+            if inspect.isawaitable(given):
+                given = await given
             text = str(given)
+        except ArgumentsError:
+            raise
         except Exception as error:  # noqa: BLE001 - a function of the user's may raise anything, and the model reads it
             return f"Tool error: {error}"
         for part in given if isinstance(given, list | tuple) else (given,):
@@ -87,6 +100,11 @@ class FunctionTools:
         if self._max_chars is None or len(text) <= self._max_chars:
             return text
         return text[: max(0, self._max_chars - 3)] + "..."
+
+
+def by_name(functions: Mapping[str, Function] | Iterable[Function]) -> dict[str, Function]:
+    """The functions by the names that they are given, or by their own."""
+    return dict(functions) if isinstance(functions, Mapping) else {_name(f): f for f in functions}
 
 
 def _name(function: Function) -> str:
