@@ -15,7 +15,7 @@ from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.toolset import ToolSet
-from verl_tool.servers.tools.base import Context, Tool, ToolResult
+from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 
 
 @asynccontextmanager
@@ -157,6 +157,34 @@ class TestCalls:
             for wrong in (["nobody"], "ledger", [3]):
                 result = await one(toolset, "t", say("x"), extra={"tool_names": wrong})
                 assert fault_kind(result) is FaultKind.BAD_REQUEST
+
+    @pytest.mark.parametrize(
+        ("action", "reason"),
+        [
+            ("<think>hm</think> <pupet>say x</pupet>\n", "unknown tool 'pupet'"),
+            ("<pupet>say x", "no tool call found"),
+            ("say </pupet>", "no tool call found"),
+            ("<think>so it is 3</think> 3", "no tool call found"),
+        ],
+    )
+    async def test_an_unknown_tag_is_named(self, action: str, reason: str) -> None:
+        async with running([Puppet()]) as toolset:
+            result = await one(toolset, "t", action)
+            assert result.invalid_reason == reason
+            assert "Known tools: puppet (" in result.observation
+            assert not result.valid
+
+    async def test_a_call_that_its_tool_refuses_is_invalid_and_no_crash(self) -> None:
+        class Picky(Puppet):
+            async def run(self, call: Call, context: Context) -> ToolResult:
+                raise InvalidCall(f"{call.input!r} is no number")
+
+        async with running([Picky()]) as toolset:
+            result = await one(toolset, "t", say("x"))
+            assert result.fault is None
+            assert not result.valid
+            assert result.invalid_reason == "'say x' is no number"
+            assert "Error: 'say x' is no number" in result.observation
 
     async def test_extra_data_reaches_the_tool(self) -> None:
         async with running([Puppet()]) as toolset:

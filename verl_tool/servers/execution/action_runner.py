@@ -18,7 +18,7 @@ from verl_tool.servers.execution.deadline import Deadline
 from verl_tool.servers.execution.observation import merge, not_run, not_understood, told_of_error, unrunnable
 from verl_tool.servers.execution.trajectory_table import Trajectory
 from verl_tool.servers.metrics import NO_TOOL, ToolMetrics
-from verl_tool.servers.tools.base import Context, Tool, ToolResult
+from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class ActionRunner:
             else:
                 self._metrics.not_understood()
                 tools = self._tools if wanted is None else wanted
-                result = not_understood(request.trajectory_id, tools, unknown, self._done_if_invalid)
+                result = not_understood(request, tools, unknown, self._done_if_invalid)
             if result.done:
                 trajectory.over = True
                 await self.free(trajectory)
@@ -151,12 +151,15 @@ class ActionRunner:
         tool, call = match.tool, match.call
         if call.error is not None:
             self._metrics.not_understood(tool.name)
-            return unrunnable(call)
+            return unrunnable(call.error)
         began = time.perf_counter()
         try:
             result = await tool.run(call, await _context(tool, trajectory, request))
             if not isinstance(result, ToolResult):
                 raise TypeError(f"run returned {type(result).__name__}; a tool returns ToolResult")
+        except InvalidCall as error:
+            self._metrics.not_understood(tool.name)
+            return unrunnable(str(error))
         except ToolFault as fault:
             raise ToolCallFault(tool, fault.kind, fault.message, fault.retryable) from fault
         except SandboxError as error:

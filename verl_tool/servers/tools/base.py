@@ -10,7 +10,8 @@ A stateless tool needs a name, a description, an example and `run`:
         async def run(self, call, context):
             return ToolResult(call.input[::-1])
 
-Options of a tool are fields of a pydantic model of its own: ``Options = ReverseOptions``, read as ``self.options``.
+Options of a tool are fields of a pydantic model of its own: ``Options = ReverseOptions``, read as ``self.options``. So
+are arguments with types: ``Arguments = ReverseArguments``, read as ``self.arguments(call)``.
 """
 
 from __future__ import annotations
@@ -22,30 +23,41 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from verl_tool.errors import ConfigError
+from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, TagFormat, claim, format_by_name
+from verl_tool.formats.json_call import decode
 from verl_tool.protocol import ToolDescription
 
 if TYPE_CHECKING:
     from verl_tool.sandbox import SandboxPool
 
 
+class InvalidCall(VerlToolError):
+    """What the model wrote is no call that this tool can run; it reads the message, and the call counts as invalid."""
+
+
 @dataclass(frozen=True)
 class ToolResult:
-    """What one call gave. `text` is what the model reads, before the call's format renders it."""
+    """What one call gave."""
 
     text: str = ""
+    """What the model reads, before the call's format renders it."""
     valid: bool = True
     """False if the call could not be understood; an error in the model's code is valid."""
     done: bool = False
     """True ends the trajectory."""
     reward: float | None = None
+    """A reward for this call, for the shaping term ``tool_reward``."""
     image: Any | None = None
+    """For clients that take images; verl-tool's own loop carries text only and refuses one."""
     audio: Any | None = None
+    """As `image`."""
     invalid_reason: str | None = None
+    """Why `valid` is False, for records and logs; the model reads `text`."""
     error: bool = False
     """The call ran and failed by the model's own doing (an exception, a timeout of its code)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers for the call's record in the trajectory (`CallRecord.metrics`); the model does not see them."""
 
 
 @dataclass
@@ -54,10 +66,13 @@ class Context:
 
     trajectory_id: str
     step: int | None
+    """Number of the turn, counted from 0; None if the client sends none."""
     state: Any
     """What `create_state` returned at this trajectory's first call of this tool; None for a stateless tool."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    """The request's extra fields for this trajectory; in training the row's ``tools_kwargs``."""
     is_last_step: bool = False
+    """The model gets no further turn after this one."""
 
 
 class ToolOptions(BaseModel):
@@ -96,12 +111,17 @@ class Tool(ABC):
     aliases: ClassVar[tuple[str, ...]] = ()
     """Further names by which a model may call it: tags, fence languages, older tool names."""
     description: ClassVar[str]
+    """What it does, in a sentence for the model."""
+    Arguments: ClassVar[type[BaseModel] | None] = None
+    """A model of a call's arguments, for `arguments` to read; `parameters` follows from it."""
     parameters: ClassVar[Mapping[str, Any]] = {
         "type": "object",
         "properties": {"input": {"type": "string"}},
         "required": ["input"],
     }
+    """JSON schema of the arguments, for prompts and ``GET /tools``. Nothing is checked by it; see `Arguments`."""
     example_actions: ClassVar[tuple[str, ...]] = ()
+    """Calls as a model writes them; the first tells which format a prompt teaches."""
     formats: tuple[Format, ...] = ALL_FORMATS
     """The formats in which it can be called. An instance has tags of its own names besides, such as ``<reverse>``."""
     stateful: ClassVar[bool] = False
@@ -112,6 +132,11 @@ class Tool(ABC):
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The model of its options."""
     options: ToolOptions = ToolOptions()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.Arguments is not None and "parameters" not in vars(cls):
+            cls.parameters = cls.Arguments.model_json_schema()
 
     def __init__(self, **options: object) -> None:
         """Raises ConfigError if an option is unknown, naming the known ones, or of a wrong type."""
@@ -166,6 +191,22 @@ class Tool(ABC):
         """What to run for calls of this tool that follow one another in an action; the default is each by itself."""
         return list(calls)
 
+    def arguments(self, call: Call) -> Any:
+        """The call's arguments as an `Arguments`, for use in `run`.
+
+        Those of a JSON call; else the text, if it is a JSON object, or if the model has one field. Raises InvalidCall
+        with words for the model if they do not fit: let it through.
+        """
+        model = type(self).Arguments
+        if model is None:
+            raise ConfigError(f"tool {self.name} reads arguments and has no Arguments; set it to a pydantic model")
+        given = call.arguments if call.arguments is not None else _read(call.input, list(model.model_fields))
+        try:
+            return model.model_validate(given)
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in error.errors()]
+        raise InvalidCall(f"wrong arguments for {self.name}({', '.join(model.model_fields)}): {'; '.join(problems)}")
+
     @abstractmethod
     async def run(self, call: Call, context: Context) -> ToolResult:
         """Run one call. Many run at once; one trajectory's calls run one after the other."""
@@ -192,6 +233,19 @@ class Tool(ABC):
             example_actions=list(self.example_actions),
             stateful=self.stateful,
         )
+
+
+def _read(text: str, names: Sequence[str]) -> Mapping[str, Any]:
+    """The arguments in a text. Raises InvalidCall."""
+    try:
+        value = decode(text)
+    except ValueError:
+        value = None
+    if isinstance(value, dict) and (len(names) > 1 or set(value) == set(names)):
+        return value
+    if len(names) == 1:
+        return {names[0]: text}
+    raise InvalidCall(f"write the arguments as one JSON object with the names {', '.join(names)}")
 
 
 def _formats_of(tool: Tool, options: ToolOptions) -> tuple[Format, ...]:
