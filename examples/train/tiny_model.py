@@ -1,14 +1,17 @@
 """A tiny model to try a recipe on without an accelerator.
 
     python examples/train/tiny_model.py --data data/train.parquet --output outputs/model
+    python examples/train/tiny_model.py --traces traces.jsonl --tool_type reverse.py --output outputs/model
 
 A byte-level tokenizer with Qwen2's chat template and a Qwen3-style model are made from scratch (`from_scratch.py`) and
-trained by supervised learning on solutions of the recipe's own rows (`traces.py`), until a solution comes out right
-with the wanted probability. What is left to learn is left to reinforcement learning.
+trained by supervised learning on solutions of the recipe's own rows (`traces.py`), or on example trajectories for a
+tool of one's own (`own_traces.py`), until a solution comes out right with the wanted probability. What is left to learn
+is left to reinforcement learning.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +21,13 @@ from typing import Annotated
 import pandas as pd
 import typer
 from from_scratch import END, Row, TooWeak, WarmUp, console, encode, make_model, make_tokenizer, warm_up
+from own_traces import read_traces, stops_in, with_observations
+from rich.markup import escape
 from torch.utils.data import IterableDataset
 from traces import Part, Trace, traces_of
 from transformers import PreTrainedTokenizerBase
+
+from verl_tool.errors import VerlToolError
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
@@ -45,6 +52,24 @@ def lessons_in(files: Sequence[Path]) -> list[Lesson]:
     if not known:
         raise ValueError(f"no row of {', '.join(map(str, files))} has a solution that traces.py knows")
     return known
+
+
+def lessons_of(path: Path, tool_type: str) -> list[Lesson]:
+    """Of traces of one's own, whose tool is asked for its answers. Raises VerlToolError."""
+    own = read_traces(path)
+    traces = asyncio.run(with_observations(own, tool_type))
+    stops = ",".join(repr(stop) for stop in stops_in(own, tool_type))
+    console.print(f"train it with actor_rollout_ref.agent.action_stop_tokens=[{stops}]", markup=False, highlight=False)
+    return [Lesson(each.messages, [trace]) for each, trace in zip(own, traces, strict=True)]
+
+
+def lessons_from(data: str | None, traces: Path | None, tool_type: str | None) -> list[Lesson]:
+    """Of the one that is given. Raises VerlToolError, or ValueError."""
+    if (data is None) == (traces is None) or (traces is None) != (tool_type is None):
+        raise ValueError("give --data, or --traces and --tool_type")
+    if traces is not None and tool_type is not None:
+        return lessons_of(traces, tool_type)
+    return lessons_in([Path(file) for file in (data or "").strip("[]").split(",")])
 
 
 def texts_of(lessons: Sequence[Lesson]) -> list[str]:
@@ -84,8 +109,15 @@ class Endless(IterableDataset):
 
 
 def main(
-    data: Annotated[str, typer.Option("--data", help="Parquet files of verl's rows: a path, or [a,b].")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
+    data: Annotated[str | None, typer.Option("--data", help="Parquet files of verl's rows: a path, or [a,b].")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option("--traces", help="Or example trajectories of one's own, JSON lines: see own_traces.py."),
+    ] = None,
+    tool_type: Annotated[
+        str | None, typer.Option("--tool_type", help="With --traces: the tools, as for the tool server.")
+    ] = None,
     target: Annotated[float, typer.Option("--target", min=0.0, max=1.0, help="Stop at this success, sampled.")] = 0.3,
     max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
     batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
@@ -96,7 +128,11 @@ def main(
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
     """Make a tiny model and teach it the form of the recipe's solutions. Exits with 1 if `target` is not reached."""
-    lessons = lessons_in([Path(file) for file in data.strip("[]").split(",")])
+    try:
+        lessons = lessons_from(data, traces, tool_type)
+    except (VerlToolError, ValueError) as error:
+        console.print(f"[red]error:[/] {escape(str(error))}")
+        raise typer.Exit(2) from None
     tokenizer = make_tokenizer(texts_of(lessons), vocabulary, CHAT_TEMPLATE)
     model = make_model(tokenizer, hidden, layers, seed)
     rows = [row for lesson in lessons for row in encode_lesson(tokenizer, lesson, learned)]
