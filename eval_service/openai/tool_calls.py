@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_tool.formats import Call, Format
+from verl_tool.formats.find import calls_sent
 from verl_tool.json_text import encode_json
 
 
@@ -20,12 +21,13 @@ class CallLog:
         self._last_id: str | None = None
 
     def calls_in(self, action: str) -> list[dict[str, Any]]:
-        """The calls in an action, named as the model named them; none if no built-in tool-call format finds one.
+        """The calls in an action, named as the model named them; none if no format finds one, nor the action ends in
+        a tag.
 
         A call of free text (code, a query) has it as the argument ``input``.
         """
         entries = []
-        for call in _calls(action, self._formats):
+        for call in calls_sent(action, self._formats):
             self._last_id = f"call_{self._trajectory_id}_{self._calls}"
             entries.append(
                 {
@@ -46,16 +48,6 @@ class CallLog:
         entry = {"index": self._messages, "role": "tool", "tool_call_id": self._last_id, "content": observation}
         self._messages += 1
         return entry
-
-
-def _calls(action: str, formats: Sequence[Format]) -> list[Call]:
-    """Calls in the order of the text; of overlapping ones the first."""
-    found = sorted((call for fmt in formats for call in fmt.find_calls(action)), key=lambda call: call.start)
-    kept: list[Call] = []
-    for call in found:
-        if not kept or call.start >= kept[-1].end:
-            kept.append(call)
-    return kept
 
 
 def _arguments(call: Call) -> str:

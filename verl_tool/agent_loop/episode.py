@@ -30,6 +30,7 @@ from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, cut_segments, now, tool_tokens
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Format
+from verl_tool.formats.find import calls_sent
 from verl_tool.protocol import Fault, FaultKind, StepResult
 
 logger = logging.getLogger(__name__)
@@ -326,7 +327,7 @@ class Episode:
 
     def _tool_in(self, action: str) -> str:
         """The tool that an action calls, for a message."""
-        names = [call.name for fmt in self._formats for call in fmt.find_calls(action) if call.name]
+        names = [call.name for call in calls_sent(action, self._formats) if call.name]
         return f"the tool {names[0]!r}" if names else f"the tool that was called by {action[-200:]!r}"
 
     async def _ask(self, builder: TrajectoryBuilder, action: str, is_last: bool) -> StepResult:

@@ -10,6 +10,7 @@ from typing import Any
 from verl_tool.agent_loop.function_arguments import ArgumentsError, CheckedFunction, Function
 from verl_tool.errors import ConfigError
 from verl_tool.formats import ALL_FORMATS, Call, Format
+from verl_tool.formats.find import find_calls
 from verl_tool.protocol import StepResult, ToolDescription
 
 _NOT_TEXT = frozenset({"PIL", "matplotlib", "IPython"})
@@ -50,7 +51,7 @@ class FunctionTools:
     ) -> StepResult:
         if finish:
             return StepResult(trajectory_id)
-        calls = _in_order(call for fmt in self._formats for call in fmt.find_calls(action))
+        calls = find_calls(action, self._formats)
         if not calls:
             return StepResult(trajectory_id, self._formats[0].render(self._no_call()), valid=False)
         shown: list[str] = []
@@ -111,12 +112,3 @@ def _name(function: Function) -> str:
     """A function's own name, or the class of an object that can be called."""
     name: str = getattr(function, "__name__", type(function).__name__)
     return name
-
-
-def _in_order(calls: Iterable[Call]) -> list[Call]:
-    """The calls by position, those left out that lie within an earlier one."""
-    kept: list[Call] = []
-    for call in sorted(calls, key=lambda call: call.start):
-        if not kept or call.start >= kept[-1].end:
-            kept.append(call)
-    return kept

@@ -37,3 +37,8 @@ def test_an_action_without_a_call_has_an_answer_without_an_id() -> None:
     log.calls_in("<python>1</python>")
     assert log.calls_in("what now?") == []
     assert log.message("No tool call found.")["tool_call_id"] is None
+
+
+def test_a_tool_s_own_tag_is_a_call() -> None:
+    (call,) = CallLog("t", ALL_FORMATS).calls_in("Well: <reverse>abc</reverse>")
+    assert call["function"] == {"name": "reverse", "arguments": '{"input":"abc"}'}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("omegaconf")
@@ -10,7 +11,7 @@ from trajectories import REQUEST, faulted, solved
 
 from verl_tool.agent_loop.trajectory import read_jsonl
 from verl_tool.trainer.ppo.causes import TooManyFaultsError
-from verl_tool.trainer.ppo.rollout_log import RolloutLog
+from verl_tool.trainer.ppo.rollout_log import Rewards, RolloutLog
 from verl_tool.trainer.ppo.tool_metrics import names_called, tool_metrics
 
 
@@ -33,10 +34,17 @@ def test_calls_are_told_by_tool():
 
 
 @pytest.mark.parametrize(
-    ("action", "names"), [(REQUEST, ["SimpleCalculatorTool"]), ("just words", ["none"]), ("", ["none"])]
+    ("action", "valid", "names"),
+    [
+        (REQUEST, True, ["SimpleCalculatorTool"]),
+        ("Well: <reverse>abc</reverse>", True, ["reverse"]),
+        ("<think>abc</think>", False, ["none"]),
+        ("just words", True, ["none"]),
+        ("", False, ["none"]),
+    ],
 )
-def test_names(action, names):
-    assert names_called(action) == names
+def test_names(action, valid, names):
+    assert names_called(action, valid) == names
 
 
 def test_a_step_leaves_one_file_with_rewards(tmp_path):
@@ -48,6 +56,15 @@ def test_a_step_leaves_one_file_with_rewards(tmp_path):
     assert found[0].segments == solved().segments
     assert log.take_metrics()["agent/faulted"] == 0.5
     assert log.take_metrics() == {}
+
+
+def test_what_the_reward_manager_told_stands_in_the_record(tmp_path):
+    told = Rewards(columns={"acc": np.array([1.0, np.nan]), "reward_fault": ["", "no server"], "shaping/turns": [1, 2]})
+    RolloutLog(tmp_path, 1.0).add(lines(solved("a"), solved("b")), [1.0, 0.0], 1, validation=False, told=told)
+    graded, failed = read_jsonl(tmp_path / "step_1.jsonl")
+    assert graded.extra["reward_extra_info"] == {"acc": 1.0, "shaping/turns": 1}
+    assert failed.extra["reward_extra_info"] == {"acc": None, "shaping/turns": 2}
+    assert (graded.extra.get("reward_fault"), failed.extra["reward_fault"]) == (None, "no server")
 
 
 def test_parts_of_one_validation_go_into_one_file(tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from verl_tool.formats import Call, Tag
+from verl_tool.formats import Call
+from verl_tool.formats.find import last_tag
 from verl_tool.protocol import StepRequest, StepResult
 from verl_tool.servers.execution.calls import MatchedCall
 from verl_tool.servers.tools.base import Tool, ToolResult
@@ -75,14 +76,12 @@ def not_run(limit: int) -> ToolResult:
 
 def not_understood(request: StepRequest, tools: Sequence[Tool], unknown: Sequence[Call], done: bool) -> StepResult:
     """The answer to an action in which no tool found a call; `unknown` are the calls that name no tool here."""
+    unknown = unknown or last_tag(request.action)
     if unknown and unknown[0].error is not None:
         reason = unknown[0].error
         text = f"Error: {reason}"
     elif unknown:
         reason = f"unknown tool {unknown[0].name[:80]!r}"
-        text = f"Error: {reason}. {_known(tools)}"
-    elif tag := _last_tag(request.action):
-        reason = f"unknown tool {tag!r}"
         text = f"Error: {reason}. {_known(tools)}"
     else:
         reason = "no tool call found"
@@ -93,13 +92,6 @@ def not_understood(request: StepRequest, tools: Sequence[Tool], unknown: Sequenc
         formats = [fmt for tool in tools for fmt in tool.formats]
         text = formats[0].render(text) if formats else text
     return StepResult(request.trajectory_id, text, done, valid=False, invalid_reason=reason)
-
-
-def _last_tag(action: str) -> str:
-    """The name of the tag in which the action ends, such as ``convert`` of ``<convert>3</convert>``; empty if none."""
-    _, closing, rest = action.rstrip().rpartition("</")
-    name = rest.removesuffix(">")
-    return name[:80] if closing and name != rest and Tag.can_be(name) and f"<{name}>" in action else ""
 
 
 def _render(call: Call, result: ToolResult) -> str:

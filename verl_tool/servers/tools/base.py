@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, TagFormat, claim, format_by_name
+from verl_tool.formats.find import find_calls
 from verl_tool.formats.json_call import decode
 from verl_tool.protocol import ToolDescription
 
@@ -180,12 +181,7 @@ class Tool(ABC):
         the same place that of the format which stands first in `formats`.
         """
         names = {self.name, *self.aliases}
-        found = [call for fmt in self.formats for call in fmt.find_calls(action) if call.name in names]
-        calls: list[Call] = []
-        for call in sorted(found, key=lambda call: call.start):
-            if not calls or call.start >= calls[-1].end:
-                calls.append(call)
-        return calls
+        return find_calls(action, self.formats, names)
 
     def join(self, calls: Sequence[Call]) -> list[Call]:
         """What to run for calls of this tool that follow one another in an action; the default is each by itself."""

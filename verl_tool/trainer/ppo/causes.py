@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
@@ -42,6 +42,8 @@ class Outcome:
     """Why there is no reward."""
     provoked: str = ""
     """How its answer broke the grader."""
+    reward_extra_info: Mapping[str, Any] = field(default_factory=dict)
+    """What else the reward manager told (JSON values), ``acc`` and ``base_score`` among it."""
 
     @property
     def cause(self) -> str | None:
@@ -70,7 +72,8 @@ class Outcome:
 
     def recorded(self, **extra: Any) -> Trajectory:
         """The trajectory as its record tells it."""
-        told = {name: value for name in ("reward_fault", "provoked") if (value := getattr(self, name))}
+        names = ("reward_fault", "provoked", "reward_extra_info")
+        told = {name: value for name in names if (value := getattr(self, name))}
         return replace(self.trajectory, extra={**self.trajectory.extra, **told, **extra})
 
 

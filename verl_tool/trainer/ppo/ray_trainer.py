@@ -78,7 +78,8 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             if rewards is not None:
                 # No baseline: what is compared with it is left out.
                 output.batch["rm_scores"][torch.from_numpy(invalid & ~sampled)] = torch.nan
-        columns = {name: output.non_tensor_batch[name][sampled] for name in TOLD if name in output.non_tensor_batch}
+        names = dict.fromkeys((*TOLD, *output.meta_info.get("reward_extra_keys", ())))
+        columns = {name: output.non_tensor_batch[name][sampled] for name in names if name in output.non_tensor_batch}
         told = Rewards(
             columns=columns,
             groups=None if groups is None else groups[sampled],

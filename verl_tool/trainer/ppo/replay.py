@@ -33,9 +33,9 @@ def invalid_of(told: Sequence[Told]) -> list[bool]:
 
 def rewards_told(told: Sequence[Told], groups: Sequence[str] | None = None) -> Rewards:
     """What the reward manager told of each row besides the reward; `groups` are the prompts."""
-    columns = {
-        name: [row.get("reward_extra_info", {}).get(name, "") for row in told] for name in (REWARD_FAULT, PROVOKED)
-    }
+    infos = [row.get("reward_extra_info", {}) for row in told]
+    names = dict.fromkeys((REWARD_FAULT, PROVOKED, *(name for info in infos for name in info)))
+    columns = {name: [info.get(name) for info in infos] for name in names}
     return Rewards(columns=columns, groups=groups)
 
 

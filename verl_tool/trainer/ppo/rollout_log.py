@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig
 
 from verl_tool.agent_loop.trajectory import Trajectory
@@ -23,7 +25,7 @@ class Rewards:
 
     rewards: Sequence[float] | None = None
     columns: Mapping[str, Sequence[Any]] | None = None
-    """`REWARD_FAULT` and `PROVOKED` of the reward manager (either may lack)."""
+    """The reward manager's ``reward_extra_info`` by name, `REWARD_FAULT` and `PROVOKED` (either may lack) among it."""
     groups: Sequence[Any] | None = None
     """The prompt that each is a sample of."""
     without_baseline: Collection[Any] = ()
@@ -37,6 +39,11 @@ class Rewards:
         faults, provoked = (columns.get(name, [""] * n) for name in (REWARD_FAULT, PROVOKED))
         told = zip(trajectories, rewards, faults, provoked, strict=True)
         outcomes = [with_grading(t, r, str(fault or ""), str(broke or "")) for t, r, fault, broke in told]
+        others = {name: values for name, values in columns.items() if name not in (REWARD_FAULT, PROVOKED)}
+        outcomes = [
+            replace(outcome, reward_extra_info={name: _json_value(values[i]) for name, values in others.items()})
+            for i, outcome in enumerate(outcomes)
+        ]
         if self.groups is None:
             return outcomes
         return with_lone(outcomes, self.groups, sampled, self.without_baseline)
@@ -126,6 +133,13 @@ def rollout_log(config: DictConfig) -> RolloutLog:
     grouped = compares_within_groups(config.algorithm.adv_estimator)
     sampled = config.actor_rollout_ref.rollout.n if grouped else None
     return RolloutLog(folder, options_in(config).max_fault_fraction, sampled)
+
+
+def _json_value(value: Any) -> Any:
+    """`value` as JSON has it: NaN, which a manager tells where there is no reward, is null."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _metrics(outcomes: Sequence[Outcome], prefix: str, lost: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from verl_tool.agent_loop.trajectory import CallRecord, Excluded, StopReason, Trajectory
 from verl_tool.formats import ALL_FORMATS
+from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.trainer.ppo.causes import CAUSES, LOST, Outcome
 
 UNNAMED = "none"
@@ -65,7 +66,7 @@ def _by_tool(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float
     calls: dict[str, list[CallRecord]] = defaultdict(list)
     for trajectory in trajectories:
         for call in trajectory.calls:
-            for name in names_called(call.action):
+            for name in names_called(call.action, call.valid):
                 calls[name].append(call)
     metrics: dict[str, float] = {}
     for name, records in calls.items():
@@ -82,10 +83,10 @@ def _by_tool(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float
     return metrics
 
 
-def names_called(action: str) -> list[str]:
-    """Names of the tools in an action, each once."""
-    names = {call.name for fmt in ALL_FORMATS for call in fmt.find_calls(action)}
-    return sorted(names) or [UNNAMED]
+def names_called(action: str, valid: bool) -> list[str]:
+    """Names of the tools in an action, each once. `valid`: a tool took it, which may have a tag of its own."""
+    calls = calls_sent(action, ALL_FORMATS) if valid else find_calls(action, ALL_FORMATS)
+    return sorted({call.name for call in calls}) or [UNNAMED]
 
 
 def _share(flags: Iterable[bool]) -> float:
