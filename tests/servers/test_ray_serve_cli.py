@@ -20,7 +20,10 @@ from listeners import Listeners
 from serve_harness import DATA, observed, post
 
 from verl_tool.client import ToolClient
+from verl_tool.formats import Call
+from verl_tool.servers.ray_serve import way_to_try
 from verl_tool.servers.serve.ports import free_ports
+from verl_tool.servers.tools.base import Context, Tool, ToolResult
 
 slow = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -225,3 +228,30 @@ def test_the_help_tells_every_option():
     ):  # fmt: skip
         assert option in told
     assert "VERL_TOOL_API_KEY" in told
+
+
+@pytest.mark.parametrize(
+    ("tool", "command"),
+    [
+        (
+            "python_code",
+            "python -m verl_tool.servers.tests.test_python_code_tool python --url=http://h/get_observation",
+        ),
+        ("calculator", "python -m verl_tool.servers.tests.test_calculator_tool --url=http://h/get_observation"),
+        (
+            "echo",
+            """curl -s http://h/get_observation -d '{"trajectory_ids": ["a"], "actions": ["<echo>it'"'"'s</echo>"]}'""",
+        ),
+        ("silent", ""),
+    ],
+)
+def test_the_command_to_try_is_one_that_there_is(tool: str, command: str) -> None:
+    class Own(Tool):
+        name = tool
+        description = "Stands for a tool."
+        example_actions = ("<echo>it's</echo>",) if tool != "silent" else ()
+
+        async def run(self, call: Call, context: Context) -> ToolResult:
+            return ToolResult()
+
+    assert way_to_try([Own()], "http://h/get_observation") == command

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
+import json
 import math
 import os
 import resource
+import shlex
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -31,6 +34,7 @@ from verl_tool.servers.serve.serve_cluster import ServeCluster, StartError, wait
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_peer_key, new_server_name
 from verl_tool.servers.tool_config import ToolConfig
 from verl_tool.servers.tools import inactive_tools
+from verl_tool.servers.tools.base import Tool
 
 APP_NAME = "verl_tool"
 INGRESS_SECONDS = 30.0
@@ -395,15 +399,20 @@ def _print_table(cluster: ServeCluster, settings: ReplicaSettings) -> None:
     if cluster.host not in LOOPBACK and settings.api_key is None:
         console.print(f"[bold yellow]open to the network[/bold yellow] ({cluster.host}) without --api_key")
     console.print(f"serves at   {cluster.url}/get_observation", highlight=False)
-    console.print(
-        f"try         python -m verl_tool.servers.tests.{_check_of(tools[0].name)} --url={cluster.url}/get_observation",
-        soft_wrap=True,
-        highlight=False,
-    )
+    if tried := way_to_try(tools, f"{cluster.url}/get_observation"):
+        console.print(f"try         {tried}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _check_of(tool: str) -> str:
-    return {"python_code": "test_python_code_tool python"}.get(tool, f"test_{tool}_tool")
+def way_to_try(tools: Sequence[Tool], url: str) -> str:
+    """A command that asks the first tool: its check, if it has one here, else one of its examples."""
+    first = tools[0]
+    check = f"verl_tool.servers.tests.test_{first.name}_tool"
+    if importlib.util.find_spec(check) is not None:
+        return f"python -m {check} {'python ' if first.name == 'python_code' else ''}--url={url}"
+    if not first.example_actions:
+        return ""
+    body = json.dumps({"trajectory_ids": ["a"], "actions": [first.example_actions[0]]}, ensure_ascii=False)
+    return f"curl -s {url} -d {shlex.quote(body)}"
 
 
 if __name__ == "__main__":
