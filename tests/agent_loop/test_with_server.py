@@ -167,6 +167,7 @@ def test_a_notebook_may_use_a_server(calculator_url: str) -> None:
     env = TextEnvironment(
         Solver(), tokenizer, calculator_url, lambda segments: [float(s == "Result=10.1<submit>") for s in segments]
     )
+    assert "<request><SimpleCalculatorTool>13.1-3<call>" in env.usage()
     _, responses, _, rewards, (history,) = env.run(["13.1-3="])
     assert "".join(map(chr, responses[0])) == (
         "<request><SimpleCalculatorTool>13.1-3<call>10.1<response>Result=10.1<submit>"
