@@ -69,8 +69,8 @@ ARROWS = {
     "agent_workers": "protocol platforms client agent_loop",
     "trainer.monitoring": "protocol",
     "trainer.progress": "agent_loop.verl trainer.monitoring",
-    "trainer": "protocol formats platforms servers.supervised_server servers.serve agent_loop agent_loop.verl "
-    "agent_workers trainer.monitoring trainer.progress",
+    "trainer": "protocol formats platforms servers.supervised_server servers.tool_config servers.tools servers.serve "
+    "servers.ray_serve agent_loop agent_loop.verl agent_workers trainer.monitoring trainer.progress",
     "eval_service": "protocol formats client agent_loop agent_loop.verl servers.metrics servers.supervised_server "
     "servers.execution servers.api servers.settings servers.serve servers.ray_serve",
 }

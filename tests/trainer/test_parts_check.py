@@ -89,7 +89,7 @@ def test_rows_that_cannot_be_cut_up_evenly_are_named(batch, mini, n, ranks, micr
         (f"{ROLLOUT}.top_p=0", "above 0 and at most 1"),
         (f"{ROLLOUT}.top_k=-2", "at least -1"),
         (f"{ROLLOUT}.gpu_memory_utilization=6", "at most 1"),
-        ("actor_rollout_ref.actor.optim.lr=-1e-6", "at least 0"),
+        ("actor_rollout_ref.actor.optim.lr=-0.5", "at least 0"),
         ("data.train_batch_size=0", "at least 1"),
         ("trainer.save_freq=-2", "at least -1"),
         ("trainer.n_gpus_per_node=many", "is no number"),

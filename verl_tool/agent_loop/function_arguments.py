@@ -104,7 +104,7 @@ class CheckedFunction:
 
     def _schema(self) -> dict[str, Any]:
         try:
-            schema: dict[str, Any] = TypeAdapter(self._run).json_schema() if self._checked else {}
+            schema = TypeAdapter[object](self._run).json_schema() if self._checked else {}  # type: ignore[arg-type]
         except PydanticUserError:  # a type, or a way to pass arguments, that JSON schemas do not know
             schema = {}
         if schema.get("type") == "object":

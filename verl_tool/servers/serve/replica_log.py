@@ -29,7 +29,7 @@ def log_to_stderr(level: str) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in ("asyncio", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    sys.stdout, sys.stderr = _Printed("stdout", handler), _Printed("stderr", handler)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Printed("stdout", handler), _Printed("stderr", handler)
 
 
 def _with_trajectory(record: logging.LogRecord) -> bool:
