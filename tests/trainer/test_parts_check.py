@@ -114,7 +114,7 @@ def test_all_problems_are_told_at_once():
         ("pyton_code", "[]", "tool 'pyton_code' is unknown; known: calculator"),
         ("no/such_tool.py", "[]", "no/such_tool.py"),
         ("calculator", "[--num_replica,'1']", "No such option: --num_replica"),
-        ("calculator", "[--state_ttl,'0']", "0.0 is not in the range x>=1.0"),
+        ("calculator", "[--state_ttl,'0']", "Invalid value for '--state_ttl': "),
         ("calculator", "[--tool_config,no/such.json]", "no/such.json"),
     ],
 )
@@ -206,10 +206,12 @@ print(sorted({"vllm", "sglang"} & set(sys.modules)), ray.is_initialized())
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_neither_vllm_nor_ray_is_touched():
     helpers = Path(__file__).parents[1] / "helpers"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(helpers)!r})\n{DRY_RUN}"],
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1:] == ["[] False"], done.stderr[-2000:]

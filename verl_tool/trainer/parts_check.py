@@ -10,9 +10,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import click
 import torch
 import typer
 from omegaconf import DictConfig, OmegaConf
@@ -22,6 +21,8 @@ from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager
 
 from verl_tool.errors import ConfigError, VerlToolError
 
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""click's, or that of the copy of click which newer versions of typer have."""
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 
 
@@ -194,9 +195,9 @@ def _of_tools(config: DictConfig) -> Iterator[str]:
         context = typer.main.get_command(app).make_context("tool_server.args", args)
         file = context.params["tool_config"]
         load_tools(config.tool_server.start, ToolConfig.from_file(file) if file else None)
-    except click.ClickException as error:
-        yield f"tool_server.args={args}: {error.format_message()}"
-    except click.exceptions.Exit:
+    except _UsageError as error:
+        yield f"tool_server.args={args}: {cast('Any', error).format_message()}"
+    except typer.Exit:
         yield f"tool_server.args={args} ends the server; leave --help out"
     except (VerlToolError, ValidationError) as error:
         yield f"tool_server.start={config.tool_server.start}: {error}"
