@@ -187,7 +187,7 @@ def test_a_dry_run_prints_the_config_then_what_would_be_refused_and_leaves_nothi
     with pytest.raises(ConfigError, match=r"rollout.n=0 .*\n.*pyton_code' is unknown; known: calculator"):
         main_ppo.dry_run(config)
     printed = capsys.readouterr()
-    assert OmegaConf.create(printed.out).tool_server.start == "pyton_code"
+    assert OmegaConf.create(printed.out[printed.out.index("actor_rollout_ref:") :]).tool_server.start == "pyton_code"
     assert f"not there yet: data.train_files: there is no file {tmp_path}/no.parquet" in printed.err
     assert not run.exists()
 
