@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.servers.serve.local_ray import address_to_join
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""
@@ -169,8 +170,9 @@ def _of_batches(config: DictConfig) -> Iterator[str]:
 
 
 def _of_gpus(config: DictConfig) -> Iterator[str]:
-    cluster = os.environ.get("RAY_ADDRESS") or config.ray_kwargs.ray_init.get("address")
-    if config.trainer.device != "cuda" or cluster:
+    if config.trainer.device != "cuda":
+        return
+    if os.environ.get("RAY_ADDRESS") or address_to_join(config.ray_kwargs.ray_init.get("address")) is not None:
         return  # a cluster that runs already says itself what it has
     found, wanted = torch.cuda.device_count(), config.trainer.n_gpus_per_node
     if found < wanted:
