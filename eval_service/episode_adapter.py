@@ -11,12 +11,7 @@ from verl_tool.agent_loop.episode import Tools, up_to_stop
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.errors import ConfigError
-from verl_tool.protocol import StepResult
-
-TOOL_NAMES_FIELD = "tool_names"
-"""Entry of a call's extra data by which the tool server is told the only tools that may take the action."""
-ABORT_FIELD = "abort"
-"""Entry of the extra data of a finish by which it is told to stop what the trajectory runs."""
+from verl_tool.protocol import ABORT_FIELD, TOOLS_FIELD, StepResult
 
 
 class StreamObserver(Protocol):
@@ -62,7 +57,7 @@ class EpisodeAdapter:
     ) -> None:
         self._engine, self._tools, self._tokenizer, self._observer = engine, tools, tokenizer, observer
         self._left = token_limit
-        self._restriction = {} if tool_names is None else {TOOL_NAMES_FIELD: list(tool_names)}
+        self._restriction = {} if tool_names is None else {TOOLS_FIELD: list(tool_names)}
         self._seen: int | None = None
         self._waiting = False
         """A tool was called and has not answered."""

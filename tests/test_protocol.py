@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +19,7 @@ from verl_tool.protocol import (
     ObservationResponse,
     StepRequest,
     StepResult,
+    request_body,
 )
 from verl_tool.servers.api.wire import encode_response
 
@@ -58,22 +58,18 @@ REQUESTS = st.builds(
 )
 
 
-def body_of(requests: list[StepRequest]) -> dict[str, Any]:
-    return {
-        "trajectory_ids": [r.trajectory_id for r in requests],
-        "actions": [r.action for r in requests],
-        "steps": [r.step for r in requests],
-        "finish": [r.finish for r in requests],
-        "is_last_step": [r.is_last_step for r in requests],
-        "extra_fields": [r.extra for r in requests],
-    }
-
-
 class TestRoundTrips:
     @given(st.lists(REQUESTS, max_size=5))
     def test_requests_survive_the_wire(self, requests: list[StepRequest]) -> None:
-        received = ObservationRequest.model_validate(decode_json(encode_json(body_of(requests))))
+        received = ObservationRequest.model_validate(decode_json(request_body(requests)))
         assert received.step_requests() == requests
+
+    def test_what_says_nothing_is_not_sent(self) -> None:
+        assert set(decode_json(request_body([StepRequest("a", "x")]))) == {"trajectory_ids", "actions"}
+
+    def test_half_a_pair_of_utf_16_costs_one_character(self) -> None:
+        body = request_body([StepRequest("t", "half a pair: \ud800", 3, extra={"x": [1]})])
+        assert body.decode("utf-8").count("\ufffd") == 1
 
     @given(st.lists(RESULTS, max_size=5))
     def test_results_survive_the_wire(self, results: list[StepResult]) -> None:

@@ -10,14 +10,14 @@ What a request may hold is bounded here. This module imports nothing else of the
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from verl_tool.json_text import shown
+from verl_tool.json_text import encode_json, shown
 
 MAX_ID_CHARACTERS = 256
 """Of a trajectory id, which is written into logs: printable characters only."""
@@ -26,6 +26,14 @@ MAX_ACTION_CHARACTERS = 256 << 10
 MAX_STEP = 2**31 - 1
 MAX_FURTHER_FIELDS = 64
 """Most fields of a request that this page does not know."""
+
+
+TOOL_FIELD = "tool_name"
+"""Entry of a request's extra data that names the one tool that may take this trajectory's action."""
+TOOLS_FIELD = "tool_names"
+"""Entry of a request's extra data that lists the tools that may take it."""
+ABORT_FIELD = "abort"
+"""Key of the extra data of a request that finishes a trajectory: true stops what it runs."""
 
 
 class FaultKind(str, Enum):
@@ -133,6 +141,27 @@ class StepResult:
             invalid_reason=self.invalid_reason,
             metrics=dict(self.metrics) if self.metrics else None,
         ).shortened()
+
+
+def request_body(requests: Sequence[StepRequest], extras: Sequence[object] | None = None) -> bytes:
+    """The body of ``POST /get_observation`` for `requests`.
+
+    A field that says nothing is left out, for servers that do not know it. `extras`: what to send in place of each
+    entry's `StepRequest.extra`, such as its JSON.
+    """
+    columns: dict[str, object] = {
+        "trajectory_ids": [request.trajectory_id for request in requests],
+        "actions": [request.action for request in requests],
+    }
+    if any(request.step is not None for request in requests):
+        columns["steps"] = [request.step for request in requests]
+    if any(request.finish for request in requests):
+        columns["finish"] = [request.finish for request in requests]
+    if any(request.is_last_step for request in requests):
+        columns["is_last_step"] = [request.is_last_step for request in requests]
+    if any(request.extra for request in requests):
+        columns["extra_fields"] = [dict(request.extra) for request in requests] if extras is None else list(extras)
+    return encode_json(columns)
 
 
 class ObservationRequest(BaseModel):

@@ -41,6 +41,7 @@ from verl_tool.protocol import (
     StepRequest,
     StepResult,
     ToolDescription,
+    request_body,
 )
 from verl_tool.sandbox_fusion import RunCodeRequest, RunCodeResponse
 
@@ -229,8 +230,9 @@ class ToolClient:
 
     async def _send(self, url: str, entries: Sequence[_Entry], deadline: float) -> list[_Outcome]:
         """One try. What has no observation bears a fault that says whether the next try is safe."""
+        body = request_body([entry.request for entry in entries], [entry.extra for entry in entries])
         try:
-            answer = await self._once("POST", f"{url}/get_observation", _body(entries), deadline)
+            answer = await self._once("POST", f"{url}/get_observation", body, deadline)
         except ExchangeError as error:
             if not error.timed_out:
                 self._map.avoid(url)
@@ -392,24 +394,6 @@ def _batches(entries: Sequence[_Entry], max_batch: int) -> list[list[_Entry]]:
             batch = batch_of[entry.request.trajectory_id] = batches[-1]
         batch.append(entry)
     return batches
-
-
-def _body(entries: Sequence[_Entry]) -> bytes:
-    """Body of ``POST /get_observation``; a field that says nothing is left out, for servers that do not know it."""
-    requests = [entry.request for entry in entries]
-    columns: dict[str, object] = {
-        "trajectory_ids": [request.trajectory_id for request in requests],
-        "actions": [request.action for request in requests],
-    }
-    if any(request.step is not None for request in requests):
-        columns["steps"] = [request.step for request in requests]
-    if any(request.finish for request in requests):
-        columns["finish"] = [request.finish for request in requests]
-    if any(request.is_last_step for request in requests):
-        columns["is_last_step"] = [request.is_last_step for request in requests]
-    if any(request.extra for request in requests):
-        columns["extra_fields"] = [entry.extra for entry in entries]
-    return encode_json(columns)
 
 
 def _response_in(answer: Answer) -> ObservationResponse | None:

@@ -18,7 +18,6 @@ from verl_tool.servers.cluster.peers import (
     PeerBrokenError,
     Peers,
     PeerTimeoutError,
-    encode,
 )
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.serve.ports import free_ports
@@ -136,14 +135,6 @@ async def test_a_peer_that_says_nothing_is_given_up(peers):
     async with server:
         with pytest.raises(PeerTimeoutError):
             await peers.get(peer, "/health", seconds=0.2)
-
-
-def test_what_is_sent_is_what_the_server_reads():
-    body = encode([StepRequest("t", "half a pair: \ud800", 3, finish=True, is_last_step=True, extra={"x": [1]})])
-    assert b'"trajectory_ids":["t"]' in body
-    assert b'"steps":[3]' in body
-    assert b'"extra_fields":[{"x":[1]}]' in body
-    assert body.decode("utf-8").count("\ufffd") == 1
 
 
 async def test_a_closed_direct_server_refuses_and_says_that_it_is_closed(app, peers):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import aiohttp
 from pydantic import ValidationError
@@ -21,9 +20,9 @@ from verl_tool.protocol import (
     StepRequest,
     StepResult,
     proof_of,
+    request_body,
 )
 from verl_tool.servers.api.router import FORWARDED_HEADER, PEER_KEY_HEADER
-from verl_tool.servers.api.wire import encode_json
 
 CONNECT_SECONDS = 2.0
 """Deadline for a connection to a peer."""
@@ -73,7 +72,7 @@ class Peers:
         A refusal of the whole request (its queue is full) becomes each entry's fault. Raises `PeerAwayError`,
         `PeerBrokenError` or `PeerTimeoutError`.
         """
-        status, body = await self._send(peer, "POST", "/get_observation", encode(requests))
+        status, body = await self._send(peer, "POST", "/get_observation", request_body(requests))
         if status != 200:
             fault = _refusal(peer, status, body)
             return [StepResult(request.trajectory_id, valid=False, fault=fault) for request in requests]
@@ -107,19 +106,6 @@ class Peers:
         if status == MISDIRECTED:
             raise PeerAwayError(f"somebody else is at {peer.url}, where replica {peer.id} was")
         return status, answer
-
-
-def encode(requests: Sequence[StepRequest]) -> bytes:
-    """The body of ``POST /get_observation`` for `requests`."""
-    body: dict[str, list[Any]] = {
-        "trajectory_ids": [request.trajectory_id for request in requests],
-        "actions": [request.action for request in requests],
-        "steps": [request.step for request in requests],
-        "finish": [request.finish for request in requests],
-        "is_last_step": [request.is_last_step for request in requests],
-        "extra_fields": [dict(request.extra) for request in requests],
-    }
-    return encode_json(body)
 
 
 def _refusal(peer: ReplicaInfo, status: int, body: bytes) -> Fault:

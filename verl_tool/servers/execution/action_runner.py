@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.json_text import shown
-from verl_tool.protocol import FaultKind, StepRequest, StepResult
+from verl_tool.protocol import TOOL_FIELD, TOOLS_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.calls import CallFinder, MatchedCall
 from verl_tool.servers.execution.current_trajectory import running_for
@@ -22,10 +22,6 @@ from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 
 log = logging.getLogger(__name__)
 
-TOOL_FIELD = "tool_name"
-"""Entry of a request's extra data that names the one tool that may take this trajectory's action."""
-TOOLS_FIELD = "tool_names"
-"""Entry of a request's extra data that lists the tools that may take it."""
 MAX_CALLS = 256
 """Most calls of one action that are run, where the server's config says nothing. Of more, one is refused for all."""
 MAX_NAMES = 256

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_tool.errors import ConfigError, ToolFault
-from verl_tool.protocol import FaultKind, StepRequest, StepResult, ToolDescription
+from verl_tool.protocol import ABORT_FIELD, FaultKind, StepRequest, StepResult, ToolDescription
 from verl_tool.servers.execution.action_runner import ActionRunner
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.trajectory_table import Record, Trajectory, TrajectoryTable
@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 _BEGIN_AT_A_TIME = 128
 """Entries of a batch that are begun before the event loop has its turn."""
-ABORT_FIELD = "abort"
-"""Entry of the extra data of a request that finishes a trajectory: true stops what it runs."""
 
 
 @dataclass(frozen=True)
