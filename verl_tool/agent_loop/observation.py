@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from verl_tool.agent_loop.options import Side
-from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
 
 TRUNCATION_MARK = "...(truncated)..."
@@ -16,7 +16,6 @@ TRUNCATION_MARK = "...(truncated)..."
 _MOST_CHARS_A_TOKEN = 64
 """Text beyond this many characters a token of the limit is dropped before it is encoded: megabytes cost nothing."""
 
-_BROKEN_CHARACTER = "�"
 _PUNCTUATION = re.compile(r"[^\w\s]")
 _INVISIBLE = frozenset({"Cc", "Cf", "Mn"})
 """Unicode categories of control characters, formatting characters and combining marks, which tokenizers may drop."""
@@ -79,8 +78,8 @@ def _keep(head: list[int], tail: list[int], keep: int, side: Side, tokenizer: To
     """The mark with `keep` tokens of text beside it."""
     n_head = {"left": 0, "right": keep, "middle": keep - keep // 2}[side]
     n_tail = keep - n_head
-    before = tokenizer.decode(head[:n_head]).rstrip(_BROKEN_CHARACTER)
-    after = tokenizer.decode(tail[len(tail) - n_tail :]).lstrip(_BROKEN_CHARACTER)
+    before = tokenizer.decode(head[:n_head]).rstrip(BROKEN_CHARACTER)
+    after = tokenizer.decode(tail[len(tail) - n_tail :]).lstrip(BROKEN_CHARACTER)
     return before + TRUNCATION_MARK + after
 
 

@@ -11,7 +11,8 @@ _TURN_MARK = re.compile(r"<[|｜][^\s<>{}]{1,60}[|｜]>|<</?[A-Z]+>>|\[/?[A-Z][A
 """What marks turns and tools in chat templates, such as ``<|user|>``, ``<｜User｜>``, ``<<SYS>>`` and ``[/INST]``."""
 
 
-_BROKEN_CHARACTER = "\ufffd"
+BROKEN_CHARACTER = "\ufffd"
+"""In decoded text: bytes that are no whole character."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 """How tokenizers that fall back to bytes spell one."""
 
@@ -90,7 +91,7 @@ class HFTokenizer:
     def bytes_of(self, token_id: int) -> bytes | None:
         """The bytes that a token stands for, a part of a character too; None if its spelling does not tell them."""
         text = self.decode([token_id])
-        if _BROKEN_CHARACTER not in text:
+        if BROKEN_CHARACTER not in text:
             return text.encode()
         token = self.tokenizer.convert_ids_to_tokens(token_id)
         if _BYTE_TOKEN.fullmatch(token):

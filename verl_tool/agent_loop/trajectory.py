@@ -15,6 +15,15 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 
 from verl_tool.protocol import Fault
 
+LOOP_FAULT = "excluded_from_group"
+"""Column of a batch: true of a trajectory that ended in a fault or was aborted."""
+REWARD_FAULT = "reward_fault"
+"""Key of ``reward_extra_info``: why there is no reward, or ``""``. The trainer must leave such a row out of the loss,
+of its group's baseline and of validation's means, as it leaves out a trajectory whose tools failed."""
+PROVOKED = "reward_provoked"
+"""Key of ``reward_extra_info``: how grading this answer failed where grading an empty one does not, or ``""``. Such a
+row has the score of an empty answer and counts: left out, a policy would learn to write what no grader stands."""
+
 
 class Author(str, Enum):
     """Who wrote a segment's tokens."""

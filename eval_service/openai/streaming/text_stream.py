@@ -6,9 +6,8 @@ import functools
 from collections.abc import Sequence
 
 from verl_tool.agent_loop.observation_renderer import common_prefix
-from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
 
-_BROKEN_CHARACTER = "\ufffd"
 _RARE = ("𓀀", "𐎀", "\U000e0100", "ꙮ")
 """Characters of which most tokenizers have no token, so that their encoding begins with that of a byte."""
 _WINDOW = 64
@@ -58,9 +57,9 @@ class Detokenizer:
     def _settled(self, text: str) -> int:
         """How many characters of the window's `text` no further token changes."""
         if self._lone_byte is None:
-            return len(text.removesuffix(_BROKEN_CHARACTER))
+            return len(text.removesuffix(BROKEN_CHARACTER))
         broken = self._decode([*self._window, self._lone_byte])
-        return len(text[: common_prefix(text, broken)].rstrip(_BROKEN_CHARACTER))
+        return len(text[: common_prefix(text, broken)].rstrip(BROKEN_CHARACTER))
 
     def _decode(self, window: Sequence[int]) -> str:
         if not window:
@@ -74,7 +73,7 @@ def _lone_byte(tokenizer: Tokenizer) -> int | None:
     own and spoils those before it; None for all other tokenizers."""
     for character in _RARE:
         tokens = tokenizer.encode(character)
-        begun = [i for i, token in enumerate(tokens[:-1]) if tokenizer.decode([token]) == _BROKEN_CHARACTER]
+        begun = [i for i, token in enumerate(tokens[:-1]) if tokenizer.decode([token]) == BROKEN_CHARACTER]
         if begun:
             first = begun[0]
             return tokens[first] if len(tokenizer.decode(tokens[first:-1])) > 1 else None

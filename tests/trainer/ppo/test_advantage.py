@@ -16,8 +16,8 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator  # noqa: E402
 from verl.trainer.ppo.ray_trainer import compute_advantage  # noqa: E402
 
 from verl import DataProto  # noqa: E402
+from verl_tool.agent_loop.trajectory import LOOP_FAULT, REWARD_FAULT  # noqa: E402
 from verl_tool.trainer.ppo.advantage import without_invalid  # noqa: E402
-from verl_tool.trainer.ppo.invalid import LOOP_FAULT, REWARD_FAULT  # noqa: E402
 
 LENGTH, GROUP = 5, 4
 ESTIMATORS = (

@@ -14,11 +14,18 @@ from stored_rows import StoredRows  # noqa: E402
 from trajectories import faulted, solved  # noqa: E402
 
 from verl import DataProto  # noqa: E402
-from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory, read_jsonl  # noqa: E402
+from verl_tool.agent_loop.trajectory import (  # noqa: E402
+    LOOP_FAULT,
+    PROVOKED,
+    REWARD_FAULT,
+    Excluded,
+    StopReason,
+    Trajectory,
+    read_jsonl,
+)
 from verl_tool.protocol import Fault, FaultKind  # noqa: E402
 from verl_tool.trainer.ppo.causes import Outcome, TooManyFaultsError  # noqa: E402
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count  # noqa: E402
-from verl_tool.trainer.ppo.invalid import LOOP_FAULT, PROVOKED, REWARD_FAULT  # noqa: E402
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer  # noqa: E402
 from verl_tool.trainer.ppo.replay import FiltersCounted  # noqa: E402
 from verl_tool.trainer.ppo.rollout_log import Rewards, RolloutLog  # noqa: E402

@@ -23,11 +23,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: E402
 from verl_loop import composed  # noqa: E402
 
 from verl import DataProto  # noqa: E402
+from verl_tool.agent_loop.trajectory import LOOP_FAULT, REWARD_FAULT  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer.ppo import v1_trainer  # noqa: E402
 from verl_tool.trainer.ppo.advantage import compares_within_groups, on_model_tokens, without_invalid  # noqa: E402
 from verl_tool.trainer.ppo.estimators import ONLY_V0, check_algorithm  # noqa: E402
-from verl_tool.trainer.ppo.invalid import LOOP_FAULT, REWARD_FAULT  # noqa: E402
 
 LENGTH, GROUP = 6, 3
 ESTIMATORS = sorted(ADV_ESTIMATOR_REGISTRY)

@@ -14,11 +14,14 @@ from verl.trainer.ppo.ray_trainer import compute_advantage  # noqa: E402
 
 from verl import DataProto  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
-from verl_tool.agent_loop.trajectory import Excluded, StopReason  # noqa: E402
+from verl_tool.agent_loop.trajectory import (  # noqa: E402
+    LOOP_FAULT,
+    Excluded,
+    StopReason,
+)
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder  # noqa: E402
 from verl_tool.protocol import Fault, FaultKind, StepResult  # noqa: E402
 from verl_tool.trainer.ppo.advantage import without_invalid  # noqa: E402
-from verl_tool.trainer.ppo.invalid import LOOP_FAULT  # noqa: E402
 
 RIGHT, WRONG, PROVOKE = range(3)
 HARD = 0.05

@@ -26,7 +26,7 @@ from verl_tool.agent_loop.verl.progress_report import ProgressReport
 from verl_tool.agent_loop.row import refuse_media, text_messages, uses_tools
 from verl_tool.agent_loop.generators.single_engine import without_detour
 from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt
-from verl_tool.agent_loop.trajectory import Excluded, Trajectory
+from verl_tool.agent_loop.trajectory import LOOP_FAULT, Excluded, Trajectory
 from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
 from verl_tool.client import ToolClient
 
@@ -42,7 +42,7 @@ class ToolLoopOutput(AgentLoopOutput):
         fields = super().as_dict()
         fields["action_mask"] = torch.tensor(fields["action_mask"], dtype=torch.int64)
         extra = fields["extra_fields"]
-        if extra["excluded_from_group"]:
+        if extra[LOOP_FAULT]:
             # A filter of groups must not take faults for answers that are all wrong, and sample anew for ever.
             extra["reward_extra_info"] = {
                 name: math.nan if isinstance(value, int | float) else value
@@ -156,7 +156,7 @@ def as_verl_output(
         action_mask=calls,
         extra_fields={
             "trajectory": trajectory.to_json(),
-            "excluded_from_group": trajectory.excluded in (Excluded.FAULT, Excluded.ABORTED),
+            LOOP_FAULT: trajectory.excluded in (Excluded.FAULT, Excluded.ABORTED),
             "action_mask": calls,
             "turn_scores": [],
             "tool_rewards": trajectory.tool_rewards,

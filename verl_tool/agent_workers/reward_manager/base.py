@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verl.experimental.reward_loop.reward_manager.base import RawRewardFn, RewardManagerBase
 
 from verl import DataProto
-from verl_tool.agent_loop.trajectory import Excluded
+from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT, Excluded
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.sample import Decoder, Sample, sample_of
 from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping
@@ -25,12 +25,6 @@ from verl_tool.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-REWARD_FAULT = "reward_fault"
-"""Key of ``reward_extra_info``: why there is no reward, or ``""``. The trainer must leave such a row out of the loss,
-of its group's baseline and of validation's means, as it leaves out a trajectory whose tools failed."""
-PROVOKED = "reward_provoked"
-"""Key of ``reward_extra_info``: how grading this answer failed where grading an empty one does not, or ``""``. Such a
-row has the score of an empty answer and counts: left out, a policy would learn to write what no grader stands."""
 PLACEHOLDER = 0.0
 """``reward_score`` of a row without reward, since verl's tensors need a number there."""
 

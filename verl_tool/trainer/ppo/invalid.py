@@ -8,12 +8,7 @@ from typing import Any
 
 import numpy as np
 
-LOOP_FAULT = "excluded_from_group"
-"""True of a trajectory that ended in a fault or was aborted; told by the agent loop."""
-REWARD_FAULT = "reward_fault"
-"""Why there is no reward, or an empty string; told by verl-tool's reward managers."""
-PROVOKED = "reward_provoked"
-"""How an answer broke its grader, or an empty string; such a row counts. Told by verl-tool's reward managers."""
+from verl_tool.agent_loop.trajectory import LOOP_FAULT, REWARD_FAULT
 
 
 def invalid_rows(columns: Mapping[str, Any], n: int) -> list[bool]:

@@ -10,11 +10,12 @@ import torch
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl import DataProto
+from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT
 from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import without_invalid
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
-from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, invalid_rows
+from verl_tool.trainer.ppo.invalid import invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.step_report import tracking_patch

@@ -10,10 +10,10 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT, Trajectory
 from verl_tool.agent_workers.rollout_worker import RAISED
 from verl_tool.trainer.ppo.causes import Outcome
-from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT, invalid_rows
+from verl_tool.trainer.ppo.invalid import invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards
 
 Told = dict[str, Any]

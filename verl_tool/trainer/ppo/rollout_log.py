@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT, Trajectory
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.trainer.ppo.advantage import compares_within_groups
 from verl_tool.trainer.ppo.causes import Outcome, check_causes, with_grading, with_lone
-from verl_tool.trainer.ppo.invalid import PROVOKED, REWARD_FAULT
 from verl_tool.trainer.ppo.tool_metrics import excluded_metrics, tool_metrics
 
 
