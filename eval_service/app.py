@@ -29,13 +29,14 @@ from eval_service.episode_flags import given_options, merged_options, with_episo
 from eval_service.model.run_config import Run, read_run
 from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.errors import ConfigError, StartError, VerlToolError
 from verl_tool.json_text import BadJsonError, decode_json
-from verl_tool.servers.ray_serve import LogLevel, Signals
+from verl_tool.servers.ray_serve import LogLevel
 from verl_tool.servers.serve.deployment import LOOPBACK
 from verl_tool.servers.serve.ingress import find_ingress_mode
 from verl_tool.servers.serve.ports import free_ports
-from verl_tool.servers.serve.serve_cluster import StartError, wait_until
+from verl_tool.servers.serve.running_server import Signals
+from verl_tool.servers.serve.serve_cluster import wait_until
 from verl_tool.servers.settings import new_server_name
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 

@@ -13,6 +13,10 @@ class ConfigError(VerlToolError, ValueError):
     """An option is unknown, of a wrong type, or contradicts another."""
 
 
+class StartError(VerlToolError):
+    """A server could not start; the message says why and what to do."""
+
+
 class IsolationError(VerlToolError):
     """This machine cannot give the isolation that was asked for."""
 

@@ -121,3 +121,8 @@ def test_the_project_s_own_server_is_told_its_tools():
     assert command[3:] == [
         *("--host", "127.0.0.1", "--port", "5001", "--tool_type", "calculator,finish", "--num_replicas", "2"),
     ]
+
+
+def test_only_a_server_on_a_cluster_has_a_name_there():
+    assert serve_command("finish", 5001, app_name="mine")[-2:] == ["--app_name", "mine"]
+    assert "--app_name" not in serve_command("finish", 5001, ["--embedded"], app_name="mine")

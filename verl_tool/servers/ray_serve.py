@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import http.client
-import importlib.util
-import json
 import math
 import os
 import resource
-import shlex
-import signal
-import threading
-from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
-from urllib.parse import urlsplit
 
-import ray
 import typer
 from pydantic import ValidationError
-from ray import serve
-from ray.exceptions import RayError
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.servers.serve.deployment import LOOPBACK, ReplicaDescription, make_tools
-from verl_tool.servers.serve.ingress import find_ingress_mode
-from verl_tool.servers.serve.serve_cluster import ServeCluster, StartError, wait_until
+from verl_tool.errors import ConfigError, StartError, VerlToolError
+from verl_tool.servers.replica_parts import make_tools
+from verl_tool.servers.server_console import console, describe_error
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_peer_key, new_server_name
 from verl_tool.servers.tool_config import ToolConfig
-from verl_tool.servers.tools import inactive_tools
-from verl_tool.servers.tools.base import Tool
 
 APP_NAME = "verl_tool"
-INGRESS_SECONDS = 30.0
-"""Deadline for the ingress to find a replica."""
-LOOK_SECONDS = 5.0
-"""How often the running server looks whether its cluster is still there."""
-
-console = Console(stderr=True)
 
 _LEAST_OPEN_FILES = 1024
 """Of a process: HAProxy, Ray's processes and a replica's runs need hundreds."""
+
+
+OF_RAY = (
+    *("num_replicas", "max_replicas", "cpus_per_replica", "drain_seconds"),
+    *("ray_address", "app_name", "route_prefix"),
+)
+"""Options that are without meaning beside ``--embedded``."""
 
 
 class LogLevel(str, Enum):
@@ -57,79 +41,8 @@ class LogLevel(str, Enum):
     ERROR = "ERROR"
 
 
-class Signals:
-    """What the operator asks of the running server.
-
-    SIGINT or SIGTERM: stop; a second one, or one before the server serves: at once. SIGUSR1: a rolling update with the
-    tool files as they are now.
-    """
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.serving = False
-        self.stop = False
-        self._update = False
-
-    def install(self) -> None:
-        """Handle the signals from now on."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGUSR1, self._on_update)
-
-    def wait(self, seconds: float) -> None:
-        """Return at a signal, or after `seconds`."""
-        self._event.wait(seconds)
-        self._event.clear()
-
-    def take_update(self) -> bool:
-        """Whether an update was asked for since the last look."""
-        asked, self._update = self._update, False
-        return asked
-
-    def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        if self.stop or not self.serving:
-            console.print("[bold]stopping at once[/bold]")
-            raise KeyboardInterrupt
-        self.stop = True
-        self._event.set()
-
-    def _on_update(self, number: int, frame: FrameType | None) -> None:
-        self._update = True
-        self._event.set()
-
-
-def run_server(
-    cluster: ServeCluster,
-    settings_now: Callable[[], ReplicaSettings],
-    replicas: int | AutoscalingSettings,
-    cpus_per_replica: float,
-    url_file: Path | None = None,
-) -> None:
-    """Serve until told to stop. `settings_now` reads the settings anew for every update. Raises VerlToolError."""
-    signals = Signals()
-    signals.install()
-    settings = settings_now()
-    with cluster:
-        # Ray has put its own handler of SIGTERM in the place of ours.
-        signals.install()
-        cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
-        wait_until(lambda: _ingress_answers(cluster.url), INGRESS_SECONDS, f"an answer of {cluster.url}/health")
-        cluster.watch_front()
-        _print_table(cluster, settings)
-        if url_file is not None:
-            _write_whole(url_file, cluster.url)
-        signals.serving = True
-        while not signals.stop:
-            signals.wait(LOOK_SECONDS)
-            if signals.take_update():
-                _update(cluster, settings_now, replicas, cpus_per_replica)
-            elif not signals.stop:
-                _check_cluster(cluster)
-        console.print("stopping; once more Ctrl-C: at once")
-    console.print("stopped")
-
-
 def serve_tools(
+    context: typer.Context,
     host: Annotated[
         str, typer.Option("--host", help="Address of the ingress. 0.0.0.0 opens it to the network.")
     ] = "127.0.0.1",
@@ -227,6 +140,14 @@ def serve_tools(
         ),
     ] = 60.0,
     log_level: Annotated[LogLevel, typer.Option("--log_level", help="What the replicas log.")] = LogLevel.INFO,
+    embedded: Annotated[
+        bool,
+        typer.Option(
+            "--embedded",
+            help="Serve from this one process, without Ray: one replica, up in a second or two, for notebooks and "
+            "trainings on one machine. The options of replicas and of the cluster are refused beside it.",
+        ),
+    ] = False,
 ) -> None:
     """Serve tools over HTTP on Ray Serve.
 
@@ -236,6 +157,9 @@ def serve_tools(
     """
 
     peer_key, server = new_peer_key(), new_server_name(app_name)
+    if embedded:
+        # The variable RAY_ADDRESS may be there for other programs.
+        ray_address = None
 
     def settings_now() -> ReplicaSettings:
         return ReplicaSettings(
@@ -261,10 +185,22 @@ def serve_tools(
         )
 
     try:
+        if embedded:
+            _refuse_beside_embedded(context)
         _ensure_open_files()
         replicas = _replicas(num_replicas, max_replicas)
         # What is wrong with the tools shows here, before any process is started.
         make_tools(settings_now())
+        if embedded:
+            from verl_tool.servers.embedded import run_embedded
+
+            run_embedded(settings_now(), url_file)
+            return
+        # Ray takes a second to import, which an embedded server does without.
+        from verl_tool.servers.serve.ingress import find_ingress_mode
+        from verl_tool.servers.serve.running_server import run_server
+        from verl_tool.servers.serve.serve_cluster import ServeCluster
+
         cluster = ServeCluster(
             host=host,
             port=port,
@@ -277,7 +213,7 @@ def serve_tools(
         )
         run_server(cluster, settings_now, replicas, cpus_per_replica, url_file)
     except (VerlToolError, ValidationError) as error:
-        console.print(f"[bold red]cannot serve:[/bold red] {escape(_words(error))}", highlight=False)
+        console.print(f"[bold red]cannot serve:[/bold red] {escape(describe_error(error))}", highlight=False)
         raise typer.Exit(2 if isinstance(error, (ConfigError, ValidationError)) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -327,92 +263,14 @@ def _ensure_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_LEAST_OPEN_FILES, most))
 
 
-def _words(error: VerlToolError | ValidationError) -> str:
-    if isinstance(error, ValidationError):
-        problem = error.errors()[0]
-        return f"--{'.'.join(str(part) for part in problem['loc'])} is {problem['input']!r}: {problem['msg']}"
-    return str(error)
-
-
-def _ingress_answers(url: str) -> bool:
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
-    try:
-        connection.request("GET", f"{address.path}/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """So that a reader finds all of it or nothing."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
-
-
-def _update(
-    cluster: ServeCluster,
-    settings_now: Callable[[], ReplicaSettings],
-    replicas: int | AutoscalingSettings,
-    cpus_per_replica: float,
-) -> None:
-    """A rolling update; if it is not possible the server goes on as it was."""
-    console.print("updating: replicas are replaced one by one")
-    try:
-        settings = settings_now()
-        make_tools(settings)
-        cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
-    except (VerlToolError, ValidationError) as error:
-        console.print(f"[bold red]not updated:[/bold red] {escape(_words(error))}", highlight=False)
-    else:
-        console.print("updated")
-
-
-def _check_cluster(cluster: ServeCluster) -> None:
-    try:
-        state = cluster.state(cluster.app_name)
-    except RayError as error:
-        raise StartError(f"the Ray cluster is gone: {error}") from error
-    if state in ("NOT_STARTED", "DELETING"):
-        raise StartError(f"somebody took the application {cluster.app_name!r} off the cluster (it is {state})")
-
-
-def _print_table(cluster: ServeCluster, settings: ReplicaSettings) -> None:
-    description: ReplicaDescription = serve.get_app_handle(cluster.app_name).describe.remote().result(timeout_s=30.0)
-    table = Table("tool", "serves", "how it is called", title="verl-tool")
-    tools = make_tools(settings)
-    for tool in tools:
-        example = tool.example_actions[0] if tool.example_actions else ""
-        table.add_row(tool.name, "[green]yes[/green]", example.replace("[", "\\["))
-    for absent in inactive_tools(tools, settings.tool_config):
-        table.add_row(absent.name, "no", absent.why)
-    console.print(table)
-    nodes = len([node for node in ray.nodes() if node["Alive"]])
-    where = "a local Ray cluster" if cluster.local else f"a Ray cluster of {nodes} node(s), as {cluster.app_name!r}"
-    console.print(f"isolation   {description.isolation or 'none needed: no tool runs code'}", highlight=False)
-    path = "that of the Ray Serve which ran already" if cluster.joined_serve else cluster.ingress_mode.describe()
-    console.print(f"ingress     {path}", highlight=False)
-    console.print(f"runs on     {where}", highlight=False)
-    if cluster.host not in LOOPBACK and settings.api_key is None:
-        console.print(f"[bold yellow]open to the network[/bold yellow] ({cluster.host}) without --api_key")
-    console.print(f"serves at   {cluster.url}/get_observation", highlight=False)
-    if tried := way_to_try(tools, f"{cluster.url}/get_observation"):
-        console.print(f"try         {tried}", soft_wrap=True, highlight=False, markup=False)
-
-
-def way_to_try(tools: Sequence[Tool], url: str) -> str:
-    """A command that asks the first tool: its check, if it has one here, else one of its examples."""
-    first = tools[0]
-    check = f"verl_tool.servers.tests.test_{first.name}_tool"
-    if importlib.util.find_spec(check) is not None:
-        return f"python -m {check} {'python ' if first.name == 'python_code' else ''}--url={url}"
-    if not first.example_actions:
-        return ""
-    body = json.dumps({"trajectory_ids": ["a"], "actions": [first.example_actions[0]]}, ensure_ascii=False)
-    return f"curl -s {url} -d {shlex.quote(body)}"
+def _refuse_beside_embedded(context: typer.Context) -> None:
+    """Raises ConfigError for an option of replicas or of the cluster that was given."""
+    for name in OF_RAY:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"--embedded is one process without Ray, and --{name} is about replicas on it; leave one out"
+            )
 
 
 if __name__ == "__main__":

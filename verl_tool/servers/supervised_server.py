@@ -33,12 +33,19 @@ class ToolServerError(VerlToolError):
 
 
 def serve_command(tools: str, port: int, args: Sequence[str] = (), *, app_name: str | None = None) -> list[str]:
-    """The command line of the project's own server on 127.0.0.1. `app_name`: on a cluster that it joins."""
-    named = () if app_name is None else ("--app_name", app_name)
+    """The command line of the project's own server on 127.0.0.1. `app_name`: on a cluster, if it joins one."""
+    named = () if app_name is None or "--embedded" in args else ("--app_name", app_name)
     return [
         *(sys.executable, "-m", "verl_tool.servers.ray_serve", "--host", "127.0.0.1"),
         *("--port", str(port), "--tool_type", tools, *named, *args),
     ]
+
+
+def write_url_file(path: Path, url: str) -> None:
+    """Tell whoever waits for `path` where the server is. A reader finds all of it or nothing."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(url, encoding="utf-8")
+    draft.replace(path)
 
 
 class SupervisedServer:

@@ -20,9 +20,7 @@ QUESTION = [{"role": "user", "content": "What is 13.1-3?"}]
 
 
 def client_of(live: LiveEndpoint, api_key: str = "none", **options: Any) -> Any:
-    client = openai.AsyncOpenAI(
-        base_url=f"{live.url}/v1", api_key=api_key, **{"max_retries": 0, "timeout": 100.0, **options}
-    )
+    client = openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key=api_key, **{"max_retries": 0, **options})
     live.clients.append(client)
     return client
 

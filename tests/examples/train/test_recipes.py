@@ -165,6 +165,11 @@ def test_several_nodes_take_their_cluster_s_resources_and_a_tool_replica_each():
         assert (ray.num_cpus, ray.get("num_gpus"), ray.get("object_store_memory")) == (None, None, None)
 
 
+def test_the_tool_server_of_a_small_form_needs_no_ray():
+    assert list(composed("acecoder/train.sh", PROFILE="cpu").tool_server.args) == ["--embedded"]
+    assert list(composed("acecoder/train.sh", PROFILE="gpu").tool_server.args) == ["--num_replicas", 1]
+
+
 def test_a_running_tool_server_is_used():
     config = completed("gsm8k/train.sh", PROFILE="cpu", TOOL_SERVER_URL="http://10.0.0.1:5000")
     assert config.tool_server.start is None

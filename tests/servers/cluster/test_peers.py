@@ -12,7 +12,7 @@ from serve_harness import DATA, observed
 from verl_tool.protocol import FaultKind, ReplicaInfo, StepRequest
 from verl_tool.servers.api.asgi_app import ToolServerApp
 from verl_tool.servers.api.router import PEER_KEY_HEADER
-from verl_tool.servers.cluster.direct_server import DirectServer, guarded
+from verl_tool.servers.cluster.direct_server import DirectServer, guarded, listen_at
 from verl_tool.servers.cluster.peers import (
     PeerAwayError,
     PeerBrokenError,
@@ -44,7 +44,7 @@ async def app() -> AsyncIterator[ToolServerApp]:
 
 @pytest.fixture
 async def direct(app: ToolServerApp) -> AsyncIterator[DirectServer]:
-    direct = DirectServer("127.0.0.1")
+    direct = DirectServer(listen_at("127.0.0.1", 0))
     await direct.open(guarded(app, "key"))
     yield direct
     await direct.close(grace_seconds=5.0)
@@ -138,7 +138,7 @@ async def test_a_peer_that_says_nothing_is_given_up(peers):
 
 
 async def test_a_closed_direct_server_refuses_and_says_that_it_is_closed(app, peers):
-    direct = DirectServer("127.0.0.1")
+    direct = DirectServer(listen_at("127.0.0.1", 0))
     await direct.open(app)
     assert direct.is_open()
     await direct.close(grace_seconds=5.0)

@@ -25,9 +25,12 @@ KEEP_ALIVE_SECONDS = 90
 BACKLOG = 4096
 """Connections that wait to be accepted."""
 
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that stand for all of a machine's, and the one at which the machine itself finds a server there."""
+
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers: the process belongs to Ray."""
+    """uvicorn without signal handlers: those are the process's own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -35,11 +38,12 @@ class _Server(uvicorn.Server):
 
 
 class DirectServer:
-    """Serves `app` on a free port of `host`, one of `ports` if any of them is free, in the running event loop."""
+    """Serves an application on a listening socket, in the running event loop."""
 
-    def __init__(self, host: str, ports: Sequence[int] = ()) -> None:
-        self._socket = _listen(host, ports)
-        port = self._socket.getsockname()[1]
+    def __init__(self, listener: socket.socket) -> None:
+        self._socket = listener
+        host, port = listener.getsockname()[:2]
+        host = _REACHED_AT.get(host, host)
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -102,19 +106,23 @@ def guarded(app: ASGIApp, peer_key: str) -> ASGIApp:
     return guard
 
 
-def _listen(host: str, ports: Sequence[int]) -> socket.socket:
+def listen_at_one_of(host: str, ports: Sequence[int]) -> socket.socket:
+    """A listening socket of `host`, at one of `ports` if any of them is free, else at any free port."""
     for port in random.sample(ports, len(ports)):
         with contextlib.suppress(OSError):
-            return _bound(host, port)
-    return _bound(host, 0)
+            return listen_at(host, port)
+    return listen_at(host, 0)
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+def listen_at(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError if the port is taken."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
     try:
-        listener.bind((host, port))
-        # Peers may connect from now on: they wait in the backlog until the server accepts.
+        # Connections of a server that has just ended do not hold the port. Linux still allows one listener only.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Clients may connect from now on: they wait in the backlog until the server accepts.
         listener.listen(BACKLOG)
     except OSError:
         listener.close()

@@ -12,7 +12,7 @@ import gc
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ray
@@ -22,23 +22,20 @@ from ray.serve import Application
 from verl_tool.errors import VerlToolError
 from verl_tool.protocol import ReplicaInfo
 from verl_tool.servers.api.asgi_app import ToolServerApp
-from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.cluster.cluster_router import ClusterRouter
-from verl_tool.servers.cluster.direct_server import DirectServer, guarded
+from verl_tool.servers.cluster.direct_server import DirectServer, guarded, listen_at_one_of
 from verl_tool.servers.cluster.heartbeat import Heartbeat
 from verl_tool.servers.cluster.peers import Peers
 from verl_tool.servers.cluster.registry import registry_handle
 from verl_tool.servers.cluster.registry_client import RegistryClient, RegistryUnreachableError
-from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.replica_log import log_to_stderr
+from verl_tool.servers.replica_parts import isolation_of, make_app, make_toolset
 from verl_tool.servers.serve import serve_bypass
 from verl_tool.servers.serve.autoscaling import ENTRIES, autoscaling_config
 from verl_tool.servers.serve.ingress import direct_ports
 from verl_tool.servers.serve.local_ray import network_address
 from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
-from verl_tool.servers.serve.replica_log import log_to_stderr
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
-from verl_tool.servers.tools import load_tools
-from verl_tool.servers.tools.base import Tool
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +68,10 @@ class ToolReplica:
         listen_on_the_node_only()
         self._settings = settings
         several = settings.several_nodes or settings.front_host not in LOOPBACK
-        self._direct_server = DirectServer(network_address() if several else "127.0.0.1", direct_ports())
-        self._toolset = _make_toolset(settings, self._released)
+        self._direct_server = DirectServer(
+            listen_at_one_of(network_address() if several else "127.0.0.1", direct_ports())
+        )
+        self._toolset = make_toolset(settings, self._released)
         self._heartbeat = self._make_heartbeat()
         self._peers = Peers(
             request_timeout_seconds=settings.request_timeout_seconds,
@@ -102,9 +101,8 @@ class ToolReplica:
 
     async def describe(self) -> ReplicaDescription:
         """What this replica serves."""
-        pools = [tool.sandbox for tool in self._toolset.tools if tool.sandbox is not None]
         names = tuple(tool.name for tool in self._toolset.tools)
-        return ReplicaDescription(names, pools[0].level.describe() if pools else "", self._direct_server.url)
+        return ReplicaDescription(names, isolation_of(self._toolset), self._direct_server.url)
 
     async def __del__(self) -> None:
         """Serve takes this replica away: stay for the trajectories that live here, then close all."""
@@ -142,22 +140,10 @@ class ToolReplica:
         return Heartbeat(info, RegistryClient(actor), self._held)
 
     def _make_app(self) -> ToolServerApp:
-        settings = self._settings
         router = ClusterRouter(
             self._heartbeat, self._peers, stateful=self._toolset.stateful, direct_open=not self._guarded
         )
-        return ToolServerApp(
-            self._toolset,
-            max_concurrent_requests=settings.max_concurrent_requests,
-            max_queued=settings.max_queued_requests,
-            api_key=settings.api_key,
-            max_body_bytes=settings.max_body_bytes,
-            request_timeout_seconds=settings.request_timeout_seconds,
-            router=router,
-            peer_key=settings.peer_key,
-            host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
-            server=settings.server,
-        )
+        return make_app(self._settings, self._toolset, router)
 
     def _held(self) -> Sequence[str]:
         return self._toolset.trajectories() if self._toolset.stateful else ()
@@ -208,25 +194,6 @@ def application(
     else:
         deployment = deployment.options(autoscaling_config=autoscaling_config(replicas))
     return deployment.bind(settings)
-
-
-def make_tools(settings: ReplicaSettings) -> list[Tool]:
-    """The tools of ``--tool_type``, not started. Raises ConfigError if one is unknown or an option is wrong."""
-    given = {"workers": settings.workers_per_tool, "isolation": settings.isolation}
-    shared = {name: value for name, value in given.items() if value is not None}
-    return load_tools(settings.tool_type, settings.tool_config, shared)
-
-
-def _make_toolset(settings: ReplicaSettings, on_released: Callable[[str, bool], None]) -> ToolSet:
-    return ToolSet(
-        make_tools(settings),
-        state_ttl_seconds=settings.state_ttl_seconds,
-        max_trajectories=settings.max_trajectories,
-        call_timeout_seconds=settings.request_timeout_seconds,
-        done_if_invalid=settings.done_if_invalid,
-        max_calls=settings.tool_config.execution.max_tools_per_generation if settings.tool_config else None,
-        on_released=on_released,
-    )
 
 
 def _serve_log_level(level: str) -> str:

@@ -24,7 +24,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ServeInstanceDetails
 from typing_extensions import Self
 
-from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.errors import ConfigError, StartError
 from verl_tool.json_text import shown
 from verl_tool.servers.cluster.registry import NAMESPACE, registry_handle, registry_name
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
@@ -33,7 +33,7 @@ from verl_tool.servers.serve.ingress_standby import IngressStandby
 from verl_tool.servers.serve.launcher import claim_name, release_name
 from verl_tool.servers.serve.local_ray import keep_token_private, make_token, on_loopback, private_folder
 from verl_tool.servers.serve.ports import Reservation, reserve_block, reserve_port
-from verl_tool.servers.serve.replica_log import ReplicaOutput
+from verl_tool.servers.serve.replica_output import ReplicaOutput
 from verl_tool.servers.settings import APP_NAME_PATTERN, ROUTE_PREFIX_PATTERN, AutoscalingSettings, ReplicaSettings
 
 POLL_SECONDS = 0.2
@@ -52,10 +52,6 @@ PROXY_MARGIN_SECONDS = 60.0
 """How much longer than the server Serve's Python proxy waits: for a body that comes slowly, and for a replica."""
 _HOST_PATTERN = r"^[A-Za-z0-9_.:%-]+$"
 """A name, or an address, which may have a zone behind a ``%``."""
-
-
-class StartError(VerlToolError):
-    """The server could not start; the message says why and what to do."""
 
 
 class ServeCluster:

@@ -1,0 +1,55 @@
+"""What a tool server is made of, as its settings say: on Ray Serve, once in each replica; embedded, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from verl_tool.servers.api.asgi_app import ToolServerApp
+from verl_tool.servers.api.host_check import HostCheck
+from verl_tool.servers.api.router import Router
+from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.settings import ReplicaSettings
+from verl_tool.servers.tools import load_tools
+from verl_tool.servers.tools.base import Tool
+
+
+def make_tools(settings: ReplicaSettings) -> list[Tool]:
+    """The tools of ``--tool_type``, not started. Raises ConfigError if one is unknown or an option is wrong."""
+    given = {"workers": settings.workers_per_tool, "isolation": settings.isolation}
+    shared = {name: value for name, value in given.items() if value is not None}
+    return load_tools(settings.tool_type, settings.tool_config, shared)
+
+
+def make_toolset(settings: ReplicaSettings, on_released: Callable[[str, bool], None] | None = None) -> ToolSet:
+    """The tools and the table of their trajectories, not started. `on_released`: as `ToolSet` has it."""
+    return ToolSet(
+        make_tools(settings),
+        state_ttl_seconds=settings.state_ttl_seconds,
+        max_trajectories=settings.max_trajectories,
+        call_timeout_seconds=settings.request_timeout_seconds,
+        done_if_invalid=settings.done_if_invalid,
+        max_calls=settings.tool_config.execution.max_tools_per_generation if settings.tool_config else None,
+        on_released=on_released,
+    )
+
+
+def make_app(settings: ReplicaSettings, toolset: ToolSet, router: Router) -> ToolServerApp:
+    """The ASGI application over `toolset`."""
+    return ToolServerApp(
+        toolset,
+        max_concurrent_requests=settings.max_concurrent_requests,
+        max_queued=settings.max_queued_requests,
+        api_key=settings.api_key,
+        max_body_bytes=settings.max_body_bytes,
+        request_timeout_seconds=settings.request_timeout_seconds,
+        router=router,
+        peer_key=settings.peer_key,
+        host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
+        server=settings.server,
+    )
+
+
+def isolation_of(toolset: ToolSet) -> str:
+    """Level of isolation in force; empty if no tool runs code."""
+    pools = [tool.sandbox for tool in toolset.tools if tool.sandbox is not None]
+    return pools[0].level.describe() if pools else ""

@@ -1,0 +1,155 @@
+"""The tool server on Ray Serve, from its start to its stop."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from urllib.parse import urlsplit
+
+import ray
+from pydantic import ValidationError
+from ray import serve
+from ray.exceptions import RayError
+from rich.markup import escape
+
+from verl_tool.errors import StartError, VerlToolError
+from verl_tool.servers.replica_parts import make_tools
+from verl_tool.servers.serve.deployment import ReplicaDescription
+from verl_tool.servers.serve.serve_cluster import ServeCluster, wait_until
+from verl_tool.servers.server_console import console, describe_error, print_start_table
+from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
+from verl_tool.servers.supervised_server import write_url_file
+
+INGRESS_SECONDS = 30.0
+"""Deadline for the ingress to find a replica."""
+LOOK_SECONDS = 5.0
+"""How often the running server looks whether its cluster is still there."""
+
+
+class Signals:
+    """What the operator asks of the running server.
+
+    SIGINT or SIGTERM: stop; a second one, or one before the server serves: at once. SIGUSR1: a rolling update with the
+    tool files as they are now.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.serving = False
+        self.stop = False
+        self._update = False
+
+    def install(self) -> None:
+        """Handle the signals from now on."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGUSR1, self._on_update)
+
+    def wait(self, seconds: float) -> None:
+        """Return at a signal, or after `seconds`."""
+        self._event.wait(seconds)
+        self._event.clear()
+
+    def take_update(self) -> bool:
+        """Whether an update was asked for since the last look."""
+        asked, self._update = self._update, False
+        return asked
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        if self.stop or not self.serving:
+            console.print("[bold]stopping at once[/bold]")
+            raise KeyboardInterrupt
+        self.stop = True
+        self._event.set()
+
+    def _on_update(self, number: int, frame: FrameType | None) -> None:
+        self._update = True
+        self._event.set()
+
+
+def run_server(
+    cluster: ServeCluster,
+    settings_now: Callable[[], ReplicaSettings],
+    replicas: int | AutoscalingSettings,
+    cpus_per_replica: float,
+    url_file: Path | None = None,
+) -> None:
+    """Serve until told to stop. `settings_now` reads the settings anew for every update. Raises VerlToolError."""
+    signals = Signals()
+    signals.install()
+    settings = settings_now()
+    with cluster:
+        # Ray has put its own handler of SIGTERM in the place of ours.
+        signals.install()
+        cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
+        wait_until(lambda: _ingress_answers(cluster.url), INGRESS_SECONDS, f"an answer of {cluster.url}/health")
+        cluster.watch_front()
+        _print_table(cluster, settings)
+        if url_file is not None:
+            write_url_file(url_file, cluster.url)
+        signals.serving = True
+        while not signals.stop:
+            signals.wait(LOOK_SECONDS)
+            if signals.take_update():
+                _update(cluster, settings_now, replicas, cpus_per_replica)
+            elif not signals.stop:
+                _check_cluster(cluster)
+        console.print("stopping; once more Ctrl-C: at once")
+    console.print("stopped")
+
+
+def _ingress_answers(url: str) -> bool:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
+    try:
+        connection.request("GET", f"{address.path}/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _update(
+    cluster: ServeCluster,
+    settings_now: Callable[[], ReplicaSettings],
+    replicas: int | AutoscalingSettings,
+    cpus_per_replica: float,
+) -> None:
+    """A rolling update; if it is not possible the server goes on as it was."""
+    console.print("updating: replicas are replaced one by one")
+    try:
+        settings = settings_now()
+        make_tools(settings)
+        cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
+    except (VerlToolError, ValidationError) as error:
+        console.print(f"[bold red]not updated:[/bold red] {escape(describe_error(error))}", highlight=False)
+    else:
+        console.print("updated")
+
+
+def _check_cluster(cluster: ServeCluster) -> None:
+    try:
+        state = cluster.state(cluster.app_name)
+    except RayError as error:
+        raise StartError(f"the Ray cluster is gone: {error}") from error
+    if state in ("NOT_STARTED", "DELETING"):
+        raise StartError(f"somebody took the application {cluster.app_name!r} off the cluster (it is {state})")
+
+
+def _print_table(cluster: ServeCluster, settings: ReplicaSettings) -> None:
+    description: ReplicaDescription = serve.get_app_handle(cluster.app_name).describe.remote().result(timeout_s=30.0)
+    nodes = len([node for node in ray.nodes() if node["Alive"]])
+    joined = f"a Ray cluster of {nodes} node(s), as {cluster.app_name!r}"
+    of_before = "that of the Ray Serve which ran already"
+    print_start_table(
+        settings,
+        isolation=description.isolation,
+        ingress=of_before if cluster.joined_serve else cluster.ingress_mode.describe(),
+        runs_on="a local Ray cluster" if cluster.local else joined,
+        url=cluster.url,
+    )

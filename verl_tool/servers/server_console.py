@@ -1,0 +1,61 @@
+"""What a tool server says to whoever started it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from verl_tool.errors import VerlToolError
+from verl_tool.servers.api.host_check import is_loopback
+from verl_tool.servers.replica_parts import make_tools
+from verl_tool.servers.settings import ReplicaSettings
+from verl_tool.servers.tools import inactive_tools
+from verl_tool.servers.tools.base import Tool
+
+console = Console(stderr=True)
+
+
+def print_start_table(settings: ReplicaSettings, *, isolation: str, ingress: str, runs_on: str, url: str) -> None:
+    """Tools, isolation, where it runs, and a command to try it. `url`: base URL of the server."""
+    table = Table("tool", "serves", "how it is called", title="verl-tool")
+    tools = make_tools(settings)
+    for tool in tools:
+        example = tool.example_actions[0] if tool.example_actions else ""
+        table.add_row(tool.name, "[green]yes[/green]", example.replace("[", "\\["))
+    for absent in inactive_tools(tools, settings.tool_config):
+        table.add_row(absent.name, "no", absent.why)
+    console.print(table)
+    console.print(f"isolation   {isolation or 'none needed: no tool runs code'}", highlight=False)
+    console.print(f"ingress     {ingress}", highlight=False)
+    console.print(f"runs on     {runs_on}", highlight=False)
+    if not is_loopback(settings.front_host) and settings.api_key is None:
+        console.print(f"[bold yellow]open to the network[/bold yellow] ({settings.front_host}) without --api_key")
+    console.print(f"serves at   {url}/get_observation", highlight=False)
+    if tried := way_to_try(tools, f"{url}/get_observation"):
+        console.print(f"try         {tried}", soft_wrap=True, highlight=False, markup=False)
+
+
+def describe_error(error: VerlToolError | ValidationError) -> str:
+    """In the words of the command line."""
+    if isinstance(error, ValidationError):
+        problem = error.errors()[0]
+        return f"--{'.'.join(str(part) for part in problem['loc'])} is {problem['input']!r}: {problem['msg']}"
+    return str(error)
+
+
+def way_to_try(tools: Sequence[Tool], url: str) -> str:
+    """A command that asks the first tool: its check, if it has one here, else one of its examples."""
+    first = tools[0]
+    check = f"verl_tool.servers.tests.test_{first.name}_tool"
+    if importlib.util.find_spec(check) is not None:
+        return f"python -m {check} {'python ' if first.name == 'python_code' else ''}--url={url}"
+    if not first.example_actions:
+        return ""
+    body = json.dumps({"trajectory_ids": ["a"], "actions": [first.example_actions[0]]}, ensure_ascii=False)
+    return f"curl -s {url} -d {shlex.quote(body)}"
