@@ -180,3 +180,18 @@ def test_vllm_of_others_is_left_alone(monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM")
     vllm_plugin.register()
     assert utils.dispatch_cpu_unquantized_gemm is stock
+
+
+def test_vllm_starts_its_processes_from_the_template(monkeypatch):
+    pytest.importorskip("vllm")
+    from vllm.utils import system_utils
+
+    from verl_tool.platforms import vllm_plugin
+    from verl_tool.platforms.preload.processes import ADDRESS, Context
+
+    vllm_plugin.register()
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.delenv(ADDRESS, raising=False)
+    assert system_utils.get_mp_context().get_start_method() == "spawn"
+    monkeypatch.setenv(ADDRESS, "/nowhere")
+    assert isinstance(system_utils.get_mp_context(), Context)

