@@ -219,7 +219,7 @@ class TestRayThatIsLate:
             if error is not None:
                 raise error
 
-        monkeypatch.setattr(main_ppo, "run_ppo", run_ppo)
+        monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", run_ppo)
         return planned
 
     def test_it_is_started_again(self, tries, capsys):

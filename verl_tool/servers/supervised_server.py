@@ -84,22 +84,32 @@ class SupervisedServer:
 
     def __enter__(self) -> Self:
         """Start the server and wait until it answers. Raises ToolServerError with the end of its output."""
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._keeper.start()
+        self.start()
         try:
-            self._up.wait()
-        except KeyboardInterrupt:
-            self._stopping.set()
-            self._keeper.join()
+            self.wait_until_up()
+        except BaseException:
+            self.stop()
             raise
-        if self._failure is not None:
-            self._keeper.join()
-            raise self._failure
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server and return at once; `stop` must follow."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._keeper.start()
+
+    def wait_until_up(self) -> None:
+        """Return when the server answers. Raises ToolServerError with the end of its output."""
+        self._up.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End the server and wait until it is gone."""
         self._stopping.set()
         self._keeper.join()
 

@@ -2,6 +2,8 @@
 
 The config is verl's own `ppo_trainer` with three groups added; see `config/agent_ppo_trainer.yaml`. On a machine
 without an accelerator, add ``platform=cpu``.
+
+What imports verl is imported where it is used, so that the others start meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,31 +24,24 @@ import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayError, RayTaskError
 from rich.console import Console
-from verl.trainer.main_ppo import run_ppo
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.utils.config import validate_config
-from verl.utils.device import auto_set_device
 
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import MEDIA_COLUMNS
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 from verl_tool.trainer.composition import resolve_calculations
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
-from verl_tool.trainer.parts_check import check_files, check_parts, known_names, missing_files
-from verl_tool.trainer.ppo.estimators import check_algorithm
 from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.recipe import make_inputs, report
 from verl_tool.trainer.row_files import check_columns, check_rows
-from verl_tool.trainer.same_run import check_same_run
-from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
 
 LOG = "main_ppo.log"
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
@@ -64,6 +59,8 @@ def main() -> None:
     try:
         train_as_configured()
     except SystemExit as ended:
+        from verl_tool.trainer.parts_check import known_names
+
         # Hydra has printed what it raised, and its own advice.
         if names := known_names(ended.__context__):
             print(f"error: {names}", file=sys.stderr)
@@ -89,12 +86,12 @@ def train_as_configured(config: DictConfig) -> None:
         if config.dry_run:
             dry_run(config)
             return
-        with console_of(config) as console:
+        with console_of(config) as console, preloaded(config):
             prepare(config)
-            make_inputs(config, console)
-            check_data(config)
-            with tool_server(config, console):
-                train(config, console)
+            with tool_server(config, console) as wait_until_up:
+                make_inputs(config, console)
+                check_data(config)
+                train(config, console, wait_until_up)
         if code := report(config):
             sys.exit(code)
     except RayTaskError as error:
@@ -144,6 +141,8 @@ def dry_run(config: DictConfig) -> None:
 
     Files and a model that are not there yet are told of only: recipes make them. Raises ConfigError.
     """
+    from verl_tool.trainer.parts_check import check_parts, missing_files
+
     complete(config)
     print(OmegaConf.to_yaml(config, resolve=True), flush=True)
     for problem in missing_files(config):
@@ -154,6 +153,9 @@ def dry_run(config: DictConfig) -> None:
 
 def prepare(config: DictConfig) -> None:
     """`complete` the config and leave it in the run's folder. Raises ConfigError before anything starts."""
+    from verl_tool.trainer.parts_check import check_parts
+    from verl_tool.trainer.same_run import check_same_run
+
     complete(config)
     check_parts(config)
     check_same_run(config)
@@ -163,6 +165,8 @@ def prepare(config: DictConfig) -> None:
 def check_data(config: DictConfig) -> None:
     """Look at the rows of all local files that the run reads, and whether its model is there. Raises ConfigError that
     names what is missing, or a row that cannot be used."""
+    from verl_tool.trainer.parts_check import check_files
+
     check_files(config)
     _check_rows(config)
 
@@ -185,6 +189,12 @@ def _check_rows(config: DictConfig) -> None:
 
 def complete(config: DictConfig) -> None:
     """Check the config, by verl's own validator too, and fill in what follows from it. Writes nothing."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+    from verl.utils.device import auto_set_device
+
+    from verl_tool.trainer.ppo.estimators import check_algorithm
+
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         _place_files(config)
@@ -210,12 +220,22 @@ def complete(config: DictConfig) -> None:
         raise ConfigError(f"verl refuses the config: {error}") from error
 
 
+def preloaded(config: DictConfig) -> contextlib.AbstractContextManager[None]:
+    """Within the block, processes are forked from one that has its imports done, if the config says so."""
+    if not config.preload or address_to_join(config.ray_kwargs.ray_init.get("address")) is not None:
+        return contextlib.nullcontext()  # the processes of a cluster are its raylets'
+    return template(OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env.env_vars))  # type: ignore[arg-type]
+
+
 @contextlib.contextmanager
-def tool_server(config: DictConfig, console: Console) -> Iterator[None]:
-    """The tool server that the config asks for, if any, for as long as the block runs."""
+def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], None]]:
+    """The tool server that the config asks for, if any, for as long as the block runs.
+
+    It starts meanwhile: it is up when the function that this gives returns, which raises ToolServerError if it fails.
+    """
     wanted = config.tool_server
     if wanted.start is None:
-        yield
+        yield lambda: None
         return
     agent, run = config.actor_rollout_ref.agent, Path(config.run_dir)
     url_file, log = run / "tool_server.url", run / "tool_server.log"
@@ -223,29 +243,42 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[None]:
     app_name = f"verl_tool-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
     args = ["--url_file", str(url_file), *map(str, wanted.args)]
     command = serve_command(wanted.start, wanted.port, args, app_name=app_name)
-    with SupervisedServer(
+    server = SupervisedServer(
         command,
         agent.tool_server_url,
         log,
         start_timeout=wanted.start_timeout,
         max_restarts=wanted.max_restarts,
         url_file=url_file,
-    ) as server:
+    )
+
+    def wait_until_up() -> None:
+        server.wait_until_up()
         if server.url != agent.tool_server_url:
             agent.tool_server_url = server.url
             OmegaConf.save(config, run / "config.yaml", resolve=True)
         console.print(f"tool server: {server.url} ({wanted.start}), log in {log.name}", soft_wrap=True, highlight=False)
-        yield
+
+    server.start()
+    try:
+        yield wait_until_up
+    finally:
+        server.stop()
 
 
-def train(config: DictConfig, console: Console) -> None:
-    """Train to the end and tell where the time went. Leaves no Ray of ours behind."""
+def train(config: DictConfig, console: Console, wait_for_tools: Callable[[], None]) -> None:
+    """Train to the end and tell where the time went. Leaves no Ray of ours behind.
+
+    `wait_for_tools` returns when the tool server is up, which Ray's start does not wait for.
+    """
+    from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
+
     runner = AgentTaskRunnerV1 if config.trainer.use_v1 else AgentTaskRunner
     ours = not ray.is_initialized()
     shown = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
     try:
         with shown, ray_settings(config):
-            _run(config, _Interruptible(ray.remote(num_cpus=1)(runner)))
+            _run(config, _Started(ray.remote(num_cpus=1)(runner), wait_for_tools))
     finally:
         if ours:
             ray.shutdown()
@@ -254,8 +287,10 @@ def train(config: DictConfig, console: Console) -> None:
         console.print(phase_table(run))
 
 
-def _run(config: DictConfig, runner: _Interruptible) -> None:
+def _run(config: DictConfig, runner: _Started) -> None:
     """verl's `run_ppo`; again, if Ray did not come up in the time that it gives its own processes."""
+    from verl.trainer.main_ppo import run_ppo
+
     for tries_left in reversed(range(RAY_START_TRIES)):
         try:
             run_ppo(config, task_runner_class=runner)
@@ -269,20 +304,22 @@ def _run(config: DictConfig, runner: _Interruptible) -> None:
             return
 
 
-class _Interruptible:
+class _Started:
     """An actor class, which verl starts right behind Ray: Ray has put its own handler of SIGTERM in place of ours."""
 
-    def __init__(self, actor_class: Any) -> None:
-        self._actor_class = actor_class
+    def __init__(self, actor_class: Any, wait_for_tools: Callable[[], None]) -> None:
+        self._actor_class, self._wait_for_tools = actor_class, wait_for_tools
 
-    def options(self, **options: Any) -> _Interruptible:
+    def options(self, **options: Any) -> _Started:
         """As of an actor class."""
-        return _Interruptible(self._actor_class.options(**options))
+        return _Started(self._actor_class.options(**options), self._wait_for_tools)
 
     def remote(self) -> Any:
-        """As of an actor class."""
+        """As of an actor class; it starts while the tool server does."""
         signal.signal(signal.SIGTERM, _interrupt)
-        return self._actor_class.remote()
+        actor = self._actor_class.remote()
+        self._wait_for_tools()
+        return actor
 
 
 def _choose_tool_server(config: DictConfig) -> None:
