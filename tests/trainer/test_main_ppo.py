@@ -10,6 +10,7 @@ pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
+from ray.exceptions import RayTaskError  # noqa: E402
 from verl_loop import composed  # noqa: E402
 
 from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions  # noqa: E402
@@ -239,3 +240,16 @@ class TestRayThatIsLate:
         with pytest.raises(RuntimeError, match="no memory"):
             main_ppo._run(None, None)
         assert len(tries) == 1
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_of_a_worker_is_told_with_its_traceback_through_however_many_processes_it_came(processes, monkeypatch):
+    error: Exception = ConfigError("too small")
+    for number in range(processes):
+        error = RayTaskError(f"call_{number}", "ConfigError: too small", error).as_instanceof_cause()
+    monkeypatch.setattr(main_ppo.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(main_ppo, "dry_run", lambda config: (_ for _ in ()).throw(error))
+    train = main_ppo.train_as_configured.__wrapped__
+    with pytest.raises(SystemExit) as ended:
+        train(OmegaConf.create({"dry_run": True}))
+    assert str(ended.value).endswith("ConfigError: too small\nerror: the training ended: too small")

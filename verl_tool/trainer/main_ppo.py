@@ -95,7 +95,7 @@ def train_as_configured(config: DictConfig) -> None:
         if code := report(config):
             sys.exit(code)
     except RayTaskError as error:
-        sys.exit(f"{innermost(error).traceback_str}\nerror: the training ended: {cause_of(error)}")
+        sys.exit(f"{innermost(error)}\nerror: the training ended: {cause_of(error)}")
     except RayError as error:
         sys.exit(f"error: the training ended: {error}")
     except VerlToolError as error:
