@@ -48,15 +48,15 @@ def make(tmp_path, console):
         }
         files = ["${recipe.data}/a b", "c"]
         config = OmegaConf.create({"run_dir": f"{tmp_path}/the run", "files": files, "recipe": values | settings})
-        make_inputs(config, console)
+        config.was_made = make_inputs(config, console)
         return config
 
     return made
 
 
 def test_data_and_a_tiny_model_are_made_once(make, tmp_path):
-    for _ in range(2):
-        make(model="tiny")
+    assert make(model="tiny").was_made
+    assert not make(model="tiny").was_made
     run = tmp_path / "the run"
     assert (run / "data" / "source").read_text() == "3\n"
     assert (run / "data" / "train.parquet").read_text() == f"[{run}/data/a b,c]\n"

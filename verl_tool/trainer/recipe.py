@@ -26,16 +26,18 @@ class RecipeError(VerlToolError):
     """A command of a recipe failed."""
 
 
-def make_inputs(config: DictConfig, console: Console) -> None:
+def make_inputs(config: DictConfig, console: Console) -> bool:
     """Make data and model of the config's recipe, unless they are there. What the commands print goes to the console.
 
-    Raises ConfigError if they are there and were made by other commands, and RecipeError if a command fails.
+    Returns whether there was anything to make. Raises ConfigError if they are there and were made by other
+    commands, and RecipeError if a command fails.
     """
     if config.recipe is None:
-        return
-    _make(config, Path(config.recipe.data) / "train.parquet", ("make_source", "make_data"), console)
+        return False
+    made = _make(config, Path(config.recipe.data) / "train.parquet", ("make_source", "make_data"), console)
     if config.recipe.model == TINY:
-        _make(config, Path(config.run_dir) / "model" / "model.safetensors", ("make_model",), console)
+        made |= _make(config, Path(config.run_dir) / "model" / "model.safetensors", ("make_model",), console)
+    return made
 
 
 def report(config: DictConfig) -> int:
@@ -60,7 +62,7 @@ def _word(value: object) -> str:
     return f"[{','.join(map(str, value))}]" if isinstance(value, ListConfig) else str(value)
 
 
-def _make(config: DictConfig, file: Path, names: Sequence[str], console: Console) -> None:
+def _make(config: DictConfig, file: Path, names: Sequence[str], console: Console) -> bool:
     made_by = file.parent / MADE_BY
     now = _lines(_with_folders_named(config), names)
     if file.exists():
@@ -70,10 +72,10 @@ def _make(config: DictConfig, file: Path, names: Sequence[str], console: Console
                 f"{file.parent} was made by\n{was}and now it would be by\n{now}"
                 "take another RUN or DATA, or delete that folder"
             )
-        return
+        return False
     todo = commands(config, *names)
     if not todo:
-        return
+        return False
     for command in todo:
         code = subprocess.run([sys.executable, *command], stdout=console.file, stderr=console.file).returncode
         if code:
@@ -81,6 +83,7 @@ def _make(config: DictConfig, file: Path, names: Sequence[str], console: Console
     if not file.exists():
         raise RecipeError(f"{' and '.join(names)} of the recipe ended without an error and made no {file}")
     made_by.write_text(now, encoding="utf-8")
+    return True
 
 
 def _lines(config: DictConfig, names: Sequence[str]) -> str:
