@@ -83,5 +83,6 @@ def test_every_recipe_s_script_is_there(benchmark):
 
 
 def test_curves_of_different_lengths_are_drawn(benchmark, tmp_path):
-    benchmark.draw([Curve([0, 10, 20], [0.2, 0.9, 0.97]), Curve([0, 10], [0.3, 0.8])], tmp_path / "curves.png", 0.95)
+    held_out = [Curve([0, 10, 20], [0.2, 0.9, 0.97]), Curve([0, 10], [0.3, 0.8])]
+    benchmark.draw(held_out, [Curve([1, 2], [0.2, 0.3]), Curve([], [])], tmp_path / "curves.png", 0.95)
     assert (tmp_path / "curves.png").stat().st_size > 1000
