@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from serve_harness import DATA
-from test_ray_serve_cli import COMMAND, STOP_SECONDS, Server
+from server_command import COMMAND, STOP_SECONDS, Server
 from test_ray_serve_side_by_side import ask, eventually
 
 from verl_tool.servers.serve.ports import free_ports
