@@ -58,7 +58,7 @@ def start(busy, tmp_path: Path) -> Iterator[object]:
         folder.mkdir()
         url_file = folder / "url"
         arguments = ("--ray_address", busy[0], "--app_name", name, "--tool_type", tool, "--url_file", str(url_file))
-        started.append(Server(folder, *arguments, *options))
+        started.append(Server(folder, "--cpus_per_replica", "0.1", *arguments, *options))
         return started[-1]
 
     yield start_one

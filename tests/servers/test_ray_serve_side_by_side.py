@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from serve_harness import DATA
-from test_ray_serve_cli import Server
+from server_command import Server
 
 from verl_tool.client import ToolClient
 from verl_tool.protocol import REPLICA_HEADER, SERVER_HEADER
