@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("hydra")
 
 from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from verl_tool.trainer.composition import resolve_calculations
+from verl_tool.errors import ConfigError
+from verl_tool.trainer import composition
+from verl_tool.trainer.composition import known_names, resolve_calculations
 
 
 @pytest.mark.parametrize(
@@ -44,3 +50,30 @@ def test_a_config_that_lies_elsewhere_finds_ours(tmp_path):
     (tmp_path / "own.yaml").write_text("defaults: [tool_server@there: tool_server]")
     with initialize_config_dir(str(tmp_path), version_base=None):
         assert compose("own").there.max_restarts == 10
+
+
+def composed_of(override):
+    with initialize_config_dir(str(Path(composition.__file__).parent / "config"), version_base=None):
+        return compose("agent_ppo_trainer", overrides=[override])
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "actor_rollout_ref.agent.max_turn=3",
+            ".agent has no option 'max_turn', perhaps max_turns is meant; known",
+        ),
+        ("actor_rollout_ref.xyz.a=3", "^actor_rollout_ref has no option 'xyz'; known: actor, agent, "),
+        ("xyz=3", "^the config has no option 'xyz'; known: actor_rollout_ref, "),
+    ],
+)
+def test_an_option_of_a_wrong_name_gets_the_known_ones(override, told):
+    with pytest.raises(ConfigCompositionException) as raised:
+        composed_of(override)
+    assert re.search(told, known_names(raised.value))
+
+
+@pytest.mark.parametrize("error", [None, ConfigError("of ours"), ConfigCompositionException("of another kind")])
+def test_other_errors_name_no_options(error):
+    assert known_names(error) is None

@@ -1,7 +1,11 @@
-"""What Hydra needs to compose a training's config: verl's own files, and arithmetic. Import it before composing."""
+"""What Hydra needs to compose a training's config: verl's own files, and arithmetic. Import it before composing.
+
+And the known names, where a command line has one that the config does not.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import math
 from collections.abc import Callable
@@ -12,6 +16,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 CALCULATIONS: dict[str, Callable[..., Any]] = {
     "equal": lambda a, b: a == b,
@@ -56,3 +61,20 @@ def leaves(content: Any, name: str = "") -> dict[str, Any]:
     for key, value in content.items():
         found |= leaves(value, f"{name}.{key}" if name else str(key))
     return found
+
+
+def known_names(error: BaseException | None) -> str | None:
+    """The options that stand where a command line named one that does not exist; None for any other `error`.
+
+    `error`: what Hydra raised, or what it was raised from.
+    """
+    while error is not None and not isinstance(error, OmegaConfBaseException):
+        error = error.__cause__
+    parent = getattr(error, "parent_node", None)
+    if error is None or not isinstance(parent, DictConfig) or error.key in parent:
+        return None
+    names = sorted(map(str, parent))
+    close = difflib.get_close_matches(str(error.key), names, 1)
+    where = parent._get_full_key("") or "the config"
+    guess = f", perhaps {close[0]} is meant" if close else ""
+    return f"{where} has no option {str(error.key)!r}{guess}; known: {', '.join(names)}"

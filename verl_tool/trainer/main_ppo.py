@@ -34,7 +34,7 @@ from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
-from verl_tool.trainer.composition import resolve_calculations
+from verl_tool.trainer.composition import known_names, resolve_calculations
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
 from verl_tool.trainer.progress.console import loud_console, quiet_console
@@ -60,8 +60,6 @@ def main() -> None:
     try:
         train_as_configured()
     except SystemExit as ended:
-        from verl_tool.trainer.parts_check import known_names
-
         # Hydra has printed what it raised, and its own advice.
         if names := known_names(ended.__context__):
             print(f"error: {names}", file=sys.stderr)

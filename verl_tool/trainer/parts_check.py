@@ -5,7 +5,6 @@ Each check yields sentences that name the setting, its value and the remedy. Not
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from typing import Any, cast
 import torch
 import typer
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 
 from verl_tool.errors import ConfigError, VerlToolError
@@ -131,23 +130,6 @@ def check_files(config: DictConfig) -> None:
         raise ConfigError("\n       ".join(problems))
 
 
-def known_names(error: BaseException | None) -> str | None:
-    """The options that stand where a command line named one that does not exist; None for any other `error`.
-
-    `error`: what Hydra raised, or what it was raised from.
-    """
-    while error is not None and not isinstance(error, OmegaConfBaseException):
-        error = error.__cause__
-    parent = getattr(error, "parent_node", None)
-    if error is None or not isinstance(parent, DictConfig) or error.key in parent:
-        return None
-    names = sorted(map(str, parent))
-    close = difflib.get_close_matches(str(error.key), names, 1)
-    where = parent._get_full_key("") or "the config"
-    guess = f", perhaps {close[0]} is meant" if close else ""
-    return f"{where} has no option {str(error.key)!r}{guess}; known: {', '.join(names)}"
-
-
 def _of_batches(config: DictConfig) -> Iterator[str]:
     """How the older trainer cuts a step's rows up: by ranks, mini-batches and micro-batches, without a remainder."""
     actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
@@ -233,5 +215,8 @@ def _of_reward_manager(config: DictConfig) -> Iterator[str]:
         return
     except VerlToolError as error:
         yield str(error)
+    except ValueError as error:
+        known = "" if wanted.name in REWARD_MANAGER else f"; known: {', '.join(sorted(REWARD_MANAGER))}"
+        yield f"{told}: {error}{known}"
     except Exception as error:  # noqa: BLE001 - a manager is anybody's code, and may raise anything
         yield f"{told}: {type(error).__name__}: {error}"
