@@ -360,8 +360,6 @@ class ReplicaList(BaseModel):
 
     server: str = ""
     """Name of the server (`SERVER_HEADER`)."""
-    epoch: int = 0
-    """Grows whenever the list changes."""
     replicas: list[ReplicaInfo] = []
     sticky: bool = False
     """Whether owners are remembered beyond the present list (stateful tools). Then the rendezvous owner is only a good

@@ -1,4 +1,4 @@
-"""One replica's link to the registry: signs on, beats, and asks who owns what."""
+"""The link of one replica with stateful tools to the registry: signs on, beats, and asks who owns what."""
 
 from __future__ import annotations
 
@@ -47,8 +47,6 @@ class Heartbeat:
     ) -> None:
         self.info = info
         self.view = View(0, (), frozenset())
-        self.assignable: list[str] = []
-        """Ids of the replicas that take new trajectories; this one alone if there are none."""
         self._by_id: dict[str, ReplicaInfo] = {}
         self.stopping = False
         """The whole server stops."""
@@ -81,6 +79,10 @@ class Heartbeat:
                 task.cancel()
         with contextlib.suppress(RegistryUnreachableError):
             await self._registry.leave(self.info.id)
+
+    def takers(self) -> list[ReplicaInfo]:
+        """The replicas that take new trajectories; this one alone if there are none."""
+        return [info for info in self.view.replicas if info.id not in self.view.draining] or [self.info]
 
     def peers(self) -> list[ReplicaInfo]:
         """All other live replicas."""
@@ -179,8 +181,6 @@ class Heartbeat:
             return
         self.view = view
         self._by_id = {info.id: info for info in view.replicas}
-        self.assignable = [replica_id for replica_id in self._by_id if replica_id not in view.draining]
-        self.assignable = self.assignable or [self.info.id]
 
     async def _join(self) -> None:
         view = await self._registry.join(self.info, list(self._held()), self.draining)

@@ -1,7 +1,7 @@
 """The registry: one small actor that knows the live replicas and which of them owns which trajectory.
 
-Replicas sign on with it, beat twice a second, and ask it once for each trajectory that they do not know
-(`Placement` says what it answers). It is off the path of every later turn, and of stateless tools altogether.
+Replicas with stateful tools sign on with it, beat twice a second, and ask it once for each trajectory that they do not
+know (`Placement` says what it answers). It is off the path of every later turn. Stateless tools have none.
 
 A replica is dead when its direct server refuses connections, or when it has been silent for `LEASE_SECONDS` and that
 server does not accept a connection either: a replica that is merely starved of CPU is not. If the registry itself

@@ -12,7 +12,6 @@ import gc
 import logging
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ray
@@ -22,12 +21,14 @@ from ray.serve import Application
 from verl_tool.errors import VerlToolError
 from verl_tool.protocol import ReplicaInfo
 from verl_tool.servers.api.asgi_app import ToolServerApp
-from verl_tool.servers.cluster.cluster_router import ClusterRouter
+from verl_tool.servers.cluster.cluster_router import StatelessRouter
 from verl_tool.servers.cluster.direct_server import DirectServer, guarded, listen_at_one_of
 from verl_tool.servers.cluster.heartbeat import Heartbeat
 from verl_tool.servers.cluster.peers import Peers
 from verl_tool.servers.cluster.registry import registry_handle
 from verl_tool.servers.cluster.registry_client import RegistryClient, RegistryUnreachableError
+from verl_tool.servers.cluster.serve_replicas import ServeReplicas
+from verl_tool.servers.cluster.stateful_router import StatefulRouter
 from verl_tool.servers.replica_log import log_to_stderr
 from verl_tool.servers.replica_parts import isolation_of, make_app, make_toolset
 from verl_tool.servers.serve import serve_bypass
@@ -72,7 +73,8 @@ class ToolReplica:
             listen_at_one_of(network_address() if several else "127.0.0.1", direct_ports())
         )
         self._toolset = make_toolset(settings, self._released)
-        self._heartbeat = self._make_heartbeat()
+        self._info = self._make_info()
+        self._replicas = self._make_replicas()
         self._peers = Peers(
             request_timeout_seconds=settings.request_timeout_seconds,
             api_key=settings.api_key,
@@ -92,7 +94,11 @@ class ToolReplica:
         """Raises if this replica can no longer serve; Serve then puts another in its place."""
         await self._toolset.check()
         if not self._direct_server.is_open():
-            raise VerlToolError(f"the direct server of replica {self._heartbeat.info.id} has closed")
+            raise VerlToolError(f"the direct server of replica {self._info.id} has closed")
+
+    async def record_replica_metadata(self) -> dict[str, object]:
+        """What Serve tells the other replicas about this one (`ServeReplicas`)."""
+        return self._info.model_dump()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Entries that run or wait for a place here, by whichever server they came."""
@@ -106,9 +112,9 @@ class ToolReplica:
 
     async def __del__(self) -> None:
         """Serve takes this replica away: stay for the trajectories that live here, then close all."""
-        if self._toolset.stateful:
-            await self._drain()
-        await self._heartbeat.leave()
+        if isinstance(self._replicas, Heartbeat):
+            await self._drain(self._replicas)
+        await self._replicas.leave()
         await self._direct_server.close(CLOSE_SECONDS / 4)
         await self._toolset.close(CLOSE_SECONDS / 4)
         await self._peers.close()
@@ -119,52 +125,57 @@ class ToolReplica:
             # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
             gc.freeze()
             await self._direct_server.open(guarded(self._app, self._settings.peer_key) if self._guarded else self._app)
-            await self._heartbeat.start()
+            await self._replicas.start()
             serve_bypass.offer(self._app, self._settings.app_name, self._settings.route_prefix)
         except BaseException:
             await self._direct_server.close(0.0)
             await self._toolset.close(0.0)
             raise
-        logger.info("replica %s serves at %s", self._heartbeat.info.id, self._direct_server.url)
+        logger.info("replica %s serves at %s", self._info.id, self._direct_server.url)
 
-    def _make_heartbeat(self) -> Heartbeat:
+    def _make_info(self) -> ReplicaInfo:
         context = serve.get_replica_context()
-        info = ReplicaInfo(
+        return ReplicaInfo(
             # A restarted process is another replica: what the old one held is gone.
             id=f"{context.replica_id.unique_id}-{uuid.uuid4().hex[:8]}",
             url=self._direct_server.url,
             node=ray.get_runtime_context().get_node_id(),
             started=time.time(),
         )
+
+    def _make_replicas(self) -> Heartbeat | ServeReplicas:
+        """Replicas that hold no state join nothing."""
+        if not self._toolset.stateful:
+            return ServeReplicas(self._info)
         actor = registry_handle(self._settings.app_name, self._settings.state_ttl_seconds)
-        return Heartbeat(info, RegistryClient(actor), self._held)
+        return Heartbeat(self._info, RegistryClient(actor), self._toolset.trajectories)
+
+    def _make_router(self) -> StatefulRouter | StatelessRouter:
+        direct_open = not self._guarded
+        if isinstance(self._replicas, Heartbeat):
+            return StatefulRouter(self._replicas, self._peers, direct_open=direct_open)
+        return StatelessRouter(self._replicas, self._peers, direct_open=direct_open)
 
     def _make_app(self) -> ToolServerApp:
-        router = ClusterRouter(
-            self._heartbeat, self._peers, stateful=self._toolset.stateful, direct_open=not self._guarded
-        )
-        return make_app(self._settings, self._toolset, router)
-
-    def _held(self) -> Sequence[str]:
-        return self._toolset.trajectories() if self._toolset.stateful else ()
+        return make_app(self._settings, self._toolset, self._make_router())
 
     def _released(self, trajectory_id: str, lost: bool) -> None:
-        if self._toolset.stateful:
-            self._heartbeat.released(trajectory_id, lost)
+        if isinstance(self._replicas, Heartbeat):
+            self._replicas.released(trajectory_id, lost)
 
-    async def _drain(self) -> None:
+    async def _drain(self, heartbeat: Heartbeat) -> None:
         """Take nothing new; wait until what lives here has ended, the server stops, or the time is up."""
         try:
-            await self._heartbeat.drain()
+            await heartbeat.drain()
         except RegistryUnreachableError as error:
             logger.warning("draining without the registry: %s", error)
         deadline = time.monotonic() + self._settings.drain_seconds
         # Three things may end the wait, none of which is an event.
-        while self._toolset.unfinished() and not self._heartbeat.stopping and time.monotonic() < deadline:  # noqa: ASYNC110
+        while self._toolset.unfinished() and not heartbeat.stopping and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_LOOK_SECONDS)
         left = self._toolset.unfinished()
         if left:
-            logger.warning("replica %s ends with %d live trajectories; they are lost", self._heartbeat.info.id, left)
+            logger.warning("replica %s ends with %d live trajectories; they are lost", self._info.id, left)
 
 
 def application(

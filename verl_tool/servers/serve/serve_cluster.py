@@ -27,6 +27,7 @@ from typing_extensions import Self
 from verl_tool.errors import ConfigError, StartError
 from verl_tool.json_text import shown
 from verl_tool.servers.cluster.registry import NAMESPACE, registry_handle, registry_name
+from verl_tool.servers.replica_parts import make_tools
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
 from verl_tool.servers.serve.ingress import IngressMode, environment
 from verl_tool.servers.serve.ingress_standby import IngressStandby
@@ -167,8 +168,9 @@ class ServeCluster:
         name = settings.app_name
         if name not in self._apps:
             self._apps.append(name)
-            # It starts while the replicas do. That of a dead launcher was told to stop, maybe.
-            registry_handle(name, settings.state_ttl_seconds).begin.remote()
+            if any(tool.stateful for tool in make_tools(settings)):
+                # It starts while the replicas do. That of a dead launcher was told to stop, maybe.
+                registry_handle(name, settings.state_ttl_seconds).begin.remote()
         self._run(application(settings, replicas, cpus_per_replica=cpus_per_replica), name)
         deadline = time.monotonic() + timeout_seconds
         while True:
