@@ -1,7 +1,8 @@
-"""Servers on a Ray cluster that serves somebody else's application already, and each other's."""
+"""Servers on a Ray cluster that serves somebody else's application already, and each other's; Serve's own commands."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -17,6 +19,8 @@ from serve_harness import DATA
 from server_command import COMMAND, STOP_SECONDS, Server
 from test_ray_serve_side_by_side import ask, eventually
 
+from verl_tool.client import ToolClient
+from verl_tool.protocol import StepRequest
 from verl_tool.servers.serve.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -123,3 +127,45 @@ def test_a_tool_s_traceback_is_in_the_output_of_its_own_server_only(start):
     eventually(lambda: "could not convert string to float: 'soon'" in mine.output())
     assert re.search(r"\(replica \d+\) .* \[trajectory the-one\]: tool ray_echo crashed", mine.output())
     assert "ray_echo crashed" not in other.output()
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serve" / "tool_server.yaml"
+
+
+@pytest.fixture
+def port_of_example(busy) -> int:
+    """`serve deploy` and KubeRay hand the same file to the same call of Serve's, by way of the dashboard."""
+    address, port = busy
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", str(EXAMPLE), "--address", address, "--non-blocking"]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    # The port is that of the Serve that runs already.
+    eventually(lambda: len(replicas(port)) == 2)
+    return port
+
+
+async def test_serves_own_command_runs_the_example_file(port_of_example):
+    port = port_of_example
+    async with ToolClient(f"http://127.0.0.1:{port}") as client:
+        actions = ["<calculator>6*7</calculator>", "```python\nprint(6 * 7)\n```"] * 10
+        results = await client.step([StepRequest(f"t{i}", action, 0) for i, action in enumerate(actions)])
+        report = await client.health()
+    assert ["42" in result.observation for result in results] == [True] * 20, results
+    assert ask(port, "/others")[2] == b"hello"
+
+    # Both replicas ran some of it, and know each other by Serve's list: nothing of ours is beside them.
+    assert {report.replica, *(peer.replica for peer in report.replicas)} == {r["id"] for r in replicas(port)}
+    assert report.server.startswith("verl_tool-")
+    calls = re.findall(r'^verl_tool_calls_total{.*replica="([^"]+)"', ask(port, "/metrics")[2].decode(), re.MULTILINE)
+    assert len(set(calls)) == 2
+    titles = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    assert any("ServeReplica" in title for title in titles)
+    assert not any("Registry" in title for title in titles)
+
+
+def replicas(port: int) -> list[dict[str, str]]:
+    """None as long as there is nobody to ask: Serve's proxy lets a request wait for a replica."""
+    try:
+        status, _, answer = ask(port, "/replicas")
+    except TimeoutError:
+        return []
+    return json.loads(answer)["replicas"] if status == 200 else []

@@ -67,8 +67,9 @@ class ReplicaSettings(BaseModel):
     """The longest that a replica which is taken away stays for the trajectories that it holds."""
     done_if_invalid: bool = False
     api_key: str | None = Field(default=None, repr=False)
-    peer_key: str = Field(repr=False)
-    """By which the replicas of this server know each other (`new_peer_key`). It stays the same over updates."""
+    peer_key: str = Field(default="", repr=False)
+    """By which the replicas of this server know each other (`new_peer_key`). It stays the same over updates. Empty: the
+    replicas agree on one, and learn the ingress from Serve (`serve.cluster_settings`)."""
     front_host: str = "127.0.0.1"
     """Host of the ingress."""
     front_port: PositiveInt | None = None

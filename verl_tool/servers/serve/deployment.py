@@ -33,6 +33,7 @@ from verl_tool.servers.replica_log import log_to_stderr
 from verl_tool.servers.replica_parts import isolation_of, make_app, make_toolset
 from verl_tool.servers.serve import serve_bypass
 from verl_tool.servers.serve.autoscaling import ENTRIES, autoscaling_config
+from verl_tool.servers.serve.cluster_settings import completed
 from verl_tool.servers.serve.ingress import direct_ports
 from verl_tool.servers.serve.local_ray import network_address
 from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
@@ -67,7 +68,9 @@ class ToolReplica:
     async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         log_to_stderr(settings.log_level)
         listen_on_the_node_only()
-        self._settings = settings
+        # Serve has our way past it only where a launcher of ours started it.
+        self._bypass = bool(settings.peer_key)
+        self._settings = settings = await completed(settings)
         several = settings.several_nodes or settings.front_host not in LOOPBACK
         self._direct_server = DirectServer(
             listen_at_one_of(network_address() if several else "127.0.0.1", direct_ports())
@@ -126,7 +129,8 @@ class ToolReplica:
             gc.freeze()
             await self._direct_server.open(guarded(self._app, self._settings.peer_key) if self._guarded else self._app)
             await self._replicas.start()
-            serve_bypass.offer(self._app, self._settings.app_name, self._settings.route_prefix)
+            if self._bypass:
+                serve_bypass.offer(self._app, self._settings.app_name, self._settings.route_prefix)
         except BaseException:
             await self._direct_server.close(0.0)
             await self._toolset.close(0.0)
