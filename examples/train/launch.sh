@@ -113,7 +113,7 @@ use_environment() {
     fi
     source scripts/env.sh "$extra"
     # What verl and its libraries say while they are imported, and bars that a pipe would fill with carriage returns.
-    export VERL_LOGGING_LEVEL="${VERL_LOGGING_LEVEL:-WARN}" PYTHONWARNINGS="${PYTHONWARNINGS:-ignore:torchtitan engine,ignore:veomni engine}"
+    export VERL_LOGGING_LEVEL="${VERL_LOGGING_LEVEL:-WARN}" PYTHONWARNINGS="${PYTHONWARNINGS:-ignore:torchtitan engine,ignore:veomni engine,ignore:automodel engine,ignore:mindspeed engine,ignore:megatron engine,ignore:NPU not support}"
     [ -t 2 ] || export HF_DATASETS_DISABLE_PROGRESS_BARS="${HF_DATASETS_DISABLE_PROGRESS_BARS:-1}"
     # Ray's first node asks for a token where it finds one, and the others and we must be told to bring it.
     [ -z "${RAY_ADDRESS:-}" ] || [ ! -f "${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}" ] ||
