@@ -61,7 +61,9 @@ def _aborting(generator: type[Any]) -> type[Any]:
     class Aborting(_Aborting, generator):  # type: ignore[misc]
         async def generate(self, *args: Any, **kwargs: Any) -> Generation:
             done = await super().generate(*args, **kwargs)
-            aborted = random.random() < SHARE
-            return Generation(done.token_ids, done.log_probs, "aborted") if aborted else done
+            if random.random() >= SHARE:
+                return done
+            # Within the turn: one that has its stop string is whole, whatever the engine says of it.
+            return Generation(done.token_ids[:-1], done.log_probs and done.log_probs[:-1], "aborted")
 
     return Aborting
