@@ -7,20 +7,16 @@ python -m eval_service.app --from_run outputs/calculator/grpo
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import ray
 import typer
 from pydantic import ValidationError
-from ray.exceptions import RayError
-from rich.console import Console
 from rich.markup import escape
 
 from eval_service.cluster import ServiceCluster
@@ -32,23 +28,18 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, StartError, VerlToolError
 from verl_tool.json_text import BadJsonError, decode_json
 from verl_tool.servers.ray_serve import LogLevel
-from verl_tool.servers.serve.deployment import LOOPBACK
 from verl_tool.servers.serve.ingress import find_ingress_mode
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.running_server import Signals
-from verl_tool.servers.serve.serve_cluster import wait_until
+from verl_tool.servers.server_console import console, print_address
 from verl_tool.servers.settings import new_server_name
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 
 START_SECONDS = 1800.0
 """Deadline for the models to be loaded."""
-INGRESS_SECONDS = 30.0
-"""Deadline for the ingress to find a replica."""
 LOOK_SECONDS = 5.0
 """How often the running service looks whether its cluster is still there."""
 TOOL_SERVER_LOG = Path("outputs/eval_service/tool_server.log")
-
-console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
@@ -73,13 +64,14 @@ def serve_model(start: Start) -> None:
         on_gpus = ray.cluster_resources().get("GPU", 0) > 0
         server = new_server_name(APP_NAME)
         app = application(settings, start.num_models, on_gpus=on_gpus, server=server)
-        cluster.serve_application(app, APP_NAME, START_SECONDS)
-        wait_until(lambda: _answers_as(server, cluster.url), INGRESS_SECONDS, f"an answer of {cluster.url}/health")
+        cluster.serve_application(app, START_SECONDS)
+        # An unwell tool server shows in the status; the ingress is open all the same.
+        cluster.wait_for_ingress(lambda status, body: _is_health_of(server, body))
         _print_summary(cluster, settings, start)
         signals.serving = True
         _watch(cluster, signals)
         console.print("stopping: what runs is answered first; once more Ctrl-C: at once")
-        cluster.drain(APP_NAME, settings.drain_seconds + CLOSE_SECONDS)
+        cluster.drain(settings.drain_seconds + CLOSE_SECONDS)
     console.print("stopped")
 
 
@@ -314,20 +306,12 @@ def _cluster(start: Start) -> ServiceCluster:
     )
 
 
-def _answers_as(server: str, url: str) -> bool:
-    """Whether it is this service that answers at `url`."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
+def _is_health_of(server: str, body: bytes) -> bool:
     try:
-        connection.request("GET", f"{address.path}/health")
-        # An unwell tool server shows in the status; the ingress is open all the same.
-        report = decode_json(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, BadJsonError):
+        report = decode_json(body)
+    except BadJsonError:
         return False
-    else:
-        return isinstance(report, dict) and report.get("server") == server
-    finally:
-        connection.close()
+    return isinstance(report, dict) and report.get("server") == server
 
 
 def _watch(cluster: ServiceCluster, signals: Signals) -> None:
@@ -338,24 +322,14 @@ def _watch(cluster: ServiceCluster, signals: Signals) -> None:
         signals.wait(LOOK_SECONDS)
         if signals.stop:
             return
-        state = _state(cluster)
+        state = cluster.live_state()
         if state != told:
-            console.print(f"the model is {state}: {cluster.reason(APP_NAME) or 'all its replicas serve'}", markup=False)
+            console.print(f"the model is {state}: {cluster.replicas_words() or 'all its replicas serve'}", markup=False)
             told = state
         if state == "RUNNING":
             well_at = time.monotonic()
         elif time.monotonic() - well_at > START_SECONDS:
-            raise StartError(f"the model did not come back in {START_SECONDS:g} s: {cluster.reason(APP_NAME)}")
-
-
-def _state(cluster: ServiceCluster) -> str:
-    try:
-        state = cluster.state(APP_NAME)
-    except RayError as error:
-        raise StartError(f"the Ray cluster is gone: {error}") from error
-    if state in ("NOT_STARTED", "DELETING"):
-        raise StartError(f"somebody took the application {APP_NAME!r} off the cluster (it is {state})")
-    return state
+            raise StartError(f"the model did not come back in {START_SECONDS:g} s: {cluster.replicas_words()}")
 
 
 def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: Start) -> None:
@@ -363,9 +337,7 @@ def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: St
     what = f"vLLM, {start.num_models} replica(s)" if isinstance(engine, VllmSettings) else engine.url
     console.print(f"model       {settings.served_model_name} ({settings.model}) on {what}", highlight=False)
     console.print(f"ingress     {cluster.ingress_mode.describe()}", highlight=False)
-    if cluster.host not in LOOPBACK and settings.api_key is None:
-        console.print(f"[bold yellow]open to the network[/bold yellow] ({cluster.host}) without --api_key")
-    console.print(f"serves at   {cluster.url}/v1", highlight=False)
+    print_address(f"{cluster.url}/v1", cluster.host, settings.api_key)
 
 
 if __name__ == "__main__":

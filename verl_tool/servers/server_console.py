@@ -34,11 +34,16 @@ def print_start_table(settings: ReplicaSettings, *, isolation: str, ingress: str
     console.print(f"isolation   {isolation or 'none needed: no tool runs code'}", highlight=False)
     console.print(f"ingress     {ingress}", highlight=False)
     console.print(f"runs on     {runs_on}", highlight=False)
-    if not is_loopback(settings.front_host) and settings.api_key is None:
-        console.print(f"[bold yellow]open to the network[/bold yellow] ({settings.front_host}) without --api_key")
-    console.print(f"serves at   {url}/get_observation", highlight=False)
+    print_address(f"{url}/get_observation", settings.front_host, settings.api_key)
     if tried := way_to_try(tools, f"{url}/get_observation"):
         console.print(f"try         {tried}", soft_wrap=True, highlight=False, markup=False)
+
+
+def print_address(url: str, host: str, api_key: str | None) -> None:
+    """Where it serves, and whether anybody on the network may use it."""
+    if not is_loopback(host) and api_key is None:
+        console.print(f"[bold yellow]open to the network[/bold yellow] ({host}) without --api_key")
+    console.print(f"serves at   {url}", highlight=False)
 
 
 def describe_error(error: VerlToolError | ValidationError) -> str:

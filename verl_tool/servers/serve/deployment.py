@@ -21,6 +21,7 @@ from ray.serve import Application
 from verl_tool.errors import VerlToolError
 from verl_tool.protocol import ReplicaInfo
 from verl_tool.servers.api.asgi_app import ToolServerApp
+from verl_tool.servers.api.host_check import is_loopback
 from verl_tool.servers.cluster.cluster_router import StatelessRouter
 from verl_tool.servers.cluster.direct_server import DirectServer, guarded, listen_at_one_of
 from verl_tool.servers.cluster.heartbeat import Heartbeat
@@ -41,8 +42,6 @@ from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 
 logger = logging.getLogger(__name__)
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Hosts that only this machine reaches."""
 DEPLOYMENT = "tools"
 """Name of the application's one deployment."""
 CLOSE_SECONDS = 10.0
@@ -71,7 +70,8 @@ class ToolReplica:
         # Serve has our way past it only where a launcher of ours started it.
         self._bypass = bool(settings.peer_key)
         self._settings = settings = await completed(settings)
-        several = settings.several_nodes or settings.front_host not in LOOPBACK
+        only_here = is_loopback(settings.front_host)
+        several = settings.several_nodes or not only_here
         self._direct_server = DirectServer(
             listen_at_one_of(network_address() if several else "127.0.0.1", direct_ports())
         )
@@ -85,7 +85,7 @@ class ToolReplica:
             server=settings.server,
         )
         # A direct server on the network is open to those with the API key, or to all if the ingress is.
-        self._guarded = several and settings.api_key is None and settings.front_host in LOOPBACK
+        self._guarded = several and settings.api_key is None and only_here
         self._app = self._make_app()
         await self._start()
 

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from urllib.parse import urlsplit
 
 import ray
 from pydantic import ValidationError
 from ray import serve
-from ray.exceptions import RayError
 from rich.markup import escape
 
-from verl_tool.errors import StartError, VerlToolError
+from verl_tool.errors import VerlToolError
 from verl_tool.servers.replica_parts import make_tools
 from verl_tool.servers.serve.deployment import ReplicaDescription
-from verl_tool.servers.serve.serve_cluster import ServeCluster, wait_until
+from verl_tool.servers.serve.serve_cluster import ServeCluster
 from verl_tool.servers.server_console import console, describe_error, print_start_table
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 from verl_tool.servers.supervised_server import write_url_file
 
-INGRESS_SECONDS = 30.0
-"""Deadline for the ingress to find a replica."""
 LOOK_SECONDS = 5.0
 """How often the running server looks whether its cluster is still there."""
 
@@ -86,7 +81,7 @@ def run_server(
         # Ray has put its own handler of SIGTERM in the place of ours.
         signals.install()
         cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
-        wait_until(lambda: _ingress_answers(cluster.url), INGRESS_SECONDS, f"an answer of {cluster.url}/health")
+        cluster.wait_for_ingress(lambda status, body: status == 200)
         cluster.watch_front()
         _print_table(cluster, settings)
         if url_file is not None:
@@ -97,21 +92,9 @@ def run_server(
             if signals.take_update():
                 _update(cluster, settings_now, replicas, cpus_per_replica)
             elif not signals.stop:
-                _check_cluster(cluster)
+                cluster.live_state()
         console.print("stopping; once more Ctrl-C: at once")
     console.print("stopped")
-
-
-def _ingress_answers(url: str) -> bool:
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
-    try:
-        connection.request("GET", f"{address.path}/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def _update(
@@ -130,15 +113,6 @@ def _update(
         console.print(f"[bold red]not updated:[/bold red] {escape(describe_error(error))}", highlight=False)
     else:
         console.print("updated")
-
-
-def _check_cluster(cluster: ServeCluster) -> None:
-    try:
-        state = cluster.state(cluster.app_name)
-    except RayError as error:
-        raise StartError(f"the Ray cluster is gone: {error}") from error
-    if state in ("NOT_STARTED", "DELETING"):
-        raise StartError(f"somebody took the application {cluster.app_name!r} off the cluster (it is {state})")
 
 
 def _print_table(cluster: ServeCluster, settings: ReplicaSettings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import urlsplit
 
 import ray
 from ray import serve
@@ -45,12 +47,15 @@ DELETE_SECONDS = 20.0
 """How long the end of our application is waited for where Serve goes on."""
 REPLICA_LEAVING_SECONDS = 1.0
 """How long a replica that is taken away still answers, so that HAProxy hears of it first."""
+INGRESS_SECONDS = 30.0
+"""Deadline for the ingress to find a replica."""
 START_TRIES = 2
 """Ray gives its processes half a minute to come up, which a busy machine may not."""
 OBJECT_STORE_BYTES = 100 << 20
 """Of a local cluster. Tool calls do not go through Ray's object store."""
 PROXY_MARGIN_SECONDS = 60.0
 """How much longer than the server Serve's Python proxy waits: for a body that comes slowly, and for a replica."""
+_GONE = ("NOT_STARTED", ApplicationStatus.DELETING.value)
 _HOST_PATTERN = r"^[A-Za-z0-9_.:%-]+$"
 """A name, or an address, which may have a zone behind a ``%``."""
 
@@ -171,18 +176,30 @@ class ServeCluster:
             if any(tool.stateful for tool in make_tools(settings)):
                 # It starts while the replicas do. That of a dead launcher was told to stop, maybe.
                 registry_handle(name, settings.state_ttl_seconds).begin.remote()
-        self._run(application(settings, replicas, cpus_per_replica=cpus_per_replica), name)
+        self.serve_application(application(settings, replicas, cpus_per_replica=cpus_per_replica), timeout_seconds)
+
+    def serve_application(self, app: Application, timeout_seconds: float) -> None:
+        """Hand the application to Serve, and return once it serves.
+
+        Raises StartError with the words of the replica that could not start.
+        """
+        self._run(app)
         deadline = time.monotonic() + timeout_seconds
         while True:
             time.sleep(POLL_SECONDS)
-            status = serve.status().applications.get(name)
-            if status is not None and status.status == ApplicationStatus.RUNNING:
+            status = serve.status().applications.get(self.app_name)
+            state = status.status if status is not None else None
+            if state == ApplicationStatus.RUNNING:
                 return
-            words = "\n".join(d.message for d in status.deployments.values()) if status else ""
-            if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
-                raise StartError(_cause(f"{status.message}\n{words}"))
+            words = self.replicas_words()
+            if state == ApplicationStatus.DEPLOY_FAILED:
+                raise StartError(f"a replica could not start: {words or self.quote(status.message if status else '')}")
             if time.monotonic() > deadline:
-                raise StartError(f"the tool replicas were not ready in {timeout_seconds:g} s. {_cause(words)}")
+                raise StartError(f"the replicas were not ready in {timeout_seconds:g} s: {words}")
+
+    def wait_for_ingress(self, answers: Callable[[int, bytes], bool]) -> None:
+        """Return once `answers` holds of an answer (status, body) of ``/health``. Raises StartError at a deadline."""
+        wait_until(lambda: _answers(f"{self.url}/health", answers), INGRESS_SECONDS, f"an answer of {self.url}/health")
 
     def watch_front(self) -> None:
         """From now on HAProxy is stood in for at once if it dies. On a local cluster; elsewhere Serve sees to it."""
@@ -191,9 +208,28 @@ class ServeCluster:
             self._watch = IngressStandby(self.ingress_mode.haproxy, self._folder, host, self.port)
             self._watch.start()
 
-    def state(self, name: str) -> str:
-        """The application's state in Serve's words, such as ``RUNNING``. Raises RayError if the cluster is gone."""
-        status = serve.status().applications.get(name)
+    def live_state(self) -> str:
+        """The application's state in Serve's words, such as ``RUNNING``. Raises StartError if it is gone."""
+        try:
+            state = self._state()
+        except RayError as error:
+            raise StartError(f"the Ray cluster is gone: {error}") from error
+        if state in _GONE:
+            raise StartError(f"somebody took the application {self.app_name!r} off the cluster (it is {state})")
+        return state
+
+    def replicas_words(self) -> str:
+        """What Serve says about the application's replicas, as `quote` gives it; empty if all is well."""
+        status = serve.status().applications.get(self.app_name)
+        words = "\n".join(deployment.message for deployment in status.deployments.values()) if status else ""
+        return self.quote(words) if words.strip() else ""
+
+    def quote(self, words: str) -> str:
+        """What a user needs of the words of a replica that could not start."""
+        return _cause(words)
+
+    def _state(self) -> str:
+        status = serve.status().applications.get(self.app_name)
         return status.status.value if status is not None else "NOT_STARTED"
 
     def _connect(self) -> None:
@@ -238,18 +274,18 @@ class ServeCluster:
                 },
             )
 
-    def _run(self, app: Application, name: str) -> None:
+    def _run(self, app: Application) -> None:
         """Hand the application to Serve. If Serve is just being shut down, as it is for a while after its launcher
         has gone, wait for its end and start another."""
         for tries_left in reversed(range(START_TRIES)):
             try:
                 serve.run_many(
-                    [RunTarget(app, name=name, route_prefix=self.route_prefix)],
+                    [RunTarget(app, name=self.app_name, route_prefix=self.route_prefix)],
                     wait_for_ingress_deployment_creation=False,
                     wait_for_applications_running=False,
                 )
                 # A Serve that is being shut down ignores it, and still lists what a dead launcher left.
-                if self.state(name) not in ("NOT_STARTED", ApplicationStatus.DELETING.value):
+                if self._state() not in _GONE:
                     return
                 reason = "Ray Serve on this cluster is being shut down"
             except (RayError, RayServeException, RuntimeError, ValueError) as error:
@@ -258,7 +294,7 @@ class ServeCluster:
                 break
             wait_until(lambda: _running_serve() is None, SERVE_ENDS_SECONDS, f"the end of Ray Serve ({reason})")
             self._join_or_start_serve()
-        raise StartError(f"Ray Serve did not take the application {name!r}: {reason}")
+        raise StartError(f"Ray Serve did not take the application {self.app_name!r}: {reason}")
 
     def _join_or_start_serve(self) -> None:
         assert self._folder is not None
@@ -397,6 +433,19 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float, what: str)
         if time.monotonic() > deadline:
             raise StartError(f"{what} did not happen in {timeout_seconds:g} s")
         time.sleep(POLL_SECONDS)
+
+
+def _answers(url: str, answers: Callable[[int, bytes], bool]) -> bool:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
+    try:
+        connection.request("GET", address.path)
+        answer = connection.getresponse()
+        return answers(answer.status, answer.read())
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _stop_registry(app_name: str) -> None:
