@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TypeVar
 
 from verl_tool.formats.base import Call, Format
 from verl_tool.formats.tags import Tag, TagFormat
+
+T = TypeVar("T")
 
 
 def find_calls(action: str, formats: Sequence[Format], names: Container[str] | None = None) -> list[Call]:
     """All calls (by one of `names`, if given) in the order of the text; of those that overlap the first one, and of two
     that begin at the same place that of the format which stands first."""
     found = [call for fmt in formats for call in fmt.find_calls(action) if names is None or call.name in names]
-    kept: list[Call] = []
-    for call in sorted(found, key=lambda call: call.start):
-        if not kept or call.start >= kept[-1].end:
-            kept.append(call)
+    return without_overlap(sorted(found, key=lambda call: call.start), lambda call: call)
+
+
+def without_overlap(found: Iterable[T], call_of: Callable[[T], Call]) -> list[T]:
+    """`found`, in the order of the text, less those whose call begins inside one that is kept."""
+    kept: list[T] = []
+    end = 0
+    for one in found:
+        call = call_of(one)
+        if not kept or call.start >= end:
+            kept.append(one)
+            end = call.end
     return kept
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from verl_tool.formats import Call, Format
+from verl_tool.formats.find import without_overlap
 from verl_tool.servers.tools.base import Tool
 
 IN_THREAD_CHARACTERS = 4 << 10
@@ -86,7 +87,7 @@ class CallFinder:
             matched = [match for match in matched if match.tool in only]
         if len(matched) > 1:
             matched.sort(key=lambda match: (match.call.start, self._rank[id(match.tool)]))
-            matched = _without_overlap(matched)
+            matched = without_overlap(matched, lambda match: match.call)
         return _joined(matched), unknown
 
 
@@ -100,16 +101,6 @@ def _takers_of_each_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str
                 for name in (tool.name, *tool.aliases):
                     takers.setdefault(name, tool)
     return list(formats.values())
-
-
-def _without_overlap(matched: list[MatchedCall]) -> list[MatchedCall]:
-    kept: list[MatchedCall] = []
-    end = 0
-    for match in matched:
-        if match.call.start >= end or not kept:
-            kept.append(match)
-            end = match.call.end
-    return kept
 
 
 def _joined(matched: list[MatchedCall]) -> list[MatchedCall]:
