@@ -204,8 +204,8 @@ def command(
             max_queued=max_queued,
             request_timeout_seconds=request_timeout,
             drain_seconds=drain_seconds,
-            front_host=host,
-            front_port=port,
+            listen_host=host,
+            listen_port=port,
             allowed_hosts=tuple(name.strip() for name in allowed_hosts.split(",") if name.strip()),
             log_level=log_level.value,
         )

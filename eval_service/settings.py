@@ -88,9 +88,9 @@ class ServiceSettings(_Settings):
     drain_seconds: PositiveFloat = 60.0
     """The longest that a stopping replica waits for the answers that it works on."""
     max_body_bytes: PositiveInt = MAX_BODY_BYTES
-    front_host: str = "127.0.0.1"
+    listen_host: str = "127.0.0.1"
     """Where the service listens."""
-    front_port: PositiveInt | None = None
+    listen_port: PositiveInt | None = None
     """None: a request's ``Host`` may bear any port."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which clients may call (`verl_tool.servers.api.host_check`)."""

@@ -499,7 +499,7 @@ async def test_a_model_cannot_end_the_run_by_an_image_where_tools_answer_in_text
         "see0",
         "see1[an image was left out: only text can be read here]",
     )
-    assert second.metrics == {"error": 1.0, "media_left_out": 1.0}
+    assert second.metrics == {"error": 1.0, "media_excluded": 1.0}
     assert "[an image was left out" in run.response(trajectory)
 
 

@@ -36,7 +36,7 @@ ODD_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     *((b"content-encoding", value) for value in (b"gzip", b"br, gzip", b"\xff")),
     *((b"authorization", value) for value in (b"", b"Bearer", b"Bearer \xff", b"x" * 9000)),
     *((b"x-verl-tool-forwarded", value) for value in (b"1", b"0", b"\xff")),
-    *((name, b"x\ty") for name in (b"x-request-id", b"x-verl-tool-door-key", b"origin", b"host", b"expect", b"te")),
+    *((name, b"x\ty") for name in (b"x-request-id", b"x-verl-tool-peer-key", b"origin", b"host", b"expect", b"te")),
 )
 
 

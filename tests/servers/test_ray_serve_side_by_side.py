@@ -119,7 +119,7 @@ def test_what_is_meant_for_another_is_refused(servers):
     # The replica's port that only HAProxy uses: another front, or nobody's.
     port = ingress_port(first)
     assert ask(port, "/get_observation", SUMS)[0] == 421
-    assert ask(port, "/get_observation", SUMS, **{"x-verl-tool-front": "other/http-verl_tool"})[0] == 421
+    assert ask(port, "/get_observation", SUMS, **{"x-verl-tool-ingress": "other/http-verl_tool"})[0] == 421
 
 
 async def test_the_key_is_shown_to_the_own_front_alone(servers):

@@ -322,7 +322,7 @@ class Episode:
             observation=f"{result.observation}[{' and '.join(media)} was left out: only text can be read here]",
             image=None,
             audio=None,
-            metrics={**(result.metrics or {}), "error": 1.0, "media_left_out": 1.0},
+            metrics={**(result.metrics or {}), "error": 1.0, "media_excluded": 1.0},
         )
 
     def _tool_in(self, action: str) -> str:

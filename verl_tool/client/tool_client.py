@@ -336,7 +336,7 @@ class ToolClient:
 
     async def _once(self, method: str, url: str, body: bytes | None, deadline: float) -> Answer:
         """One exchange, when there is a place for it. Raises ExchangeError."""
-        # Only the list of replicas is asked of whoever is at the front.
+        # Only the list of replicas is asked of whoever answers at the URL.
         server = "" if url == f"{self.url}/replicas" else self._server
         try:
             await self._pacer.begin(deadline - self._now())
@@ -350,7 +350,7 @@ class ToolClient:
             return await self._connections.exchange(method, url, body, seconds, server)
         except StrangerError:
             if self._server == server:
-                # It may have been started anew: whoever is at the front now says who that is.
+                # It may have been started anew: whoever answers at the URL now says who that is.
                 self._server = ""
                 self._map.distrust()
             raise

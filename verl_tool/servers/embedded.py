@@ -38,13 +38,13 @@ def run_embedded(settings: ReplicaSettings, url_file: Path | None = None) -> Non
     `url_file`: the base URL is written into it once the server answers. Raises VerlToolError if the server cannot
     start, or its tools can no longer serve, so that whoever keeps it running starts it again.
     """
-    assert settings.front_port is not None, "an embedded server has a port of its own"
+    assert settings.listen_port is not None, "an embedded server has a port of its own"
     # What is said to the operator is no record of the log, to which all else that is printed goes.
     console.file = sys.stderr
     log_to_stderr(settings.log_level)
-    reservation = reserve_port(settings.front_port)
+    reservation = reserve_port(settings.listen_port)
     try:
-        listener = _listen(settings.front_host, settings.front_port)
+        listener = _listen(settings.listen_host, settings.listen_port)
         # The event loop that replicas on Ray Serve have, too.
         uvloop.run(_serve(settings, listener, url_file))
     except asyncio.CancelledError:

@@ -44,7 +44,7 @@ def make_app(settings: ReplicaSettings, toolset: ToolSet, router: Router) -> Too
         request_timeout_seconds=settings.request_timeout_seconds,
         router=router,
         peer_key=settings.peer_key,
-        host_check=HostCheck(settings.front_host, settings.front_port, settings.allowed_hosts),
+        host_check=HostCheck(settings.listen_host, settings.listen_port, settings.allowed_hosts),
         server=settings.server,
     )
 

@@ -34,7 +34,7 @@ def print_start_table(settings: ReplicaSettings, *, isolation: str, ingress: str
     console.print(f"isolation   {isolation or 'none needed: no tool runs code'}", highlight=False)
     console.print(f"ingress     {ingress}", highlight=False)
     console.print(f"runs on     {runs_on}", highlight=False)
-    print_address(f"{url}/get_observation", settings.front_host, settings.api_key)
+    print_address(f"{url}/get_observation", settings.listen_host, settings.api_key)
     if tried := way_to_try(tools, f"{url}/get_observation"):
         console.print(f"try         {tried}", soft_wrap=True, highlight=False, markup=False)
 

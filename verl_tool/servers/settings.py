@@ -70,9 +70,9 @@ class ReplicaSettings(BaseModel):
     peer_key: str = Field(default="", repr=False)
     """By which the replicas of this server know each other (`new_peer_key`). It stays the same over updates. Empty: the
     replicas agree on one, and learn the ingress from Serve (`serve.cluster_settings`)."""
-    front_host: str = "127.0.0.1"
+    listen_host: str = "127.0.0.1"
     """Host of the ingress."""
-    front_port: PositiveInt | None = None
+    listen_port: PositiveInt | None = None
     """Port of the ingress. None: a request's ``Host`` may bear any."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which clients may call (`HostCheck`)."""

@@ -75,7 +75,7 @@ def test_any_method_and_path_is_answered(
 @pytest.mark.parametrize(
     "name",
     ["host", "origin", "authorization", "content-length", "content-type", "content-encoding", "x-verl-tool-server",
-     "x-verl-tool-replica", "x-verl-tool-forwarded", "x-verl-tool-door-key"],
+     "x-verl-tool-replica", "x-verl-tool-forwarded", "x-verl-tool-peer-key"],
 )  # fmt: skip
 def test_of_two_headers_none_is_believed(server: Server, name: str) -> None:
     for values in ((b"1", b"2"), (b"1", b"1")):

@@ -86,7 +86,7 @@ async def test_a_request_through_another_front_is_refused(monkeypatch, front: st
     monkeypatch.setattr(serve_bypass, "_here", None)
     answers = Answers()
     serve_bypass.offer(answers.app, "tools")
-    headers = {} if front is None else {serve_bypass.FRONT_HEADER: front}
+    headers = {} if front is None else {serve_bypass.INGRESS_HEADER: front}
     assert await answers.ask(serve_bypass.ServeBypass(answers.app), "/health", **headers) == status
     assert len(answers.scopes) == (status is None)
 

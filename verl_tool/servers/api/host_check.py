@@ -33,7 +33,7 @@ class HostCheck:
         self._allowed = frozenset(name.lower() for name in allowed)
         self._accepted: set[tuple[bytes, int | None]] = set()
 
-    def refuse_stranger(self, scope: Scope, headers: HeaderMap) -> None:
+    def refuse_foreign(self, scope: Scope, headers: HeaderMap) -> None:
         """Raises HttpError 403, or 400 if there is no ``Host``. `headers`: those of `scope` (`headers_of`)."""
         if not self._active:
             return
@@ -57,7 +57,7 @@ class HostCheck:
         right_name = name == "localhost" or is_loopback(name) or name == own_address
         right_port = server is None or self._port is None or port in (self._port, own_port)
         if not (name and right_name and right_port):
-            raise _stranger("host", host)
+            raise _foreign("host", host)
 
     def _refuse_origin(self, origin: bytes, host: bytes) -> None:
         """A page may only come from this very server, or from an allowed name."""
@@ -67,7 +67,7 @@ class HostCheck:
         scheme, _, rest = text.partition("://")
         name, port = _name_and_port(rest)
         if scheme not in ("http", "https") or not {name, f"{name}:{port}"} & self._allowed:
-            raise _stranger("origin", origin)
+            raise _foreign("origin", origin)
 
 
 def is_loopback(host: str) -> bool:
@@ -92,7 +92,7 @@ def _name_and_port(text: str) -> tuple[str, int | None]:
     return parts.hostname.rstrip("."), _HTTP_PORT if port is None else port
 
 
-def _stranger(field: str, value: bytes) -> HttpError:
+def _foreign(field: str, value: bytes) -> HttpError:
     message = (
         f"this server listens on a loopback address, and {field!r} is {shown(value.decode('latin-1'))}; call it by "
         "127.0.0.1 or localhost and its port, or start it with --allowed_hosts"

@@ -25,7 +25,7 @@ __all__ = [
 
 FORWARDED_HEADER = "x-verl-tool-forwarded"
 """Request header: run this here, and answer for this replica only. Its value is ``1``."""
-PEER_KEY_HEADER = "x-verl-tool-door-key"
+PEER_KEY_HEADER = "x-verl-tool-peer-key"
 """Request header by which replicas of one server know each other."""
 RunLocal = Callable[[Sequence[StepRequest]], Awaitable[list[StepResult]]]
 """Runs entries in this process, admission and deadline included. Never raises for a single entry."""

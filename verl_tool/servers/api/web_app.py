@@ -145,7 +145,7 @@ class WebApp:
         """Raises HttpError for what nobody is to serve, whatever its path."""
         headers = request.headers = headers_of(scope)
         if self._host_check is not None:
-            self._host_check.refuse_stranger(scope, headers)
+            self._host_check.refuse_foreign(scope, headers)
         for name, own in self._names:
             meant = headers.get(name, own)
             # Ports change hands: what was meant for another server or replica is not run here.

@@ -38,8 +38,8 @@ async def completed(settings: ReplicaSettings) -> ReplicaSettings:
         # Of the key, so that it is the same in all replicas, old and new.
         "server": f"{app_name}-{blake2b(peer_key.encode(), digest_size=8).hexdigest()}",
         "peer_key": peer_key,
-        "front_host": http.host,
-        "front_port": http.port,
+        "listen_host": http.host,
+        "listen_port": http.port,
     }
     return ReplicaSettings.model_validate(settings.model_dump(include=set(ReplicaSettings.model_fields)) | found)
 

@@ -70,7 +70,7 @@ class ToolReplica:
         # Serve has our way past it only where a launcher of ours started it.
         self._bypass = bool(settings.peer_key)
         self._settings = settings = await completed(settings)
-        only_here = is_loopback(settings.front_host)
+        only_here = is_loopback(settings.listen_host)
         several = settings.several_nodes or not only_here
         self._direct_server = DirectServer(
             listen_at_one_of(network_address() if several else "127.0.0.1", direct_ports())

@@ -125,7 +125,7 @@ def environment(
         # last word of its section of defaults, the other the last but one of a line in each backend.
         "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": f"leastconn\n    {_NOBODY}",
         "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": (
-            f"1s check\n    http-request set-header {serve_bypass.FRONT_HEADER} {front}/%[be_name] #"
+            f"1s check\n    http-request set-header {serve_bypass.INGRESS_HEADER} {front}/%[be_name] #"
         ),
     }
 

@@ -82,7 +82,7 @@ def run_server(
         signals.install()
         cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
         cluster.wait_for_ingress(lambda status, body: status == 200)
-        cluster.watch_front()
+        cluster.watch_ingress()
         _print_table(cluster, settings)
         if url_file is not None:
             write_url_file(url_file, cluster.url)

@@ -27,10 +27,10 @@ CALLBACK = f"{__name__}.middlewares"
 """Where Serve finds `middlewares`."""
 SERVES_OWN = "/-/"
 """What the paths of Serve's own routes begin with."""
-FRONT_HEADER = "x-verl-tool-front"
-"""HAProxy sets it in every request, to the name of its Serve and that of the backend (`front_of`)."""
+INGRESS_HEADER = "x-verl-tool-ingress"
+"""HAProxy sets it in every request, to the name of its Serve and that of the backend (`ingress_mark`)."""
 FRONT_VARIABLE = "VERL_TOOL_FRONT"
-"""Environment variable of Serve's processes: the name of this Serve, if its HAProxy sets `FRONT_HEADER`."""
+"""Environment variable of Serve's processes: the name of this Serve, if its HAProxy sets `INGRESS_HEADER`."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class _Place:
 
     app: ASGIApp
     front: tuple[bytes, bytes] | None
-    """`FRONT_HEADER` as it is in requests for it; None if HAProxy sets none."""
+    """`INGRESS_HEADER` as it is in requests for it; None if HAProxy sets none."""
     prefix: str
 
 
 _here: _Place | None = None
 
 
-def front_of(serve_name: str, app_name: str) -> str:
-    """What `FRONT_HEADER` says for an application: HAProxy's backends are named ``http-APPLICATION``."""
+def ingress_mark(serve_name: str, app_name: str) -> str:
+    """What `INGRESS_HEADER` says for an application: HAProxy's backends are named ``http-APPLICATION``."""
     return f"{serve_name}/http-{app_name}"
 
 
@@ -55,7 +55,7 @@ def offer(app: ASGIApp, app_name: str, route_prefix: str = "/") -> None:
     """From now on the requests that reach this process's HTTP server are for `app`."""
     global _here
     name = os.environ.get(FRONT_VARIABLE)
-    front = (FRONT_HEADER.encode(), front_of(name, app_name).encode()) if name else None
+    front = (INGRESS_HEADER.encode(), ingress_mark(name, app_name).encode()) if name else None
     _here = _Place(app, front, route_prefix.rstrip("/"))
 
 

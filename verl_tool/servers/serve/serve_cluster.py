@@ -124,7 +124,7 @@ class ServeCluster:
         self._folder = Path(tempfile.mkdtemp(prefix="vt-"))
         try:
             if self.local:
-                self._reserve_front()
+                self._reserve_ingress_port()
             self._connect()
             if not self.local:
                 claim_name(self.app_name)
@@ -168,7 +168,7 @@ class ServeCluster:
 
         Raises StartError with the words of the replica that could not start.
         """
-        front = {"front_host": self.host, "front_port": self.port, "route_prefix": self.route_prefix}
+        front = {"listen_host": self.host, "listen_port": self.port, "route_prefix": self.route_prefix}
         settings = settings.model_copy(update=front)
         name = settings.app_name
         if name not in self._apps:
@@ -201,7 +201,7 @@ class ServeCluster:
         """Return once `answers` holds of an answer (status, body) of ``/health``. Raises StartError at a deadline."""
         wait_until(lambda: _answers(f"{self.url}/health", answers), INGRESS_SECONDS, f"an answer of {self.url}/health")
 
-    def watch_front(self) -> None:
+    def watch_ingress(self) -> None:
         """From now on HAProxy is stood in for at once if it dies. On a local cluster; elsewhere Serve sees to it."""
         if self.local and self.ingress_mode.haproxy is not None and self._folder is not None and self._watch is None:
             host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
@@ -301,7 +301,7 @@ class ServeCluster:
         running = None if self.local else _running_serve()
         if running is None:
             if not self._reserved:
-                self._reserve_front()
+                self._reserve_ingress_port()
             self._start_serve(self._folder)
             # Somebody else may have been faster.
             running = None if self.local else _running_serve()
@@ -355,7 +355,7 @@ class ServeCluster:
         while names & set(serve.status().applications) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
-    def _reserve_front(self) -> None:
+    def _reserve_ingress_port(self) -> None:
         self._reserved.append(reserve_port(self.port))
         refuse_busy_port(self.host, self.port)
 

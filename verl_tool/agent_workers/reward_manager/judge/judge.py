@@ -61,8 +61,8 @@ class Judge:
     """`job` has ``token``, ``solution``, ``tests`` (Python texts), ``programs`` (pairs of stdin and expected stdout),
     ``test_seconds``, ``total_seconds``."""
 
-    def __init__(self, nursery, job, report):
-        self._nursery = nursery
+    def __init__(self, spawner, job, report):
+        self._spawner = spawner
         self._job = job
         self._report = report
         self._link = None
@@ -79,7 +79,7 @@ class Judge:
         self._forget()
         for number, program in enumerate(self._job.programs, len(self._job.tests)):
             self._verdict(number, self._run_program, *program)
-        self._nursery.stop()
+        self._spawner.stop()
 
     def _out_of_time(self, *_):
         if self._timed:
@@ -164,7 +164,7 @@ class Judge:
     def _load(self):
         ours, theirs = socket.socketpair()
         with theirs:
-            self._nursery.start(MODULE, [theirs.fileno()])
+            self._spawner.start(MODULE, [theirs.fileno()])
         link = JudgeLink(ours)
         link.load(self._job.solution)
         self._link = link
@@ -173,7 +173,7 @@ class Judge:
     def _forget(self):
         """The next test starts a process anew."""
         self._link = None
-        self._nursery.stop()
+        self._spawner.stop()
 
     def _run_program(self, stdin, expected):
         with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
@@ -182,8 +182,8 @@ class Judge:
             for file in (source, given):
                 file.flush()
                 file.seek(0)
-            self._nursery.start(PROGRAM, [source.fileno(), given.fileno(), output.fileno()])
-            code = self._nursery.wait()
+            self._spawner.start(PROGRAM, [source.fileno(), given.fileno(), output.fileno()])
+            code = self._spawner.wait()
             output.seek(0)
             text = output.read(LONGEST_MESSAGE).decode("utf-8", "replace")
         if code:
@@ -205,7 +205,7 @@ def _told(error):
 def main():
     """Judge the job on stdin."""
     hide()
-    nursery = Nursery(FOLDER, [path for path in sys.path if path != FOLDER])
+    spawner = Spawner(FOLDER, [path for path in sys.path if path != FOLDER])
     only_trusted_paths()
     protected = not may_look_into_others()
     job = SimpleNamespace(**json.loads(sys.stdin.buffer.read()))
@@ -218,16 +218,16 @@ def main():
 
     exec(compile("1 + 1", "test.py", "exec"), {})  # a sandbox whose policy forbids it must show before any verdict
     # The clock of the first test must not run while an interpreter starts on a busy machine.
-    nursery.wait_until_ready(START_SECONDS)
+    spawner.wait_until_ready(START_SECONDS)
     report(ready=True, protected=protected)
-    Judge(nursery, job, report).run()
+    Judge(spawner, job, report).run()
 
 
 FOLDER = os.getcwd()
 sys.path.insert(0, FOLDER)
 from guard import Guard  # noqa: E402
 from link import LONGEST_MESSAGE, Gone  # noqa: E402
-from processes import MODULE, PROGRAM, Nursery  # noqa: E402
+from processes import MODULE, PROGRAM, Spawner  # noqa: E402
 from remote import JudgeLink  # noqa: E402
 from testcase import BEFORE, HELD, PRESENT, TestCase, present  # noqa: E402
 from values import Refused  # noqa: E402

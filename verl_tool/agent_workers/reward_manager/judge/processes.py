@@ -1,6 +1,6 @@
 """The processes that run the solution: it is never run in the judge's own.
 
-The judge starts a nursery, which forks a fresh process each time the judge asks. The nursery is an interpreter of its
+The judge starts a spawner, which forks a fresh process each time the judge asks. The spawner is an interpreter of its
 own and no fork of the judge: the sandbox may have read the judge's stdin before the judge's first line is run, and a
 fork would have it in memory. So no process that runs the solution ever held the tests, the expected outputs or the
 verdicts' token. Sent into the sandbox beside the judge.
@@ -41,14 +41,14 @@ _SIZED = (list, tuple, set, frozenset, dict, str, bytes, bytearray)
 _NUMBER = struct.Struct("i")
 
 
-class Nursery:
+class Spawner:
     """Forks the processes that run the solution, one at a time.
 
     `folder`: where this file lies. `path`: the `sys.path` of the solution.
     """
 
     def __init__(self, folder, path):
-        import subprocess  # not needed by the nursery itself, whose imports every judging pays for
+        import subprocess  # not needed by the spawner itself, whose imports every judging pays for
 
         self._control, theirs = socket.socketpair()
         self._running = None
@@ -107,7 +107,7 @@ def _without_alarm():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
 
 
-def be_nursery(control):
+def be_spawner(control):
     """Returns in each process that it starts: the mode and the descriptors."""
     try:
         control.sendall(_NUMBER.pack(os.getpid()))
@@ -307,4 +307,4 @@ OPERATIONS: "dict[str, Any]" = {
 }
 
 if __name__ == "__main__":
-    be_solution(*be_nursery(socket.socket(fileno=int(sys.argv[1]))))
+    be_solution(*be_spawner(socket.socket(fileno=int(sys.argv[1]))))
