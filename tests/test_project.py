@@ -79,7 +79,7 @@ ARROWS = {
     "trainer": "protocol formats platforms servers.supervised_server servers.tool_config servers.tools servers.serve "
     "servers.ray_serve agent_loop agent_loop.verl agent_workers trainer.monitoring trainer.progress",
     "eval_service": "protocol formats client agent_loop agent_loop.verl servers.metrics servers.supervised_server "
-    "servers.execution servers.api servers.settings servers.serve servers.ray_serve",
+    "servers.server_console servers.execution servers.api servers.settings servers.serve servers.ray_serve",
 }
 """What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
 GROUND = ("protocol", "errors", "json_text", "plugin", "rendezvous", "sandbox_fusion")
