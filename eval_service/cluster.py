@@ -7,6 +7,7 @@ import time
 from ray import serve
 
 from eval_service.deployment import DEPLOYMENT
+from verl_tool.servers.serve.launcher import announce_stop
 from verl_tool.servers.serve.serve_cluster import POLL_SECONDS, ServeCluster
 
 _WORDS = 2000
@@ -27,6 +28,7 @@ class ServiceCluster(ServeCluster):
 
         Serve's own shutdown stops the ingress at the same time as the replicas, and cuts their answers off.
         """
+        announce_stop(self.app_name)
         serve.delete(self.app_name, _blocking=False)
         deadline = time.monotonic() + timeout_seconds
         while self.app_name in serve.status().applications and time.monotonic() < deadline:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from test_ray_serve_side_by_side import ask, eventually
 
 from verl_tool.client import ToolClient
 from verl_tool.protocol import StepRequest
+from verl_tool.servers.cluster.registry import NAMESPACE
+from verl_tool.servers.serve import launcher
 from verl_tool.servers.serve.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -115,6 +118,23 @@ def test_servers_join_a_serve_that_runs_and_leave_it_as_it_was(busy, start):
     assert ask(port, "/first/health")[0] == 404
     assert ask(port, "/second/health")[0] == 404
     assert ask(port, "/others")[2] == b"hello"
+
+
+def test_who_stops_is_waited_for(busy, monkeypatch):
+    ray.init(address=busy[0], namespace=NAMESPACE, log_to_driver=False)
+    try:
+        monkeypatch.setattr(launcher, "SERVING_SECONDS", 0.2)
+        launcher.claim_name("mine")
+        with pytest.raises(launcher.NameTakenError, match=r"process \d+ on .* serves on this cluster .* 'mine'"):
+            launcher.claim_name("mine")
+        launcher.announce_stop("mine")
+        stopped = threading.Timer(1.5, launcher.release_name, ["mine"])
+        stopped.start()
+        launcher.claim_name("mine")
+        assert not stopped.is_alive()
+        launcher.release_name("mine")
+    finally:
+        ray.shutdown()
 
 
 def test_a_tool_s_traceback_is_in_the_output_of_its_own_server_only(start):

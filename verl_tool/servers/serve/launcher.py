@@ -22,6 +22,10 @@ from verl_tool.servers.cluster.registry import NAMESPACE
 
 ANSWER_SECONDS = 10.0
 """A live launcher tells who it is within this time."""
+SERVING_SECONDS = 5.0
+"""How long is waited for one that serves: it may be about to stop, as one does whose training was killed."""
+STOPPING_SECONDS = 120.0
+"""How long is waited for one that stops: with a node that was just lost, Serve's shutdown takes its time."""
 GONE_SECONDS = 60.0
 """How long is waited for one that does not answer: Ray takes half a minute to see that a node is lost."""
 RETRY_SECONDS = 0.5
@@ -32,29 +36,37 @@ class NameTakenError(VerlToolError):
 
 
 class Launcher:
-    """The actor's class. Its life is all that it is for."""
+    """The actor's class. Its life is what it is for, and to tell whether its server stops."""
 
-    def __init__(self, words: str) -> None:
-        self._words = words
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._stops = False
 
-    def describe(self) -> str:
-        """Which process it stands for."""
-        return self._words
+    def describe(self) -> tuple[str, bool]:
+        """Which process it stands for, and whether that one stops."""
+        return self._process, self._stops
+
+    def stops(self) -> None:
+        """From now on whoever wants the name waits for it."""
+        self._stops = True
 
 
 def claim_name(app_name: str) -> None:
-    """Be the launcher of `app_name` on this cluster until this process leaves it. Raises `NameTakenError`."""
-    deadline = time.monotonic() + GONE_SECONDS
+    """Be the launcher of `app_name` on this cluster until this process leaves it.
+
+    One that stops, or does not answer, is waited for. Raises `NameTakenError`.
+    """
+    began = time.monotonic()
     while True:
         try:
             _start(app_name)
         except ValueError:
-            holder = _holder(app_name)
+            holder, seconds = _holder(app_name)
         else:
             return
-        if holder is not None or time.monotonic() > deadline:
+        if time.monotonic() > began + seconds:
             raise NameTakenError(
-                f"{holder or 'a process that does not answer'} serves on this cluster under the name {app_name!r}; "
+                f"{holder} on this cluster under the name {app_name!r}; "
                 "give another with --app_name, or stop that server"
             )
         time.sleep(RETRY_SECONDS)
@@ -75,6 +87,12 @@ def _start(app_name: str) -> None:
 _held: dict[str, ActorHandle[Any]] = {}
 
 
+def announce_stop(app_name: str) -> None:
+    """Whoever wants the name from now on waits until it is free."""
+    if app_name in _held:
+        _held[app_name].stops.remote()
+
+
 def release_name(app_name: str) -> None:
     """Let go of the name, if this process holds it."""
     actor = _held.pop(app_name, None)
@@ -82,13 +100,14 @@ def release_name(app_name: str) -> None:
         ray.kill(actor)
 
 
-def _holder(app_name: str) -> str | None:
-    """Who holds the name; None if nobody who answers."""
+def _holder(app_name: str) -> tuple[str, float]:
+    """Who holds the name and what it does; for how many seconds it is waited for."""
     try:
         actor = ray.get_actor(_actor_name(app_name), namespace=NAMESPACE)
-        return str(ray.get(actor.describe.remote(), timeout=ANSWER_SECONDS))
+        process, stops = cast("tuple[str, bool]", ray.get(actor.describe.remote(), timeout=ANSWER_SECONDS))
     except (ValueError, GetTimeoutError, RayError):
-        return None
+        return "a process that does not answer serves", GONE_SECONDS
+    return (f"{process} still stops", STOPPING_SECONDS) if stops else (f"{process} serves", SERVING_SECONDS)
 
 
 def _actor_name(app_name: str) -> str:

@@ -33,7 +33,7 @@ from verl_tool.servers.replica_parts import make_tools
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
 from verl_tool.servers.serve.ingress import IngressMode, environment
 from verl_tool.servers.serve.ingress_standby import IngressStandby
-from verl_tool.servers.serve.launcher import claim_name, release_name
+from verl_tool.servers.serve.launcher import announce_stop, claim_name, release_name
 from verl_tool.servers.serve.local_ray import keep_token_private, make_token, on_loopback, private_folder
 from verl_tool.servers.serve.ports import Reservation, reserve_block, reserve_port
 from verl_tool.servers.serve.replica_output import ReplicaOutput
@@ -139,6 +139,7 @@ class ServeCluster:
     ) -> None:
         """Stop Serve and what else this object started."""
         try:
+            announce_stop(self.app_name)
             if self._watch is not None:
                 self._watch.stop()
             for app in self._apps:
