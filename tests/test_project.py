@@ -58,10 +58,11 @@ ARROWS = {
     "servers.tests": "protocol client",
     "servers.execution": "protocol formats servers.metrics servers.tools",
     "servers.api": "protocol sandbox servers.metrics servers.execution",
+    "servers.mcp.endpoint": "protocol servers.execution servers.api",
     "servers.cluster": "protocol servers.api",
     "servers.settings": "servers.tool_config servers.api",
     "servers.replica_log": "servers.execution",
-    "servers.replica_parts": "servers.tools servers.execution servers.api servers.settings",
+    "servers.replica_parts": "servers.tools servers.execution servers.api servers.mcp.endpoint servers.settings",
     "servers.server_console": "protocol servers.tools servers.api servers.settings servers.replica_parts",
     "servers.serve": "protocol servers.tools servers.execution servers.api servers.cluster servers.settings "
     "servers.supervised_server servers.replica_log servers.replica_parts servers.server_console",

@@ -32,6 +32,9 @@ TOOL_FIELD = "tool_name"
 """Entry of a request's extra data that names the one tool that may take this trajectory's action."""
 TOOLS_FIELD = "tool_names"
 """Entry of a request's extra data that lists the tools that may take it."""
+DIRECT_FIELD = "direct_call"
+"""Entry of a request's extra data: true if the action is one JSON call and nothing else, whatever formats the tool has;
+its observation is the tool's text as it is. For programs: a model's text goes through the formats."""
 ABORT_FIELD = "abort"
 """Key of the extra data of a request that finishes a trajectory: true stops what it runs."""
 
@@ -222,7 +225,7 @@ class ObservationRequest(BaseModel):
         last = self.is_last_step[i] if self.is_last_step is not None else None
         step = self.steps[i] if self.steps is not None else None
         well_formed = (
-            _is_id(trajectory_id)
+            is_trajectory_id(trajectory_id)
             and isinstance(action, str)
             and len(action) <= MAX_ACTION_CHARACTERS
             and (extra is None or isinstance(extra, dict))
@@ -239,7 +242,7 @@ class ObservationRequest(BaseModel):
     def _malformed(i: int, trajectory_id: Any, action: Any, extra: Any, finish: Any, last: Any, step: Any) -> Fault:
         """The fault that names the first wrong value of entry `i`."""
         checks = (
-            ("trajectory_ids", trajectory_id, _is_id(trajectory_id), _AN_ID),
+            ("trajectory_ids", trajectory_id, is_trajectory_id(trajectory_id), A_TRAJECTORY_ID),
             ("actions", action, isinstance(action, str) and len(action) <= MAX_ACTION_CHARACTERS, _AN_ACTION),
             ("extra_fields", extra, extra is None or isinstance(extra, dict), "an object or null"),
             ("finish", finish, finish is None or isinstance(finish, bool), "true, false or null"),
@@ -251,11 +254,13 @@ class ObservationRequest(BaseModel):
         return Fault(kind=FaultKind.BAD_REQUEST, message=message, retryable=False)
 
 
-_AN_ID = f"a string of 1 to {MAX_ID_CHARACTERS} printable characters"
+A_TRAJECTORY_ID = f"a string of 1 to {MAX_ID_CHARACTERS} printable characters"
+"""What `is_trajectory_id` asks for, in words."""
 _AN_ACTION = f"a string of at most {MAX_ACTION_CHARACTERS} characters"
 
 
-def _is_id(value: object) -> bool:
+def is_trajectory_id(value: object) -> bool:
+    """Whether `value` may name a trajectory."""
     return isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARACTERS and value.isprintable()
 
 
@@ -332,6 +337,10 @@ replica that is meant; another one refuses the request with HTTP 421 and runs no
 SERVER_HEADER = "x-verl-tool-server"
 """Response header: the server that answered, by a name that it has from one start to its end. As a request header: the
 server that is meant; a replica of another one refuses the request with HTTP 421 and runs nothing."""
+TRAJECTORY_HEADER = "x-verl-tool-trajectory"
+"""Request header of ``POST /mcp``: the trajectory that a call belongs to."""
+STEP_HEADER = "x-verl-tool-step"
+"""Request header of ``POST /mcp``: the number of its step."""
 MISDIRECTED = 421
 """HTTP status of such a refusal (RFC 9110, 15.5.20)."""
 

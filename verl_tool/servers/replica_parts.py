@@ -8,6 +8,7 @@ from verl_tool.servers.api.asgi_app import ToolServerApp
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.router import Router
 from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.mcp.endpoint import PATH, McpEndpoint
 from verl_tool.servers.settings import ReplicaSettings
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.base import Tool
@@ -46,6 +47,7 @@ def make_app(settings: ReplicaSettings, toolset: ToolSet, router: Router) -> Too
         peer_key=settings.peer_key,
         host_check=HostCheck(settings.listen_host, settings.listen_port, settings.allowed_hosts),
         server=settings.server,
+        routes=[("POST", PATH, McpEndpoint().answer)],
     )
 
 

@@ -142,6 +142,31 @@ class TestCalls:
             assert fault_kind(wrong) is FaultKind.BAD_REQUEST
             assert "known: puppet, ledger" in wrong.fault.message  # type: ignore[union-attr]
 
+    async def test_a_program_calls_by_json_alone_whatever_the_formats(self) -> None:
+        class Fenced(Puppet):
+            name = "fenced"
+            aliases = ("puppet",)
+
+        fenced, puppet = Fenced(), Puppet()
+        fenced.formats = ()
+        async with running([fenced, puppet]) as toolset:
+
+            async def direct(action: str, **extra: object) -> StepResult:
+                return await one(toolset, "t", action, extra={"direct_call": True, **extra})
+
+            result = await direct('{"name": "fenced", "arguments": {"input": "say <puppet>say no</puppet>"}}')
+            assert (result.observation, result.valid) == ("<puppet>say no</puppet>", True)
+            assert (puppet.runs, len(fenced.runs)) == ([], 1)
+            result = await direct('{"name": "puppet", "arguments": {"input": "say x"}}')
+            assert len(fenced.runs) == 2
+            result = await direct('{"name": "fenced", "arguments": {}}', tool_name="puppet")
+            assert not result.valid
+            for action in ('{"name": "nobody"}', "[1]", say("hi"), ""):
+                result = await direct(action)
+                assert (result.valid, result.fault, result.observation[:6]) == (False, None, "Error:")
+            assert len(fenced.runs) == 2
+            assert puppet.runs == []
+
     async def test_tool_names_lists_who_may_take_the_action(self) -> None:
         puppet, ledger = Puppet(), Ledger()
         async with running([puppet, ledger]) as toolset:

@@ -1,6 +1,6 @@
 """The tool server as an ASGI application. Ray Serve and uvicorn run it alike.
 
-Routes: POST /get_observation, POST /run_code, GET /health, /tools, /metrics, /replicas.
+Routes: POST /get_observation, POST /run_code, GET /health, /tools, /metrics, /replicas, and those of the caller.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.responses import Response
 
@@ -46,6 +46,9 @@ _FIELD_OF_FAULT = re.compile(r"(?:[a-z_]+\[\d+\]|tool_name)(?= )")
 
 _FORWARDED, _PEER_KEY = FORWARDED_HEADER.encode(), PEER_KEY_HEADER.encode()
 
+AppHandler: TypeAlias = "Callable[[ToolServerApp, Request], Awaitable[Response]]"
+"""What answers a route that is added to the app."""
+
 
 class ToolServerApp(WebApp):
     """All routes over one `ToolSet`, which the caller starts and closes.
@@ -56,6 +59,7 @@ class ToolServerApp(WebApp):
     for it as a bearer token. `router`: what to do with entries that belong to another replica. `peer_key`: what the
     other replicas show; None: there are none, and no request is taken as forwarded. `host_check`: by which names
     clients may call; None: by any. `server`: the name that it goes by; a request that names another is refused.
+    `routes`: method, path and handler of further routes.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class ToolServerApp(WebApp):
         host_check: HostCheck | None = None,
         bodies: RequestBodies | None = None,
         server: str = "",
+        routes: Sequence[tuple[str, str, AppHandler]] = (),
     ) -> None:
         if not request_timeout_seconds > 0:
             raise ConfigError(f"request_timeout_seconds is {request_timeout_seconds}; it must be above 0")
@@ -80,7 +85,7 @@ class ToolServerApp(WebApp):
         self.router: Router = router or LocalRouter()
         self.server = server
         self._peer_key = None if peer_key is None else peer_key.encode()
-        self._timeout = request_timeout_seconds
+        self.request_timeout_seconds = request_timeout_seconds
         super().__init__(
             [
                 ("POST", "/get_observation", self._get_observation),
@@ -89,6 +94,7 @@ class ToolServerApp(WebApp):
                 ("GET", "/tools", self._tools),
                 ("GET", "/metrics", self._metrics_text),
                 ("GET", "/replicas", self._replicas),
+                *((method, path, partial(handler, self)) for method, path, handler in routes),
             ],
             HttpMetrics(toolset.metrics.registry),
             bodies or RequestBodies(max_body_bytes),
@@ -100,21 +106,28 @@ class ToolServerApp(WebApp):
 
     async def run_local(self, requests: Sequence[StepRequest]) -> list[StepResult]:
         """Run entries in this process, deadline included."""
-        return await self.toolset.step(requests, timeout_seconds=self._timeout, admission=self.admission)
+        return await self.toolset.step(requests, timeout_seconds=self.request_timeout_seconds, admission=self.admission)
 
     async def _get_observation(self, request: Request) -> Response:
         began = time.perf_counter()
         forwarded = self._is_forwarded(request)
         entries = await decoded(partial(decode_request, most=self.admission.limit), request.body)
-        self._admit(len(entries))
-        try:
-            results = await self._step(entries, forwarded)
-        finally:
-            self.admission.release(len(entries))
+        results = await self.answer(entries, forwarded)
         milliseconds = (time.perf_counter() - began) * 1e3
         status, error = (200, None) if forwarded else _status_of(results)
         body = await encoded(partial(encode_response, results, milliseconds, error), size_of(results))
         return JsonResponse(body, status, RETRY_AFTER if status == 503 else None)
+
+    async def answer(self, entries: Sequence[StepRequest | Fault], forwarded: bool = False) -> list[StepResult]:
+        """Results of all entries in their order, each run on the replica that it belongs to; `forwarded`: on this one.
+
+        Raises HttpError 503 if the queue has no room for them.
+        """
+        self._admit(len(entries))
+        try:
+            return await self._step(entries, forwarded)
+        finally:
+            self.admission.release(len(entries))
 
     def _admit(self, entries: int) -> None:
         if not self.admission.admit(entries):
@@ -135,14 +148,16 @@ class ToolServerApp(WebApp):
         ]
 
     async def _run_code(self, request: Request) -> Response:
-        pool = self._sandbox()
+        pool, limit = self._sandbox(), self.request_timeout_seconds
         asked = await decoded(partial(decode_model, model=RunCodeRequest), request.body)
         self._admit(1)
         try:
             async with self.admission.place("run_code"):
-                answer = await asyncio.wait_for(run_code(pool, asked, self._timeout), self._timeout)
+                answer = await asyncio.wait_for(
+                    run_code(pool, asked, self.request_timeout_seconds), self.request_timeout_seconds
+                )
         except asyncio.TimeoutError:
-            message = f"no answer within {self._timeout:g} s"
+            message = f"no answer within {limit:g} s"
             raise HttpError(504, FaultKind.TIMEOUT.value, message) from None
         finally:
             self.admission.release(1)

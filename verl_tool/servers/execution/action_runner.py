@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.json_text import shown
-from verl_tool.protocol import TOOL_FIELD, TOOLS_FIELD, FaultKind, StepRequest, StepResult
+from verl_tool.protocol import DIRECT_FIELD, TOOL_FIELD, TOOLS_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.calls import CallFinder, MatchedCall
 from verl_tool.servers.execution.current_trajectory import running_for
@@ -114,7 +114,10 @@ class ActionRunner:
         async with trajectory.lock:
             _refuse_ended(trajectory)
             wanted = self._wanted_tools(request)
-            matched, unknown = await self._finder.find_in_turn(request.action, wanted)
+            if request.extra.get(DIRECT_FIELD) is True:
+                matched, unknown = self._finder.direct(request.action, wanted)
+            else:
+                matched, unknown = await self._finder.find_in_turn(request.action, wanted)
             # Each refusal costs as much as a call, and an action may hold tens of thousands.
             matched = matched[: MAX_CALLS + 1]
             if matched:

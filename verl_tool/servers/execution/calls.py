@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from verl_tool.formats import Call, Format
+from verl_tool.formats.direct import DIRECT
 from verl_tool.formats.find import without_overlap
 from verl_tool.servers.tools.base import Tool
 
@@ -35,6 +36,7 @@ class CallFinder:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._rank = {id(tool): i for i, tool in enumerate(tools)}
+        self._by_name = {name: tool for tool in reversed(tools) for name in (*tool.aliases, tool.name)}
         self._takers = _takers_of_each_format(tools)
         self._own_ways = [tool for tool in tools if type(tool).recognise is not Tool.recognise]
         self._read = 0
@@ -56,6 +58,14 @@ class CallFinder:
         else:
             self._begin_to_read(length)
         return self.find(action, only)
+
+    def direct(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[MatchedCall], list[Call]]:
+        """As `find`, for an action that is one JSON call and nothing else (`DIRECT_FIELD`)."""
+        call = DIRECT.find_calls(action)[0]
+        taker = self._by_name.get(call.name)
+        if taker is None or (only is not None and taker not in only):
+            return [], [call]
+        return [MatchedCall(taker, call)], []
 
     def _begin_to_read(self, length: int) -> None:
         if self._read == 0:

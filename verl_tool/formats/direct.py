@@ -1,0 +1,31 @@
+"""A call that a program sends, not a model: the whole action is ``{"name": "calculator", "arguments": {…}}``, and the
+observation is the tool's text as it is. In no list of formats: a request asks for it (`protocol.DIRECT_FIELD`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verl_tool.formats import json_call
+from verl_tool.formats.base import Call
+from verl_tool.protocol import ToolDescription
+
+
+class DirectFormat:
+    """The whole text is the call."""
+
+    name = "direct"
+    stop: tuple[str, ...] = ()
+
+    def find_calls(self, text: str) -> list[Call]:
+        parsed = json_call.parse(text)
+        return [Call(parsed.name, parsed.input, 0, len(text), self, parsed.arguments, parsed.error)]
+
+    def render(self, output: str, call: Call | None = None) -> str:
+        return output
+
+    def usage(self, tools: Sequence[ToolDescription]) -> str:
+        """Nothing: no model is taught it."""
+        return ""
+
+
+DIRECT = DirectFormat()

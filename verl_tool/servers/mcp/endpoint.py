@@ -1,0 +1,275 @@
+"""``POST /mcp``: the tool server as an MCP server (streamable HTTP, stateless), for any MCP client.
+
+The official SDK speaks the protocol; what a request meets before it, and how a tool is run, is the same as for ``POST
+/get_observation``: host check, key, bounds, queue, deadline, the replica that owns the trajectory, each step once.
+
+A call's trajectory is named by the headers ``x-verl-tool-trajectory`` and ``x-verl-tool-step``, or in its ``_meta`` by
+``verl-tool/trajectory`` and ``verl-tool/step``. A call that names none is a trajectory of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
+from verl_tool.protocol import (
+    A_TRAJECTORY_ID,
+    DIRECT_FIELD,
+    MAX_ACTION_CHARACTERS,
+    MAX_STEP,
+    STEP_HEADER,
+    TRAJECTORY_HEADER,
+    FaultKind,
+    StepRequest,
+    StepResult,
+    is_trajectory_id,
+)
+from verl_tool.servers.api.asgi_app import ToolServerApp
+from verl_tool.servers.api.http import HttpError
+from verl_tool.servers.api.web_app import Request
+from verl_tool.servers.api.wire import decoded
+from verl_tool.servers.execution.deadline import Deadline
+
+if TYPE_CHECKING:
+    from mcp.server.lowlevel import Server
+    from mcp_types import CallToolRequestParams, CallToolResult, ImageContent, ListToolsResult
+
+PATH = "/mcp"
+TRAJECTORY_META = "verl-tool/trajectory"
+STEP_META = "verl-tool/step"
+DONE_META = "verl-tool/done"
+"""In the `_meta` of a result: the call ended its trajectory."""
+REWARD_META = "verl-tool/reward"
+"""In the `_meta` of a result: the tool's reward for the call."""
+
+_MARGIN_SECONDS = 5.0
+"""Beyond the time of the tool, for the SDK."""
+_EXCHANGE = "verl_tool.mcp"
+"""Entry of a scope: its `_Exchange`."""
+_DATA_URI = re.compile(r"data:(?P<type>[a-z]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]*)")
+
+
+@dataclass
+class _Exchange:
+    """One request, as the SDK's handlers need it."""
+
+    app: ToolServerApp
+    headers: Mapping[bytes, bytes]
+    refusal: HttpError | None = None
+    """What to answer in place of what the SDK makes of it."""
+
+
+class McpEndpoint:
+    """The route of one app. The SDK is loaded at the first request, beside the event loop."""
+
+    def __init__(self) -> None:
+        self._server: Server[Any] | None = None
+
+    async def answer(self, app: ToolServerApp, request: Request) -> Response:
+        """The SDK's answer. Raises HttpError: 400 if the body is not JSON, 501 if the SDK is not installed, 503 if the
+        queue is full, 504 after the app's deadline."""
+        try:
+            await decoded(decode_request_json, request.body)
+        except BadJsonError as error:
+            raise HttpError(400, "bad_request", str(error)) from None
+        exchange, collected = _Exchange(app, request.headers), _Collected(request.body)
+        try:
+            with Deadline(app.request_timeout_seconds + _MARGIN_SECONDS):
+                await self._exchange(_scope(request, exchange), collected)
+        except asyncio.TimeoutError:
+            message = f"no answer within {app.request_timeout_seconds:g} s"
+            raise HttpError(504, FaultKind.TIMEOUT.value, message) from None
+        if exchange.refusal is not None:
+            raise exchange.refusal
+        return collected.response()
+
+    async def _exchange(self, scope: dict[str, Any], collected: _Collected) -> None:
+        if self._server is None:
+            try:
+                self._server = await asyncio.to_thread(_new_server)
+            except ImportError as error:
+                words = f"this server cannot speak MCP ({error}); install the extra mcp: pip install 'verl-tool[mcp]'"
+                raise HttpError(501, "mcp_missing", words) from None
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+        # One for each request: stateless, it keeps nothing from one to the next, and nothing of it outlives its task.
+        manager = StreamableHTTPSessionManager(self._server, json_response=True, stateless=True)
+        async with manager.run():
+            await manager.handle_request(scope, collected.receive, collected.send)
+
+
+class _Collected:
+    """A request's body for the SDK, and the answer that it sends."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self._status = 500
+        self._headers: dict[str, str] = {}
+        self._parts: list[bytes] = []
+
+    async def receive(self) -> dict[str, Any]:
+        if self._body is None:
+            # Whoever serves the request cancels its work when the client leaves.
+            await asyncio.Event().wait()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
+        else:
+            self._parts.append(message.get("body", b""))
+
+    def response(self) -> Response:
+        return Response(b"".join(self._parts), self._status, self._headers)
+
+
+def _scope(request: Request, exchange: _Exchange) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": PATH,
+        "root_path": "",
+        "query_string": b"",
+        "headers": list(request.headers.items()),
+        _EXCHANGE: exchange,
+    }
+
+
+def _new_server() -> Server[Any]:
+    """Raises ImportError if the SDK is not installed."""
+    import mcp.server.streamable_http_manager  # noqa: F401  # what requests need, loaded with the rest
+    from mcp.server.lowlevel import Server
+
+    return Server(
+        "verl-tool",
+        instructions=(
+            f"Name the trajectory of your calls by the header {TRAJECTORY_HEADER} or by {TRAJECTORY_META} in _meta, "
+            f"and number its steps from 0 by {STEP_HEADER} or {STEP_META}: a repeated step runs once."
+        ),
+        # No tool has arguments that are mirrored into headers, for which alone the SDK wants the schema.
+        get_tool_input_schema=lambda name: None,
+        on_list_tools=_list_tools,
+        on_call_tool=_call_tool,
+    )
+
+
+async def _list_tools(context: Any, params: Any) -> ListToolsResult:
+    from mcp_types import ListToolsResult, Tool
+
+    tools = [
+        Tool(name=tool.name, description=tool.description, input_schema=tool.parameters)
+        for tool in _exchange_of(context).app.toolset.describe()
+    ]
+    return ListToolsResult(tools=tools)
+
+
+async def _call_tool(context: Any, params: CallToolRequestParams) -> CallToolResult:
+    exchange = _exchange_of(context)
+    step = _step_request(exchange, context.meta or {}, params.name, params.arguments or {})
+    try:
+        [result] = await exchange.app.answer([step])
+    except HttpError as error:
+        exchange.refusal = error
+        raise _refused(error.message) from None
+    return _told(params.name, result)
+
+
+def _exchange_of(context: Any) -> _Exchange:
+    exchange: _Exchange = context.request.scope[_EXCHANGE]
+    return exchange
+
+
+def _step_request(exchange: _Exchange, meta: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> StepRequest:
+    """The call as a step of its trajectory. Raises MCPError that names the value at fault."""
+    tool = exchange.app.toolset.tool(name)
+    if tool is None:
+        known = ", ".join(tool.name for tool in exchange.app.toolset.tools)
+        raise _refused(f"tool {shown(name)} is unknown; known: {known}")
+    action = encode_json({"name": name, "arguments": arguments}).decode()
+    if len(action) > MAX_ACTION_CHARACTERS:
+        raise _refused(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are taken")
+    trajectory = _one_of(exchange.headers, TRAJECTORY_HEADER, meta, TRAJECTORY_META)
+    step = _step_number(_one_of(exchange.headers, STEP_HEADER, meta, STEP_META))
+    if trajectory is None:
+        if tool.stateful or step is not None:
+            why = "keeps state" if tool.stateful else "was sent with a step"
+            raise _refused(f"tool {name} {why}: name the trajectory by {TRAJECTORY_HEADER} or _meta {TRAJECTORY_META}")
+        trajectory = f"mcp-{secrets.token_hex(16)}"
+    elif not is_trajectory_id(trajectory):
+        raise _refused(f"the trajectory is {shown(trajectory)}; send {A_TRAJECTORY_ID}")
+    return StepRequest(trajectory, action, step, extra={DIRECT_FIELD: True})
+
+
+def _one_of(headers: Mapping[bytes, bytes], header: str, meta: Mapping[str, Any], key: str) -> Any:
+    """What a header or an entry of ``_meta`` says; None if neither is there. Raises MCPError if they differ."""
+    raw, said = headers.get(header.encode()), meta.get(key)
+    if raw is None:
+        return said
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise _refused(f"the header {header} is not UTF-8") from None
+    if said is not None and str(said) != text:
+        raise _refused(f"the header {header} says {shown(text)} and _meta {key} {shown(said)}; send one of them")
+    return text
+
+
+def _step_number(value: Any) -> int | None:
+    """Raises MCPError if it is no number of a step."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MAX_STEP)):
+        value = int(value)
+    if value is None or (type(value) is int and 0 <= value <= MAX_STEP):
+        return value
+    raise _refused(f"the step is {shown(value)}; send a whole number from 0 to {MAX_STEP}")
+
+
+def _told(name: str, result: StepResult) -> CallToolResult:
+    """Raises MCPError for a fault, which is no answer of the tool; its data say whether the step may be sent again."""
+    from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult, TextContent
+
+    if result.fault is not None:
+        fault = result.fault
+        wrong = fault.kind is FaultKind.BAD_REQUEST
+        raise _error(INVALID_PARAMS if wrong else INTERNAL_ERROR, fault.message, fault.model_dump(mode="json"))
+    if result.audio is not None:
+        raise _error(INTERNAL_ERROR, f"tool {name} answers with audio, which is not carried to MCP clients")
+    meta = {REWARD_META: result.reward, DONE_META: result.done or None}
+    return CallToolResult(
+        content=[TextContent(text=result.observation), *_images(name, result.image)],
+        is_error=not result.valid or bool((result.metrics or {}).get("error")),
+        _meta={key: value for key, value in meta.items() if value is not None} or None,
+    )
+
+
+def _images(name: str, image: object) -> Sequence[ImageContent]:
+    """Raises MCPError if it is no data URI."""
+    from mcp_types import INTERNAL_ERROR, ImageContent
+
+    if image is None:
+        return []
+    match = _DATA_URI.fullmatch(image) if isinstance(image, str) else None
+    if match is None:
+        words = f"tool {name} answers with an image that is no data URI (data:image/png;base64,…) and cannot be carried"
+        raise _error(INTERNAL_ERROR, words)
+    return [ImageContent(data=match["data"], mime_type=match["type"])]
+
+
+def _refused(message: str) -> Exception:
+    from mcp_types import INVALID_PARAMS
+
+    return _error(INVALID_PARAMS, message)
+
+
+def _error(code: int, message: str, data: object = None) -> Exception:
+    from mcp import MCPError
+
+    return MCPError(code, message, data)
