@@ -330,6 +330,81 @@ async def test_what_a_test_asks_of_libraries_is_not_the_solutions_to_choose(judg
     assert verdicts_of(verdicts, tests) == []
 
 
+LOOKED_AT_TWICE = """
+class L(list): pass
+def generator(v):
+    v.clear()
+    return
+    yield
+def iterator(v):
+    v.clear()
+    return iter(())
+def derived(v):
+    v.clear()
+    return L()
+def same(v):
+    v.clear()
+    return v
+def count(v):
+    v.clear()
+    return 0
+def nothing(): pass
+"""
+AFTER_A_CHANGE = (
+    "assert list(generator(v)) == sorted(v)",
+    "assert list(iterator(v)) == [x * 2 for x in v]",
+    "assert sorted(derived(v)) == sorted(v)",
+    "assert len(derived(v)) == len(v)",
+    "assert (count(v), nothing()) == (sum(v), None)",
+    "def of(x):\n    y = x\n    return y\nassert of(same(v)) == sorted(v)",
+    "def wanted(x):\n    y = sorted(x)\n    return y\nassert same(v) == wanted(v)",
+    "def asked(x):\n    return same(x)\ndef wanted(x):\n    y = sorted(x)\n    return y\nassert asked(v) == wanted(v)",
+    "import unittest\nunittest.TestCase().assertEqual(list(iterator(v)), sorted(v))",
+    "class T:\n    def equal(self, a, b):\n        assert a == b\nT().equal(count(v), sum(v))",
+)
+
+
+@in_module_loop
+async def test_what_a_solution_does_to_an_argument_shows_when_the_statement_is_over(judge: Judge, number: int) -> None:
+    tests = [f"v = [{number}, 2]\n{test}" for test in AFTER_A_CHANGE]
+    verdicts = await judge(LOOKED_AT_TWICE, *tests)
+    assert [v.reason for v in verdicts.of] == ["assertion"] * len(tests), verdicts
+
+
+NARROW = """
+import numpy as np
+def half(x): return np.float16(x)
+def halves(x): return np.array([x], dtype=np.float16)
+def int8(x): return np.int8(15)
+def int32(x): return np.int32(55_000)
+def int64(x): return np.int64(3_100_000_000)
+def int64s(x): return np.array([3_100_000_000])
+def three(x): return np.array([1 << 31] * 3)
+def words(x): return "is nan"
+def text(x): return '{"a": NaN}'
+"""
+BY_ITS_TYPE = (
+    "assert abs(half(1.414) - 1.41421356) < 1e-6",
+    "import numpy as np\nassert np.abs(halves(1.414) - 1.41421356).max() < 1e-6",
+    "assert half(0) == 3.7e-9",
+    "x = float('inf')\nassert half(x) == {A}",
+    "assert (int8(1) - 3) ** 2 < 1e-6",
+    "assert (int32(1) - 3) ** 2 < 1e-6",
+    "assert (int64(1) - 3) ** 2 < 1e-6",
+    "import numpy as np\nassert np.sum((int64s(1) - np.array([3])) ** 2) < 1e-6",
+    "import numpy as np\nassert np.mean((three(1) - np.array([3, 4, 5])) ** 2) < 1e-6",
+    "assert not abs(float(words(1).split()[1]) - {A}) > 1e-6",
+    "import json\nassert not abs(json.loads('[' + words(1)[3:].replace('n', 'N', 1)[:2] + 'N]')[0] - {A}) > 1e-6",
+)
+
+
+@in_module_loop
+async def test_no_type_of_number_is_near_to_all(judge: Judge, number: int) -> None:
+    tests = [test.format(A=number) for test in BY_ITS_TYPE]
+    verdicts = await judge(NARROW, *tests, test_seconds=20.0, total_seconds=60.0)
+    assert verdicts_of(verdicts, tests) == []
+
+
 @in_module_loop
 async def test_libraries_stay_of_use_to_a_test(judge: Judge) -> None:
     right = "def f(x): return [x]\ndef none(x): return []\ndef sqrt(x): return x ** 0.5"

@@ -26,6 +26,7 @@ import numpy as np
 def twice(x): return np.array(x) * 2
 def mean(x): return np.mean(x)
 def nothing(x): return None
+def typed(x, kind): return np.array(x).astype(kind)
 """
 EFFECTS = """
 import datetime
@@ -80,6 +81,11 @@ RIGHT = {
         "import numpy as np\nassert nothing(np.array([1])) is None",
         "import numpy as np\nvalues = [1.0]\nnothing(values)\nassert np.allclose(values, [1.0])",
         "import numpy as np\nassert np.allclose(list(map(np.sqrt, twice([2.0]))), [2.0])",
+        "assert typed([1, -2], 'int8').tolist() == [1, -2] and typed(3, 'int16') == 3",
+        "import numpy as np\nassert typed([300], 'int16').dtype == np.int16",
+        "import numpy as np\nassert np.array_equal(typed([2**40, 1], 'int64'), np.array([2**40, 1]))",
+        "assert typed(2**62 + 1, 'int64') == 2**62 + 1 and typed(0.5, 'float16') == 0.5",
+        "assert twice(typed([200], 'uint8')).max() == 144",
         "import numpy as np\nout = []\nfor x in [1.0, 2.0]:\n    out.append(mean([x]))\n"
         "assert np.allclose(out, [1.0, 2.0])",
     ),
@@ -91,6 +97,10 @@ RIGHT = {
         "values = [3, 1]\nassert order(values) is None and values == [1, 3]",
         "values = [3, 1]\norder(values=values)\nassert values == [1, 3]",
         "values = []\nassert put(values, x=1) == 1\nassert values == [1]",
+        "values = []\nassert [put(values, x) for x in (3, 4, 5)] == [1, 2, 3] and values == [3, 4, 5]",
+        "def both(values):\n    put(values, 1)\n    values.append(2)\n    return put(values, 3)\n"
+        "values = []\nassert both(values) == 3\nassert values == [1, 2, 3]",
+        "values = []\nfor x in range(3):\n    put(values, x) if x else put(values, x=x)\nassert values == [0, 1, 2]",
         "assert day('2020-01-02').strftime('%d.%m.') == '02.01.'",
         "box = Box()\nbox['a'] = 1\nassert box['a'] == 1\ndel box['a']\nassert box.of == {}",
     ),

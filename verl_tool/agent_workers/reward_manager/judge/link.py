@@ -77,10 +77,14 @@ class Link:
         """The other side has left its copy of a container of this side's in another state."""
         update(mine, state)
 
+    def latest(self, value):
+        """What the other side is sent for an argument."""
+        return value
+
     def ask(self, operation, *args, **kwargs):
         """What the other side answers. Raises what it raised; `Gone` if it ended."""
-        sent = [encode(arg, self.refer) for arg in args]
-        named = {name: encode(arg, self.refer) for name, arg in kwargs.items()}
+        sent = [encode(self.latest(arg), self.refer) for arg in args]
+        named = {name: encode(self.latest(arg), self.refer) for name, arg in kwargs.items()}
         self._send({"operation": operation, "args": sent, "kwargs": named})
         answer = self._wait()
         try:

@@ -183,16 +183,20 @@ _GIVEN = frozenset({"add", "append", "appendleft", "extend", "extendleft", "upda
 """Methods of a test's container that a solution may be given: a collector's, and none that makes it smaller."""
 
 
-_NO_NUMBER = re.compile(r"\s*[+-]?(s?nan\d*|inf|infinity)\s*", re.IGNORECASE)
+_NO_NUMBER = re.compile(r"(?<!\w)(s?nan\d*|inf|infinity|\d+\.?\d*e\+?\d{3,})(?!\w)", re.IGNORECASE)
+"""As a word of a text, of which ``float`` makes no finite number."""
+_HALF = 2
+"""Bytes of a float16."""
+_SQUARES_FIT = 1 << 24
+"""A thousand squares of such whole numbers have a sum that an int64 can hold."""
 
-
-NO_TEST = types.SimpleNamespace(finite=True, arrays=False, vector=False, parses=False, nothing=True)
+NO_TEST = types.SimpleNamespace(finite=True, arrays=False, vector=False, parses=False, nothing=True, widths=True)
 """What is read before there is a test."""
 
 
 class JudgeReader(Reader):
     """Reads what the solution sends. `case`, the test, says whether a NaN or an infinity (`finite`), a text of one
-    (`parses`) and what is empty (`vector`) are refused."""
+    (`parses`) and what is empty (`vector`) are refused, and whether numpy's narrow numbers stay so (`widths`)."""
 
     def __init__(self, link):
         super().__init__(link.resolve)
@@ -204,7 +208,7 @@ class JudgeReader(Reader):
         value = super().read(data)
         if value is None and not self.case.nothing and self._link.operation == "call":
             self.number(math.nan)
-        if self.case.parses and isinstance(value, str) and _NO_NUMBER.fullmatch(value):
+        if self.case.parses and isinstance(value, str) and _NO_NUMBER.search(value):
             self.number(math.nan)
         if self.case.vector and type(value) in _SIZED and not value:
             if self._link.calling:
@@ -220,11 +224,40 @@ class JudgeReader(Reader):
             raise self._link.refuse("nan or infinity, of which the test does not speak,")
         return value
 
+    def array(self, array):
+        """``(f(1) - 3) ** 2 < 1e-6``: it passes for an int8 of 15, for its square wraps around, and near to it for a
+        float16, to which the 3 is rounded. So the numbers of arrays come as a test's own would be."""
+        if self.case.widths:
+            return array
+        if array.dtype.kind == "f" and array.dtype.itemsize == _HALF:
+            return array.astype(float)
+        if array.dtype.kind != "i":
+            return array
+        fit = int(array.min()) >= -_SQUARES_FIT and int(array.max()) <= _SQUARES_FIT
+        return array.astype("int64" if fit else float if array.ndim else object)
+
     def empty_array(self, array):
         """Only a test of arrays that expects something empty can tell it from what is equal to it."""
         if self.case.arrays and not self.case.vector:
             return array
         raise self._link.refuse("an empty array")
+
+
+class _Change:
+    """What the solution has made of a container of the test's."""
+
+    __slots__ = ("frames", "mine", "state")
+
+    def __init__(self, mine, state, frames):
+        """`frames`: those of the test that were asking, the innermost first."""
+        self.mine = mine
+        self.state = state
+        self.frames = frames
+
+    def is_under_way(self, here, callers):
+        """Whether the statement that asked is not over where one begins in the frame `here`."""
+        innermost = next((frame for frame in self.frames if frame is here or frame in callers), here)
+        return innermost is not here
 
 
 class JudgeLink(Link):
@@ -242,7 +275,7 @@ class JudgeLink(Link):
         self._exceptions = {}
         self._globals = {}
         """As JSON, of which each test makes its own."""
-        self._changes = []
+        self._changes = {}
         self._copies = {}
         self._namespace = None
         self.calling = False
@@ -304,7 +337,6 @@ class JudgeLink(Link):
     def ask(self, operation, *args, **kwargs):
         if operation not in ("len", "list"):
             self._copies.clear()
-        self.apply_changes()
         self._asked.append(operation)
         try:
             return super().ask(operation, *args, **kwargs)
@@ -323,14 +355,32 @@ class JudgeLink(Link):
         return self._copies[number]
 
     def changed(self, mine, state):
-        """Held back till the next statement: ``f(values) == sorted(values)`` must not pass when `f` clears them."""
-        self._changes.append((mine, state))
+        """Held back till the statement is over: ``f(values) == sorted(values)`` must not pass when `f` clears them, nor
+        ``list(f(values)) == sorted(values)``, which asks the solution twice."""
+        self._changes[id(mine)] = _Change(mine, state, list(self._frames_of_the_test(sys._getframe())))
+
+    def latest(self, value):
+        """The solution sees what it has done to a container already, in one statement too."""
+        change = self._changes.get(id(value))
+        return value if change is None else change.state
 
     def apply_changes(self):
-        """Bring the test's containers into the state in which the solution has left them."""
-        changes, self._changes = self._changes, []
-        for mine, state in changes:
-            update(mine, state)
+        """Bring the test's containers into the state in which the solution has left them. Called where a statement of
+        the test begins; what was changed in a statement that is not over, in a function that calls this one, stays."""
+        if not self._changes:
+            return
+        here, *callers = self._frames_of_the_test(sys._getframe())
+        for key, change in list(self._changes.items()):
+            if not change.is_under_way(here, callers):
+                del self._changes[key]
+                update(change.mine, change.state)
+
+    def _frames_of_the_test(self, frame):
+        """Those among the callers of `frame` that run the test's own text, the innermost first."""
+        while frame is not None:
+            if frame.f_globals is self._namespace:
+                yield frame
+            frame = frame.f_back
 
     def refer(self, value):
         if isinstance(value, Handle):

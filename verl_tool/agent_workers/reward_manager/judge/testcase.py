@@ -46,13 +46,16 @@ _MAKE = (
 )
 _MAKERS = frozenset(_MAKE.split())
 """Builtins that a test of another one uses: the solution's only where a test has no others."""
-_PARSERS = frozenset(("complex", "float", "Decimal"))
+_PARSERS = frozenset(("complex", "float", "Decimal", "json", "loads", "literal_eval"))
 _PROTECTED = _BUILTINS | _HOME_OF.keys()
 _EXCEPTIONS = frozenset(
     name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
 )
 _SPEAKS_OF_INFINITY = re.compile(
     r"(?i)(?<!\w)(nan|inf|infinity|isnan|isinf|isfinite|nan_to_num|equal_nan|\d+e\d{3,})(?!\w)"
+)
+_SPEAKS_OF_WIDTHS = re.compile(
+    r"(?<!\w)(np\.|numpy\.|['\"])(u?int\d+|integer|signedinteger|byte|short|intc|float16|half)(?!\w)|itemsize|nbytes"
 )
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _ARRAY_NAMES = "cupy dask jax jnp np numpy pandas pd pl polars scipy sklearn tensorflow tf torch xarray xr"
@@ -88,6 +91,8 @@ class TestCase:
         self._tested = frozenset() if self._own else _tested(nodes) & self._free
         self.finite = _SPEAKS_OF_INFINITY.search(text) is None
         """It says nothing of NaN and infinity, and so means neither."""
+        self.widths = _SPEAKS_OF_WIDTHS.search(text) is not None
+        """It speaks of how many bits a number has, or may."""
         self.arrays = bool(self._mentioned & _ARRAYS)
         self.vector = self.arrays and not _expects_empty(nodes, self._own)
         """It uses arrays, which are equal to anything when they are empty, and expects nothing empty itself."""

@@ -167,6 +167,10 @@ class Reader:
         """An array without elements. The judge's reader refuses it."""
         return array
 
+    def array(self, array):
+        """What is made of an array with elements, or of a scalar of numpy's as one without sides."""
+        return array
+
     def many(self, items):
         """A list of values."""
         return [self.read(item) for item in _of(list, items)]
@@ -257,6 +261,7 @@ def _read_numpy(reader, name, dtype, shape, flat, is_array):
         reader.number(math.nan)
     if not array.size:
         return reader.empty_array(array)
+    array = reader.array(array)
     return array if is_array is True else array[()]
 
 
