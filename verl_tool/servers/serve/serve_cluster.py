@@ -389,13 +389,19 @@ class ServeCluster:
     def _leave(self) -> None:
         for app in self._apps:
             _kill_actor(registry_name(app))
+        if not self.local:
+            # Whoever waits for the name needs the ports next.
+            self._release_ports()
         release_name(self.app_name)
         ray.shutdown()
-        while self._reserved:
-            self._reserved.pop().release()
+        self._release_ports()
         # HAProxy's files are there, and others may go on using the Serve that was started here.
         if self._folder is not None and not self._serve_goes_on:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _release_ports(self) -> None:
+        while self._reserved:
+            self._reserved.pop().release()
 
 
 def _running_serve() -> ServeInstanceDetails | None:
