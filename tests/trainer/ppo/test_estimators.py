@@ -17,8 +17,8 @@ from hypothesis import strategies as st  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from stored_rows import StoredRows  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY  # noqa: E402
-from verl.trainer.ppo.ray_trainer import compute_advantage  # noqa: E402
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, FixedKLController  # noqa: E402
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: E402
 from verl_loop import composed  # noqa: E402
 
@@ -27,9 +27,10 @@ from verl_tool.agent_loop.trajectory import LOOP_FAULT, REWARD_FAULT  # noqa: E4
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer.ppo import v1_trainer  # noqa: E402
 from verl_tool.trainer.ppo.advantage import compares_within_groups, on_model_tokens, without_invalid  # noqa: E402
+from verl_tool.trainer.ppo.counted import of_rows_in_the_loss  # noqa: E402
 from verl_tool.trainer.ppo.estimators import ONLY_V0, check_algorithm  # noqa: E402
 
-LENGTH, GROUP = 6, 3
+LENGTH, GROUP, KL_WEIGHT = 6, 3, 0.1
 ESTIMATORS = sorted(ADV_ESTIMATOR_REGISTRY)
 REPLACED = without_invalid(compute_advantage)
 GRPO, GAE = "grpo", "gae"
@@ -59,6 +60,7 @@ def algorithm(estimator: str, **more: Any) -> DictConfig:
             "norm_adv_by_std_in_grpo": True,
             "use_pf_ppo": False,
             "use_kl_in_reward": False,
+            "kl_penalty": "kl",
             "rollout_correction": None,
             **keys,
             **more,
@@ -120,6 +122,7 @@ class Newer(v1_trainer.AgentTrainerMixin):
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
+        self.kl_ctrl_in_reward = FixedKLController(KL_WEIGHT)
 
 
 Newer.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
@@ -134,6 +137,7 @@ def by_v1(rows: list[Row], estimator: str, monkeypatch: pytest.MonkeyPatch, **mo
         patch.setattr("verl_tool.trainer.ppo.v1_trainer.tq", store)
         patch.setattr("verl_tool.trainer.ppo.replay.tq", store)
         patch.setattr("verl.trainer.ppo.v1.utils.compute_advantage", REPLACED)
+        patch.setattr("verl.trainer.ppo.v1.trainer_base.apply_kl_penalty", of_rows_in_the_loss(apply_kl_penalty))
         batch = store.put({f"g{row.group}_{i}_0": stored(row) for i, row in enumerate(rows)})
         config = {"algorithm": algorithm(estimator, **more), "actor_rollout_ref": {"rollout": {"n": GROUP}}}
         after = Newer(OmegaConf.create(config))._compute_advantage(batch, {})
@@ -160,6 +164,7 @@ def stored(row: Row) -> dict[str, Any]:
         "values": numbers(row, "values")[:length],
         "old_log_probs": -numbers(row, "log_probs")[:length],
         "rollout_log_probs": -numbers(row, "rollout")[:length],
+        "ref_log_prob": -numbers(row, "reference")[:length],
         "extra_fields": {LOOP_FAULT: row.out == "loop", **told},
     }
 
@@ -321,9 +326,13 @@ def test_the_newer_trainer_writes_each_field_for_all_rows(invalid, kl, monkeypat
     """The batch that goes to the workers names its fields, and each row has them."""
     made = [Row(0, float(i), (1, 1), "loop" if i < invalid else "", i) for i in range(GROUP)]
     correction = {"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_rs": None, "bypass_mode": False}
-    store = by_v1(made, GRPO, monkeypatch, rollout_correction=correction)
-    for row in store.rows.values():
+    store = by_v1(made, GRPO, monkeypatch, rollout_correction=correction, use_kl_in_reward=kl)
+    for i, row in enumerate(store.rows.values()):
         assert {"advantages", "returns", "rollout_is_weights", "response_mask"} <= set(row)
+        assert ("token_level_rewards" in row) is kl
+        if kl and i >= invalid:
+            penalty = KL_WEIGHT * (row["old_log_probs"] - row["ref_log_prob"])
+            assert torch.allclose(row["token_level_rewards"], row["rm_scores"] - penalty)
 
 
 def test_a_row_that_fills_up_the_batch_does_not_count(monkeypatch):
