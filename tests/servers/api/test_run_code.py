@@ -120,6 +120,9 @@ async def _refusals(server: LiveServer) -> None:
         ({"fetch_files": ["x" * 300]}, "fetch_files"),
         ({"fetch_files": ["f"] * 300}, "fetch_files"),
         ({"language": "p" * 100}, "language"),
+        ({"files": {"main.py/x": ""}}, None),
+        ({"run_timeout": 1e-9}, None),
+        ({"memory_limit_MB": 1}, None),
     ):
         status, answer = await post(server, {"code": "1", **further})
         assert status == 400, further

@@ -23,7 +23,8 @@ MAX_FETCHED_BYTES = 8 << 20
 async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: float) -> RunCodeResponse:
     """Run `request` in `pool`. What goes wrong there is told in the schema's own way; nothing is raised for it.
 
-    Raises HttpError 400 for a file whose content is not base64.
+    Raises HttpError 400 for what no run can be made of: a file whose content is not base64, files that do not fit into
+    its folder, a limit that nothing could live within.
     """
     if request.language != "python":
         return _refused(f"language {request.language[:40]!r} is not served here; send 'python'")
@@ -37,7 +38,9 @@ async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: floa
             fetch_files=request.fetch_files,
             limits=limits,
         )
-    except (SandboxError, ConfigError) as error:
+    except ConfigError as error:
+        raise HttpError(400, "bad_request", str(error)) from None
+    except SandboxError as error:
         return _refused(str(error))
     return await _told(result)
 
