@@ -17,17 +17,20 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Expr, MatrixBase
 
 MEMORY_BYTES = 4 << 30
 """Address space: ``9^{9^{9^9}}`` runs into a MemoryError and not into the machine's memory."""
 WORN_KILOBYTES = 1 << 20
 """Of resident memory."""
+SMALL, NEAR = 1e-3, 2e-3
+"""Below which size a number is compared by its ratio to the right one, which may differ from 1 by so much."""
 _PERCENT = re.compile(r"\\?%\s*$")
 """A unit, which either side may leave out: ``50\\%`` is 50 and never 0.5."""
-_WORD = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,})\s*\}?")
+_WORD = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,}|[Nn][Oo])\s*\}?")
 _SEVERAL = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\s\|\s|[,;]\s|\\pm")
 """Signs of a list."""
 _PR_SET_PDEATHSIG = 1
@@ -46,7 +49,26 @@ def compare(gold: str, answer: str, gold_is_read: Callable[[], None] = lambda: N
         return False
     sides = [_parsed(_PERCENT.sub("", side)) for side in _sides(gold, answer)]
     # math-verify's own time limits are signals, which would only end what Python sees; the caller kills instead.
-    return all(verify(wanted, side, timeout_seconds=None) for side in sides)
+    return all(verify(wanted, side, timeout_seconds=None) and _has_small_numbers(wanted, side) for side in sides)
+
+
+def _has_small_numbers(gold: list[Any], answer: list[Any]) -> bool:
+    """Whether each number of the gold answer below a thousandth has one in the answer of nearly its size: to
+    math-verify, which rounds to six decimals, all are 0.0, and those below 10^-15 the same."""
+    given = [part for part in _parts(answer[0]) if _is_number(part)]
+    small = [part for part in _parts(gold[0]) if _is_number(part) and 0 < abs(part.evalf(3)) < SMALL]
+    return all(any(abs((other / part).evalf() - 1) < NEAR for other in given) for part in small)
+
+
+def _parts(value: Any) -> list[Any]:
+    """Of a tuple, set, interval, equation or matrix; of an expression, itself."""
+    if isinstance(value, MatrixBase):
+        return list(value.flat())
+    return [value] if isinstance(value, Expr) else [*getattr(value, "args", ())]
+
+
+def _is_number(part: object) -> bool:
+    return isinstance(part, Expr) and bool(part.is_number and part.is_real)
 
 
 def _may_stand_for(gold: str, answer: str) -> bool:
