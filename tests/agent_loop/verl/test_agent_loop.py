@@ -95,6 +95,19 @@ def test_a_trajectory_without_tokens_still_fills_a_row():
     assert output.as_dict()["action_mask"].tolist() == [0]
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_all_rows_of_a_batch_have_log_probs_or_none(asked):
+    """verl joins the column by its first row, which may be a trajectory without any token."""
+    prompt = Segment(Author.PROMPT, (1,))
+    written = Segment(Author.MODEL, (2, 3), (-1.0, -1.0) if asked else None, "ab")
+    outputs = [
+        as_verl_output(Trajectory("t", segments, StopReason.ANSWERED), EngineUse(), ToyTokenizer(), with_log_probs=asked)
+        for segments in ((prompt,), (prompt, written), (prompt, Segment(Author.TOOL, (4,), text="x")))
+    ]
+    lengths = [None if output.response_logprobs is None else len(output.response_logprobs) for output in outputs]
+    assert lengths == ([1, 2, 1] if asked else [None] * 3)
+
+
 def test_the_mask_of_verl_is_that_of_the_loss():
     segments = (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2, 3), (-1.0, -1.0), "ab"))
     counted = Trajectory("t", segments, StopReason.ANSWERED)
