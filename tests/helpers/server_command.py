@@ -71,9 +71,10 @@ def start(folder: Path, *arguments: str, **environment: str) -> Iterator[Server]
     assert listeners.open_to_others == []
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, by: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """The command to its end; `by`: what starts it."""
     return subprocess.run(
-        [*COMMAND, *arguments],
+        [*by, *COMMAND, *arguments],
         capture_output=True,
         text=True,
         timeout=60,

@@ -133,7 +133,7 @@ def test_an_unknown_tool_is_refused_before_anything_starts():
     ("arguments", "words"),
     [
         (["--num_replicas", "many"], "--num_replicas is 'many'; give a number from 1, or 'auto'"),
-        (["--num_replicas", "0"], "--num_replicas is '0'"),
+        (["--num_replicas", "[/bold]"], "--num_replicas is '[/bold]'"),
         (["--port", "70000"], "--port"),
         (["--tool_config", "/nowhere/config.json"], "/nowhere/config.json cannot be read"),
         (["--workers_per_tool", "0"], "--workers_per_tool"),
@@ -143,6 +143,12 @@ def test_a_wrong_option_is_named(arguments, words):
     finished = run("--tool_type", "calculator", *arguments)
     assert finished.returncode == 2
     assert words in finished.stderr
+
+
+def test_too_few_open_files_are_told():
+    finished = run("--tool_type", "calculator", by=("prlimit", "--nofile=256:256", "--"))
+    assert finished.returncode == 1
+    assert "a process may open 256 files here (`ulimit -n`)" in finished.stderr
 
 
 def test_the_help_tells_every_option():
