@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
 ANSWER_SECONDS = 30.0
+MOST_SECONDS = 0.05
+"""For one callback of the event loop."""
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 3.5, 10**9, 2**31, 2**63, -(2**63) - 1, 10**400, 1e308, math.nan, math.inf, -math.inf),
     *("", " ", "x" * 5000, "\ud800", "\x00", "a\nb", "\u202e", "\u00e9" * 300, "../x", "a/" * 200 + "b", "=" * 8),
@@ -83,6 +88,25 @@ async def ask(
     await asyncio.wait_for(app(scope, receive, send), ANSWER_SECONDS)
     answer = b"".join(message.get("body", b"") for message in sent[1:])
     return sent[0]["status"], dict(sent[0]["headers"]), answer
+
+
+@contextmanager
+def longest_callback() -> Iterator[list[float]]:
+    """CPU seconds of the event loop's thread in its longest callback meanwhile, as the list's one entry."""
+    run, longest = asyncio.Handle._run, [0.0]
+
+    def timed(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run(handle)
+        longest[0] = max(longest[0], time.thread_time() - began)
+
+    gc.freeze()  # as a replica does
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    try:
+        yield longest
+    finally:
+        asyncio.Handle._run = run  # type: ignore[method-assign]
+        gc.unfreeze()
 
 
 def check_answer(status: int, headers: dict[bytes, bytes], body: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hostile import ask, check_answer, odd_bodies, odd_headers
+from hostile import MOST_SECONDS, ask, check_answer, longest_callback, odd_bodies, odd_headers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import RuleEngine, plain_tokenizer
@@ -118,6 +118,29 @@ def test_what_is_no_token_of_the_model_never_reaches_the_engine(running: Running
     assert words in told["message"]
     assert len(running.engine.params) == asked
     assert running.ask("POST", "/v1/completions", b'{"model": "toy", "prompt": [0, 258], "max_tokens": 1}')[0] == 200
+
+
+_PARTS = [{"type": "text", "text": "x"}] * 9000
+LARGE = {
+    "many messages": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 200}] * 4096}),
+    "many parts": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 9000}]},
+    ),
+    "many tools": ("/v1/chat/completions", {"messages": [], "tools": [{"function": {"name": "x" * 200}}] * 128}),
+    "many token ids": ("/v1/completions", {"prompt": [1] * 90_000}),
+    "many prompts": ("/v1/completions", {"prompt": [[1] * 80] * 1000}),
+    "many answers": ("/v1/completions", {"prompt": "hi", "n": 200, "logprobs": 5, "return_trajectory": True}),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_one_callback_is_short(running: Running, name: str) -> None:
+    path, body = LARGE[name]
+    with longest_callback() as longest:
+        status = running.ask("POST", path, json.dumps({"model": "toy", "max_tokens": 4, **body}).encode())[0]
+    assert status in (200, 400, 503)
+    assert longest[0] < MOST_SECONDS
 
 
 def test_a_page_of_another_name_is_refused(running: Running) -> None:

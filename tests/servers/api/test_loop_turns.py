@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
-import time
 from typing import Any
 
 import pytest
-from hostile import ask
+from hostile import MOST_SECONDS, ask, longest_callback
 
 from verl_tool.servers.api.asgi_app import ToolServerApp
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
-
-MOST_SECONDS = 0.05
 
 
 def _body(entries: int, action: str, **further: Any) -> bytes:
@@ -35,22 +30,12 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_one_callback_is_short(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_callback_is_short(name: str) -> None:
     toolset = ToolSet(load_tools("calculator,finish"))
     await toolset.start()
     app = ToolServerApp(toolset)
-    gc.freeze()  # as a replica does
-    run, longest = asyncio.Handle._run, [0.0]
-
-    def timed(handle: asyncio.Handle) -> None:
-        began = time.thread_time()
-        run(handle)
-        longest[0] = max(longest[0], time.thread_time() - began)
-
-    monkeypatch.setattr(asyncio.Handle, "_run", timed)
-    status, _, _ = await ask(app, "POST", "/get_observation", BODIES[name])
-    monkeypatch.undo()
-    gc.unfreeze()
+    with longest_callback() as longest:
+        status, _, _ = await ask(app, "POST", "/get_observation", BODIES[name])
     await toolset.close()
     assert status == 200
     assert longest[0] < MOST_SECONDS
