@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from verl_tool.agent_workers.reward_manager.grading.answers import as_number
 from verl_tool.agent_workers.reward_manager.grading.manager_process import Answer
 
 
@@ -160,6 +161,8 @@ def _listed(gold: str) -> Iterator[Attack]:
 def _distorted(gold: str) -> Iterator[Attack]:
     """Near misses, and what only looks like the answer."""
     wrong = {"look-alikes": gold.translate(LOOK_ALIKE), "doubled": gold + gold, "reversed": gold[::-1]}
+    if as_number(gold) != 0:
+        wrong["zero, which small numbers are rounded to"] = "0.0"
     wrong |= {"an anagram": "".join(sorted(gold)), "first character": gold[:1], "zero width": "\u200b".join(gold)}
     if len(gold) > 1 and gold.isdigit():
         wrong |= {sign: sign.join(gold) for sign in (",", "_", ".", " ", "-", "/", ";", "e", "^", "\\,")}
