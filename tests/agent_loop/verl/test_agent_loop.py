@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap  # noqa: E402
 from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
-from verl_loop import ScriptedEngine, make_loop, make_tokenizer  # noqa: E402
+from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noqa: E402
 
 from verl_tool.agent_loop.trajectory import Author, Excluded, Segment, StopReason, Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_output  # noqa: E402
@@ -48,6 +48,23 @@ async def test_loops_of_one_worker_share_an_episode():
     loops = [make_loop(tokenizer, e, no_tools) for e in (engine, engine, other)]
     assert loops[0]._worker.episode is loops[1]._worker.episode
     assert loops[0]._worker.episode is not loops[2]._worker.episode
+
+
+async def test_a_tokenizer_need_not_have_the_markers_of_the_model_s_family():
+    """verl 0.9.1 tells the family; its own loops ask a Qwen model's tokenizer for <|im_end|>."""
+    config = composed("actor_rollout_ref.agent.enable_agent=false")
+    tokenizer = make_tokenizer()
+    loop = VerlToolAgentLoop(
+        trainer_config=DictConfigWrap(config),
+        server_manager=ScriptedEngine(tokenizer, "42"),
+        tokenizer=tokenizer,
+        processor=None,
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(config.data),
+        hf_model_type="qwen2",
+    )
+    output = await loop.run({}, raw_prompt=[{"role": "user", "content": "6*7?"}])
+    assert tokenizer.decode(output.response_ids) == "42"
 
 
 async def test_nothing_of_the_gold_answer_reaches_the_server():

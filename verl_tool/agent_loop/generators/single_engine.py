@@ -1,4 +1,4 @@
-"""The way to the engine where there is only one. Written for verl 0.9.0."""
+"""The way to the engine where there is only one. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ class SoleEngineClient(LLMServerClient):
         self._sole: tuple[str, Any] | None = None
         """Name and handle of the one."""
 
-    async def _acquire_server(self, request_id: str) -> tuple[str, Any]:
+    async def _acquire_server(self, request_id: str, **told: Any) -> tuple[str, Any]:
+        # verl 0.9.1 tells the balancer of the request, if it wants to know.
         if self._engines is None:
             self._engines = len(await self._load_balancer.get_all_servers.remote())
         if self._engines != 1:
-            return await super()._acquire_server(request_id)
+            return await super()._acquire_server(request_id, **told)
         if self._sole is None:
-            self._sole = await super()._acquire_server(request_id)
+            self._sole = await super()._acquire_server(request_id, **told)
         return self._sole
 
-    def _release_server(self, server_id: str) -> None:
+    def _release_server(self, server_id: str, **told: Any) -> None:
         if self._sole is None:
-            super()._release_server(server_id)
+            super()._release_server(server_id, **told)
 
 
 def without_detour(client: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The loop inside verl: an `AgentLoopBase` that runs an `Episode`. Written for verl 0.9.0.
+"""The loop inside verl: an `AgentLoopBase` that runs an `Episode`. Written for verl 0.9.0 and 0.9.1.
 
 verl makes one agent loop a trajectory; those of one worker process share an `Episode`, so that limits on how many run
 at once and connections to the tool server are the worker's.
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from pydantic import Field
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, DictConfigWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.verl.config import options_in
@@ -79,11 +80,28 @@ _workers: weakref.WeakKeyDictionary[Any, _Worker] = weakref.WeakKeyDictionary()
 class VerlToolAgentLoop(AgentLoopBase):
     """One row of the data set, answered with tools."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        trainer_config: DictConfigWrap,
+        server_manager: Any,
+        tokenizer: Any,
+        processor: Any,
+        dataset_cls: type[RLHFDataset],
+        data_config: DictConfigWrap,
+        **_others: Any,
+    ) -> None:
+        # In place of verl's own, which also prepares, for every trajectory, to put turns together in verl's way. That of
+        # 0.9.1 refuses a model whose tokenizer lacks the markers of its family, as DeepSeek's distilled Qwen models do.
+        self.config = trainer_config.config
+        self.server_manager = server_manager
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self.dataset_cls = dataset_cls
+        self.data_config = data_config.config
         worker = _workers.get(self.server_manager)
         if worker is None:
-            worker = _Worker(self.config, self.server_manager, self.tokenizer, self.apply_chat_template_kwargs)
+            template_kwargs = self.data_config.get("apply_chat_template_kwargs", {})
+            worker = _Worker(self.config, self.server_manager, self.tokenizer, template_kwargs)
             _workers[self.server_manager] = worker
         self._worker = worker
 
