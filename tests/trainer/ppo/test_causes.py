@@ -244,8 +244,9 @@ def test_scores_of_invalid_rows_are_in_no_mean(invalid, mean):
         ([1], False),
     ],
 )
-def test_groups_are_filtered_by_the_rows_that_count(values, filtered, monkeypatch):
-    """None is a fault, of which verl-tool's loop tells NaN."""
+@pytest.mark.parametrize("metric", ["acc", "reward"])
+def test_groups_are_filtered_by_the_rows_that_count(values, filtered, metric, monkeypatch):
+    """None is a fault, of which verl-tool's loop tells NaN. The reward is the row's, not a column of that name."""
     store = StoredRows()
     monkeypatch.setattr("verl_tool.trainer.ppo.replay.tq", store)
     rows = {
@@ -253,8 +254,9 @@ def test_groups_are_filtered_by_the_rows_that_count(values, filtered, monkeypatc
             "extra_fields": {
                 "trajectory": (faulted() if value is None else solved()).to_json(),
                 LOOP_FAULT: value is None,
-                "reward_extra_info": {"acc": float("nan") if value is None else float(value)},
-            }
+                "reward_extra_info": {"acc": float("nan") if value is None else float(value), "reward": float(i)},
+            },
+            "rm_scores": torch.tensor([0.0, value or 0.0]),
         }
         for i, value in enumerate(values)
     }
@@ -266,7 +268,7 @@ def test_groups_are_filtered_by_the_rows_that_count(values, filtered, monkeypatc
         max_off_policy_strategy="drop",
         sampler_kwargs={},  # type: ignore[arg-type]
         refill_fn=lambda n: None,
-        filter_groups_metric="acc",
+        filter_groups_metric=metric,
     )
     buffer.partitions["train"] = {key: {} for key in rows}
     buffer.finished_keys["train"] = {"u"}

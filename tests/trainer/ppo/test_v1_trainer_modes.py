@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,30 +21,39 @@ from verl.experimental.separation.engine_workers import DetachActorWorker  # noq
 from verl.trainer.ppo.utils import Role  # noqa: E402
 from verl.trainer.ppo.v1 import replay_buffer as verl_replay  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls  # noqa: E402
+from verl_loop import composed  # noqa: E402
 
+from verl_tool.agent_loop.trajectory import REWARD_FAULT  # noqa: E402
 from verl_tool.agent_workers import rollout_worker  # noqa: E402
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker  # noqa: E402
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker  # noqa: E402
 from verl_tool.agent_workers.rollout_worker import RAISED, telling  # noqa: E402
 from verl_tool.platforms.patch import plain_class  # noqa: E402
-from verl_tool.trainer.ppo import replay  # noqa: E402
+from verl_tool.trainer.ppo import replay, v1_trainer  # noqa: E402
 from verl_tool.trainer.ppo.causes import TooManyFaultsError  # noqa: E402
-from verl_tool.trainer.ppo.v1_trainer import AgentTrainerMixin, _WatchedBuffer, register_agent_trainer  # noqa: E402
+from verl_tool.trainer.ppo.v1_trainer import (  # noqa: E402
+    AgentTrainerMixin,
+    NoSignalError,
+    _WatchedBuffer,
+    register_agent_trainer,
+)
 
 
 @pytest.mark.parametrize(
-    ("mode", "worker"),
+    ("mode", "roles", "worker"),
     [
-        ("sync", AgentActorRolloutRefWorker),
-        ("colocate_async", AgentActorRolloutRefWorker),
-        ("separate_async", AgentDetachActorWorker),
+        ("sync", {Role.ActorRollout}, AgentActorRolloutRefWorker),
+        ("colocate_async", {Role.ActorRolloutRef}, AgentActorRolloutRefWorker),
+        ("separate_async", {Role.ActorRollout}, AgentDetachActorWorker),
+        # As verl 0.9.1 names them where the actor's process samples nothing.
+        ("separate_async", {Role.Actor, Role.RefPolicy}, AgentDetachActorWorker),
     ],
 )
-def test_each_mode_gets_its_worker(monkeypatch, mode, worker):
-    """Of verl's set-up only the table of workers is made, with a stand-in for the one that it would name."""
+def test_each_mode_gets_its_worker(monkeypatch, mode, roles, worker):
+    """Of verl's set-up only the table of workers is made, with a stand-in for those that it would name."""
 
     def name_the_stock_worker(trainer: PPOTrainer) -> None:
-        trainer.role_worker_mapping = {Role.ActorRollout: ray.remote(DetachActorWorker)}
+        trainer.role_worker_mapping = {role: ray.remote(DetachActorWorker) for role in roles}
 
     monkeypatch.setattr(PPOTrainer, "_init_resource_pool_mgr", name_the_stock_worker)
     register_agent_trainer(mode)
@@ -49,8 +61,9 @@ def test_each_mode_gets_its_worker(monkeypatch, mode, worker):
     assert isinstance(trainer, AgentTrainerMixin)
     trainer.config = OmegaConf.create({"trainer": {"v1": {"trainer_mode": mode}}})
     trainer._init_resource_pool_mgr()
-    (chosen,) = trainer.role_worker_mapping.values()
-    assert chosen.__ray_metadata__.modified_class.__ray_actor_class__ is worker
+    assert trainer.role_worker_mapping.keys() == roles
+    for chosen in trainer.role_worker_mapping.values():
+        assert plain_class(chosen) is worker
 
 
 def test_the_detached_worker_is_ours_and_remembers_weights():
@@ -135,6 +148,46 @@ def test_a_run_in_which_every_prompt_raises_ends_with_what_was_raised(monkeypatc
 def test_a_run_in_which_some_prompts_raise_goes_on_with_others(monkeypatch, warm_up):
     batch = sampled(Prompts(itertools.cycle([True, False, False])), warm_up, 0.5, monkeypatch)
     assert len(batch.keys) == BATCH
+
+
+def test_warm_up_passes_no_limit_of_a_step(monkeypatch):
+    """verl 0.9.1 asks for prompts before the first step by the method that replaces filtered groups."""
+    monkeypatch.setattr(PPOTrainer, "__init__", lambda self, config: setattr(self, "config", config))
+    monkeypatch.setattr(PPOTrainer, "on_step_begin", lambda self: None)
+    monkeypatch.setattr(PPOTrainer, "_add_prompts_to_generate", lambda self, n: n)
+    monkeypatch.setattr(v1_trainer, "rollout_log", lambda config: None)
+    monkeypatch.setattr(v1_trainer, "Progress", lambda seconds: Quiet())
+    limits = [f"algorithm.filter_groups.{name}" for name in ("enable=true", "max_num_gen_batches=1")]
+    register_agent_trainer("sync")
+    trainer = get_trainer_cls("sync")(composed(*limits, f"data.train_batch_size={BATCH}"))
+    trainer.global_steps, trainer.total_training_steps = 1, 1
+    trainer.replay_buffer = SimpleNamespace(take_raised=lambda: ([], 0))
+    assert trainer._add_prompts_to_generate(3 * BATCH) == 3 * BATCH
+    trainer.on_step_begin()
+    with pytest.raises(NoSignalError, match="max_num_gen_batches=1"):
+        trainer._add_prompts_to_generate(1)
+
+
+def test_what_else_a_trainer_asks_of_the_buffer_is_answered_by_verl_s():
+    inner = SimpleNamespace(get_sampleable_count=lambda global_steps, partition_id: 7, poll_interval=0.5)
+    buffer = _WatchedBuffer(inner, lambda *told: None)
+    assert buffer.get_sampleable_count(1, "train") == 7
+    assert buffer.poll_interval == 0.5
+    assert not hasattr(buffer, "wait_for_sampleable")
+
+
+def test_a_validation_s_fault_is_no_wrong_answer():
+    """verl 0.9.1 tells how many answers each prompt should have, and would take those that are missing for wrong."""
+    register_agent_trainer("sync")
+    trainer = object.__new__(get_trainer_cls("sync"))
+    trainer._rollouts = SimpleNamespace(take_validation_metrics=dict)
+    columns = {"acc": [1.0, 0.0, math.nan], "reward": [1.0, 0.0, 0.0], REWARD_FAULT: ["", "", "grader: gone"]}
+    told = (["maths"] * 3, ["a", "a", "b"], columns, [])
+    stock = inspect.signature(PPOTrainer._val_metrics_update).parameters
+    more = {"expected_acc_counts": {("maths", "a"): 2, ("maths", "b"): 1}} if "expected_acc_counts" in stock else {}
+    metrics = trainer._val_metrics_update(*told, **more)
+    assert metrics["val-core/maths/acc/mean@2"] == 0.5
+    assert not [name for name in metrics if name.endswith("@1")]
 
 
 class _Stock:

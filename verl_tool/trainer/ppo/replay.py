@@ -1,4 +1,7 @@
-"""What the rows in TransferQueue tell, and which groups verl's replay buffer filters out. Written for verl 0.9.0."""
+"""What the rows in TransferQueue tell, and which groups verl's replay buffer filters out.
+
+Written for verl 0.9.0 and 0.9.1.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from verl_tool.trainer.ppo.causes import Outcome
 from verl_tool.trainer.ppo.invalid import invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards
 
+REWARD = "reward"
+"""What group filtering by ``algorithm.filter_groups.metric=reward`` compares, in verl 0.9.0 too: the rewards."""
 Told = dict[str, Any]
 """A row's ``extra_fields``: the loop's, and the reward manager's under ``reward_extra_info``."""
 
@@ -23,6 +28,12 @@ Told = dict[str, Any]
 def told_by_loop(batch: KVBatchMeta) -> list[Told]:
     """The extra fields of each row."""
     return _extra_fields(batch.keys, batch.partition_id)
+
+
+def rewards_of(keys: Sequence[str], partition_id: str) -> list[float] | None:
+    """The reward of each row, None if nothing was graded."""
+    fields = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["rm_scores"])
+    return [row.sum().item() for row in fields["rm_scores"].unbind()] if "rm_scores" in fields else None
 
 
 def invalid_of(told: Sequence[Told]) -> list[bool]:
@@ -99,9 +110,14 @@ class FiltersCounted(ReplayBuffer):
         if not keys:
             return None
         told = _extra_fields(keys, partition_id)
-        counted = [row for row, out in zip(told, invalid_of(told), strict=True) if not out]
-        values = {self._metric_of(uid, row) for row in counted}
-        if len(keys) == 1 or len(values) != 1:
+        counted = [i for i, out in enumerate(invalid_of(told)) if not out]
+        if len(keys) == 1 or not counted:
+            return None
+        if self.filter_groups_metric == REWARD:
+            values = set(rewards_of([keys[i] for i in counted], partition_id) or ())
+        else:
+            values = {self._metric_of(uid, told[i]) for i in counted}
+        if len(values) != 1:
             return None
         self._filtered += _outcomes(told)
         return values.pop()

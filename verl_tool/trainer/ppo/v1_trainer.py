@@ -1,11 +1,12 @@
 """verl's trainers that keep the batch in TransferQueue (``trainer.use_v1=True``), with tools.
 
-Written for verl 0.9.0.
+Written for verl 0.9.0 and 0.9.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
@@ -33,6 +34,7 @@ from verl_tool.trainer.ppo.replay import (
     FiltersCounted,
     filtering_by_what_counts,
     invalid_of,
+    rewards_of,
     rewards_told,
     told_by_loop,
 )
@@ -72,7 +74,8 @@ class AgentTrainerMixin(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         self._rollouts = rollout_log(config)
         self._progress = Progress(config.stall_timeout)
-        self._asked = 0
+        # Prompts of the step under way. Before the first step, which warm-up is for, there is no limit to pass.
+        self._asked = -math.inf
         self._raised: list[str] = []
         super().__init__(config)
 
@@ -88,7 +91,8 @@ class AgentTrainerMixin(PPOTrainer):
         super()._init_resource_pool_mgr()
         separate = self.config.trainer.v1.trainer_mode == "separate_async"
         worker = AgentDetachActorWorker if separate else AgentActorRolloutRefWorker
-        for role in (Role.ActorRollout, Role.ActorRolloutRef):
+        # The last two where the actor's process samples nothing (verl 0.9.1: actor_rollout_ref.hybrid_engine=false).
+        for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.RefPolicy):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(worker)
         if Role.Critic in self.role_worker_mapping:
@@ -125,8 +129,7 @@ class AgentTrainerMixin(PPOTrainer):
 
     def _on_sampled(self, batch: KVBatchMeta, step: int, partition: str, prompts: int) -> None:
         told = told_by_loop(batch)
-        rewards = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["rm_scores"])
-        sums = [row.sum().item() for row in rewards["rm_scores"].unbind()] if "rm_scores" in rewards else None
+        sums = rewards_of(batch.keys, batch.partition_id)
         lines = [row["trajectory"] for row in told]
         if partition == "val":
             self._rollouts.add(lines, sums, step, validation=True, told=rewards_told(told))
@@ -189,8 +192,11 @@ class AgentTrainerMixin(PPOTrainer):
         self._progress.end()
         return metrics | self._progress.take_metrics()
 
-    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return counted(super()._val_metrics_update, *args, **kwargs) | self._rollouts.take_validation_metrics()
+    def _val_metrics_update(
+        self, *args: Any, expected_acc_counts: Mapping[tuple[str, str], int] | None = None
+    ) -> dict[str, Any]:
+        # By `expected_acc_counts` verl 0.9.1 would count what is missing, a row without reward too, as a wrong answer.
+        return counted(super()._val_metrics_update, *args) | self._rollouts.take_validation_metrics()
 
 
 def register_agent_trainer(mode: str) -> None:
@@ -209,12 +215,16 @@ class _WatchedBuffer:
         self._buffer, self._show = buffer, show
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """verl's only use of a replay buffer."""
+        """verl's only use of a replay buffer, but for `trainer.v1.separate_async.hybrid_rollout`."""
         batch, metrics = self._buffer.sample(
             global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
         )
         self._show(batch, global_steps, partition_id, batch_size)
         return batch, metrics
+
+    def __getattr__(self, name: str) -> Any:
+        # What else verl 0.9.1 asks a buffer for: how many groups there are, and to wait for some.
+        return getattr(self._buffer, name)
 
     def take_raised(self) -> tuple[list[str], int]:
         """See `FiltersCounted.take_raised`, and how many other prompts are there."""
