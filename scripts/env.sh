@@ -5,6 +5,7 @@
 # train (cpu or gpu, by what this machine has). Without any, only what serves tools is installed. Extras add up over calls.
 #
 # VERL_TOOL_VENV         where the environment lives (default: .venv in the project)
+# VERL_TOOL_VERL         version of verl (default: the one that scripts/constraints/verl.txt pins)
 # VERL_TOOL_SKIP_INSTALL 1: take what is there as it is: VERL_TOOL_VENV, or in an image without one the Python on PATH
 # VERL_TOOL_SKIP_SYSTEM  1: do not try to install the system package that the sandbox needs
 
@@ -74,8 +75,20 @@ verl_tool_system_packages() {
     fi || verl_tool_say "could not install ${missing[*]}; install them by hand"
 }
 
+# Versions for EXTRAS (one a line) on Python PYTHON (3.11), one a line: those last tested, and the verl that is asked for.
+verl_tool_pins() {
+    local pins="$verl_tool_root/scripts/constraints" files=(verl.txt) verl
+    if ! grep -qx -e cpu -e gpu <<<"$1"; then
+        files+=(server.txt)
+    elif grep -qx cpu <<<"$1" && [ "$2" = 3.11 ]; then
+        files+=(cpu.txt) # resolved for 3.11; other versions take what pyproject.toml allows
+    fi
+    verl="${VERL_TOOL_VERL:-$(sed -n 's/^verl==//p' "$pins/verl.txt")}"
+    (cd "$pins" && cat "${files[@]}") | sed "s/^verl==.*/verl==$verl/"
+}
+
 verl_tool_install() {
-    local uv extras names args=() backend=() pins="$verl_tool_root/scripts/constraints"
+    local uv extras names args=() backend=() python
     uv="$(verl_tool_find_uv)" || return 1
     extras="$1"
     names="$(echo "$extras" | paste -sd, -)"
@@ -91,15 +104,13 @@ verl_tool_install() {
         "$uv" venv --quiet --python "$(verl_tool_python)" "$verl_tool_venv" || return 1
     fi
     if grep -qx cpu <<<"$extras"; then
-        args=(--override "$pins/overrides_cpu.txt")
-        # Resolved for 3.11; other versions take what pyproject.toml allows.
-        "$verl_tool_venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' &&
-            args+=(--constraint "$pins/cpu.txt")
+        args=(--override "$verl_tool_root/scripts/constraints/overrides_cpu.txt")
         # A CPU build of torch: a local wheel where there is one, else PyTorch's own CPU builds.
         ls ${UV_FIND_LINKS:-/nonexistent}/torch-*+cpu-*.whl >/dev/null 2>&1 || backend=(--torch-backend cpu)
-    elif ! grep -qx gpu <<<"$extras"; then
-        args=(--constraint "$pins/server.txt")
     fi
+    python="$("$verl_tool_venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" || return 1
+    verl_tool_pins "$extras" "$python" >"$verl_tool_venv/.constraints.txt" || return 1
+    args+=(--constraint "$verl_tool_venv/.constraints.txt")
     verl_tool_say "installing verl-tool${names:+[$names]}"
     "$uv" pip install --quiet --python "$verl_tool_venv/bin/python" "${args[@]}" "${backend[@]}" \
         --editable "$verl_tool_root${names:+[$names]}" || return 1
@@ -121,7 +132,8 @@ verl_tool_env() {
 # Install what EXTRAS ask for, unless that was done before and nothing has changed since.
 verl_tool_bring_up_to_date() {
     local extras="$1" stamp
-    stamp="$(cat "$verl_tool_root/pyproject.toml" "$verl_tool_root"/scripts/constraints/*.txt "${BASH_SOURCE[0]}" <(echo "$extras") | cksum)"
+    stamp="$(cat "$verl_tool_root/pyproject.toml" "$verl_tool_root"/scripts/constraints/*.txt "${BASH_SOURCE[0]}" \
+        <(echo "$extras" "${VERL_TOOL_VERL:-}") | cksum)"
     if [ "$(cat "$verl_tool_venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
         verl_tool_install "$extras" || { verl_tool_fail "setting up $verl_tool_venv failed; the lines above say why"; return 1; }
         echo "$stamp" >"$verl_tool_venv/.stamp"

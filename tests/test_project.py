@@ -1,6 +1,7 @@
-"""The project as a whole: one version of verl, a light default install, no address of a package host."""
+"""The project as a whole: versions of verl, a light default install, no address of a package host."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -25,10 +26,30 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def test_every_extra_pins_the_same_verl():
-    pins = re.findall(r'"verl(?:\[[^\]]*\])?==([^"]+)"', PYPROJECT)
-    assert len(pins) == 2, "one pin in the extra cpu, one in gpu"
-    assert set(pins) == {setting("verl-version")}
+def test_every_extra_allows_the_same_versions_of_verl():
+    allowed = re.findall(r'"verl(?:\[[^\]]*\])?([<>=!~][^"]*)"', PYPROJECT)
+    assert len(allowed) == 2, "one in the extra cpu, one in gpu"
+    assert len(set(allowed)) == 1
+
+
+@pytest.mark.parametrize("file", ["verl.txt", "cpu.txt"])
+def test_one_verl_is_pinned(file):
+    """scripts/env.sh installs it, unless VERL_TOOL_VERL names another."""
+    pins = (ROOT / "scripts" / "constraints" / file).read_text()
+    assert re.findall(r"^verl==(.+)$", pins, re.MULTILINE) == [setting("verl-version")]
+
+
+@pytest.mark.parametrize(
+    ("extras", "python", "all_pinned"), [("cpu", "3.11", True), ("cpu", "3.12", False), ("gpu", "3.11", False)]
+)
+@pytest.mark.parametrize("other", ["", "0.9.1"])
+def test_the_environment_gets_the_verl_that_is_asked_for(tmp_path, extras, python, all_pinned, other):
+    given = {"PATH": os.environ["PATH"], "VERL_TOOL_VENV": str(tmp_path), "VERL_TOOL_SKIP_INSTALL": "1"}
+    script = f"set -euo pipefail; source {ROOT}/scripts/env.sh; verl_tool_pins {extras} {python}"
+    given |= {"VERL_TOOL_VERL": other} if other else {}
+    pins = subprocess.run(["bash", "-c", script], env=given, capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"^verl==(.+)$", pins, re.MULTILINE)) == {other or setting("verl-version")}
+    assert ("\nray==" in pins) == all_pinned
 
 
 def test_submodule_is_the_pinned_verl():
