@@ -8,9 +8,9 @@ template, tokenizing, finding calls, masks, records. Every trajectory is a promp
 Hermes call each, their results, and an answer. Trajectories run ``--concurrency`` at a time. CPU time is that of the
 whole process, threads included; the two loops take turns, and each figure is the median of ``--repeats``.
 
-verl's loop is measured both ways that it can put turns together: rendered one by one (its default), and by its
-continuous-token builder. The memory of ``--live`` trajectories that all wait for their last turn is measured in a
-process of its own for each loop.
+verl's loop is measured both ways that verl 0.9.0 can put turns together: rendered one by one (its default), and by its
+continuous-token builder, which is all that verl 0.9.1 has. The memory of ``--live`` trajectories that all wait for
+their last turn is measured in a process of its own for each loop.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +51,9 @@ from verl_tool.formats.hermes import HermesFormat
 from verl_tool.protocol import StepResult
 from verl_tool.trainer import main_ppo
 
-LOOPS = ("verl-tool", "verl, turn by turn", "verl, continuous tokens")
+OURS, BY_TURN, CONTINUOUS = "verl-tool", "verl, turn by turn", "verl, continuous tokens"
+# Later versions put turns together in one way only, and have no option for it.
+LOOPS = (OURS, BY_TURN, CONTINUOUS) if version("verl") == "0.9.0" else (OURS, CONTINUOUS)
 THOUGHT = "The two numbers must be added before anything else can be said about them. "
 RESULT = "The result of the calculation is 42. " * 4
 QUESTION = "Please add the numbers that follow, one pair after the other, and tell the sum at the end. " * 12
@@ -182,7 +185,7 @@ def make_loop(name: str, engine: Engine, tokenizer: PreTrainedTokenizerFast) -> 
         *(f"{agent}.enable_mtrl=true", f"{agent}.mtrl_role=tool", f"{agent}.max_concurrent_trajectories=null"),
         *(f"{agent}.tool_server_url=http://127.0.0.1:9", f"{agent}.enable_tqdm=false"),
         "actor_rollout_ref.rollout.multi_turn.max_tool_response_length=4096",
-        f"data.continuous_token.enable={str(name == LOOPS[2]).lower()}",
+        *([f"data.continuous_token.enable={str(name == CONTINUOUS).lower()}"] if BY_TURN in LOOPS else []),
     ]
     with initialize_config_dir(str(Path(main_ppo.__file__).parent / "config"), version_base=None):
         config = compose("agent_ppo_trainer", overrides=overrides)
@@ -196,7 +199,7 @@ def make_loop(name: str, engine: Engine, tokenizer: PreTrainedTokenizerFast) -> 
         "dataset_cls": RLHFDataset,
         "data_config": DictConfigWrap(config.data),
     }
-    if name != LOOPS[0]:
+    if name != OURS:
         return lambda: ToolAgentLoop(**settings, tools=tools)
     worker = VerlToolAgentLoop(**settings)._worker
     worker.episode = Episode(worker.generator, OurTools(), worker.tokenizer, worker.options)

@@ -80,7 +80,7 @@ def run_config(folder: Path) -> DictConfig:
 
 
 def _sampling(rollout: DictConfig) -> Sampling:
-    """How the run's validation drew tokens. verl 0.9.0's agent loop regards these three, and not ``do_sample``."""
+    """How the run's validation drew tokens. verl's agent loop regards these three, and not ``do_sample``."""
     drawn = rollout.val_kwargs
     return Sampling(
         temperature=float(drawn.temperature),

@@ -1,4 +1,4 @@
-"""The size of an update, by what counts in it. Written for verl 0.9.0."""
+"""The size of an update, by what counts in it. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The actor's process where others sample (``trainer.v1.trainer_mode=separate_async``). Written for verl 0.9.0."""
+"""The actor's process where others sample (``trainer.v1.trainer_mode=separate_async``).
+
+Written for verl 0.9.0 and 0.9.1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that holds the actor, its reference and the way to the engine. Written for verl 0.9.0."""
+"""The process that holds the actor, its reference and the way to the engine. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""verl's worker of agent loops for its newer trainer, which also tells what ended a rollout. Written for verl 0.9.0.
+"""verl's worker of agent loops for its newer trainer, which also tells what ended a rollout.
 
-verl's own marks the prompt as failed, and leaves the reason in its log.
+verl's own marks the prompt as failed, and leaves the reason in its log. Written for verl 0.9.0 and 0.9.1.
 """
 
 from __future__ import annotations

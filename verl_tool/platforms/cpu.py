@@ -2,8 +2,8 @@
 
 verl loads this module at the end of ``import verl``, in each of its processes. Where torch was built for an
 accelerator, or ``VERL_PLATFORM`` names another platform, there is no platform of ours: only the sockets of the
-process groups and of the weight sync are put where nobody else reaches them. Written for verl 0.9.0; `require` tells
-whether it is in force, since verl only logs a plugin that fails to load.
+process groups and of the weight sync are put where nobody else reaches them. Written for verl 0.9.0 and 0.9.1;
+`require` tells whether it is in force, since verl only logs a plugin that fails to load.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What verl takes for granted about accelerators, and offers no way to change. Written for verl 0.9.0."""
+"""What verl takes for granted about accelerators, and offers no way to change. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 

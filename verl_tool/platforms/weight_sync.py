@@ -1,4 +1,4 @@
-"""The socket by which verl hands weights to vLLM, in a folder of this run's. Written for verl 0.9.0.
+"""The socket by which verl hands weights to vLLM, in a folder of this run's. Written for verl 0.9.0 and 0.9.1.
 
 verl names the socket by Ray's job id, which is the same for the first job of every cluster, in ``/tmp``, where any user
 may take the name first; and what comes by it is unpickled.

@@ -1,4 +1,4 @@
-"""The process that holds the trainer. Written for verl 0.9.0."""
+"""The process that holds the trainer. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the reward managers have in common: the model's own words are graded, within a deadline, and faults are told.
 
-On verl's reward loop (`verl.experimental.reward_loop`, verl 0.9.0). Options come from ``reward.reward_kwargs``.
+On verl's reward loop (`verl.experimental.reward_loop`). Options come from ``reward.reward_kwargs``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Advantages as if the trajectories invalidated by infrastructure had never been sampled. Written for verl 0.9.0."""
+"""Advantages as if the trajectories invalidated by infrastructure had never been sampled.
+
+Written for verl 0.9.0 and 0.9.1.
+"""
 
 from __future__ import annotations
 

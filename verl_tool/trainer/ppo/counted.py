@@ -1,4 +1,4 @@
-"""verl's KL penalty and metrics, of the rows that count. Written for verl 0.9.0."""
+"""verl's KL penalty and metrics, of the rows that count. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Settings of the algorithm that are refused: rows left out would change what the others learn, or nothing would work.
 
-Written for verl 0.9.0.
+Written for verl 0.9.0 and 0.9.1.
 """
 
 from __future__ import annotations

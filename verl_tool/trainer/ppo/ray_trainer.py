@@ -1,4 +1,7 @@
-"""verl's trainer that holds the batch in the driver (``trainer.use_v1=False``), with tools. Written for verl 0.9.0."""
+"""verl's trainer that holds the batch in the driver (``trainer.use_v1=False``), with tools.
+
+Written for verl 0.9.0 and 0.9.1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever logs a step's metrics tells the console of them too. Written for verl 0.9.0."""
+"""Whoever logs a step's metrics tells the console of them too. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 
