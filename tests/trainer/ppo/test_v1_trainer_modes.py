@@ -159,7 +159,8 @@ def test_warm_up_passes_no_limit_of_a_step(monkeypatch):
     monkeypatch.setattr(v1_trainer, "Progress", lambda seconds: Quiet())
     limits = [f"algorithm.filter_groups.{name}" for name in ("enable=true", "max_num_gen_batches=1")]
     register_agent_trainer("sync")
-    trainer = get_trainer_cls("sync")(composed(*limits, f"data.train_batch_size={BATCH}"))
+    others = (f"data.train_batch_size={BATCH}", "actor_rollout_ref.agent.enable_agent=false")
+    trainer = get_trainer_cls("sync")(composed(*limits, *others))
     trainer.global_steps, trainer.total_training_steps = 1, 1
     trainer.replay_buffer = SimpleNamespace(take_raised=lambda: ([], 0))
     assert trainer._add_prompts_to_generate(3 * BATCH) == 3 * BATCH
