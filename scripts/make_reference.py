@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "assets/docs/reference.md"
 CLASSES = {
     "Writing a tool": {
-        "verl_tool/servers/tools/base.py": "Tool Context ToolResult ToolOptions InvalidCall",
+        "verl_tool/servers/tools/typed/function_tool.py": "tool",
+        "verl_tool/servers/tools/typed/trajectory_tools.py": "TrajectoryTools",
+        "verl_tool/servers/tools/base.py": "Context ToolResult CallError InvalidCall ToolOptions Tool",
         "verl_tool/formats/base.py": "Call Format",
     },
     "Writing a reward": {
@@ -30,9 +32,11 @@ CLASSES = {
         "verl_tool/text_history.py": "TextHistory",
     },
 }
+TOOLS = "verl_tool.servers.tools"
+"""The package that exports what its modules define for users."""
 HEAD = """# Reference
 
-The classes that a tool, a reward or a notebook meets. Made from their docstrings by `python scripts/make_reference.py`;
+What a tool, a reward or a notebook meets. Made from their docstrings by `python scripts/make_reference.py`;
 to change a text, change the docstring.
 """
 
@@ -43,13 +47,27 @@ def page() -> str:
     for chapter, files in CLASSES.items():
         parts.append(f"## {chapter}\n")
         for file, names in files.items():
-            known = {n.name: n for n in ast.parse((ROOT / file).read_text("utf-8")).body if isinstance(n, ast.ClassDef)}
-            parts += [part for name in names.split() for part in _class(known[name], file)]
+            body = ast.parse((ROOT / file).read_text("utf-8")).body
+            known = {node.name: node for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+            parts += [part for name in names.split() for part in _entry(known[name], _module(file))]
     return "\n".join(parts)
 
 
-def _class(node: ast.ClassDef, file: str) -> Iterator[str]:
+def _module(file: str) -> str:
+    """Where users import from."""
     module = file.removesuffix(".py").replace("/", ".")
+    return TOOLS if module.startswith(f"{TOOLS}.") else module
+
+
+def _entry(node: ast.ClassDef | ast.FunctionDef, module: str) -> Iterator[str]:
+    if isinstance(node, ast.ClassDef):
+        yield from _class(node, module)
+    else:
+        yield f"### {node.name}\n\n`from {module} import {node.name}`\n"
+        yield f"**`{_signature('', node)}`**\n\n{_text(node)}"
+
+
+def _class(node: ast.ClassDef, module: str) -> Iterator[str]:
     bases = ", ".join(ast.unparse(base) for base in node.bases)
     yield f"### {node.name}\n\n`from {module} import {node.name}`{f'; subclass of `{bases}`' if bases else ''}\n"
     yield _text(node)

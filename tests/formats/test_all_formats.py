@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.formats.strategies import PIECES, plain, texts
 from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.protocol import ToolDescription
+from verl_tool.servers.tools import tool_class
 from verl_tool.servers.tools.base import Tool
-from verl_tool.servers.tools.calculator import CalculatorTool
 from verl_tool.servers.tools.finish import FinishTool
 from verl_tool.servers.tools.python_code import PythonCodeTool
 
-TOOLS: tuple[Tool, ...] = (PythonCodeTool(), CalculatorTool(), FinishTool())
+TOOLS: tuple[Tool, ...] = (PythonCodeTool(), tool_class("calculator")(), FinishTool())
 FORMATS: tuple[Format, ...] = tuple({id(f): f for f in (*ALL_FORMATS, *(f for t in TOOLS for f in t.formats))}.values())
 """The built-in formats and the tags of the tools' own names."""
 

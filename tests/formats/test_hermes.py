@@ -95,10 +95,10 @@ def test_a_call_in_a_response_is_none() -> None:
 
 
 def test_usage_holds_each_signature_as_json() -> None:
-    from verl_tool.servers.tools.calculator import CalculatorTool
+    from verl_tool.servers.tools import tool_class
     from verl_tool.servers.tools.finish import FinishTool
 
-    usage = HERMES.usage([CalculatorTool().describe(), FinishTool().describe()])
+    usage = HERMES.usage([tool_class("calculator")().describe(), FinishTool().describe()])
     lines = usage.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
     assert [json.loads(line)["function"]["name"] for line in lines] == ["calculator", "finish"]
     assert len(HERMES.find_calls(usage)) >= 1

@@ -12,13 +12,13 @@ from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.errors import SandboxError
 from verl_tool.formats import Call
+from verl_tool.servers.tools import tool_class
 from verl_tool.servers.tools.base import Context, ToolResult
-from verl_tool.servers.tools.calculator import CalculatorTool
 
 SHARE = 0.05
 
 
-class FaultyCalculatorTool(CalculatorTool):
+class FaultyCalculatorTool(tool_class("calculator")):
     """A calculator of which one call in twenty is lost."""
 
     async def run(self, call: Call, context: Context) -> ToolResult:

@@ -14,8 +14,8 @@ from verl_tool.servers.tests import test_calculator_tool as calculator_check
 from verl_tool.servers.tests import test_finish_tool as finish_check
 from verl_tool.servers.tests import test_python_code_tool as python_check
 from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, run_cases
+from verl_tool.servers.tools import tool_class
 from verl_tool.servers.tools.base import Tool, ToolResult
-from verl_tool.servers.tools.calculator import CalculatorTool
 from verl_tool.servers.tools.finish import FinishTool
 from verl_tool.servers.tools.python_code import PythonCodeTool
 
@@ -42,7 +42,7 @@ async def cli(app: typer.Typer, *arguments: str) -> tuple[int, str]:
 
 
 async def test_the_calculator_holds(servers: LiveServers) -> None:
-    assert await problems(servers, [CalculatorTool()], "calculator", calculator_check.CASES) == {}
+    assert await problems(servers, [tool_class("calculator")()], "calculator", calculator_check.CASES) == {}
 
 
 async def test_finish_holds(servers: LiveServers) -> None:
@@ -55,7 +55,7 @@ async def test_python_code_holds(servers: LiveServers) -> None:
     assert await problems(servers, [tool], "python_code", python_check.CASES) == {}
 
 
-class WrongCalculator(CalculatorTool):
+class WrongCalculator(tool_class("calculator")):
     """Says that everything is 0."""
 
     async def run(self, call, context):

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.servers.tools.actions import results, text
+from verl_tool.servers.tools import tool_class
 from verl_tool.servers.tools._arithmetic import CONSTANTS, FUNCTIONS, ExpressionError, as_text, evaluate
-from verl_tool.servers.tools.calculator import CalculatorTool
+
+CALCULATOR = tool_class("calculator")
 
 
 @pytest.mark.parametrize(
@@ -161,22 +163,22 @@ def test_the_worst_expressions_end_at_once(expression: str) -> None:
     assert outcome(expression)
 
 
-@pytest.mark.parametrize("action", CalculatorTool.example_actions)
+@pytest.mark.parametrize("action", CALCULATOR.example_actions)
 async def test_every_example_action_is_answered(action: str) -> None:
-    assert (await text(CalculatorTool(), action)).strip() == "10.1"
+    assert (await text(CALCULATOR(), action)).strip() == "10.1"
 
 
 async def test_an_error_is_an_observation() -> None:
-    [result] = await results(CalculatorTool(), "<calculator>1/0</calculator>")
+    [result] = await results(CALCULATOR(), "<calculator>1/0</calculator>")
     assert (result.text, result.error, result.valid) == ("Error: division by zero", True, True)
 
 
 async def test_a_long_expression_is_refused_with_the_limit() -> None:
-    tool = CalculatorTool(max_expression_chars=10)
+    tool = CALCULATOR(max_expression_chars=10)
     assert await text(tool, "<calc>1+1+1+1+1+1</calc>") == (
         "Error: the expression has 11 characters; at most 10 are calculated"
     )
 
 
 async def test_digits_of_the_answer() -> None:
-    assert await text(CalculatorTool(digits=4), "<calculator>2/3</calculator>") == "0.6667"
+    assert await text(CALCULATOR(digits=4), "<calculator>2/3</calculator>") == "0.6667"

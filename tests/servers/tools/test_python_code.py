@@ -146,9 +146,9 @@ async def test_arguments_without_code_say_how_to_call(tool: PythonCodeTool) -> N
 
 async def test_another_call_between_two_blocks_makes_them_two_programs(tool: PythonCodeTool) -> None:
     from verl_tool.servers.execution.calls import CallFinder
-    from verl_tool.servers.tools.calculator import CalculatorTool
+    from verl_tool.servers.tools import tool_class
 
-    finder = CallFinder([tool, CalculatorTool()])
+    finder = CallFinder([tool, tool_class("calculator")()])
     action = "<python>a</python><calculator>1</calculator><python>b</python><python>c</python>"
     matched, _ = finder.find(action)
     assert [(match.tool.name, match.call.input) for match in matched] == [

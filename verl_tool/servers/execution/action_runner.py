@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.json_text import shown
@@ -15,6 +16,7 @@ from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.calls import CallFinder, MatchedCall
 from verl_tool.servers.execution.current_trajectory import running_for
 from verl_tool.servers.execution.deadline import Deadline
+from verl_tool.servers.execution.live_states import LiveStates
 from verl_tool.servers.execution.observation import merge, not_run, not_understood, told_of_error, unrunnable
 from verl_tool.servers.execution.trajectory_table import Trajectory
 from verl_tool.servers.metrics import NO_TOOL, ToolMetrics
@@ -55,6 +57,11 @@ class ActionRunner:
         self._done_if_invalid = done_if_invalid
         self._max_calls = min(max_calls or MAX_CALLS, MAX_CALLS)
         self._call_timeout = call_timeout_seconds
+        self._groups: dict[str, list[str]] = {}
+        for tool in tools:
+            self._groups.setdefault(tool.state_group, []).append(tool.name)
+        bounded = [tool for tool in tools if tool.max_live is not None or tool.ttl_seconds is not None]
+        self._live = {tool.state_group: LiveStates(tool) for tool in bounded}
 
     async def run(
         self,
@@ -67,9 +74,10 @@ class ActionRunner:
 
         `progress` holds the results of the calls that ran in an earlier attempt, and takes those of this one.
         """
+        deadline = time.monotonic() + self._call_timeout
         try:
             with running_for(trajectory.id), Deadline(self._call_timeout):
-                return await self._run_in_turn(trajectory, request, progress, admission)
+                return await self._run_in_turn(trajectory, request, progress, admission, deadline)
         except asyncio.TimeoutError:
             words = f"the action took more than {self._call_timeout:g} s (call_timeout_seconds) and was stopped"
             fault = ToolFault(FaultKind.TIMEOUT, words, retryable=False)
@@ -98,18 +106,36 @@ class ActionRunner:
     async def free(self, trajectory: Trajectory) -> None:
         """Close all its states. A tool that fails to is logged: its trajectory is over either way."""
         states, trajectory.states = trajectory.states, {}
-        for name, state in states.items():
-            if not self._by_name[name].stateful:
+        # Tools of one group have the same state.
+        held = {self._by_name[name].state_group: (self._by_name[name], state) for name, state in states.items()}
+        for group, (tool, state) in held.items():
+            if not tool.stateful:
                 continue
             try:
                 with running_for(trajectory.id), Deadline(self._call_timeout):
-                    await self._by_name[name].close_state(state)
+                    await tool.close_state(state)
             except Exception:
                 # A tool is anybody's code, and may raise anything.
-                log.exception("tool %s failed to close the state of trajectory %s", name, trajectory.id)
+                log.exception("tool %s failed to close the state of trajectory %s", tool.name, trajectory.id)
+            finally:
+                if group in self._live:
+                    self._live[group].release(trajectory)
+
+    def expired(self) -> list[tuple[Trajectory, str]]:
+        """Trajectories that have been idle for longer than a tool lets them be, and why their state is lost."""
+        return [
+            (trajectory, f"it was idle for more than {live.ttl_seconds:g} s, which its tools allow (ttl_seconds)")
+            for live in self._live.values()
+            for trajectory in live.idle()
+        ]
 
     async def _run_in_turn(
-        self, trajectory: Trajectory, request: StepRequest, progress: list[ToolResult], admission: Admission | None
+        self,
+        trajectory: Trajectory,
+        request: StepRequest,
+        progress: list[ToolResult],
+        admission: Admission | None,
+        deadline: float,
     ) -> StepResult:
         async with trajectory.lock:
             _refuse_ended(trajectory)
@@ -122,7 +148,7 @@ class ActionRunner:
             matched = matched[: MAX_CALLS + 1]
             if matched:
                 async with admission.place(matched[0].tool.name) if admission else nullcontext():
-                    await self._run_calls(matched, trajectory, request, progress)
+                    await self._run_calls(matched, trajectory, request, progress, deadline)
                 result = merge(request.trajectory_id, matched, progress)
             else:
                 self._metrics.not_understood()
@@ -134,7 +160,12 @@ class ActionRunner:
             return result
 
     async def _run_calls(
-        self, matched: Sequence[MatchedCall], trajectory: Trajectory, request: StepRequest, progress: list[ToolResult]
+        self,
+        matched: Sequence[MatchedCall],
+        trajectory: Trajectory,
+        request: StepRequest,
+        progress: list[ToolResult],
+        deadline: float,
     ) -> None:
         """Run the calls that `progress` does not hold yet, up to one that ends the trajectory; those beyond the
         greatest number for one action are answered with a refusal."""
@@ -144,16 +175,18 @@ class ActionRunner:
             if slot >= self._max_calls:
                 progress.append(not_run(self._max_calls))
             else:
-                progress.append(await self._run_call(matched[slot], trajectory, request))
+                progress.append(await self._run_call(matched[slot], trajectory, request, deadline))
 
-    async def _run_call(self, match: MatchedCall, trajectory: Trajectory, request: StepRequest) -> ToolResult:
+    async def _run_call(
+        self, match: MatchedCall, trajectory: Trajectory, request: StepRequest, deadline: float
+    ) -> ToolResult:
         tool, call = match.tool, match.call
         if call.error is not None:
             self._metrics.not_understood(tool.name)
             return unrunnable(call.error)
         began = time.perf_counter()
         try:
-            result = await tool.run(call, await _context(tool, trajectory, request))
+            result = await tool.run(call, await self._context(tool, trajectory, request, deadline))
             if not isinstance(result, ToolResult):
                 raise TypeError(f"run returned {type(result).__name__}; a tool returns ToolResult")
         except InvalidCall as error:
@@ -170,6 +203,33 @@ class ActionRunner:
             raise ToolCallFault(tool, FaultKind.TOOL_CRASHED, words, retryable=False) from error
         self._metrics.called(tool.name, time.perf_counter() - began, valid=result.valid, error=result.error)
         return told_of_error(result)
+
+    async def _context(self, tool: Tool, trajectory: Trajectory, request: StepRequest, deadline: float) -> Context:
+        """Who calls `tool`; a state is made at the trajectory's first call."""
+        context = Context(trajectory.id, request.step, None, request.extra, request.is_last_step, deadline)
+        if tool.name not in trajectory.states:
+            trajectory.states[tool.name] = await self._state(tool, trajectory, context)
+        if tool.state_group in self._live:
+            self._live[tool.state_group].touch(trajectory)
+        context.state = trajectory.states[tool.name]
+        return context
+
+    async def _state(self, tool: Tool, trajectory: Trajectory, context: Context) -> Any:
+        """What a tool keeps for a trajectory that has not called it yet: its group's state, or a new one."""
+        if not tool.stateful:
+            return None
+        for name in self._groups[tool.state_group]:
+            if name in trajectory.states:
+                return trajectory.states[name]
+        live = self._live.get(tool.state_group)
+        if live is None:
+            return await tool.new_state(context)
+        live.take(trajectory)
+        try:
+            return await tool.new_state(context)
+        except BaseException:
+            live.release(trajectory)
+            raise
 
     def _wanted_tools(self, request: StepRequest) -> Sequence[Tool] | None:
         """The tools that the request allows; None: all."""
@@ -189,15 +249,6 @@ class ActionRunner:
             message = f"{field} {shown(name)} is unknown; known: {', '.join(self._by_name)}"
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         return tool
-
-
-async def _context(tool: Tool, trajectory: Trajectory, request: StepRequest) -> Context:
-    """Who calls `tool`; a state is made at the trajectory's first call."""
-    if tool.name not in trajectory.states:
-        state = await tool.create_state(trajectory.id, request.extra) if tool.stateful else None
-        trajectory.states[tool.name] = state
-    state = trajectory.states[tool.name]
-    return Context(trajectory.id, request.step, state, request.extra, request.is_last_step)
 
 
 def _refuse_ended(trajectory: Trajectory) -> None:

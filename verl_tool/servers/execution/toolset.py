@@ -83,7 +83,8 @@ class ToolSet:
             max_calls=max_calls,
             call_timeout_seconds=call_timeout_seconds,
         )
-        self._sweep_every = min(30.0, state_ttl_seconds / 4, record_ttl_seconds / 4)
+        lives = [state_ttl_seconds, record_ttl_seconds, *(tool.ttl_seconds for tool in tools if tool.ttl_seconds)]
+        self._sweep_every = min(30.0, min(lives) / 4)
         self._on_released = on_released
         self._table = TrajectoryTable(
             stateful=self.stateful,
@@ -190,6 +191,9 @@ class ToolSet:
     def sweep(self) -> None:
         """Drop what is older than its time to live; the set does so by itself every few seconds."""
         self._table.sweep()
+        for trajectory, because in self._runner.expired():
+            if not trajectory.closed:
+                self._table.remove(trajectory, lost_because=because)
 
     def _begin(self, request: StepRequest, admission: Admission | None) -> asyncio.Task[StepResult] | StepResult:
         """The run that answers `request`, or the answer where none is needed. All that is not a run is done here at
@@ -273,7 +277,7 @@ class ToolSet:
     async def _sweep_forever(self) -> None:
         while True:
             await asyncio.sleep(self._sweep_every)
-            self._table.sweep()
+            self.sweep()
 
     async def _close_tools(self) -> None:
         while self._started:

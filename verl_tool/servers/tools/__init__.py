@@ -1,7 +1,8 @@
 """The tools, one file each, and how ``--tool_type`` finds them.
 
 Importing this package imports no tool. A name is a file of this folder, an installed entry point of the group
-``verl_tool.tools``, or the path of a user's own ``.py`` file, which holds exactly one `Tool`.
+``verl_tool.tools``, or the path of a user's own ``.py`` file. A file holds typed tools (functions that `tool`
+decorates, or `TrajectoryTools`), or exactly one class that extends `Tool`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,35 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeGuard
 
 from verl_tool.errors import ConfigError
 from verl_tool.plugin import import_file
 from verl_tool.servers.tool_config import ToolConfig, ToolEntry
-from verl_tool.servers.tools.base import Tool
+from verl_tool.servers.tools.base import CallError, Context, InvalidCall, Tool, ToolOptions, ToolResult
+from verl_tool.servers.tools.typed.function_tool import function_tool, mark_of, tool
+from verl_tool.servers.tools.typed.trajectory_tools import TrajectoryTools, method_tools
+
+__all__ = [
+    "CallError",
+    "Context",
+    "InactiveTool",
+    "InvalidCall",
+    "Tool",
+    "ToolOptions",
+    "ToolResult",
+    "TrajectoryTools",
+    "inactive_tools",
+    "known_tools",
+    "load_tools",
+    "tool",
+    "tool_class",
+    "tool_classes",
+]
 
 ENTRY_POINTS = "verl_tool.tools"
+_NO_TOOLS = {"base", "new", "typed"}
+"""What this folder holds besides tools."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +69,7 @@ def load_tools(
     names = _names(spec) or [entry.name for entry in config.tools if entry.enabled]
     if not names:
         raise ConfigError(f"no tool is named; known: {', '.join(known_tools())}, or the path of a .py file")
-    classes = [tool_class(name) for name in names]
+    classes = [kind for name in names for kind in tool_classes(name)]
     _refuse_twice_or_disabled(classes, entries)
     common = {**config.shared_options(), **(shared or {})}
     return [_made(kind, common, entries.get(kind)) for kind in classes]
@@ -58,10 +81,9 @@ def inactive_tools(active: Sequence[Tool], config: ToolConfig | None = None) -> 
     disabled = {kind.name for kind, entry in _entries_by_class(config or ToolConfig()).items() if not entry.enabled}
     inactive = []
     for name in known_tools():
-        if name in serving:
-            continue
         try:
-            tool_class(name)
+            if any(kind.name in serving for kind in tool_classes(name)):
+                continue
         except ConfigError as error:
             inactive.append(InactiveTool(name, str(error)))
             continue
@@ -75,17 +97,25 @@ def known_tools() -> list[str]:
 
 
 def tool_class(name: str) -> type[Tool]:
-    """The class of one tool, by name, alias of a built-in tool, or path. Raises ConfigError."""
+    """As `tool_classes`, where there is just one. Raises ConfigError."""
+    kinds = tool_classes(name)
+    if len(kinds) > 1:
+        raise ConfigError(f"{name} holds several tools: {', '.join(kind.name for kind in kinds)}; one is wanted here")
+    return kinds[0]
+
+
+def tool_classes(name: str) -> tuple[type[Tool], ...]:
+    """The classes of the tools of one name, alias of a built-in tool, or path. Raises ConfigError."""
     if name.endswith(".py"):
-        return _only_tool(import_file(Path(name)), name)
+        return _tools_in(import_file(Path(name)), name)
     if name in _built_in():
-        return _only_tool(_imported(name), name)
+        return _tools_in(_imported(name), name)
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
             return _from_entry_point(name, point.load())
-    for kind in (_only_tool(_imported(other), other) for other in _built_in()):
-        if name in kind.aliases:
-            return kind
+    for kinds in (_tools_in(_imported(other), other) for other in _built_in()):
+        if any(name in kind.aliases for kind in kinds):
+            return kinds
     raise ConfigError(f"tool {name!r} is unknown; known: {', '.join(known_tools())}, or the path of a .py file")
 
 
@@ -97,7 +127,7 @@ def _names(spec: str | Sequence[str]) -> list[str]:
 def _built_in() -> list[str]:
     """Names of the files of this folder that hold tools; nothing is imported."""
     names = (module.name for module in pkgutil.iter_modules(__path__))
-    return [name for name in names if name != "base" and not name.startswith("_")]
+    return [name for name in names if name not in _NO_TOOLS and not name.startswith("_")]
 
 
 def _imported(name: str) -> ModuleType:
@@ -107,25 +137,50 @@ def _imported(name: str) -> ModuleType:
         raise ConfigError(f"tool {name} cannot be imported: {error}; install what it needs") from error
 
 
-def _only_tool(module: ModuleType, origin: str) -> type[Tool]:
-    """The one `Tool` that a file defines itself. Raises ConfigError if there is none or more than one."""
-    own = [
-        kind
-        for _, kind in inspect.getmembers(module, inspect.isclass)
-        if issubclass(kind, Tool) and kind.__module__ == module.__name__ and not inspect.isabstract(kind)
-    ]
-    if len(own) != 1:
-        found = ", ".join(kind.__name__ for kind in own) or "none"
-        raise ConfigError(f"{origin} must hold exactly one class that extends Tool and has run(); found: {found}")
-    return _with_name(own[0], origin)
+def _tools_in(module: ModuleType, origin: str) -> tuple[type[Tool], ...]:
+    """The tools that a file defines itself. Raises ConfigError if there is none, or more than one class of them."""
+    parts = {id(value): value for value in vars(module).values() if inspect.isclass(value) or inspect.isfunction(value)}
+    own = [value for value in parts.values() if value.__module__ == module.__name__]
+    typed = tuple(kind for value in own for kind in _typed(value))
+    classes = [kind for kind in own if _is_tool(kind) and not inspect.isabstract(kind)]
+    if len(classes) == 1 and not typed:
+        return (_with_name(classes[0], origin),)
+    if typed and not classes:
+        return typed
+    found = ", ".join([kind.__name__ for kind in classes] + [kind.name for kind in typed]) or "none"
+    raise ConfigError(
+        f"{origin} must hold functions decorated with @tool, TrajectoryTools, or exactly one class that extends Tool "
+        f"and has run(); found: {found}"
+    )
 
 
-def _from_entry_point(name: str, loaded: object) -> type[Tool]:
-    if not (inspect.isclass(loaded) and issubclass(loaded, Tool)):
+def _is_tool(value: object) -> TypeGuard[type[Tool]]:
+    return inspect.isclass(value) and issubclass(value, Tool)
+
+
+def _typed(value: Any) -> tuple[type[Tool], ...]:
+    """The typed tools that a value of a file is; none if it is something else."""
+    if mark_of(value) is not None:
+        return (function_tool(value),)
+    if not inspect.isclass(value):
+        return ()
+    if issubclass(value, TrajectoryTools):
+        return method_tools(value)  # type: ignore[arg-type] # mypy does not know that classes can be hashed
+    if any(mark_of(member) for member in vars(value).values()):
+        raise ConfigError(f"{value.__name__} has methods decorated with @tool; let it extend TrajectoryTools")
+    return ()
+
+
+def _from_entry_point(name: str, loaded: object) -> tuple[type[Tool], ...]:
+    if _is_tool(loaded):
+        return (_with_name(loaded, f"entry point {name!r}"),)
+    typed = _typed(loaded)
+    if not typed:
         raise ConfigError(
-            f"entry point {name!r} of {ENTRY_POINTS} is {loaded!r:.80}; it must be a class that extends Tool"
+            f"entry point {name!r} of {ENTRY_POINTS} is {loaded!r:.80}; it must be a class that extends Tool, a "
+            "function decorated with @tool or a TrajectoryTools"
         )
-    return _with_name(loaded, f"entry point {name!r}")
+    return typed
 
 
 def _with_name(kind: type[Tool], origin: str) -> type[Tool]:
@@ -137,14 +192,14 @@ def _with_name(kind: type[Tool], origin: str) -> type[Tool]:
 
 
 def _entries_by_class(config: ToolConfig) -> dict[type[Tool], ToolEntry]:
-    """The entries of ``tools``, each checked against the tool that it is for, active or not."""
+    """The entries of ``tools``, each checked against the tools that it is for (all of a file), active or not."""
     entries: dict[type[Tool], ToolEntry] = {}
     for entry in config.tools:
-        kind = tool_class(entry.name)
-        if kind in entries:
-            raise ConfigError(f"tools {entries[kind].name!r} and {entry.name!r} are one tool; give it one entry")
-        kind.check_options(entry.options())
-        entries[kind] = entry
+        for kind in tool_classes(entry.name):
+            if kind in entries:
+                raise ConfigError(f"tools {entries[kind].name!r} and {entry.name!r} are one tool; give it one entry")
+            kind.check_options(entry.options())
+            entries[kind] = entry
     return entries
 
 

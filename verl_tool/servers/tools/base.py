@@ -28,6 +28,7 @@ from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, 
 from verl_tool.formats.find import find_calls
 from verl_tool.formats.json_call import decode
 from verl_tool.protocol import ToolDescription
+from verl_tool.servers.tools.typed.problems import problems_of
 
 if TYPE_CHECKING:
     from verl_tool.sandbox import SandboxPool
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 class InvalidCall(VerlToolError):
     """What the model wrote is no call that this tool can run; it reads the message, and the call counts as invalid."""
+
+
+class CallError(VerlToolError):
+    """A typed function failed by the model's own doing: it reads the message, and the call counts as an error."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Context:
     """The request's extra fields for this trajectory; in training the row's ``tools_kwargs``."""
     is_last_step: bool = False
     """The model gets no further turn after this one."""
+    deadline: float | None = None
+    """When the action is stopped, on the clock of `time.monotonic`, seconds; None if it is not."""
 
 
 class ToolOptions(BaseModel):
@@ -127,6 +134,12 @@ class Tool(ABC):
     """The formats in which it can be called. An instance has tags of its own names besides, such as ``<reverse>``."""
     stateful: ClassVar[bool] = False
     """Whether `create_state` gives a trajectory something of its own that must be there at its next call."""
+    max_live: ClassVar[int | None] = None
+    """Trajectories that may have a state at once in each replica; a further one gets the fault ``overloaded``, which is
+    retried. None: as many as the server has trajectories."""
+    ttl_seconds: ClassVar[float | None] = None
+    """A trajectory that has a state and is idle for so long is ended, and what it calls later gets the fault
+    ``state_lost``. None: the server's ``--state_ttl``."""
     sandbox: SandboxPool | None = None
     """The pool in which this tool runs Python, set by `start`; the server lends it to ``POST /run_code``."""
 
@@ -141,6 +154,7 @@ class Tool(ABC):
 
     def __init__(self, **options: object) -> None:
         """Raises ConfigError if an option is unknown, naming the known ones, or of a wrong type."""
+        _refuse_bad_limits(self)
         self.options = self.check_options(options)
         self.formats = _formats_of(self, self.options)
 
@@ -166,6 +180,15 @@ class Tool(ABC):
 
     async def check(self) -> None:  # noqa: B027 - most tools need none
         """Raise a `VerlToolError` if the tool can no longer serve; called every few seconds, so be quick."""
+
+    @property
+    def state_group(self) -> str:
+        """Tools of the same group share a trajectory's state; the first one that is called makes it."""
+        return self.name
+
+    async def new_state(self, context: Context) -> Any:
+        """As `create_state`, with all that is known of the first call."""
+        return await self.create_state(context.trajectory_id, context.extra)
 
     async def create_state(self, trajectory_id: str, extra: Mapping[str, Any]) -> Any:
         """This trajectory's own state, made before its first call."""
@@ -200,8 +223,8 @@ class Tool(ABC):
         try:
             return model.model_validate(given)
         except ValidationError as error:
-            problems = [f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in error.errors()]
-        raise InvalidCall(f"wrong arguments for {self.name}({', '.join(model.model_fields)}): {'; '.join(problems)}")
+            problems = problems_of(error)
+        raise InvalidCall(f"wrong arguments for {self.name}({', '.join(model.model_fields)}): {problems}")
 
     @abstractmethod
     async def run(self, call: Call, context: Context) -> ToolResult:
@@ -229,6 +252,13 @@ class Tool(ABC):
             example_actions=list(self.example_actions),
             stateful=self.stateful,
         )
+
+
+def _refuse_bad_limits(tool: Tool) -> None:
+    for name in ("max_live", "ttl_seconds"):
+        value = getattr(tool, name)
+        if value is not None and not (isinstance(value, (int, float)) and value > 0):
+            raise ConfigError(f"tool {tool.name} has {name}={value!r}; it must be a number above 0, or None")
 
 
 def _read(text: str, names: Sequence[str]) -> Mapping[str, Any]:

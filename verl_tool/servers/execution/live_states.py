@@ -1,0 +1,54 @@
+"""The trajectories that have a state of one tool, where the tool bounds their number or their idle time."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from verl_tool.errors import ToolFault
+from verl_tool.protocol import FaultKind
+from verl_tool.servers.execution.trajectory_table import Trajectory
+from verl_tool.servers.tools.base import Tool
+
+
+class LiveStates:
+    """Counts the states of the tools of one `Tool.state_group`, and finds those that are idle."""
+
+    def __init__(self, tool: Tool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._max_live, self.ttl_seconds = tool.name, tool.max_live, tool.ttl_seconds
+        self._clock = clock
+        self._live: OrderedDict[int, tuple[Trajectory, float]] = OrderedDict()
+        """By identity, with the time of its latest call, the longest ago first."""
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def take(self, trajectory: Trajectory) -> None:
+        """Count one more. Raises ToolFault ``overloaded`` if there are as many as may be."""
+        if self._max_live is not None and len(self._live) >= self._max_live:
+            message = f"tool {self._name} serves {self._max_live} trajectories at once (max_live); send it again later"
+            raise ToolFault(FaultKind.OVERLOADED, message, retryable=True)
+        self._live[id(trajectory)] = (trajectory, self._clock())
+
+    def touch(self, trajectory: Trajectory) -> None:
+        """It calls the tool now."""
+        self._live[id(trajectory)] = (trajectory, self._clock())
+        self._live.move_to_end(id(trajectory))
+
+    def release(self, trajectory: Trajectory) -> None:
+        """Its state is closed."""
+        self._live.pop(id(trajectory), None)
+
+    def idle(self) -> list[Trajectory]:
+        """Those that nobody has used for the time to live. Takes time in proportion to their number."""
+        found: list[Trajectory] = []
+        if self.ttl_seconds is None:
+            return found
+        oldest = self._clock() - self.ttl_seconds
+        for trajectory, called in list(self._live.values()):
+            if called > oldest:
+                break
+            if trajectory.users == 0 and not trajectory.closed and trajectory.last_used <= oldest:
+                found.append(trajectory)
+        return found

@@ -1,0 +1,1 @@
+"""Tools that are written as typed Python functions."""

@@ -1,0 +1,40 @@
+"""What pydantic found wrong with the arguments of a call, in words for the model and of a bounded length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from verl_tool.json_text import shown
+
+MOST_TOLD = 5
+"""Errors that are told; of more, their number."""
+_WORDS = {"extra_forbidden": "there is no such argument"}
+_SCALAR = (str, int, float, bool)
+
+
+def problems_of(error: ValidationError) -> str:
+    """Each value that is wrong, where it stands and why."""
+    errors = errors_of(error)
+    told = [_told(each) for each in errors[:MOST_TOLD]]
+    more = [f"and {len(errors) - MOST_TOLD} more"] if len(errors) > MOST_TOLD else []
+    return "; ".join([*told, *more])
+
+
+def errors_of(error: ValidationError) -> list[ErrorDetails]:
+    """All that is wrong, without what nobody is told."""
+    return error.errors(include_url=False, include_context=False)
+
+
+def _told(error: ErrorDetails) -> str:
+    where, why, given = _where(error["loc"]), _WORDS.get(error["type"], error["msg"][:200]), error["input"]
+    of_a_value = error["type"] not in ("missing", *_WORDS) and isinstance(given, _SCALAR)
+    return f"{where}: {why}{f', not {shown(given, 40)}' if of_a_value else ''}"
+
+
+def _where(places: Sequence[int | str]) -> str:
+    """Such as ``points.3.x``; a name that a model made up is quoted if it is long or not printable."""
+    parts = [str(place) for place in places[:8]]
+    return ".".join(part if len(part) <= 60 and part.isprintable() else shown(part, 60) for part in parts) or "it"

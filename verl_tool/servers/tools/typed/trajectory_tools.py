@@ -1,0 +1,167 @@
+"""Several typed tools that share what they keep for a trajectory.
+
+class Cart(TrajectoryTools):
+    max_live = 500
+
+    async def setup(self, trajectory):
+        self.items = []
+
+    @tool
+    async def add(self, item: str, count: int = 1) -> str:
+        \"\"\"Put an item into the cart.\"\"\"
+        self.items += [item] * count
+        return f"{len(self.items)} items"
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any, ClassVar
+
+from verl_tool.errors import ConfigError
+from verl_tool.formats import Call
+from verl_tool.servers.tools.base import Context, ToolOptions, ToolResult
+from verl_tool.servers.tools.typed.function_tool import Function, FunctionTool, Mark, mark_of, tool_type
+from verl_tool.servers.tools.typed.signature import read_signature
+
+log = logging.getLogger(__name__)
+
+TEARDOWN_SECONDS = 60.0
+"""Longest that `TrajectoryTools.teardown` may take after a `setup` that failed."""
+
+
+class TrajectoryTools:
+    """Tools of one trajectory: each method that `tool` decorates is one, and all share the instance.
+
+    One instance is made for a trajectory at its first call of one of the tools, and its calls run one after the other.
+    It stays on one replica. A trajectory whose instance is gone gets the fault ``state_lost``, never a new instance.
+    """
+
+    max_live: ClassVar[int | None] = None
+    """Instances at once in each replica; the first call of a further trajectory gets the fault ``overloaded``, which is
+    retried. None: as many as the server has trajectories."""
+    ttl_seconds: ClassVar[float | None] = None
+    """The instance of a trajectory that is idle for so long is torn down. None: the server's ``--state_ttl``."""
+    Options: ClassVar[type[ToolOptions]] = ToolOptions
+    """The model of its options."""
+    options: ToolOptions = ToolOptions()
+    """Set before `setup`."""
+
+    async def setup(self, trajectory: Context) -> None:
+        """Take what the trajectory needs. `trajectory` is the context of its first call: its id, ``extra`` and so on.
+
+        What it raises is the fault ``tool_crashed``, unless it is a `ToolFault`; `teardown` is called then too.
+        """
+
+    async def teardown(self) -> None:
+        """Give back what `setup` took: the trajectory finished or expired, or the server stops."""
+
+
+class _Held:
+    """The instance of one trajectory."""
+
+    def __init__(self, instance: TrajectoryTools) -> None:
+        self.instance = instance
+        self.thread: asyncio.Future[Any] | None = None
+        """The latest of its methods that runs in a thread, maybe longer than anybody waited for it."""
+
+    def begin(self, thread: asyncio.Future[Any]) -> None:
+        self.thread = thread
+
+    async def idle(self) -> None:
+        """Wait until no thread works on it."""
+        if self.thread is not None and not self.thread.done():
+            await asyncio.wait([self.thread])
+
+
+class MethodTool(FunctionTool):
+    """A tool that is a method of a `TrajectoryTools`. `method_tools` makes a subclass for each."""
+
+    owner: ClassVar[type[TrajectoryTools]]
+    stateful = True
+
+    @property
+    def state_group(self) -> str:
+        return f"{self.owner.__module__}.{self.owner.__qualname__}"
+
+    async def new_state(self, context: Context) -> _Held:
+        held = _Held(self.owner())
+        held.instance.options = self.options
+        try:
+            await self._on(held, partial(held.instance.setup, context))
+        except BaseException:
+            # Cancelled too: it may have taken something by then.
+            await self._tear_down_failed(held, context)
+            raise
+        return held
+
+    async def close_state(self, state: _Held) -> None:
+        await self._on(state, state.instance.teardown)
+
+    async def run(self, call: Call, context: Context) -> ToolResult:
+        held: _Held = context.state
+        function = partial(self.function, held.instance, **self.keyword_arguments(call, context))
+        return await self.answer(self._on(held, function))
+
+    async def _on(self, held: _Held, function: Callable[[], object]) -> object:
+        await held.idle()
+        return await self.called(function, held.begin)
+
+    async def _tear_down_failed(self, held: _Held, context: Context) -> None:
+        try:
+            await asyncio.wait_for(self.close_state(held), TEARDOWN_SECONDS)
+        except Exception:
+            # Anybody's code, and half set up.
+            log.exception("tool %s failed to tear down for trajectory %s", self.name, context.trajectory_id)
+
+
+@cache
+def method_tools(owner: type[TrajectoryTools]) -> tuple[type[FunctionTool], ...]:
+    """The tools that its methods are, in their order. Raises ConfigError if it has none, or one cannot be a tool."""
+    _refuse_what_cannot_be_called(owner)
+    marked = list(_marked_methods(owner))
+    if not marked:
+        raise ConfigError(f"{owner.__name__} has no tool; decorate a method with @tool")
+    return tuple(_method_tool(owner, function, mark) for function, mark in marked)
+
+
+def _marked_methods(owner: type[TrajectoryTools]) -> Iterator[tuple[Function, Mark]]:
+    names = dict.fromkeys(name for kind in reversed(owner.__mro__) for name in vars(kind))
+    for name in names:
+        mark = mark_of(getattr(owner, name))
+        if mark is not None:
+            yield getattr(owner, name), mark
+
+
+def _method_tool(owner: type[TrajectoryTools], function: Function, mark: Mark) -> type[FunctionTool]:
+    signature = read_signature(function, mark.name, method=True)
+    if signature.options is not None:
+        raise ConfigError(
+            f"tool {mark.name} takes its options as {signature.options!r}; set {owner.__name__}.Options and read "
+            "self.options, which all its tools share"
+        )
+    return tool_type(
+        MethodTool,
+        function,
+        signature,
+        mark,
+        owner=owner,
+        Options=owner.Options,
+        max_live=owner.max_live,
+        ttl_seconds=owner.ttl_seconds,
+    )
+
+
+def _refuse_what_cannot_be_called(owner: type[TrajectoryTools]) -> None:
+    wanted = {"__init__": ((), "self"), "setup": ((None,), "self, trajectory"), "teardown": ((), "self")}
+    for name, (arguments, told) in wanted.items():
+        try:
+            inspect.signature(getattr(owner, name)).bind(None, *arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"{owner.__name__}.{name} cannot be called: {error}; write it as {name}({told})"
+            ) from error
