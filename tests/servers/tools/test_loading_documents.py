@@ -57,6 +57,13 @@ async def test_the_tools_with_state_in_the_documentation(tmp_path: Path) -> None
     await tools.close()
 
 
+async def test_the_tool_of_ones_own_recipe(tmp_path: Path) -> None:
+    [price] = tools_of("assets/docs/own_recipe.md", "@tool", tmp_path)
+    call = '<tool_call>\n{"name": "price", "arguments": {"item": "K42", "count": 3}}\n</tool_call>'
+    assert await text(price, call) == "108"
+    assert "`108`" in (ROOT / "assets/docs/own_recipe.md").read_text()
+
+
 async def test_the_class_in_the_documentation(tmp_path: Path) -> None:
     [reverse] = tools_of("assets/docs/tools.md", "class Reverse", tmp_path)
     assert await text(reverse, "<reverse>abc</reverse>") == "cba"

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from live_server import LiveServers
@@ -121,12 +122,16 @@ class Fragile(TrajectoryTools):
     """Its set-up and its methods fail as they are told."""
 
     max_live = 1
-    log: list[str] = []  # noqa: RUF012
+    log: ClassVar[list[str]] = []
 
     def setup(self, trajectory: Context) -> None:
         self.log.append("setup")
         if trajectory.extra.get("fail") == "exit":
             raise SystemExit(2)
+        if trajectory.extra.get("fail") == "late":
+            threading.Event().wait(0.5)
+            self.log.append("set up")
+            return
         if trajectory.extra.get("fail"):
             raise OSError("no browser")
 
@@ -170,6 +175,16 @@ async def test_a_method_that_outlasts_its_call_ends_before_the_next_one_begins(l
     await tools.close()
 
 
+async def test_a_set_up_that_outlasts_its_call_is_torn_down(log: list[str]) -> None:
+    tools = ToolSet([kind() for kind in method_tools(Fragile)], call_timeout_seconds=0.3)
+    late = await step(tools, "a", "<wait>0</wait>", 0, extra={"fail": "late"})
+    assert late.fault is not None
+    assert late.fault.kind is FaultKind.TIMEOUT
+    assert log == ["setup", "set up", "teardown"]
+    assert await said(tools, "b", "<wait>0</wait>", 0) == "waited"
+    await tools.close()
+
+
 class Deadlines(TrajectoryTools):
     class Options(ToolOptions):
         size: int = 3
@@ -198,6 +213,11 @@ class NoTool(TrajectoryTools):
         return item
 
 
+class Shared(Deadlines):
+    PRICES = {"bread": 2}  # noqa: RUF012
+    items: list[str] = []  # noqa: RUF012
+
+
 class NoSetup(Deadlines):
     async def setup(self) -> None: ...
 
@@ -217,6 +237,7 @@ class OwnOptions(Deadlines):
     ("owner", "words"),
     [
         (NoTool, "NoTool has no tool; decorate a method with @tool"),
+        (Shared, "Shared.items is a list that all trajectories would share; make it in setup"),
         (NoSetup, r"NoSetup.setup cannot be called: .*; write it as setup\(self, trajectory\)"),
         (NeedsMore, r"NeedsMore.__init__ cannot be called: .*size.*; write it as __init__\(self\)"),
         (OwnOptions, r"tool tell takes its options as 'options'; set OwnOptions.Options and read self.options"),

@@ -81,12 +81,17 @@ def tool(
         if not inspect.isfunction(marked):
             raise ConfigError(f"@tool stands before {marked!r:.80}; it makes a tool of a function or a method")
         chosen = marked.__name__ if name is None else name
-        if not _NAME.fullmatch(chosen):
+        if not is_tool_name(chosen):
             raise ConfigError(f"{chosen!r:.80} cannot name a tool; use up to 64 letters, digits, '_' and '-'")
         setattr(marked, _MARK, Mark(chosen, tuple(aliases), tuple(example_actions)))
         return marked
 
     return mark if function is None else mark(function)
+
+
+def is_tool_name(name: str) -> bool:
+    """Whether every model's template and every API can carry it."""
+    return _NAME.fullmatch(name) is not None
 
 
 def mark_of(value: object) -> Mark | None:

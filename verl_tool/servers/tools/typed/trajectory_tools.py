@@ -123,6 +123,7 @@ class MethodTool(FunctionTool):
 def method_tools(owner: type[TrajectoryTools]) -> tuple[type[FunctionTool], ...]:
     """The tools that its methods are, in their order. Raises ConfigError if it has none, or one cannot be a tool."""
     _refuse_what_cannot_be_called(owner)
+    _refuse_shared_values(owner)
     marked = list(_marked_methods(owner))
     if not marked:
         raise ConfigError(f"{owner.__name__} has no tool; decorate a method with @tool")
@@ -165,3 +166,14 @@ def _refuse_what_cannot_be_called(owner: type[TrajectoryTools]) -> None:
             raise ConfigError(
                 f"{owner.__name__}.{name} cannot be called: {error}; write it as {name}({told})"
             ) from error
+
+
+def _refuse_shared_values(owner: type[TrajectoryTools]) -> None:
+    """A list in the class's body is one list for all trajectories."""
+    for name, value in vars(owner).items():
+        constant = name.isupper() or name.startswith("__") or "ClassVar" in str(owner.__annotations__.get(name, ""))
+        if isinstance(value, (list, dict, set)) and not constant:
+            raise ConfigError(
+                f"{owner.__name__}.{name} is a {type(value).__name__} that all trajectories would share; make it in "
+                "setup, or, if nothing changes it, name it in capitals"
+            )
