@@ -139,7 +139,7 @@ class Tool(ABC):
     retried. None: as many as the server has trajectories."""
     ttl_seconds: ClassVar[float | None] = None
     """A trajectory that has a state and is idle for so long is ended, and what it calls later gets the fault
-    ``state_lost``. None: the server's ``--state_ttl``."""
+    ``state_lost``. At most the server's ``--state_ttl``, which holds if None."""
     sandbox: SandboxPool | None = None
     """The pool in which this tool runs Python, set by `start`; the server lends it to ``POST /run_code``."""
 

@@ -45,7 +45,8 @@ class TrajectoryTools:
     """Instances at once in each replica; the first call of a further trajectory gets the fault ``overloaded``, which is
     retried. None: as many as the server has trajectories."""
     ttl_seconds: ClassVar[float | None] = None
-    """The instance of a trajectory that is idle for so long is torn down. None: the server's ``--state_ttl``."""
+    """The instance of a trajectory that is idle for so long is torn down. At most the server's
+    ``--state_ttl``, which holds if None."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The model of its options."""
     options: ToolOptions = ToolOptions()
@@ -133,9 +134,10 @@ def method_tools(owner: type[TrajectoryTools]) -> tuple[type[FunctionTool], ...]
 def _marked_methods(owner: type[TrajectoryTools]) -> Iterator[tuple[Function, Mark]]:
     names = dict.fromkeys(name for kind in reversed(owner.__mro__) for name in vars(kind))
     for name in names:
-        mark = mark_of(getattr(owner, name))
-        if mark is not None:
-            yield getattr(owner, name), mark
+        function = getattr(owner, name, None)
+        mark = mark_of(function)
+        if function is not None and mark is not None:
+            yield function, mark
 
 
 def _method_tool(owner: type[TrajectoryTools], function: Function, mark: Mark) -> type[FunctionTool]:
