@@ -8,7 +8,7 @@ events: list[str] = []
 
 class Cart(TrajectoryTools):
     max_live = 2
-    ttl_seconds = 0.2
+    ttl_seconds = 60
 
     async def setup(self, trajectory: Context) -> None:
         self.id = trajectory.trajectory_id

@@ -82,7 +82,11 @@ async def test_a_trajectory_too_many_is_overloaded_until_one_ends(cart: ToolSet)
     assert await said(cart, "c", "<show/>", 0) == "[]"
 
 
-async def test_an_idle_trajectory_is_torn_down_and_lost(cart: ToolSet) -> None:
+async def test_an_idle_trajectory_is_torn_down_and_lost() -> None:
+    [owner] = {kind.owner for kind in map(type, load_tools(str(CART)))}
+    events_of_cart().clear()
+    cart = made(type("Brief", (owner,), {"ttl_seconds": 0.2}))
+    await cart.start()
     assert await said(cart, "a", "<add>bread</add>", 0) == "1 items"
     await until(lambda: "teardown a bread" in events_of_cart())
     assert len(cart) == 0
@@ -92,6 +96,7 @@ async def test_an_idle_trajectory_is_torn_down_and_lost(cart: ToolSet) -> None:
         assert (lost.fault.kind, lost.fault.retryable) == (FaultKind.STATE_LOST, False)
         assert "idle for more than 0.2 s" in lost.fault.message
     assert events_of_cart() == ["setup a", "teardown a bread"]
+    await cart.close(grace_seconds=1)
 
 
 async def test_a_server_that_stops_tears_all_down(cart: ToolSet) -> None:
@@ -222,6 +227,21 @@ class NoSetup(Deadlines):
     async def setup(self) -> None: ...
 
 
+class WithoutSelf(Deadlines):
+    @tool
+    async def tell(item: str) -> str:
+        """Tells."""
+        return item
+
+
+class Static(Deadlines):
+    @staticmethod
+    @tool
+    def tell(item: str) -> str:
+        """Tells."""
+        return item
+
+
 class NeedsMore(Deadlines):
     def __init__(self, size: int) -> None: ...
 
@@ -238,6 +258,8 @@ class OwnOptions(Deadlines):
     [
         (NoTool, "NoTool has no tool; decorate a method with @tool"),
         (Shared, "Shared.items is a list that all trajectories would share; make it in setup"),
+        (WithoutSelf, "WithoutSelf.tell is a method; write self before its arguments"),
+        (Static, "Static.tell is a tool without an instance; write it as a method with self"),
         (NoSetup, r"NoSetup.setup cannot be called: .*; write it as setup\(self, trajectory\)"),
         (NeedsMore, r"NeedsMore.__init__ cannot be called: .*size.*; write it as __init__\(self\)"),
         (OwnOptions, r"tool tell takes its options as 'options'; set OwnOptions.Options and read self.options"),

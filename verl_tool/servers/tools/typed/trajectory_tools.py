@@ -134,13 +134,18 @@ def method_tools(owner: type[TrajectoryTools]) -> tuple[type[FunctionTool], ...]
 def _marked_methods(owner: type[TrajectoryTools]) -> Iterator[tuple[Function, Mark]]:
     names = dict.fromkeys(name for kind in reversed(owner.__mro__) for name in vars(kind))
     for name in names:
-        function = getattr(owner, name, None)
+        function = inspect.getattr_static(owner, name, None)
+        if isinstance(function, (staticmethod, classmethod)) and mark_of(function.__func__):
+            raise ConfigError(f"{owner.__name__}.{name} is a tool without an instance; write it as a method with self")
         mark = mark_of(function)
         if function is not None and mark is not None:
             yield function, mark
 
 
 def _method_tool(owner: type[TrajectoryTools], function: Function, mark: Mark) -> type[FunctionTool]:
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if first is None or first.annotation is not first.empty:
+        raise ConfigError(f"{owner.__name__}.{function.__name__} is a method; write self before its arguments")
     signature = read_signature(function, mark.name, method=True)
     if signature.options is not None:
         raise ConfigError(
@@ -172,7 +177,7 @@ def _refuse_what_cannot_be_called(owner: type[TrajectoryTools]) -> None:
 
 def _refuse_shared_values(owner: type[TrajectoryTools]) -> None:
     """A list in the class's body is one list for all trajectories."""
-    for name, value in vars(owner).items():
+    for name, value in list(vars(owner).items()):
         constant = name.isupper() or name.startswith("__") or "ClassVar" in str(owner.__annotations__.get(name, ""))
         if isinstance(value, (list, dict, set)) and not constant:
             raise ConfigError(
