@@ -53,7 +53,7 @@ def join_groups(procs_files: list[int]) -> None:
         os.write(procs_file, b"0")
 
 
-def _die_first() -> None:
+def die_first() -> None:
     """If memory runs out, runs are to die before their forkserver, and that before anything else."""
     try:
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -65,7 +65,7 @@ def _die_first() -> None:
 
 def enter(place: RunIsolation, request: Request, slot: int, init_fd: int) -> None:
     """Confine this process for good, all but the seccomp filter. Raises OSError if the kernel refuses any of it."""
-    _die_first()
+    die_first()
     os.setsid()  # where the kernel groups by session, a run with many busy processes gets no more than one with one
     if place.isolated:
         _enter_namespaces(place, request, slot, init_fd)
@@ -81,12 +81,22 @@ def _enter_namespaces(place: RunIsolation, request: Request, slot: int, init_fd:
     """Join the mount namespace of the run's pid 1, mount its own folders there, and give up every privilege."""
     linux.setns(init_fd, linux.CLONE_NEWNS)
     uid = place.uid_base + slot if place.as_root else 0
-    options = f"size={request.disk},nr_inodes={request.disk_files},mode=0755,uid={uid},gid={uid}"
-    linux.mount(b"tmpfs", b"/box", linux.MS_NOSUID | linux.MS_NODEV, options.encode())
+    mount_box(uid, request.disk, request.disk_files)
     # Read-only: who dies first when memory runs out, for one, is not a run's own to set (`oom_score_adj`).
     flags = linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount(b"proc", b"/proc", flags, None)
-    if place.as_root:
+    drop_privileges(place.as_root, uid)
+
+
+def mount_box(uid: int, disk_bytes: int, disk_files: int) -> None:
+    """Mount the folder that a run may write to. Raises OSError."""
+    options = f"size={disk_bytes},nr_inodes={disk_files},mode=0755,uid={uid},gid={uid}"
+    linux.mount(b"tmpfs", b"/box", linux.MS_NOSUID | linux.MS_NODEV, options.encode())
+
+
+def drop_privileges(as_root: bool, uid: int) -> None:
+    """Give up every privilege for good: for a user of its own, or that of an empty user namespace. Raises OSError."""
+    if as_root:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     else:

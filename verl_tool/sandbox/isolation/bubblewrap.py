@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from verl_tool.errors import IsolationError
@@ -20,7 +20,7 @@ _OWN_OF_RUNS = ("/tmp", "/dev", "/box", "/proc")
 """Folders that every run has for itself: nothing of the host is found there."""
 _MOVED_TO = "/box-server/host"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from inside.forkserver import main; main(int(sys.argv[2]))"
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from inside.{0} import main; main(int(sys.argv[2]))"
 
 
 def find() -> str | None:
@@ -37,7 +37,11 @@ def place(path: str) -> str:
 
 def forkserver_command(executable: str, inside: str, channel_fd: int) -> list[str]:
     """Start the forkserver whose code is the package at `inside`."""
-    return [executable, "-I", "-c", _START, os.path.dirname(inside), str(channel_fd)]
+    return _start(executable, "forkserver", inside, channel_fd)
+
+
+def _start(executable: str, module: str, inside: str, fd: int) -> list[str]:
+    return [executable, "-I", "-c", _START.format(module), os.path.dirname(inside), str(fd)]
 
 
 def isolated_command(bwrap: str, interpreter: Interpreter, channel_fd: int, as_root: bool) -> list[str]:
@@ -47,6 +51,20 @@ def isolated_command(bwrap: str, interpreter: Interpreter, channel_fd: int, as_r
     Raises IsolationError if the interpreter itself (not just a virtual environment of it) lives where runs have their
     own folders.
     """
+    inner = forkserver_command(place(interpreter.executable), _INSIDE_AT, channel_fd)
+    return [*_isolated(bwrap, interpreter, as_root, ()), *inner]
+
+
+def service_command(
+    bwrap: str, interpreter: Interpreter, config_fd: int, as_root: bool, readable: Sequence[str]
+) -> list[str]:
+    """As `isolated_command`, for one program that goes on running (`inside.service`); `readable`: what else of the
+    host it may read, at `place` of each path."""
+    inner = _start(place(interpreter.executable), "service", _INSIDE_AT, config_fd)
+    return [*_isolated(bwrap, interpreter, as_root, readable), *inner]
+
+
+def _isolated(bwrap: str, interpreter: Interpreter, as_root: bool, readable: Sequence[str]) -> list[str]:
     if place(interpreter.real_executable) != interpreter.real_executable:
         raise IsolationError(
             f"the Python at {interpreter.real_executable} cannot be used in the sandbox: runs have a folder of their "
@@ -59,7 +77,7 @@ def isolated_command(bwrap: str, interpreter: Interpreter, channel_fd: int, as_r
     for capability in _capabilities(as_root):
         command += ["--cap-add", capability]
     command += ["--hostname", "sandbox"]
-    command += _read_only(interpreter)
+    command += _read_only(interpreter, readable)
     command += ["--ro-bind", INSIDE, _INSIDE_AT]
     command += ["--proc", "/proc", "--dir", "/dev"]
     for device in _DEVICES:
@@ -67,8 +85,7 @@ def isolated_command(bwrap: str, interpreter: Interpreter, channel_fd: int, as_r
     for link, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         command += ["--symlink", target, f"/dev/{link}"]
     command += ["--dir", "/box", "--symlink", "box/tmp", "/tmp", "--symlink", "/box/shm", "/dev/shm"]
-    command += ["--remount-ro", "/", "--chdir", "/"]
-    return command + forkserver_command(place(interpreter.executable), _INSIDE_AT, channel_fd)
+    return [*command, "--remount-ro", "/", "--chdir", "/"]
 
 
 def _capabilities(as_root: bool) -> Iterable[str]:
@@ -78,7 +95,7 @@ def _capabilities(as_root: bool) -> Iterable[str]:
         yield from ("CAP_SETUID", "CAP_SETGID")
 
 
-def _read_only(interpreter: Interpreter) -> list[str]:
+def _read_only(interpreter: Interpreter, readable: Sequence[str]) -> list[str]:
     options: list[str] = []
     bound: list[str] = []
     made: set[str] = set()
@@ -109,7 +126,7 @@ def _read_only(interpreter: Interpreter) -> list[str]:
     for path in _SYSTEM_FILES:
         if os.path.exists(path):
             bind(path)
-    for path in interpreter.readable_paths():
+    for path in (*interpreter.readable_paths(), *sorted(readable)):
         bind(path)
     for link in _links_to(interpreter, bound):
         make_parents(place(link))
@@ -127,5 +144,5 @@ def _links_to(interpreter: Interpreter, bound: list[str]) -> list[str]:
         for link in links
         if os.path.exists(link)
         and link != interpreter.real_executable
-        and not any(link.startswith(above + "/") for above in bound)
+        and not any(link == above or link.startswith(above + "/") for above in bound)
     ]
