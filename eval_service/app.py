@@ -88,6 +88,9 @@ def command(
     tool_config: Annotated[
         Path | None, typer.Option("--tool_config", help="With --tool_type: JSON file of the tool server.")
     ] = None,
+    mcp: Annotated[
+        Path | None, typer.Option("--mcp", help="JSON file of MCP servers, whose tools the tool server serves too.")
+    ] = None,
     host: Annotated[
         str, typer.Option("--host", help="Address to serve at. 0.0.0.0 opens it to the network.")
     ] = "127.0.0.1",
@@ -209,9 +212,9 @@ def command(
             allowed_hosts=tuple(name.strip() for name in allowed_hosts.split(",") if name.strip()),
             log_level=log_level.value,
         )
-        tools = _tools_to_start(options, tool_type, run, "tool_server_url" in given)
+        tools = _tools_to_start(options, tool_type, mcp, run, "tool_server_url" in given)
         serve_model(
-            Start(settings, host, port, num_models, ray_address, tools, _tool_args(tool_type, tool_config, run))
+            Start(settings, host, port, num_models, ray_address, tools, _tool_args(tool_type, tool_config, mcp, run))
         )
     except (VerlToolError, ValidationError) as error:
         console.print(f"[bold red]cannot serve:[/bold red] {escape(str(error))}", highlight=False)
@@ -253,14 +256,22 @@ def _sampling(base: Sampling, temperature: float | None, top_p: float | None, to
     return base.model_copy(update={name: value for name, value in given.items() if value is not None})
 
 
-def _tools_to_start(options: EpisodeOptions, tool_type: str | None, run: Run | None, url_given: bool) -> str | None:
-    """The tools to serve, if a server is to be started. Raises ConfigError if the loop needs one and has none."""
-    if tool_type is not None and url_given:
-        raise ConfigError("--tool_type starts a tool server and --tool_server_url names one; give just one of them")
+def _tools_to_start(
+    options: EpisodeOptions, tool_type: str | None, mcp: Path | None, run: Run | None, url_given: bool
+) -> str | None:
+    """The tools to serve, if a server is to be started; empty: those of `mcp` alone.
+
+    Raises ConfigError if the loop needs one and has none.
+    """
+    if (tool_type is not None or mcp is not None) and url_given:
+        name = "--mcp" if tool_type is None else "--tool_type"
+        raise ConfigError(f"{name} starts a tool server and --tool_server_url names one; give just one of them")
     if tool_type is not None:
         return tool_type
     if run is not None and run.tool_type is not None and not url_given:
         return run.tool_type
+    if mcp is not None:
+        return ""
     if options.enable_agent and options.tool_server_url is None:
         raise ConfigError(
             "no tool server: give --tool_type to start one, --tool_server_url to use one, or --no_enable_agent"
@@ -268,10 +279,11 @@ def _tools_to_start(options: EpisodeOptions, tool_type: str | None, run: Run | N
     return None
 
 
-def _tool_args(tool_type: str | None, tool_config: Path | None, run: Run | None) -> tuple[str, ...]:
-    """Further options of the tool server: the run's, if its tools are served, and the config file."""
+def _tool_args(tool_type: str | None, tool_config: Path | None, mcp: Path | None, run: Run | None) -> tuple[str, ...]:
+    """Further options of the tool server: the run's, if its tools are served, and the config files."""
     own = run.tool_server_args if run is not None and tool_type is None else ()
-    return own if tool_config is None else (*own, "--tool_config", str(tool_config))
+    files = {"--tool_config": tool_config, "--mcp": mcp}
+    return (*own, *(part for name, file in files.items() if file is not None for part in (name, str(file))))
 
 
 @contextlib.contextmanager

@@ -79,18 +79,20 @@ ARROWS = {
     "servers.tests": "protocol client",
     "servers.execution": "protocol formats servers.metrics servers.tools",
     "servers.api": "protocol sandbox servers.metrics servers.execution",
+    "servers.mcp": "protocol formats sandbox servers.tools servers.execution",
     "servers.mcp.endpoint": "protocol servers.execution servers.api",
     "servers.cluster": "protocol servers.api",
-    "servers.settings": "servers.tool_config servers.api",
+    "servers.settings": "servers.tool_config servers.api servers.mcp",
     "servers.replica_log": "servers.execution",
-    "servers.replica_parts": "servers.tools servers.execution servers.api servers.mcp.endpoint servers.settings",
-    "servers.server_console": "protocol servers.tools servers.api servers.settings servers.replica_parts",
-    "servers.serve": "protocol servers.tools servers.execution servers.api servers.cluster servers.settings "
-    "servers.supervised_server servers.replica_log servers.replica_parts servers.server_console",
+    "servers.replica_parts": "servers.tools servers.execution servers.api servers.mcp servers.mcp.endpoint "
+    "servers.settings",
+    "servers.server_console": "protocol servers.tools servers.api servers.mcp servers.settings servers.replica_parts",
+    "servers.serve": "protocol servers.tools servers.execution servers.api servers.mcp servers.cluster "
+    "servers.settings servers.supervised_server servers.replica_log servers.replica_parts servers.server_console",
     "servers.embedded": "protocol servers.api servers.cluster servers.settings servers.supervised_server "
     "servers.replica_log servers.replica_parts servers.server_console servers.serve",
-    "servers.ray_serve": "protocol servers.tool_config servers.settings servers.replica_parts servers.server_console "
-    "servers.serve servers.embedded",
+    "servers.ray_serve": "protocol servers.tool_config servers.mcp servers.settings servers.replica_parts "
+    "servers.server_console servers.serve servers.embedded",
     "agent_loop": "protocol formats",
     "agent_loop.verl": "agent_loop client",
     "text_history": "protocol agent_loop",
@@ -98,8 +100,8 @@ ARROWS = {
     "agent_workers": "protocol platforms client agent_loop",
     "trainer.monitoring": "protocol",
     "trainer.progress": "agent_loop.verl trainer.monitoring",
-    "trainer": "protocol formats platforms servers.supervised_server servers.tool_config servers.tools servers.serve "
-    "servers.ray_serve agent_loop agent_loop.verl agent_workers trainer.monitoring trainer.progress",
+    "trainer": "protocol formats platforms servers.supervised_server servers.tool_config servers.tools servers.mcp "
+    "servers.serve servers.ray_serve agent_loop agent_loop.verl agent_workers trainer.monitoring trainer.progress",
     "eval_service": "protocol formats client agent_loop agent_loop.verl servers.metrics servers.supervised_server "
     "servers.server_console servers.execution servers.api servers.settings servers.serve servers.ray_serve",
 }
@@ -210,6 +212,12 @@ def test_tests_mirror_the_source():
         known = {p.stem for p in source.iterdir() if p.suffix in (".py", "") and not p.name.startswith("_")}
         known |= set(OF_A_WHOLE_FOLDER.get(folder, "").split())
         assert any(name == k or name.startswith(f"{k}_") for k in known), f"{path} is named for no file of {source}"
+
+
+def test_no_two_tests_have_one_name():
+    names = [path.stem for path in (ROOT / "tests").rglob("test_*.py")]
+    twice = {name for name in names if names.count(name) > 1}
+    assert not twice, "pytest imports them by their names alone"
 
 
 def test_tests_of_whole_folders_are_there():

@@ -115,6 +115,7 @@ def test_all_problems_are_told_at_once():
         ("calculator", "[--num_replica,'1']", "No such option: --num_replica"),
         ("calculator", "[--state_ttl,'0']", "Invalid value for '--state_ttl': "),
         ("calculator", "[--tool_config,no/such.json]", "no/such.json"),
+        ("''", "[--mcp,no/such.json]", "no/such.json"),
     ],
 )
 def test_the_server_s_tools_are_looked_for(start, args, told):

@@ -14,8 +14,10 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from verl_tool.errors import ConfigError, StartError, VerlToolError
+from verl_tool.servers.mcp.config import McpConfig
+from verl_tool.servers.mcp.offers import find_offers
 from verl_tool.servers.replica_parts import make_tools
-from verl_tool.servers.server_console import console, describe_error
+from verl_tool.servers.server_console import check_servers, console, describe_error
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_peer_key, new_server_name
 from verl_tool.servers.tool_config import ToolConfig
 
@@ -74,6 +76,18 @@ def serve_tools(
     tool_config: Annotated[
         Path | None, typer.Option("--tool_config", help="JSON file with the sections tools, execution, security.")
     ] = None,
+    mcp: Annotated[
+        Path | None,
+        typer.Option(
+            "--mcp",
+            help="JSON file of MCP servers, as MCP clients share it (mcpServers); their tools are served as "
+            "mcp__server__tool. Needs the extra mcp.",
+        ),
+    ] = None,
+    mcp_check: Annotated[
+        bool,
+        typer.Option("--mcp_check", help="List what each server of --mcp offers, and end; 1 if one cannot be reached."),
+    ] = False,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -153,7 +167,7 @@ def serve_tools(
 
     Example: python -m verl_tool.servers.ray_serve --tool_type python_code,calculator --port 5000
 
-    Stop it with Ctrl-C. SIGUSR1 reads the tool config and your tool files anew and replaces the replicas one by one.
+    Stop it with Ctrl-C. SIGUSR1 reads the configs and your tool files anew and replaces the replicas one by one.
     """
 
     peer_key, server = new_peer_key(), new_server_name(app_name)
@@ -162,11 +176,14 @@ def serve_tools(
         ray_address = None
 
     def settings_now() -> ReplicaSettings:
+        servers = McpConfig.from_file(mcp) if mcp else None
         return ReplicaSettings(
             app_name=app_name,
             server=server,
             tool_type=tool_type,
             tool_config=ToolConfig.from_file(tool_config) if tool_config else None,
+            mcp=servers,
+            mcp_offers=find_offers(servers, isolation) if servers else (),
             workers_per_tool=workers_per_tool or _workers(num_replicas, ray_address),
             isolation=isolation,
             max_concurrent_requests=max_concurrent_requests,
@@ -185,16 +202,21 @@ def serve_tools(
         )
 
     try:
+        if mcp_check:
+            if mcp is None:
+                raise ConfigError("--mcp_check looks at the servers of --mcp; give that file")
+            raise typer.Exit(0 if check_servers(McpConfig.from_file(mcp), isolation) else 1)
         if embedded:
             _refuse_beside_embedded(context)
         _ensure_open_files()
         replicas = _replicas(num_replicas, max_replicas)
         # What is wrong with the tools shows here, before any process is started.
-        make_tools(settings_now())
+        first = settings_now()
+        make_tools(first)
         if embedded:
             from verl_tool.servers.embedded import run_embedded
 
-            run_embedded(settings_now(), url_file)
+            run_embedded(first, url_file)
             return
         # Ray takes a second to import, which an embedded server does without.
         from verl_tool.servers.serve.ingress import find_ingress_mode
@@ -211,7 +233,7 @@ def serve_tools(
             route_prefix=route_prefix,
             request_timeout_seconds=request_timeout,
         )
-        run_server(cluster, settings_now, replicas, cpus_per_replica, url_file)
+        run_server(cluster, first, settings_now, replicas, cpus_per_replica, url_file)
     except (VerlToolError, ValidationError) as error:
         console.print(f"[bold red]cannot serve:[/bold red] {escape(describe_error(error))}", highlight=False)
         raise typer.Exit(2 if isinstance(error, (ConfigError, ValidationError)) else 1) from None

@@ -9,16 +9,23 @@ from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.router import Router
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.mcp.endpoint import PATH, McpEndpoint
+from verl_tool.servers.mcp.tool import mcp_tools
 from verl_tool.servers.settings import ReplicaSettings
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.base import Tool
 
 
 def make_tools(settings: ReplicaSettings) -> list[Tool]:
-    """The tools of ``--tool_type``, not started. Raises ConfigError if one is unknown or an option is wrong."""
+    """The tools of ``--tool_type`` and those of MCP servers, not started. Raises ConfigError if one is unknown or an
+    option is wrong."""
     given = {"workers": settings.workers_per_tool, "isolation": settings.isolation}
     shared = {name: value for name, value in given.items() if value is not None}
-    return load_tools(settings.tool_type, settings.tool_config, shared)
+    if settings.mcp is None:
+        return load_tools(settings.tool_type, settings.tool_config, shared)
+    config = settings.tool_config
+    own = settings.tool_type.strip() or (config is not None and any(entry.enabled for entry in config.tools))
+    tools = load_tools(settings.tool_type, config, shared) if own else []
+    return [*tools, *mcp_tools(settings.mcp, settings.mcp_offers, settings.isolation)]
 
 
 def make_toolset(settings: ReplicaSettings, on_released: Callable[[str, bool], None] | None = None) -> ToolSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import shlex
@@ -9,10 +10,13 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from verl_tool.errors import VerlToolError
 from verl_tool.servers.api.host_check import is_loopback
+from verl_tool.servers.mcp.config import McpConfig
+from verl_tool.servers.mcp.offers import ask_all
 from verl_tool.servers.replica_parts import make_tools
 from verl_tool.servers.settings import ReplicaSettings
 from verl_tool.servers.tools import inactive_tools
@@ -37,6 +41,32 @@ def print_start_table(settings: ReplicaSettings, *, isolation: str, ingress: str
     print_address(f"{url}/get_observation", settings.listen_host, settings.api_key)
     if tried := way_to_try(tools, f"{url}/get_observation"):
         console.print(f"try         {tried}", soft_wrap=True, highlight=False, markup=False)
+
+
+def check_servers(config: McpConfig, isolation: str | None) -> bool:
+    """Say what each MCP server offers; whether all could be reached. Raises ConfigError."""
+    table = Table("MCP server", "by", "clients", "offers", title="verl-tool --mcp_check")
+    problems: list[VerlToolError] = []
+    for name, found in asyncio.run(ask_all(config, isolation)).items():
+        server = config.mcpServers[name]
+        by = (
+            server.transport
+            if server.transport != "stdio"
+            else f"stdio, {'in' if server.sandbox else 'outside'} the sandbox"
+        )
+        clients = "one a trajectory" if server.stateful else "one for all"
+        if isinstance(found, VerlToolError):
+            problems.append(found)
+            table.add_row(name, by, clients, "[bold red]see below[/bold red]")
+            continue
+        offered = [f"{offer.name}({', '.join(offer.parameters.get('properties', {}))})" for offer in found]
+        table.add_row(name, by, clients, escape("\n".join(offered)) or "[red]no tool[/red]")
+    for name in sorted(set(config.mcpServers) - set(config.enabled())):
+        table.add_row(name, config.mcpServers[name].transport, "", "disabled")
+    console.print(table)
+    for problem in problems:
+        console.print(f"[bold red]{escape(str(problem))}[/bold red]", soft_wrap=True, highlight=False)
+    return not problems
 
 
 def print_address(url: str, host: str, api_key: str | None) -> None:

@@ -7,6 +7,8 @@ import secrets
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from verl_tool.servers.api.request_body import MAX_BODY_BYTES
+from verl_tool.servers.mcp.config import McpConfig
+from verl_tool.servers.mcp.offers import McpOffer
 from verl_tool.servers.tool_config import ToolConfig
 
 APP_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
@@ -51,6 +53,10 @@ class ReplicaSettings(BaseModel):
     tool_type: str = ""
     """Comma-separated names and paths of tools; empty: those that the config enables."""
     tool_config: ToolConfig | None = None
+    mcp: McpConfig | None = None
+    """MCP servers whose tools are served too."""
+    mcp_offers: tuple[McpOffer, ...] = ()
+    """What those servers offer (`find_offers`)."""
     workers_per_tool: PositiveInt | None = None
     isolation: str | None = None
     """Lowest level of isolation to accept; None: the sandbox's own default."""

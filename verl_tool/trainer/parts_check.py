@@ -169,6 +169,8 @@ def _of_tools(config: DictConfig) -> Iterator[str]:
     if config.tool_server.start is None:
         return
     from verl_tool.servers import ray_serve
+    from verl_tool.servers.mcp.config import McpConfig
+    from verl_tool.servers.mcp.offers import require_sdk
     from verl_tool.servers.tool_config import ToolConfig
     from verl_tool.servers.tools import load_tools
 
@@ -177,8 +179,13 @@ def _of_tools(config: DictConfig) -> Iterator[str]:
     args = [str(arg) for arg in config.tool_server.args]
     try:
         context = typer.main.get_command(app).make_context("tool_server.args", args)
-        file = context.params["tool_config"]
-        load_tools(config.tool_server.start, ToolConfig.from_file(file) if file else None)
+        file, servers = context.params["tool_config"], context.params["mcp"]
+        if servers is not None:
+            # Whether they can be reached is seen when the server starts; --mcp_check tells before.
+            McpConfig.from_file(servers)
+            require_sdk()
+        if config.tool_server.start or servers is None:
+            load_tools(config.tool_server.start, ToolConfig.from_file(file) if file else None)
     except _UsageError as error:
         yield f"tool_server.args={args}: {cast('Any', error).format_message()}"
     except typer.Exit:

@@ -7,10 +7,13 @@ serve run examples/serve/tool_server.yaml
 # Without `from __future__ import annotations`: Serve looks at the type of the builder's argument, not at its name.
 
 import os
+from pathlib import Path
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt, field_validator
 from ray.serve import Application
 
+from verl_tool.servers.mcp.config import McpConfig
+from verl_tool.servers.mcp.offers import find_offers
 from verl_tool.servers.replica_parts import make_tools
 from verl_tool.servers.serve.deployment import application
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
@@ -22,16 +25,26 @@ class ToolServerArgs(ReplicaSettings):
     num_replicas: PositiveInt | AutoscalingSettings = 1
     """A number, or the bounds between which it follows the queue."""
     cpus_per_replica: NonNegativeFloat = 1.0
+    mcp: McpConfig | None = None
+    """The content of the file that ``--mcp`` takes, or its path on the machine where the application is built."""
     several_nodes: bool = True
     """Whether replicas may sit on several nodes. False on one machine: then clients may go to the replicas directly."""
+
+    @field_validator("mcp", mode="before")
+    @classmethod
+    def _read_mcp(cls, value: object) -> object:
+        if value is None or isinstance(value, McpConfig):
+            return value
+        return McpConfig.from_file(Path(value)) if isinstance(value, str) else McpConfig.parse(value)
 
 
 def tool_server(args: ToolServerArgs) -> Application:
     """The Serve application. ``VERL_TOOL_API_KEY`` of the environment is its API key if `args` has none.
 
-    Raises ConfigError if a tool is unknown or an option of it is wrong.
+    Raises ConfigError if a tool is unknown or an option of it is wrong, StartError if an MCP server cannot be reached.
     """
     key = args.api_key or os.environ.get("VERL_TOOL_API_KEY") or None
-    settings = args.model_copy(update={"api_key": key})
+    offers = () if args.mcp is None else find_offers(args.mcp, args.isolation)
+    settings = args.model_copy(update={"api_key": key, "mcp_offers": offers})
     make_tools(settings)
     return application(settings, args.num_replicas, cpus_per_replica=args.cpus_per_replica)

@@ -68,15 +68,15 @@ class Signals:
 
 def run_server(
     cluster: ServeCluster,
+    settings: ReplicaSettings,
     settings_now: Callable[[], ReplicaSettings],
     replicas: int | AutoscalingSettings,
     cpus_per_replica: float,
     url_file: Path | None = None,
 ) -> None:
-    """Serve until told to stop. `settings_now` reads the settings anew for every update. Raises VerlToolError."""
+    """Serve until told to stop. `settings_now` reads `settings` anew for every update. Raises VerlToolError."""
     signals = Signals()
     signals.install()
-    settings = settings_now()
     with cluster:
         # Ray has put its own handler of SIGTERM in the place of ours.
         signals.install()
