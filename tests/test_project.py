@@ -189,6 +189,7 @@ OF_A_WHOLE_FOLDER = {
     "eval_service/openai": "odd_requests",
     "examples/train": "recipes",
     "formats": "all_formats",
+    "formats/native": "round_trips",
     "platforms": "canaries",
     "sandbox": "adversarial held_by_the_kernel hostile",
     "servers/api": "hostile_requests loop_turns",

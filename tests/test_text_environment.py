@@ -17,6 +17,7 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import Author, StopReason
 from verl_tool.errors import ConfigError
 from verl_tool.formats import ALL_FORMATS, HERMES, TRL
+from verl_tool.formats.native import NATIVE
 from verl_tool.text_environment import TextEnvironment
 from verl_tool.text_history import TextHistory
 
@@ -216,6 +217,10 @@ CALLS = {
     "python_tags": "<python>10, mi</python>",
     "openrlhf": "<PYTHON>10, mi</PYTHON>",
     "search_tags": "<search>10, mi</search>",
+    **{
+        fmt.name: fmt.write_call("convert", {"value": 10, "unit": "mi"}) + (fmt.stop[0] if fmt.name == "glm" else "")
+        for fmt in NATIVE
+    },
 }
 """A call of a function of two arguments, in each format."""
 
@@ -255,8 +260,8 @@ def test_a_function_of_two_arguments_is_called_in_every_format(name: str, chat: 
     model = Converting(tokenizer)
     model.call, model.turn_end = CALLS[name], "</s>" if chat else ""
     functions = dict.fromkeys(("convert", "python", "PYTHON", "search"), convert)
-    if name == "json" and not chat:
-        with pytest.raises(ConfigError, match=r"'json' has no stop string .* set chat=True"):
+    if name in ("json", "llama3", "mistral") and not chat:
+        with pytest.raises(ConfigError, match=rf"'{name}' has no stop string .* set chat=True"):
             TextEnvironment(model, tokenizer, functions, formats=name, chat=chat)
         return
     env = TextEnvironment(model, tokenizer, functions, None, "Convert.", formats=name, chat=chat)

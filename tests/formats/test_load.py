@@ -33,7 +33,7 @@ def test_an_entry_point_gives_a_format(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"format 'hermess' is unknown; known: fenced, hermes, json, .*trl"):
+    with pytest.raises(ConfigError, match=r"format 'hermess' is unknown; known: deepseek, .*hermes, json, .*trl"):
         format_by_name("hermess")
 
 

@@ -7,7 +7,9 @@ from verl_tool.formats.bare_json import BareJsonFormat
 from verl_tool.formats.base import Call, Format
 from verl_tool.formats.fenced import FencedFormat
 from verl_tool.formats.hermes import HermesFormat
+from verl_tool.formats.load import guard
 from verl_tool.formats.markers import claim, escape_markers
+from verl_tool.formats.native import DEEPSEEK, GLM, HARMONY, KIMI, LLAMA3, MISTRAL, NATIVE, QWEN3_CODER
 from verl_tool.formats.tags import Tag, TagFormat, ToolTagFormat
 from verl_tool.formats.trl import TrlFormat
 
@@ -20,7 +22,7 @@ HERMES = HermesFormat()
 TRL = TrlFormat()
 BARE_JSON = BareJsonFormat()
 
-_BUILT_IN = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON)
+_BUILT_IN = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON, *NATIVE)
 BUILT_IN_MARKERS = frozenset(marker for fmt in _BUILT_IN for marker in fmt.markers())
 """Every string that means something in a built-in format."""
 claim(*BUILT_IN_MARKERS)
@@ -39,10 +41,17 @@ __all__ = [
     "ALL_FORMATS",
     "BARE_JSON",
     "BUILT_IN_MARKERS",
+    "DEEPSEEK",
     "FENCED",
+    "GLM",
+    "HARMONY",
     "HERMES",
+    "KIMI",
+    "LLAMA3",
+    "MISTRAL",
     "OPENRLHF",
     "PYTHON_TAGS",
+    "QWEN3_CODER",
     "SEARCH_TAGS",
     "TOOL_TAGS",
     "TRL",
@@ -57,4 +66,5 @@ __all__ = [
     "claim",
     "escape_markers",
     "format_by_name",
+    "guard",
 ]

@@ -19,6 +19,7 @@ class BareJsonFormat:
 
     name = "json"
     stop: tuple[str, ...] = ()
+    observation: tuple[str, str] | None = None
 
     def markers(self) -> tuple[str, ...]:
         """None: an observation is an object too, but has no ``name``."""

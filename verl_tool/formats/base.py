@@ -48,6 +48,13 @@ class Format(Protocol):
     """As users write it in configs, such as ``fenced`` or ``hermes``."""
     stop: tuple[str, ...]
     """Strings at which generation stops because a call is complete."""
+    observation: tuple[str, str] | None
+    """What opens and what closes an observation; None if nothing does. No format looks for calls between the two."""
+
+    def markers(self) -> tuple[str, ...]:
+        """The strings that mean something in this format, those of an observation too: they are broken up in what a
+        tool answers. At least 3 characters each, the first two not white space."""
+        ...
 
     def find_calls(self, text: str) -> list[Call]:
         """All calls in `text`, in order, without overlap. Text of an observation is never one."""

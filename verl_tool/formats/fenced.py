@@ -38,9 +38,10 @@ class FencedFormat:
 
     name = "fenced"
     stop: tuple[str, ...] = (markers.FENCE + OUTPUT,)
+    observation: tuple[str, str] | None = (markers.FENCE + OUTPUT, "\n" + markers.FENCE)
 
     def __init__(self) -> None:
-        self._scanner = Scanner(_OPENING, (markers.FENCE,), (markers.FENCE + OUTPUT, "\n" + markers.FENCE))
+        self._scanner = Scanner(_OPENING, (markers.FENCE,), self.observation)
 
     def markers(self) -> tuple[str, ...]:
         """The strings that `markers.claim` should know."""

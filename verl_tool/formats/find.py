@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 def find_calls(action: str, formats: Sequence[Format], names: Container[str] | None = None) -> list[Call]:
     """All calls (by one of `names`, if given) in the order of the text; of those that overlap the first one, and of two
-    that begin at the same place that of the format which stands first."""
+    that begin at the same place one that is well formed, else that of the format which stands first."""
     found = [call for fmt in formats for call in fmt.find_calls(action) if names is None or call.name in names]
-    return without_overlap(sorted(found, key=lambda call: call.start), lambda call: call)
+    return without_overlap(sorted(found, key=lambda call: (call.start, call.error is not None)), lambda call: call)
 
 
 def without_overlap(found: Iterable[T], call_of: Callable[[T], Call]) -> list[T]:

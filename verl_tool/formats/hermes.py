@@ -3,34 +3,38 @@
 Source: the Hermes function-calling format (NousResearch/Hermes-Function-Calling).
 
 A call whose JSON is broken is a `Call` with `error`. A closing tag that the engine cut off is accepted when the JSON is
-complete and the last thing in the text; JSON that is cut off too is a `Call` with `error`.
+complete and the last thing in the text; JSON that is cut off too is a `Call` with `error`. No call is looked for in the
+model's thoughts.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from verl_tool.formats import json_call, markers
 from verl_tool.formats.base import Call
-from verl_tool.formats.scan import Cursor, Scanner
-from verl_tool.protocol import ToolDescription
+from verl_tool.formats.scan import THOUGHTS, Cursor, Scanner
+from verl_tool.formats.tool_response import OBSERVATION, ToolResponseFormat
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-OBSERVATION = ("<tool_response>", "</tool_response>")
+_IN_TAGS = r"\s*(?:<function=|[\w.-]{1,200}\s*<arg_key>)"
+"""How a call of the same tags begins whose arguments are tags too: see `native.qwen3_coder` and `native.glm`."""
 _REACH = 65536
 """Characters behind the first closing tag within which a call ends whose strings hold that tag."""
 
 
-class HermesFormat:
+class HermesFormat(ToolResponseFormat):
     """One JSON object a call, between tags."""
 
     name = "hermes"
     stop: tuple[str, ...] = (CLOSING,)
+    rule = f'Write each call as one JSON object with "name" and "arguments" between {OPENING} and {CLOSING}'
 
     def __init__(self) -> None:
-        self._scanner = Scanner(re.escape(OPENING), (OPENING,), OBSERVATION)
+        self._scanner = Scanner(rf"{OPENING}(?!{_IN_TAGS})", (OPENING,), OBSERVATION, THOUGHTS)
 
     def markers(self) -> tuple[str, ...]:
         """The strings that `markers.claim` should know."""
@@ -64,24 +68,10 @@ class HermesFormat:
     def _call(self, parsed: json_call.JsonCall, start: int, end: int, missing: str = "") -> Call:
         return Call(parsed.name, parsed.input, start, end, self, parsed.arguments, parsed.error, missing=missing)
 
-    def render(self, output: str, call: Call | None = None) -> str:
-        missing = call.missing if call else ""
-        return f"{missing}\n{OBSERVATION[0]}\n{markers.escape_markers(output)}\n{OBSERVATION[1]}\n"
-
-    def write(self, name: str, payload: str) -> str:
-        """A call as a model would write it, with `payload` as its argument ``input``."""
-        return f"{OPENING}\n{json.dumps({'name': name, 'arguments': {'input': payload}})}\n{CLOSING}"
-
-    def usage(self, tools: Sequence[ToolDescription]) -> str:
-        functions = "\n".join(json.dumps(_as_function(tool), ensure_ascii=False) for tool in tools)
-        example = _example(self, tools)
-        return (
-            "You can call functions. Their signatures, as JSON schemas:\n"
-            f"<tools>\n{functions}\n</tools>\n"
-            f'Write each call as one JSON object with "name" and "arguments" between {OPENING} and {CLOSING}, such as\n'
-            f"{example}\n"
-            f"and stop there. The result comes back between {OBSERVATION[0]} and {OBSERVATION[1]}; go on from it."
-        )
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call as a model would write it."""
+        call = {"name": name, "arguments": dict(arguments)}
+        return f"{OPENING}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSING}"
 
 
 def _close_behind_strings(text: str, body: int, close: int) -> int | None:
@@ -94,16 +84,3 @@ def _close_behind_strings(text: str, body: int, close: int) -> int | None:
     rest = window[length:]
     end = body + length + len(rest) - len(rest.lstrip())
     return end if text.startswith(CLOSING, end) else None
-
-
-def _as_function(tool: ToolDescription) -> dict[str, object]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
-
-
-def _example(fmt: HermesFormat, tools: Sequence[ToolDescription]) -> str:
-    for tool in tools:
-        for action in tool.example_actions:
-            if fmt.find_calls(action):
-                return action
-    return fmt.write(tools[0].name, "…") if tools else fmt.write("name", "…")

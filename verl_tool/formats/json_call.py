@@ -31,7 +31,23 @@ def parse(payload: str) -> JsonCall:
         value = decode(payload)
     except ValueError as error:
         return _broken(payload, f"This call is not valid JSON: {error}. Write {SHAPE}.")
-    return _from_value(payload, value)
+    return from_value(payload, value)
+
+
+def parse_arguments(name: str, payload: str) -> JsonCall:
+    """Read the arguments of a call whose name stands outside of the JSON; without a payload there are none. Total, as
+    `parse`."""
+    try:
+        value = decode(payload) if payload.strip() else {}
+    except ValueError as error:
+        told = f"The arguments of this call are not valid JSON: {error}. Write {{…}}, one JSON object."
+        return JsonCall(name, payload, error=told)
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        return JsonCall(
+            name, payload, error=f"The arguments of this call are a JSON {kind}, not an object. Write {{…}}."
+        )
+    return JsonCall(name, as_input(value), value)
 
 
 def decode(payload: str) -> Any:
@@ -44,7 +60,11 @@ def decode(payload: str) -> Any:
 
 def decode_prefix(text: str) -> tuple[Any, int]:
     """The JSON value at the start of `text`, and the offset behind it. Raises ValueError with words for the model."""
-    start = len(text) - len(text.lstrip())
+    return decode_at(text, len(text) - len(text.lstrip()))
+
+
+def decode_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at `start`, and the offset behind it. Raises ValueError with words for the model."""
     try:
         return _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
@@ -55,7 +75,8 @@ def decode_prefix(text: str) -> tuple[Any, int]:
         raise ValueError("it holds a number that is too long") from error
 
 
-def _from_value(payload: str, value: Any) -> JsonCall:
+def from_value(payload: str, value: Any) -> JsonCall:
+    """The call that a JSON value is; `payload` is its text."""
     if not isinstance(value, dict):
         return _broken(payload, f"This call is a JSON {type(value).__name__}, not an object. Write {SHAPE}.")
     name = value.get("name")
@@ -69,7 +90,7 @@ def _from_value(payload: str, value: Any) -> JsonCall:
     if not isinstance(arguments, dict):
         kind = type(arguments).__name__
         return JsonCall(name, error=f'"arguments" of this call is a JSON {kind}, not an object. Write {SHAPE}.')
-    return JsonCall(name, _as_input(arguments), arguments)
+    return JsonCall(name, as_input(arguments), arguments)
 
 
 def _decoded_arguments(text: str) -> Any:
@@ -81,7 +102,8 @@ def _decoded_arguments(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def _as_input(arguments: Mapping[str, Any]) -> str:
+def as_input(arguments: Mapping[str, Any]) -> str:
+    """The arguments as one text: the one that is a string, if there is just one, else all of them as JSON."""
     strings = [value for value in arguments.values() if isinstance(value, str)]
     return strings[0] if len(strings) == 1 else json.dumps(arguments, ensure_ascii=False)
 

@@ -7,11 +7,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from verl_tool.errors import ConfigError
-from verl_tool.formats import markers
+from verl_tool.formats import markers, scan
 from verl_tool.formats.base import Format
 from verl_tool.plugin import import_file
 
 ENTRY_POINTS = "verl_tool.formats"
+_PARTS = ("name", "stop", "observation", "markers", "find_calls", "render", "usage")
+"""What a `Format` has."""
 
 
 def load_format(spec: str, built_in: Mapping[str, Format]) -> Format:
@@ -31,9 +33,21 @@ def load_format(spec: str, built_in: Mapping[str, Format]) -> Format:
     raise ConfigError(f"format {spec!r} is unknown; known: {known}; or give a path to a .py file that holds FORMAT")
 
 
+def guard(fmt: Format) -> None:
+    """Have the strings of `fmt` broken up in every observation of this process, and no call looked for in its own
+    observations. Raises ValueError for a string that cannot mark a call."""
+    markers.claim(*fmt.stop, *fmt.markers(), *(mark.strip() for mark in fmt.observation or ()))
+    if fmt.observation is not None:
+        scan.know_observation(*fmt.observation)
+
+
 def _checked(fmt: object, origin: str) -> Format:
-    """`fmt` if it is a `Format`; its stop strings are claimed, so that no observation holds one."""
+    """`fmt` if it is a `Format`; it is guarded as the built-in ones are."""
     if not isinstance(fmt, Format):
-        raise ConfigError(f"{origin} is {fmt!r:.80}, not a format: it needs name, stop, find_calls, render and usage")
-    markers.claim(*fmt.stop)
+        lacking = [name for name in _PARTS if not hasattr(fmt, name)]
+        raise ConfigError(f"{origin} is {fmt!r:.80}, not a format: it lacks {', '.join(lacking)}")
+    try:
+        guard(fmt)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: {error}") from error
     return fmt

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from verl_tool.formats.base import Call
 
-OBSERVATIONS: Mapping[str, str] = {
+_observations: dict[str, str] = {
     "```output": "\n```",
     "<result>": "</result>",
     "<PYTHON-OUTPUT>": "</PYTHON-OUTPUT>",
@@ -20,7 +20,15 @@ OBSERVATIONS: Mapping[str, str] = {
     "<tool_response>": "</tool_response>",
     "<call>": "<response>",
 }
-"""What opens and what closes an observation, in all formats."""
+"""What opens and what closes an observation, in all formats: the built-in ones, and those loaded by now."""
+THOUGHTS: Mapping[str, str] = {"<think>": "</think>", "[THINK]": "[/THINK]"}
+"""What opens and what closes a model's thoughts. What stands before a closing without an opening is a thought too: the
+chat template opened it in the prompt."""
+
+
+def know_observation(opening: str, closing: str) -> None:
+    """Have every format step over what stands between these two, as over the observations of built-in formats."""
+    _observations.setdefault(opening, closing)
 
 
 class Cursor:
@@ -51,38 +59,66 @@ class Cursor:
         return known
 
 
-Take = Callable[[re.Match[str], Cursor], tuple[Call | None, int]]
-"""Reads what stands at an opening: the call, or None if it is none, and where to go on (behind the opening's start)."""
+Take = Callable[[re.Match[str], Cursor], tuple[Call | list[Call] | None, int]]
+"""Reads what stands at an opening: the call or the calls, or None if it is none, and where to go on (behind the
+opening's start)."""
 
 
 class Scanner:
     """Finds the calls of one format."""
 
-    def __init__(self, opening: str, hints: tuple[str, ...], observation: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        opening: str,
+        hints: tuple[str, ...],
+        observation: tuple[str, str] | None = None,
+        thoughts: Mapping[str, str] | None = None,
+    ) -> None:
         """`opening`: regular expression for what opens a call, in linear time, each of its alternatives beginning with
         a plain character. `hints`: strings one of which every text with a call holds. `observation`: what opens and
-        closes this format's own observation block."""
-        self._hints = hints
-        self._own = observation[0] if observation else None
-        self._closing = dict(OBSERVATIONS) | (dict([observation]) if observation else {})
-        literals = sorted(self._closing, key=len, reverse=True)
-        blocks = "|".join(re.escape(o) + (r"(?!\w)" if o[-1].isalnum() else "") for o in literals)
-        # No group around an alternative: `re` then knows the first characters and skips to the next of them.
-        self._pattern = re.compile(f"{blocks}|{opening}")
+        closes this format's own observation block. `thoughts`: what opens and closes text in which no call is looked
+        for, such as `THOUGHTS`; what is not closed reaches to the end of the text."""
+        self._opening, self._hints = opening, hints
+        self._thoughts = dict(thoughts or {})
+        own = observation[0] if observation else None
+        self._to_the_end = {own, *self._thoughts}
+        self._own = dict([observation] if observation else []) | self._thoughts
+        self._pattern = self._compiled()
 
     def calls(self, text: str, take: Take) -> list[Call]:
         """All calls, in order, without overlap."""
         if not self._may_hold_a_call(text):
             return []
-        cursor, position, calls = Cursor(text), 0, []
+        behind = self._behind_opened_thought(text)
+        calls = self._from(text, 0, take)
+        if behind and not any(call.start < behind < call.end and call.error is None for call in calls):
+            # Else the closing is quoted in a call, and closes nothing.
+            calls = self._from(text, behind, take)
+        return calls
+
+    def _from(self, text: str, position: int, take: Take) -> list[Call]:
+        if self._known != len(_observations):
+            self._pattern = self._compiled()
+        cursor = Cursor(text)
+        calls: list[Call] = []
         while match := self._pattern.search(text, position):
             if match.group() in self._closing:
-                position = self._behind_observation(match, cursor)
+                position = self._behind_block(match, cursor)
                 continue
-            call, position = take(match, cursor)
-            if call is not None:
-                calls.append(call)
+            taken, position = take(match, cursor)
+            if isinstance(taken, list):
+                calls += taken
+            elif taken is not None:
+                calls.append(taken)
         return calls
+
+    def _compiled(self) -> re.Pattern[str]:
+        self._known = len(_observations)
+        self._closing = _observations | self._own
+        literals = sorted(self._closing, key=len, reverse=True)
+        blocks = "|".join(re.escape(o) + (r"(?!\w)" if o[-1].isalnum() else "") for o in literals)
+        # No group around an alternative: `re` then knows the first characters and skips to the next of them.
+        return re.compile(f"{blocks}|{self._opening}")
 
     def _may_hold_a_call(self, text: str) -> bool:
         # A plain loop: this is most of the work on a text that has no call of the format, and it is done for each.
@@ -91,12 +127,20 @@ class Scanner:
                 return True
         return False
 
-    def _behind_observation(self, match: re.Match[str], cursor: Cursor) -> int:
-        """Where an observation block ends. One of this format that is not closed reaches to the end of the text;
-        one of another format that is not closed is taken for ordinary text."""
+    def _behind_opened_thought(self, text: str) -> int:
+        """Where a thought ends that the prompt opened; 0 if it opened none."""
+        for opening, closing in self._thoughts.items():
+            close = text.find(closing)
+            if close >= 0 and text.find(opening, 0, close) < 0:
+                return close + len(closing)
+        return 0
+
+    def _behind_block(self, match: re.Match[str], cursor: Cursor) -> int:
+        """Where an observation or a thought ends. A thought, or an observation of this format, that is not closed
+        reaches to the end of the text; an observation of another format that is not closed is ordinary text."""
         opening = match.group()
         closing = self._closing[opening]
         close = cursor.find(closing, match.end())
         if close >= 0:
             return close + len(closing)
-        return len(cursor.text) if opening == self._own else match.end()
+        return len(cursor.text) if opening in self._to_the_end else match.end()

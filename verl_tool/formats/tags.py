@@ -56,7 +56,8 @@ class TagFormat:
         self.name = name
         self.tags = tuple(tags)
         self.stop = tuple(dict.fromkeys(tag.closing for tag in tags))
-        self._observation = observation
+        self.observation: tuple[str, str] | None = observation
+        self._block = observation
         self._openings = {form: tag for tag in tags for form in (tag.opening, *tag.empty_forms())}
         longest_first = sorted(self._openings, key=len, reverse=True)
         opening = "|".join(re.escape(form) for form in longest_first)
@@ -64,7 +65,7 @@ class TagFormat:
 
     def markers(self) -> tuple[str, ...]:
         """The strings that `markers.claim` should know."""
-        return (*self._openings, *self.stop, *self._observation)
+        return (*self._openings, *self.stop, *self._block)
 
     def find_calls(self, text: str) -> list[Call]:
         return self._scanner.calls(text, self._take)
@@ -87,7 +88,7 @@ class TagFormat:
 
     def render(self, output: str, call: Call | None = None) -> str:
         missing = call.missing if call else ""
-        opening, closing = self._observation
+        opening, closing = self._block
         return f"{missing}\n{opening}\n{markers.escape_markers(output)}\n{closing}\n"
 
     def write(self, name: str, payload: str) -> str:

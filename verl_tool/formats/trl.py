@@ -29,6 +29,7 @@ class TrlFormat:
 
     name = "trl"
     stop: tuple[str, ...] = (CALL, SUBMIT)
+    observation: tuple[str, str] | None = (CALL, RESPONSE)
 
     def __init__(self) -> None:
         self._scanner = Scanner(_OPENING, (REQUEST, SUBMIT))

@@ -1,0 +1,42 @@
+"""Calls that follow one another as JSON objects: ``{"name": "f", "arguments": {…}}, {…}``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from verl_tool.formats import json_call
+
+
+@dataclass(frozen=True)
+class JsonObject:
+    """One of them, and where it stands."""
+
+    call: json_call.JsonCall
+    start: int
+    end: int
+    id: str | None
+
+    def ending_at(self, end: int) -> JsonObject:
+        return replace(self, end=end)
+
+
+def read_objects(text: str, start: int, between: re.Pattern[str]) -> list[JsonObject]:
+    """The objects from `start` on, with `between` between them; one that is broken reaches to the end of the text.
+
+    Total, and linear in the length of `text`.
+    """
+    objects: list[JsonObject] = []
+    position = start
+    while position < len(text) and text[position] in "{[":
+        try:
+            value, end = json_call.decode_at(text, position)
+        except ValueError:
+            parsed = json_call.parse(text[position:])
+            return [*objects, JsonObject(parsed, position, len(text), None)]
+        call_id = value.get("id") if isinstance(value, dict) else None
+        parsed = json_call.from_value(text[position:end], value)
+        objects.append(JsonObject(parsed, position, end, call_id if isinstance(call_id, str) else None))
+        separator = between.match(text, end)
+        position = separator.end() if separator else end
+    return objects
