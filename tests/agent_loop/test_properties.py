@@ -173,6 +173,10 @@ def converse(
 
         name = "anything"
         stop = ()
+        observation = None
+
+        def markers(self) -> tuple[str, ...]:
+            return ()
 
         def find_calls(self, text: str) -> list[Any]:
             return [text] if STOP in text else []

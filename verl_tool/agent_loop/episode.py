@@ -16,7 +16,6 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 from verl_tool.agent_loop.actions import length_to_stop, stopped_action, written_call
@@ -85,7 +84,7 @@ class Episode:
         self.options = options
         self._generator, self._tools, self._tokenizer = generator, tools, tokenizer
         self._formats = tuple(formats)
-        self._renderer = renderer if renderer is not None else renderer_for(options, tokenizer)
+        self._renderer = renderer if renderer is not None else renderer_for(options, tokenizer, self._formats)
         self._end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
         # A format's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
@@ -266,7 +265,9 @@ class Episode:
         if options.max_prompt_length is not None:
             limits.append(max(0, options.max_prompt_length - len(builder.context)))
         limit = min((n for n in limits if n is not None), default=None)
-        segments, truncated = self._placed(result.observation, limit, partial(self._renderer.first, builder.context))
+        segments, truncated = self._placed(
+            [result.observation], limit, lambda parts: self._renderer.first(builder.context, parts[0])
+        )
         fitting = segments
         if options.max_prompt_length is not None:
             fitting = cut_segments(segments, options.max_prompt_length, "left", self._tokenizer)
@@ -279,8 +280,10 @@ class Episode:
         result = await self._call(builder, action, is_last=is_last)
         if result.done:
             return StopReason.TOOL_DONE
-        place = partial(self._renderer.next, builder.context)
-        segments, truncated = self._placed(result.observation, self.options.max_obs_length, place)
+        parts = self._renderer.parts(result.observation)
+        segments, truncated = self._placed(
+            parts, self.options.max_obs_length, lambda shown: self._renderer.next(builder.context, shown, action)
+        )
         room = self._room(builder)
         if room is None or sum(len(s.tokens) for s in segments) < room:
             builder.append_observation(segments, truncated)
@@ -348,15 +351,17 @@ class Episode:
         return StepResult(builder.trajectory_id, fault=fault)
 
     def _placed(
-        self, observation: str, limit: int | None, place: Callable[[str], list[Segment]]
+        self, parts: Sequence[str], limit: int | None, place: Callable[[list[str]], list[Segment]]
     ) -> tuple[list[Segment], bool]:
-        """The segments that `place` makes of an observation, free of control tokens, and whether `limit` cut it."""
-        for safe in self._control_tokens.escaped_forms(observation):
-            shown = safe if limit is None else truncate(safe, limit, self.options.truncate_obs_side, self._tokenizer)
+        """The segments that `place` makes of an observation's parts, free of control tokens, and whether `limit`, of
+        which each part has its share, cut one."""
+        side, share = self.options.truncate_obs_side, None if limit is None else limit // len(parts)
+        for safe in zip(*map(self._control_tokens.escaped_forms, parts), strict=True):
+            shown = [each if share is None else truncate(each, share, side, self._tokenizer) for each in safe]
             segments = place(shown)
             if not self._control_tokens.forged(segments):
                 break
-        return segments, shown != safe
+        return segments, shown != list(safe)
 
     async def _release(self, builder: TrajectoryBuilder) -> None:
         """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""

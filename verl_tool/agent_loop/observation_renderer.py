@@ -9,13 +9,18 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.rendering.template_text import (
+    MODEL_MARK,
+    TOOL_MARK,
+    closing_token,
+    common_prefix,
+    generation_prompt,
+)
+from verl_tool.agent_loop.rendering.tool_messages import ROLE, ToolMessageRenderer
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
 from verl_tool.errors import ConfigError
-
-_MODEL_MARK = "MODELWROTETHIS7f3a"
-_TOOL_MARK = "TOOLWROTETHIS7f3a"
-# Words that no template changes, and that no observation holds by chance.
+from verl_tool.formats import ALL_FORMATS, Format
 
 
 class ObservationRenderer(Protocol):
@@ -28,12 +33,23 @@ class ObservationRenderer(Protocol):
         """The whole prompt with an observation that comes before the model's first turn."""
         ...
 
-    def next(self, context: Sequence[int], observation: str) -> list[Segment]:
-        """The segments to append behind the model's turn, which `context` ends with."""
+    def parts(self, observation: str) -> list[str]:
+        """The texts that an observation is made of, each of which is made safe and cut by itself."""
+        ...
+
+    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
+        """The segments to append behind the model's turn, which `context` ends with and in which it wrote `action`."""
         ...
 
 
-class InlineRenderer:
+class _InOnePiece:
+    """An observation that is one text."""
+
+    def parts(self, observation: str) -> list[str]:
+        return [observation]
+
+
+class InlineRenderer(_InOnePiece):
     """The observation is put right behind the action, and the model's turn goes on."""
 
     def __init__(self, tokenizer: Tokenizer, end_token_ids: frozenset[int]) -> None:
@@ -41,14 +57,15 @@ class InlineRenderer:
         self._tokenizer = tokenizer
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
-        return [_prompt(prompt, self._tokenizer), *self.next(prompt, observation)]
+        return [_prompt(prompt, self._tokenizer), *self.next(prompt, [observation], "")]
 
-    def next(self, context: Sequence[int], observation: str) -> list[Segment]:
+    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
+        [observation] = parts
         tokens = tuple(self._tokenizer.encode(observation))
         return [Segment(Author.TOOL, tokens, text=observation)] if tokens else []
 
 
-class SeparatorRenderer:
+class SeparatorRenderer(_InOnePiece):
     """The observation is put into the text of `mtrl_sep`, behind `turn_end_token` if the model did not write it."""
 
     def __init__(
@@ -65,12 +82,13 @@ class SeparatorRenderer:
         text = self._before + observation + self._after
         return [_prompt(prompt, self._tokenizer), *self._pieces.split(text, observation)]
 
-    def next(self, context: Sequence[int], observation: str) -> list[Segment]:
+    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
+        [observation] = parts
         text = self._close + self._before + observation + self._after
         return self._pieces.behind(context, self.end_token_ids, text, observation)
 
 
-class ChatTemplateRenderer:
+class ChatTemplateRenderer(_InOnePiece):
     """The observation is a turn that the model's own chat template renders.
 
     A made-up conversation is rendered with the observation as its last turn; what stands behind the made-up turn of
@@ -87,12 +105,12 @@ class ChatTemplateRenderer:
         self.end_token_ids = end_token_ids
         self._tokenizer, self._role = tokenizer, role
         tail = self._probe()
-        if tail.count(_TOOL_MARK) != 1:
+        if tail.count(TOOL_MARK) != 1:
             raise ConfigError(
-                f"the chat template writes a turn of role {role!r} {tail.count(_TOOL_MARK)} times; it must write it "
+                f"the chat template writes a turn of role {role!r} {tail.count(TOOL_MARK)} times; it must write it "
                 "once: set another mtrl_role, or mtrl_sep"
             )
-        before, after = tail.split(_TOOL_MARK)
+        before, after = tail.split(TOOL_MARK)
         self._close = before[: common_prefix(before, self._behind_the_model([]))]
         if turn_end_token is not None and turn_end_token not in self._close:
             raise ConfigError(
@@ -100,9 +118,9 @@ class ChatTemplateRenderer:
                 f"{self._close!r}; leave turn_end_token out, or set mtrl_sep"
             )
         self._pieces = _Pieces(tokenizer, self._close, before[len(self._close) :], after)
-        self._opening = tuple(tokenizer.encode(_generation_prompt(tokenizer)))
+        self._opening = tuple(tokenizer.encode(generation_prompt(tokenizer)))
         if turn_end_token is None:
-            self.end_token_ids |= self._closing_token()
+            self.end_token_ids |= closing_token(tokenizer, self._close)
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
         # The prompt already opens the model's turn; the observation's turn goes before that opening.
@@ -110,26 +128,13 @@ class ChatTemplateRenderer:
         text = self._text(observation)[len(self._close) :]
         return [_prompt(kept, self._tokenizer), *self._pieces.split(text, observation)]
 
-    def next(self, context: Sequence[int], observation: str) -> list[Segment]:
+    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
+        [observation] = parts
         return self._pieces.behind(context, self.end_token_ids, self._text(observation), observation)
-
-    def _closing_token(self) -> frozenset[int]:
-        """The control token by which the template closes the model's turn: it ends generation, as the docs promise for
-        a base model too, whose engine knows its end-of-text token only.
-
-        None if the template opens an earlier turn otherwise than it asks for a new one: such a model writes several
-        messages a turn, and closes each by that token (as gpt-oss does).
-        """
-        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MODEL_MARK}]
-        head, _, _ = self._tokenizer.apply_chat_template(made_up, add_generation_prompt=False).partition(_MODEL_MARK)
-        if not head.rstrip().endswith(_generation_prompt(self._tokenizer).rstrip()):
-            return frozenset()
-        control = {ids[0] for ids in map(self._tokenizer.encode, self._tokenizer.special_tokens) if len(ids) == 1}
-        return frozenset([token for token in self._tokenizer.encode(self._close) if token in control][:1])
 
     def _probe(self) -> str:
         try:
-            return self._text(_TOOL_MARK)
+            return self._text(TOOL_MARK)
         except Exception as error:  # a template is a program, and raises what it likes
             raise ConfigError(
                 f"the chat template refuses a turn of role {self._role!r} behind the model's: {error}; "
@@ -140,23 +145,26 @@ class ChatTemplateRenderer:
         return self._behind_the_model([{"role": self._role, "content": observation}])
 
     def _behind_the_model(self, messages: list[dict[str, Any]]) -> str:
-        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MODEL_MARK}, *messages]
+        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MODEL_MARK}, *messages]
         text = self._tokenizer.apply_chat_template(made_up, add_generation_prompt=bool(messages))
-        _, mark, tail = text.partition(_MODEL_MARK)
+        _, mark, tail = text.partition(MODEL_MARK)
         if not mark:
             raise ConfigError("the chat template leaves out what the assistant wrote; set mtrl_sep to render turns")
         return tail
 
 
 def renderer_for(
-    options: EpisodeOptions, tokenizer: Tokenizer
-) -> InlineRenderer | SeparatorRenderer | ChatTemplateRenderer:
-    """The way that the options ask for. Raises ConfigError if the chat template cannot serve."""
+    options: EpisodeOptions, tokenizer: Tokenizer, formats: Sequence[Format] = ALL_FORMATS
+) -> InlineRenderer | SeparatorRenderer | ChatTemplateRenderer | ToolMessageRenderer:
+    """The way that the options ask for; `formats`: those in which the model calls. Raises ConfigError if the chat
+    template cannot serve."""
     ends = tokenizer.eos_token_ids | set(options.additional_eos_token_ids) | _turn_end_id(options, tokenizer)
     if not options.enable_mtrl:
         return InlineRenderer(tokenizer, ends)
     if options.mtrl_sep is not None:
         return SeparatorRenderer(tokenizer, ends, options.mtrl_sep, options.turn_end_token)
+    if options.mtrl_role == ROLE:
+        return ToolMessageRenderer(tokenizer, ends, formats, options.turn_end_token)
     return ChatTemplateRenderer(tokenizer, ends, options.mtrl_role, options.turn_end_token)
 
 
@@ -215,23 +223,5 @@ def _turn_end_id(options: EpisodeOptions, tokenizer: Tokenizer) -> frozenset[int
     return frozenset(ids)
 
 
-def _generation_prompt(tokenizer: Tokenizer) -> str:
-    """The text by which the template opens the model's turn."""
-    message = [{"role": "user", "content": _TOOL_MARK}]
-    closed = tokenizer.apply_chat_template(message, add_generation_prompt=False)
-    opened = tokenizer.apply_chat_template(message, add_generation_prompt=True)
-    return opened.removeprefix(closed) if opened.startswith(closed) else ""
-
-
 def _without_suffix(ids: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int, ...]:
     return ids[: len(ids) - len(suffix)] if suffix and ids[-len(suffix) :] == suffix else ids
-
-
-def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many items the two have in common at their start."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n

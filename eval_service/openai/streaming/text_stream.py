@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from verl_tool.agent_loop.observation_renderer import common_prefix
+from verl_tool.agent_loop.rendering.template_text import common_prefix
 from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
 
 _RARE = ("𓀀", "𐎀", "\U000e0100", "ꙮ")

@@ -1,0 +1,44 @@
+"""Parts of what a chat template writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verl_tool.agent_loop.tokenizer import Tokenizer
+
+MODEL_MARK = "MODELWROTETHIS7f3a"
+TOOL_MARK = "TOOLWROTETHIS7f3a"
+# Words that no template changes, and that no observation holds by chance.
+
+
+def generation_prompt(tokenizer: Tokenizer) -> str:
+    """The text by which the template opens the model's turn."""
+    message = [{"role": "user", "content": TOOL_MARK}]
+    closed = tokenizer.apply_chat_template(message, add_generation_prompt=False)
+    opened = tokenizer.apply_chat_template(message, add_generation_prompt=True)
+    return opened.removeprefix(closed) if opened.startswith(closed) else ""
+
+
+def closing_token(tokenizer: Tokenizer, close: str) -> frozenset[int]:
+    """The control token by which the template closes the model's turn (`close`): it ends generation, as the docs promise
+    for a base model too, whose engine knows its end-of-text token only.
+
+    None if the template opens an earlier turn otherwise than it asks for a new one: such a model writes several messages
+    a turn, and closes each by that token (as gpt-oss does).
+    """
+    made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MODEL_MARK}]
+    head, _, _ = tokenizer.apply_chat_template(made_up, add_generation_prompt=False).partition(MODEL_MARK)
+    if not head.rstrip().endswith(generation_prompt(tokenizer).rstrip()):
+        return frozenset()
+    control = {ids[0] for ids in map(tokenizer.encode, tokenizer.special_tokens) if len(ids) == 1}
+    return frozenset([token for token in tokenizer.encode(close) if token in control][:1])
+
+
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many items the two have in common at their start."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

@@ -1,0 +1,297 @@
+"""Observations as messages of the role ``tool``, which the model's own chat template renders.
+
+The template is given a made-up conversation: a user's message, the calls of the action with their names and ids, and a
+message for each output. What stands behind the calls is appended to what the model wrote, so that the names and ids are
+those of the model's own calls, and every token between two of its turns is the template's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_tool.agent_loop.rendering.template_text import (
+    MODEL_MARK,
+    TOOL_MARK,
+    closing_token,
+    common_prefix,
+    generation_prompt,
+)
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.trajectory import Author, Segment
+from verl_tool.errors import ConfigError
+from verl_tool.formats import Call, Format
+from verl_tool.formats.find import find_calls
+from verl_tool.formats.tool_response import outputs
+
+ROLE = "tool"
+_USER = {"role": "user", "content": "?"}
+_SAID = {"role": "assistant", "content": MODEL_MARK}
+_UNNAMED = "tool"
+"""The name of a call that has none, because it could not be read."""
+_NOT_PLAIN = re.compile(r"[^\w.:/-]")
+"""What a name or an id may not hold when it is shown to a template: it is a model's text."""
+_MOST_NAME = 200
+_MOST_OVERLAP = 64
+"""Tokens of the template that a model may have written itself before it was stopped."""
+_MOST_SHAPES = 1000
+"""How many are remembered."""
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The calls of an action, as the template is told of them."""
+
+    names: tuple[str, ...]
+    ids: tuple[str, ...]
+
+    @classmethod
+    def made_up(cls, n: int) -> _Calls:
+        return cls((_UNNAMED,) * n, tuple(map(_made_up_id, range(n))))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a template writes around the answers to some calls."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    """The made-up conversation up to the answers."""
+    head: int
+    """Characters of it up to the end of the calls."""
+    fixed: tuple[str, ...]
+    """The text before the first answer, those between two, and that behind the last."""
+
+
+class ToolMessageRenderer:
+    """Each output of an observation is a message of the role ``tool``."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        end_token_ids: frozenset[int],
+        formats: Sequence[Format],
+        turn_end_token: str | None = None,
+    ) -> None:
+        """`formats`: those in which the model calls. Raises ConfigError if the template takes no such message."""
+        self.end_token_ids = end_token_ids
+        self._tokenizer, self._formats = tokenizer, tuple(formats)
+        self._opening = generation_prompt(tokenizer)
+        self._arguments: object = {}
+        self._shapes: dict[_Calls, _Shape | None] = {}
+        self._control = {ids[0] for ids in map(tokenizer.encode, tokenizer.special_tokens) if len(ids) == 1}
+        self._calls_shown = self._finds_calls_of_the_template()
+        before = self._probe().fixed[0]
+        if turn_end_token is not None and turn_end_token not in before:
+            raise ConfigError(
+                f"turn_end_token={turn_end_token!r}, but the chat template writes {before!r} between a call and its "
+                "answer; leave turn_end_token out, or set mtrl_sep"
+            )
+        if turn_end_token is None:
+            self.end_token_ids |= closing_token(tokenizer, self._render([_USER, _SAID], False).partition(MODEL_MARK)[2])
+
+    def parts(self, observation: str) -> list[str]:
+        """The outputs that an observation holds; one that is not rendered as such is one output."""
+        return outputs(observation) or [observation]
+
+    def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
+        """The prompt with an observation that comes before the model's first turn: as if the model had called."""
+        opening = tuple(self._tokenizer.encode(self._opening))
+        kept = tuple(prompt)
+        if opening and kept[-len(opening) :] == opening:
+            kept = kept[: -len(opening)]
+        message = {"role": ROLE, "content": "\n".join(self.parts(observation))}
+        try:
+            text = self._render([_USER, message], True).removeprefix(self._render([_USER], False))
+        except Exception as error:  # a template is a program, and raises what it likes
+            raise ConfigError(
+                f"call_tool_first: the chat template takes no turn of role {ROLE!r} without a call: {error}; set "
+                "another mtrl_role, or mtrl_sep"
+            ) from error
+        ids = tuple(self._tokenizer.encode(text))
+        return [
+            Segment(Author.PROMPT, kept, text=self._tokenizer.decode(kept)),
+            Segment(Author.TOOL, ids, text=observation),
+        ]
+
+    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
+        """The segments to append behind the model's turn, in which it wrote `action`."""
+        found = find_calls(action, self._formats) if self._calls_shown else []
+        calls, shown = _named(found, len(parts)), list(parts)
+        shape = self._shape(calls)
+        if shape is None:  # such as an id that the template does not take
+            calls = _Calls.made_up(len(parts))
+            shape = self._shape(calls)
+        if shape is None:  # such as several calls, which Llama's refuses
+            calls, shown = _Calls.made_up(1), ["\n".join(parts)]
+            shape = self._shape(calls)
+        assert shape is not None  # it is the one that was tried when the renderer was made
+        missing = found[-1].missing if found else ""
+        text = self._render([*shape.messages, *_answers(calls, shown)], True)[shape.head :]
+        return self._segments(context, missing, shape.fixed, text, shown)
+
+    # What the template writes
+
+    def _shape(self, calls: _Calls) -> _Shape | None:
+        """None if the template does not take these calls."""
+        if calls not in self._shapes:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            try:
+                self._shapes[calls] = self._new_shape(calls)
+            except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
+                self._shapes[calls] = None
+        return self._shapes[calls]
+
+    def _new_shape(self, calls: _Calls) -> _Shape:
+        """Raises ConfigError if an answer or the turn before it is left out, and what the template raises."""
+        contents = [f"{TOOL_MARK}{number}e" for number in range(len(calls.names))]
+        answers = _answers(calls, contents)
+        messages = (_USER, self._assistant(calls) if self._calls_shown else _SAID)
+        whole = self._render([*messages, *answers], True)
+        # A template may write the turn otherwise where an answer follows (Qwen3's adds thoughts to the last), but its
+        # calls alike.
+        said = self._last_call(self._render(messages, False)) if self._calls_shown else MODEL_MARK
+        head = whole.rfind(said or "", 0, whole.find(contents[0])) + len(said or "")
+        if not said or said not in whole[:head]:
+            raise ConfigError("the chat template leaves out what the assistant wrote; set mtrl_sep to render turns")
+        fixed, text = [], whole[head:]
+        for content in contents:
+            if text.count(content) != 1:
+                raise ConfigError(
+                    f"the chat template writes a turn of role {ROLE!r} {text.count(content)} times; it must write it "
+                    "once: set another mtrl_role, or mtrl_sep"
+                )
+            before, _, text = text.partition(content)
+            fixed.append(before)
+        return _Shape(messages, head, (*fixed, text))
+
+    def _assistant(self, calls: _Calls) -> dict[str, Any]:
+        """The made-up message with `calls`."""
+        listed = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": self._arguments}}
+            for name, call_id in zip(calls.names, calls.ids, strict=True)
+        ]
+        return {"role": "assistant", "content": "", "tool_calls": listed}
+
+    def _last_call(self, closed: str) -> str | None:
+        """The text of the last call in a rendered assistant's turn; None if no format finds one."""
+        start = common_prefix(closed, self._render([_USER], False))
+        if self._opening and self._opening in closed[start:]:
+            start = closed.index(self._opening, start) + len(self._opening)
+        found = find_calls(closed[start:], self._formats)
+        return closed[start + found[-1].start : start + found[-1].end] if found else None
+
+    def _finds_calls_of_the_template(self) -> bool:
+        """Whether one of the formats finds the calls that the template writes: then it is told of them."""
+        for self._arguments in ({}, "{}"):  # some templates take an object, some its JSON
+            try:
+                closed = self._render([_USER, self._assistant(_Calls.made_up(1))], False)
+            except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
+                continue
+            return self._last_call(closed) is not None
+        return False
+
+    def _probe(self) -> _Shape:
+        """The shape of one answer. Raises ConfigError if the template takes no tool's message."""
+        try:
+            return self._new_shape(_Calls.made_up(1))
+        except ConfigError:
+            raise
+        except Exception as error:  # a template is a program, and raises what it likes
+            raise ConfigError(
+                f"the chat template refuses a turn of role {ROLE!r} behind the model's: {error}; "
+                "set another mtrl_role, or mtrl_sep"
+            ) from error
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], generation: bool) -> str:
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=generation)
+
+    # What is appended
+
+    def _segments(
+        self, context: Sequence[int], missing: str, fixed: Sequence[str], text: str, shown: Sequence[str]
+    ) -> list[Segment]:
+        """`text`, which stands behind the calls, as segments; `missing`: what the engine cut off of the last call."""
+        encode = self._tokenizer.encode
+        ids, after = encode(missing + text), encode(fixed[-1])
+        n_before = common_prefix(ids, encode(missing + fixed[0]))
+        # A token in which template and output meet counts as the output's.
+        n_after = common_prefix(ids[n_before:][::-1], after[::-1])
+        behind = len(ids) - n_after
+        said = self._said(context, ids[:n_before])
+        segments = [
+            _template(ids[said:n_before], self._tokenizer),
+            *_outputs(ids[n_before:behind], [encode(each) for each in fixed[1:-1]], shown, self._tokenizer),
+            _template(ids[behind:], self._tokenizer),
+        ]
+        return [segment for segment in segments if segment.tokens]
+
+    def _said(self, context: Sequence[int], before: Sequence[int]) -> int:
+        """How many of the template's tokens the model wrote itself, at the end of its turn."""
+        last = context[-1] if context else None
+        if last in self.end_token_ids:
+            if last in before:
+                return before.index(last) + 1
+            # It closed its turn by another end token than the template does, as Llama by ``<|eom_id|>``.
+            return next((i + 1 for i, token in enumerate(before) if token in self.end_token_ids), 0)
+        most = min(len(before), len(context), _MOST_OVERLAP)
+        # A line end may be the model's own; a control token is the template's (``<｜tool▁calls▁end｜>``, a stop string).
+        overlaps = (n for n in range(most, 0, -1) if list(context[-n:]) == list(before[:n]))
+        return next((n for n in overlaps if not self._control.isdisjoint(before[:n])), 0)
+
+
+def _named(found: Sequence[Call], n: int) -> _Calls:
+    """The first `n` calls of an action; where it holds fewer, the others have no name."""
+    made_up = _Calls.made_up(n)
+    names = [_plain(call.name) or _UNNAMED for call in found[:n]]
+    ids = [_plain(call.id or "") or made_up.ids[number] for number, call in enumerate(found[:n])]
+    return _Calls((*names, *made_up.names[len(names) :]), (*ids, *made_up.ids[len(ids) :]))
+
+
+def _plain(text: str) -> str:
+    return _NOT_PLAIN.sub("_", text[:_MOST_NAME])
+
+
+def _made_up_id(number: int) -> str:
+    """The id of a call that has none: nine letters and digits, as Mistral's templates demand."""
+    return f"call{number % 100_000:05d}"
+
+
+def _answers(calls: _Calls, contents: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {"role": ROLE, "content": content, "name": name, "tool_call_id": call_id}
+        for content, name, call_id in zip(contents, calls.names, calls.ids, strict=True)
+    ]
+
+
+def _template(ids: Sequence[int], tokenizer: Tokenizer) -> Segment:
+    return Segment(Author.TEMPLATE, tuple(ids), text=tokenizer.decode(ids))
+
+
+def _outputs(
+    ids: Sequence[int], between: Sequence[Sequence[int]], shown: Sequence[str], tokenizer: Tokenizer
+) -> list[Segment]:
+    """The outputs, and what the template puts between them, which is found by the tokens at its heart."""
+    segments: list[Segment] = []
+    rest = list(ids)
+    for output, separator in zip(shown, between, strict=False):
+        place = _place(rest, separator)
+        if place is None:
+            break
+        start, end = place
+        segments += [Segment(Author.TOOL, tuple(rest[:start]), text=output), _template(rest[start:end], tokenizer)]
+        rest = rest[end:]
+    left = shown[len(segments) // 2 :]
+    return [*segments, Segment(Author.TOOL, tuple(rest), text="\n".join(left))]
+
+
+def _place(ids: Sequence[int], wanted: Sequence[int]) -> tuple[int, int] | None:
+    """Where `wanted` stands in `ids`, or what is left of it if its first or last token merged with an output's."""
+    for core in (wanted, wanted[1:], wanted[:-1], wanted[1:-1]):
+        n = len(core)
+        for start in range(len(ids) - n + 1) if n else ():
+            if list(ids[start : start + n]) == list(core):
+                return start, start + n
+    return None
