@@ -21,7 +21,7 @@ from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.errors import ToolFault
-from verl_tool.formats import ALL_FORMATS, Format
+from verl_tool.formats import Format, loop_formats
 from verl_tool.json_text import shown
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.execution.admission import Admission
@@ -68,15 +68,15 @@ class Service:
         *,
         sampling: Sampling | None = None,
         max_queued: int = 8192,
-        formats: Sequence[Format] = ALL_FORMATS,
+        formats: Sequence[Format] | None = None,
     ) -> None:
         """Raises ConfigError if options and chat template do not go together."""
         self.engine: Engine = WatchedEngine(engine)
         self.tokenizer, self.tools, self.options = tokenizer, tools, options
         self.sampling = sampling or Sampling()
-        self.formats = tuple(formats)
+        self.formats = loop_formats(options.formats) if formats is None else tuple(formats)
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
-        self._renderer = renderer_for(options, tokenizer)
+        self._renderer = renderer_for(options, tokenizer, self.formats)
         self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._known_tools: tuple[str, ...] = ()
         self._known_until = 0.0

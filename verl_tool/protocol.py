@@ -35,6 +35,9 @@ TOOLS_FIELD = "tool_names"
 DIRECT_FIELD = "direct_call"
 """Entry of a request's extra data: true if the action is one JSON call and nothing else, whatever formats the tool has;
 its observation is the tool's text as it is. For programs: a model's text goes through the formats."""
+FORMATS_FIELD = "call_formats"
+"""Entry of a request's extra data that lists the formats in which calls are looked for, as `ToolDescription.formats`
+names them; without it, all of the tools' formats."""
 ABORT_FIELD = "abort"
 """Key of the extra data of a request that finishes a trajectory: true stops what it runs."""
 
@@ -328,6 +331,8 @@ class ToolDescription(BaseModel):
     """What to put into a system prompt so that a model can call it."""
     example_actions: list[str]
     """Actions that this tool recognises, as a model would write them."""
+    formats: list[str] = Field(default_factory=list)
+    """The formats in which it can be called: names, and ``<name>`` for tags."""
     stateful: bool = False
 
 

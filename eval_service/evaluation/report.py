@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 
 from eval_service.evaluation.record import Record
 from eval_service.evaluation.statistics import Estimate, estimate, pass_at_k
-from eval_service.openai.tool_calls import CallLog
-from verl_tool.formats import ALL_FORMATS
 
 
 @dataclass
@@ -115,8 +113,7 @@ def _tools(records: Sequence[Record]) -> dict[str, ToolFigures]:
     for record in records:
         seen = set()
         for call in record.trajectory.calls if record.trajectory is not None else ():
-            entries = CallLog("", ALL_FORMATS).calls_in(call.action)
-            names = [str(entry["function"]["name"]) for entry in entries] or ["(no call found)"]
+            names = call.names or ("(no call found)",)
             for name in names:
                 tools[name].calls += 1
                 tools[name].invalid += not call.valid

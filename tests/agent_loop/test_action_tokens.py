@@ -8,6 +8,7 @@ from toy_model import ToyTokenizer
 
 from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
+from verl_tool.formats import loop_formats
 
 CALL = "<request><calculator>1+1<call>"
 
@@ -34,6 +35,16 @@ def test_a_tool_s_words_are_no_call():
 
 def test_no_call_no_tokens():
     assert masked_text((Author.MODEL, "just words"))[0] == ""
+
+
+def test_a_call_in_a_named_format():
+    tokenizer, turn = ToyTokenizer(), "so <reverse>abc</reverse>"
+    segment = Segment(Author.MODEL, tuple(tokenizer.encode(turn)), text=turn)
+    trajectory = Trajectory("t", (Segment(Author.PROMPT, (1,)), segment), StopReason.ANSWERED)
+    mask = action_mask(trajectory, tokenizer, loop_formats(["<reverse>"]))
+    called = [token for token, call in zip(segment.tokens, mask, strict=True) if call]
+    assert tokenizer.decode(called) == "<reverse>abc</reverse>"
+    assert sum(action_mask(trajectory, tokenizer)) == 0
 
 
 @given(st.text(alphabet="ab é漢 \n", max_size=30), st.text(alphabet="ab é漢 \n", max_size=30))

@@ -252,6 +252,23 @@ async def test_several_calls_in_a_chat_turn_go_to_the_server_together() -> None:
     assert trajectory.stop is StopReason.ANSWERED
 
 
+async def test_a_tag_of_a_tool_s_own_is_a_call_where_formats_names_it() -> None:
+    turn = "so <reverse>abc</reverse>"
+    run = Run([turn, "cba"], enable_mtrl=True, formats=["hermes", "<reverse>"])
+    trajectory = await run(extra={"k": 1})
+    [asked] = run.tools.asked
+    assert (asked.action, asked.extra) == (turn, {"k": 1, "call_formats": ["hermes", "<reverse>"]})
+    assert trajectory.calls[0].names == ("reverse",)
+    assert trajectory.stop is StopReason.ANSWERED
+    without = Run([turn], enable_mtrl=True, formats="hermes")
+    assert (await without()).calls == ()
+
+
+def test_a_format_that_is_unknown_is_named() -> None:
+    with pytest.raises(ConfigError, match="format 'hermess' is unknown; known: .*hermes"):
+        Episode(None, None, ToyTokenizer(), EpisodeOptions(enable_mtrl=True, formats=("hermess",)))  # type: ignore[arg-type]
+
+
 async def test_a_separator_of_the_users_is_put_once_and_the_turn_closed_before_it() -> None:
     separator = f"\n{START}system\n{{obs}}{END}\n{START}assistant\n"
     for turns, stops in ([CALL, "2"], [STOP]), ([CALL, "2"], []):

@@ -28,9 +28,10 @@ from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, cut_segments, now, tool_tokens
 from verl_tool.errors import ConfigError, ToolFault
-from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Format
-from verl_tool.formats.find import calls_sent
-from verl_tool.protocol import Fault, FaultKind, StepResult
+from verl_tool.formats import Format, loop_formats, rendered_markers
+from verl_tool.formats.find import calls_sent, find_calls
+from verl_tool.formats.load import specs_of
+from verl_tool.protocol import FORMATS_FIELD, Fault, FaultKind, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -74,22 +75,25 @@ class Episode:
         options: EpisodeOptions,
         *,
         renderer: ObservationRenderer | None = None,
-        formats: Sequence[Format] = ALL_FORMATS,
+        formats: Sequence[Format] | None = None,
     ) -> None:
         """`tools` may be None if nothing calls one. `renderer` replaces the one that the options name.
 
-        `formats` find the calls in turns that no stop string ends (`action_stop_tokens` is empty).
-        Raises ConfigError if options and chat template do not go together.
+        `formats` find the calls in turns that no stop string ends (`action_stop_tokens` is empty); None: those that
+        `options.formats` names.
+        Raises ConfigError if options and chat template do not go together, or a format is unknown.
         """
         self.options = options
         self._generator, self._tools, self._tokenizer = generator, tools, tokenizer
-        self._formats = tuple(formats)
-        self._renderer = renderer if renderer is not None else renderer_for(options, tokenizer, self._formats)
+        self.formats = loop_formats(options.formats) if formats is None else tuple(formats)
+        named = options.formats and [spec for fmt in self.formats for spec in specs_of(fmt)]
+        self._told_of_formats = {FORMATS_FIELD: named} if named else {}
+        self._renderer = renderer if renderer is not None else renderer_for(options, tokenizer, self.formats)
         self._end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
         # A format's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
         # tool's output held.
-        self._control_tokens = ControlTokens(tokenizer, allowed=BUILT_IN_MARKERS)
+        self._control_tokens = ControlTokens(tokenizer, allowed=rendered_markers(self.formats))
         most = options.max_concurrent_trajectories
         self._places = asyncio.Semaphore(most) if most is not None else contextlib.nullcontext()
         self._releases: set[asyncio.Task[None]] = set()
@@ -251,7 +255,7 @@ class Episode:
         if self.options.action_stop_tokens:
             action = stopped_action(text.raw_text, self.options.action_stop_tokens)
         else:
-            action = written_call(text.text, self._formats)
+            action = written_call(text.text, self.formats)
         return text.text if action is None and turn < self.options.min_turns else action
 
     # The tools' part
@@ -300,7 +304,7 @@ class Episode:
         builder.calling = False
         seconds = now() - started
         result = self._text_only(action, result)
-        builder.record(action, result, seconds)
+        builder.record(action, result, seconds, self._names_called(action, result))
         if result.fault is not None:
             fault = result.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, builder.trajectory_id)
@@ -328,9 +332,15 @@ class Episode:
             metrics={**(result.metrics or {}), "error": 1.0, "media_excluded": 1.0},
         )
 
+    def _names_called(self, action: str, result: StepResult) -> tuple[str, ...]:
+        """Names of the tools in an action, each once. One that a tool took may be in a tag of the tool's own."""
+        taken = result.valid and result.fault is None
+        calls = (calls_sent if taken else find_calls)(action, self.formats)
+        return tuple(sorted({call.name for call in calls}))
+
     def _tool_in(self, action: str) -> str:
         """The tool that an action calls, for a message."""
-        names = [call.name for call in calls_sent(action, self._formats) if call.name]
+        names = [call.name for call in calls_sent(action, self.formats) if call.name]
         return f"the tool {names[0]!r}" if names else f"the tool that was called by {action[-200:]!r}"
 
     async def _ask(self, builder: TrajectoryBuilder, action: str, is_last: bool) -> StepResult:
@@ -339,7 +349,11 @@ class Episode:
         try:
             return await asyncio.wait_for(
                 self._tools.call(
-                    builder.trajectory_id, action, step=len(builder.calls), extra=builder.extra, is_last_step=is_last
+                    builder.trajectory_id,
+                    action,
+                    step=len(builder.calls),
+                    extra={**builder.extra, **self._told_of_formats},
+                    is_last_step=is_last,
                 ),
                 deadline,
             )

@@ -85,6 +85,9 @@ class EpisodeOptions(BaseModel):
 
     action_stop_tokens: tuple[str, ...] = ()
     """Strings that end an action: a list, or the path of a file with a JSON list or with comma-separated strings."""
+    formats: tuple[str, ...] | None = None
+    """Formats in which the model calls: names of built-in ones, ``<name>`` for a tag, entry points, paths of Python
+    files. The tool server looks for calls in no others. None: all built-in ones, and the tools' own tags."""
     additional_eos_token_ids: tuple[int, ...] = ()
     """Token ids that end the model's turn, like the tokenizer's own end-of-sequence token."""
     turn_end_token: str | None = None
@@ -155,6 +158,12 @@ class EpisodeOptions(BaseModel):
     @classmethod
     def _stops_from_file(cls, value: object) -> object:
         return _read_stops(Path(value)) if isinstance(value, str) else value
+
+    @field_validator("formats", mode="before")
+    @classmethod
+    def _formats_in_a_string(cls, value: object) -> object:
+        """A command line gives one name, or several with commas between them."""
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("action_stop_tokens", "answer_markers")
     @classmethod

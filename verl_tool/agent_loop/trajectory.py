@@ -115,6 +115,8 @@ class CallRecord:
     truncated: bool = False
     """The model was shown less than `observation`."""
     seconds: float = 0.0
+    names: tuple[str, ...] = ()
+    """The tools that the action calls, each once, as the model named them; none in records of before."""
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ class TrajectoryBuilder:
     def _note_shown(self, segments: list[Segment], truncated: bool) -> None:
         self.calls[-1] = replace(self.calls[-1], shown_tokens=tool_tokens(segments), truncated=truncated)
 
-    def record(self, action: str, result: StepResult, seconds: float) -> None:
-        """One call and its answer."""
+    def record(self, action: str, result: StepResult, seconds: float, names: tuple[str, ...] = ()) -> None:
+        """One call and its answer; `names`: of the tools that the action calls."""
         self.calls.append(
             CallRecord(
                 step=len(self.calls),
@@ -105,6 +105,7 @@ class TrajectoryBuilder:
                 fault=result.fault,
                 metrics=dict(result.metrics or {}),
                 seconds=seconds,
+                names=names,
             )
         )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from verl_tool.errors import ConfigError
 from verl_tool.formats import load
 from verl_tool.formats.bare_json import BareJsonFormat
 from verl_tool.formats.base import Call, Format
@@ -12,6 +15,7 @@ from verl_tool.formats.markers import claim, escape_markers
 from verl_tool.formats.native import DEEPSEEK, GLM, HARMONY, KIMI, LLAMA3, MISTRAL, NATIVE, QWEN3_CODER
 from verl_tool.formats.tags import Tag, TagFormat, ToolTagFormat
 from verl_tool.formats.trl import TrlFormat
+from verl_tool.protocol import ToolDescription
 
 FENCED = FencedFormat()
 PYTHON_TAGS = TagFormat("python_tags", [Tag.named("python")])
@@ -22,7 +26,8 @@ HERMES = HermesFormat()
 TRL = TrlFormat()
 BARE_JSON = BareJsonFormat()
 
-_BUILT_IN = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON, *NATIVE)
+_IN_TEXT = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON)
+_BUILT_IN = (*_IN_TEXT, *NATIVE)
 BUILT_IN_MARKERS = frozenset(marker for fmt in _BUILT_IN for marker in fmt.markers())
 """Every string that means something in a built-in format."""
 claim(*BUILT_IN_MARKERS)
@@ -32,9 +37,33 @@ ALL_FORMATS: tuple[Format, ...] = _BUILT_IN
 
 
 def format_by_name(spec: str) -> Format:
-    """A format by its name, by an entry point of the group ``verl_tool.formats``, or by the path of a Python file
-    that holds one as ``FORMAT``. Raises ConfigError naming the known ones."""
+    """A format by its name, by ``<name>`` for a tag, by an entry point of the group ``verl_tool.formats``, or by the
+    path of a Python file that holds one as ``FORMAT``. Raises ConfigError naming the known ones."""
     return load.load_format(spec, {fmt.name: fmt for fmt in ALL_FORMATS})
+
+
+def loop_formats(names: Sequence[str] | None, tools: Iterable[ToolDescription] = ()) -> tuple[Format, ...]:
+    """The formats in which a loop looks for calls: those of `names`, else the built-in ones and the tags that `tools`
+    are called by. Raises ConfigError for a name that is unknown, and for an empty list.
+
+    A server's word has no file imported: a format of a file must be among `names`.
+    """
+    if names is not None:
+        if not names:
+            raise ConfigError("formats is empty; name at least one, such as hermes, or leave it out (null)")
+        return tuple(dict.fromkeys(map(format_by_name, names)))
+    told = [spec for tool in tools for spec in tool.formats if spec.startswith(("<", "["))]
+    return (*ALL_FORMATS, *map(format_by_name, dict.fromkeys(told)))
+
+
+def rendered_markers(formats: Iterable[Format]) -> frozenset[str]:
+    """The strings that an observation in one of `formats` may hold: what opens and closes it, and what closes a call
+    that was cut off. Control tokens of models are not among them: their chat templates write those."""
+    marks = {mark for fmt in _IN_TEXT for mark in fmt.markers()}
+    for fmt in formats:
+        if fmt not in NATIVE:
+            marks |= {*fmt.markers(), *fmt.stop, *(fmt.observation or ())}
+    return frozenset(marks)
 
 
 __all__ = [
@@ -67,4 +96,6 @@ __all__ = [
     "escape_markers",
     "format_by_name",
     "guard",
+    "loop_formats",
+    "rendered_markers",
 ]

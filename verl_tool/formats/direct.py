@@ -15,6 +15,11 @@ class DirectFormat:
 
     name = "direct"
     stop: tuple[str, ...] = ()
+    observation: tuple[str, str] | None = None
+
+    def markers(self) -> tuple[str, ...]:
+        """None: no model reads what is answered here as it is."""
+        return ()
 
     def find_calls(self, text: str) -> list[Call]:
         parsed = json_call.parse(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 from verl_tool.errors import ConfigError
 from verl_tool.formats import markers, scan
 from verl_tool.formats.base import Format
+from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS, Tag, TagFormat
 from verl_tool.plugin import import_file
 
 ENTRY_POINTS = "verl_tool.formats"
@@ -17,13 +20,15 @@ _PARTS = ("name", "stop", "observation", "markers", "find_calls", "render", "usa
 
 
 def load_format(spec: str, built_in: Mapping[str, Format]) -> Format:
-    """`spec` is a built-in name, the name of an entry point of the group ``verl_tool.formats``, or a path to a ``.py``
-    file. An entry point gives, and a file holds under the name ``FORMAT``, a `Format`.
+    """`spec` is a built-in name, ``<name>`` for a tag, the name of an entry point of the group ``verl_tool.formats``,
+    or a path to a ``.py`` file. An entry point gives, and a file holds under the name ``FORMAT``, a `Format`.
 
     Raises ConfigError if there is none, naming those that are known.
     """
     if spec in built_in:
         return built_in[spec]
+    if spec.startswith(("<", "[")):
+        return _tags(spec)
     if spec.endswith(".py"):
         return _checked(getattr(import_file(Path(spec)), "FORMAT", None), f"{spec} (its FORMAT)")
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
@@ -31,6 +36,32 @@ def load_format(spec: str, built_in: Mapping[str, Format]) -> Format:
         return _checked(installed[spec].load(), f"entry point {spec!r}")
     known = ", ".join(sorted({*built_in, *installed}))
     raise ConfigError(f"format {spec!r} is unknown; known: {known}; or give a path to a .py file that holds FORMAT")
+
+
+def specs_of(fmt: Format) -> tuple[str, ...]:
+    """What names a format: its name; for tags of tools' own names each ``<name>``, and for other tags a JSON list."""
+    if isinstance(fmt, TagFormat) and fmt.name == NAME_TAGS:
+        return tuple(f"<{tag.name}>" for tag in fmt.tags)
+    if isinstance(fmt, TagFormat) and fmt.name == CUSTOM_TAGS:
+        observation = fmt.observation or ()
+        return tuple(json.dumps([tag.name, tag.opening, tag.closing, *observation]) for tag in fmt.tags)
+    return (fmt.name,)
+
+
+@functools.cache
+def _tags(spec: str) -> Format:
+    """The tags that `specs_of` names so. Raises ConfigError."""
+    try:
+        if spec.startswith("<"):
+            return _checked(TagFormat(NAME_TAGS, [Tag.named(spec.removeprefix("<").removesuffix(">"))]), spec)
+        name, opening, closing, *observation = json.loads(spec)
+        start, end = observation
+        return _checked(TagFormat(CUSTOM_TAGS, [Tag(name, opening, closing)], (start, end)), spec)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"format {spec!r:.200} is no tag: {error}. Write <name>, or a JSON list of a name, an opening and a "
+            "closing tag of calls, and an opening and a closing tag of observations"
+        ) from error
 
 
 def guard(fmt: Format) -> None:

@@ -17,6 +17,8 @@ from verl_tool.formats.scan import Cursor, Scanner
 from verl_tool.formats.usage import usage_by_example
 from verl_tool.protocol import ToolDescription
 
+NAME_TAGS, CUSTOM_TAGS = "name_tags", "custom_tags"
+"""Names of the formats of a tool's own names as tags, and of the tags that its options give."""
 TAG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 

@@ -14,7 +14,9 @@ def record(index: int, sample: int, correct: bool | None, error: str | None = No
         "t",
         (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2,))),
         StopReason.ANSWERED,
-        calls=tuple(CallRecord(i, "<python>1</python>", valid=i == 0, seconds=0.5) for i in range(calls)),
+        calls=tuple(
+            CallRecord(i, "<python>1</python>", valid=i == 0, seconds=0.5, names=("python",)) for i in range(calls)
+        ),
     )
     usage = {"prompt_tokens": 10, "completion_tokens": 20, "tool_tokens": 6}
     score = None if correct is None else float(correct)

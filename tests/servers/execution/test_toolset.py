@@ -167,6 +167,26 @@ class TestCalls:
             assert len(fenced.runs) == 2
             assert puppet.runs == []
 
+    async def test_formats_are_told_and_a_request_may_have_calls_looked_for_in_some_of_them_only(self) -> None:
+        async with running([Puppet()]) as toolset:
+            [described] = toolset.describe()
+            assert {"hermes", "kimi", "<puppet>"} <= set(described.formats)
+            json_call = '<tool_call>{"name": "puppet", "arguments": {"input": "say a"}}</tool_call>'
+            both = await one(toolset, "t", json_call + say("b"))
+            assert both.observation.count("<result>") == 1
+            assert both.observation.count("<tool_response>") == 1
+            for format_name, mark in (("<puppet>", "<result>"), ("hermes", "<tool_response>")):
+                extra = {"call_formats": [format_name, "another"]}
+                some = await one(toolset, "t", json_call + say("b"), extra=extra)
+                assert some.observation.strip().startswith(mark)
+                assert some.observation.count("</") == 1
+                none = await one(toolset, "t", "no call", extra=extra)
+                assert not none.valid
+                assert none.observation.strip().startswith(mark)
+            for wrong in ("hermes", ["hermess"], [1]):
+                result = await one(toolset, "t", json_call, extra={"call_formats": wrong})
+                assert fault_kind(result) is FaultKind.BAD_REQUEST
+
     async def test_tool_names_lists_who_may_take_the_action(self) -> None:
         puppet, ledger = Puppet(), Ledger()
         async with running([puppet, ledger]) as toolset:

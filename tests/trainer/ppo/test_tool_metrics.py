@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 pytest.importorskip("omegaconf")
 
-from trajectories import REQUEST, faulted, solved
+from trajectories import faulted, solved
 
 from verl_tool.agent_loop.trajectory import read_jsonl
 from verl_tool.trainer.ppo.causes import TooManyFaultsError
 from verl_tool.trainer.ppo.rollout_log import Rewards, RolloutLog
-from verl_tool.trainer.ppo.tool_metrics import names_called, tool_metrics
+from verl_tool.trainer.ppo.tool_metrics import tool_metrics
 
 
 def lines(*trajectories):
@@ -33,18 +35,10 @@ def test_calls_are_told_by_tool():
     assert metrics["agent/observation_tokens/mean"] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("action", "valid", "names"),
-    [
-        (REQUEST, True, ["SimpleCalculatorTool"]),
-        ("Well: <reverse>abc</reverse>", True, ["reverse"]),
-        ("<think>abc</think>", False, ["none"]),
-        ("just words", True, ["none"]),
-        ("", False, ["none"]),
-    ],
-)
-def test_names(action, valid, names):
-    assert names_called(action, valid) == names
+def test_an_action_without_a_call_counts_for_no_tool():
+    trajectory = solved()
+    metrics = tool_metrics([replace(trajectory, calls=(replace(trajectory.calls[0], names=()),))])
+    assert metrics["agent/tool/none/calls"] == 1
 
 
 def test_a_step_leaves_one_file_with_rewards(tmp_path):

@@ -17,8 +17,8 @@ def solved(name: str = "a") -> Trajectory:
         Segment(Author.MODEL, (6,), (-0.3,), "Result=2<submit>"),
     )
     calls = (
-        CallRecord(0, REQUEST, "2<response>", shown_tokens=1, seconds=0.2),
-        CallRecord(1, "Result=2<submit>", done=True, seconds=0.1),
+        CallRecord(0, REQUEST, "2<response>", shown_tokens=1, seconds=0.2, names=("SimpleCalculatorTool",)),
+        CallRecord(1, "Result=2<submit>", done=True, seconds=0.1, names=("submit",)),
     )
     return Trajectory(name, segments, StopReason.TOOL_DONE, calls=calls, timings=Timings(1.0, 0.3, 1.4))
 
@@ -27,5 +27,5 @@ def faulted(name: str = "b") -> Trajectory:
     """The server did not answer its only call."""
     fault = Fault(kind=FaultKind.UNREACHABLE, message="nobody listens", retryable=True)
     segments = (Segment(Author.PROMPT, (1, 2)), Segment(Author.MODEL, (3, 4), (-0.1, -0.2), REQUEST))
-    calls = (CallRecord(0, REQUEST, valid=False, fault=fault, seconds=2.0),)
+    calls = (CallRecord(0, REQUEST, valid=False, fault=fault, seconds=2.0, names=("SimpleCalculatorTool",)),)
     return Trajectory(name, segments, StopReason.FAULT, calls=calls, fault=fault, excluded=Excluded.FAULT)

@@ -20,11 +20,11 @@ def generation_prompt(tokenizer: Tokenizer) -> str:
 
 
 def closing_token(tokenizer: Tokenizer, close: str) -> frozenset[int]:
-    """The control token by which the template closes the model's turn (`close`): it ends generation, as the docs promise
-    for a base model too, whose engine knows its end-of-text token only.
+    """The control token by which the template closes the model's turn (`close`): it ends generation, as the docs
+    promise for a base model too, whose engine knows its end-of-text token only.
 
-    None if the template opens an earlier turn otherwise than it asks for a new one: such a model writes several messages
-    a turn, and closes each by that token (as gpt-oss does).
+    None if the template opens an earlier turn otherwise than it asks for a new one: such a model writes several
+    messages a turn, and closes each by that token (as gpt-oss does).
     """
     made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MODEL_MARK}]
     head, _, _ = tokenizer.apply_chat_template(made_up, add_generation_prompt=False).partition(MODEL_MARK)

@@ -237,7 +237,7 @@ class ToolMessageRenderer:
             # It closed its turn by another end token than the template does, as Llama by ``<|eom_id|>``.
             return next((i + 1 for i, token in enumerate(before) if token in self.end_token_ids), 0)
         most = min(len(before), len(context), _MOST_OVERLAP)
-        # A line end may be the model's own; a control token is the template's (``<｜tool▁calls▁end｜>``, a stop string).
+        # A line end may be the model's own; a control token is the template's, such as ``<｜tool▁calls▁end｜>``.
         overlaps = (n for n in range(most, 0, -1) if list(context[-n:]) == list(before[:n]))
         return next((n for n in overlaps if not self._control.isdisjoint(before[:n])), 0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt
 from verl_tool.agent_loop.trajectory import LOOP_FAULT, Excluded, Trajectory
 from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
 from verl_tool.client import ToolClient
+from verl_tool.formats import ALL_FORMATS, Format
 
 
 class ToolLoopOutput(AgentLoopOutput):
@@ -144,20 +145,26 @@ class VerlToolAgentLoop(AgentLoopBase):
             use.first_version = use.last_version = int(global_steps)
         record = replace(trajectory, extra={"index": None if index is None else int(index)})
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
-        return as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs)
+        formats = worker.episode.formats
+        return as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
 
 
 def as_verl_output(
-    trajectory: Trajectory, use: EngineUse, tokenizer: HFTokenizer, *, with_log_probs: bool = True
+    trajectory: Trajectory,
+    use: EngineUse,
+    tokenizer: HFTokenizer,
+    *,
+    with_log_probs: bool = True,
+    formats: Sequence[Format] = ALL_FORMATS,
 ) -> ToolLoopOutput:
     """A trajectory in the form in which verl trains on it.
 
     verl's ``response_mask`` is the mask of the loss. A trajectory without any token behind its prompt gets one end
     token with mask 0, since verl's batches hold at least one. `with_log_probs`: whether the engine was asked for any;
-    all rows of a batch must have them or none.
+    all rows of a batch must have them or none. `formats`: those in which the loop found the calls.
     """
     ids, mask, log_probs = trajectory.response_ids, trajectory.loss_mask, trajectory.response_log_probs
-    calls = action_mask(trajectory, tokenizer)
+    calls = action_mask(trajectory, tokenizer, formats)
     if not ids:
         ids, mask, log_probs, calls = [min(tokenizer.eos_token_ids, default=0)], [0], [0.0], [0]
     return ToolLoopOutput(

@@ -10,8 +10,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from verl_tool.errors import SandboxError, ToolFault
+from verl_tool.formats.load import specs_of
 from verl_tool.json_text import shown
-from verl_tool.protocol import DIRECT_FIELD, TOOL_FIELD, TOOLS_FIELD, FaultKind, StepRequest, StepResult
+from verl_tool.protocol import DIRECT_FIELD, FORMATS_FIELD, TOOL_FIELD, TOOLS_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.calls import CallFinder, MatchedCall
 from verl_tool.servers.execution.current_trajectory import running_for
@@ -52,6 +53,7 @@ class ActionRunner:
     ) -> None:
         self._tools = tools
         self._by_name = {tool.name: tool for tool in tools}
+        self._formats = {spec for tool in tools for fmt in tool.formats for spec in specs_of(fmt)}
         self._finder = CallFinder(tools)
         self._metrics = metrics
         self._done_if_invalid = done_if_invalid
@@ -139,11 +141,11 @@ class ActionRunner:
     ) -> StepResult:
         async with trajectory.lock:
             _refuse_ended(trajectory)
-            wanted = self._wanted_tools(request)
+            wanted, formats = self._wanted_tools(request), self._wanted_formats(request)
             if request.extra.get(DIRECT_FIELD) is True:
                 matched, unknown = self._finder.direct(request.action, wanted)
             else:
-                matched, unknown = await self._finder.find_in_turn(request.action, wanted)
+                matched, unknown = await self._finder.find_in_turn(request.action, wanted, formats)
             # Each refusal costs as much as a call, and an action may hold tens of thousands.
             matched = matched[: MAX_CALLS + 1]
             if matched:
@@ -153,7 +155,7 @@ class ActionRunner:
             else:
                 self._metrics.not_understood()
                 tools = self._tools if wanted is None else wanted
-                result = not_understood(request, tools, unknown, self._done_if_invalid)
+                result = not_understood(request, tools, unknown, self._done_if_invalid, formats)
             if result.done:
                 trajectory.over = True
                 await self.free(trajectory)
@@ -242,6 +244,19 @@ class ActionRunner:
             message = f"{TOOLS_FIELD} is {shown(names)}; send a list of at most {MAX_NAMES} names"
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         return [self._known_tool(TOOLS_FIELD, each) for each in names]
+
+    def _wanted_formats(self, request: StepRequest) -> frozenset[str] | None:
+        """Names of the formats that the request allows; None: all."""
+        names = request.extra.get(FORMATS_FIELD)
+        if names is None:
+            return None
+        if not isinstance(names, list) or len(names) > MAX_NAMES or not all(isinstance(each, str) for each in names):
+            message = f"{FORMATS_FIELD} is {shown(names)}; send a list of at most {MAX_NAMES} names"
+            raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
+        if self._formats.isdisjoint(names):
+            message = f"no tool is called in {FORMATS_FIELD} {shown(names)}; known: {', '.join(sorted(self._formats))}"
+            raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
+        return frozenset(names)
 
     def _known_tool(self, field: str, name: object) -> Tool:
         tool = self._by_name.get(name) if isinstance(name, str) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,6 +11,7 @@ from itertools import groupby
 from verl_tool.formats import Call, Format
 from verl_tool.formats.direct import DIRECT
 from verl_tool.formats.find import without_overlap
+from verl_tool.formats.load import specs_of
 from verl_tool.servers.tools.base import Tool
 
 IN_THREAD_CHARACTERS = 4 << 10
@@ -44,12 +45,12 @@ class CallFinder:
         self._turn = asyncio.Lock()
 
     async def find_in_turn(
-        self, action: str, only: Sequence[Tool] | None = None
+        self, action: str, only: Sequence[Tool] | None = None, formats: Collection[str] | None = None
     ) -> tuple[list[MatchedCall], list[Call]]:
         """As `find`, without holding up the event loop, however long the action is and however many there are."""
         length = len(action)
         if length > IN_THREAD_CHARACTERS:
-            return await asyncio.get_running_loop().run_in_executor(_finder, self.find, action, only)
+            return await asyncio.get_running_loop().run_in_executor(_finder, self.find, action, only, formats)
         if self._read + length > AT_A_TIME_CHARACTERS:
             async with self._turn:
                 while self._read + length > AT_A_TIME_CHARACTERS:  # noqa: ASYNC110
@@ -57,7 +58,7 @@ class CallFinder:
                 self._begin_to_read(length)
         else:
             self._begin_to_read(length)
-        return self.find(action, only)
+        return self.find(action, only, formats)
 
     def direct(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[MatchedCall], list[Call]]:
         """As `find`, for an action that is one JSON call and nothing else (`DIRECT_FIELD`)."""
@@ -75,15 +76,20 @@ class CallFinder:
     def _loop_had_its_turn(self) -> None:
         self._read = 0
 
-    def find(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[MatchedCall], list[Call]]:
+    def find(
+        self, action: str, only: Sequence[Tool] | None = None, formats: Collection[str] | None = None
+    ) -> tuple[list[MatchedCall], list[Call]]:
         """The calls to run, in the order of the text, and those that no tool takes.
 
         Of calls that overlap, the one that begins first is run, and of those that begin at the same place the one of
-        the tool that stands first in the list of tools. `only`: the other tools are as if they were not there.
+        the tool that stands first in the list of tools. `only`: the other tools are as if they were not there;
+        `formats`: calls in others are none.
         """
         matched: list[MatchedCall] = []
         unknown: list[Call] = []
         for fmt, takers in self._takers:
+            if formats is not None and not is_among(fmt, formats):
+                continue
             for call in fmt.find_calls(action):
                 taker = takers.get(call.name)
                 if taker is not None:
@@ -91,7 +97,8 @@ class CallFinder:
                 else:
                     unknown.append(call)
         for tool in self._own_ways:
-            matched += [MatchedCall(tool, call) for call in tool.recognise(action)]
+            own = tool.recognise(action)
+            matched += [MatchedCall(tool, c) for c in own if formats is None or is_among(c.format, formats)]
         if only is not None:
             unknown += [match.call for match in matched if match.tool not in only]
             matched = [match for match in matched if match.tool in only]
@@ -99,6 +106,11 @@ class CallFinder:
             matched.sort(key=lambda match: (match.call.start, self._rank[id(match.tool)]))
             matched = without_overlap(matched, lambda match: match.call)
         return _joined(matched), unknown
+
+
+def is_among(fmt: Format, formats: Collection[str]) -> bool:
+    """Whether `formats` names `fmt`."""
+    return any(spec in formats for spec in specs_of(fmt))
 
 
 def _takers_of_each_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str, Tool]]]:

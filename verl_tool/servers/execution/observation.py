@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from verl_tool.formats import Call
 from verl_tool.formats.find import last_tag
 from verl_tool.protocol import StepRequest, StepResult
-from verl_tool.servers.execution.calls import MatchedCall
+from verl_tool.servers.execution.calls import MatchedCall, is_among
 from verl_tool.servers.tools.base import Tool, ToolResult
 
 
@@ -74,8 +74,15 @@ def not_run(limit: int) -> ToolResult:
     )
 
 
-def not_understood(request: StepRequest, tools: Sequence[Tool], unknown: Sequence[Call], done: bool) -> StepResult:
-    """The answer to an action in which no tool found a call; `unknown` are the calls that name no tool here."""
+def not_understood(
+    request: StepRequest,
+    tools: Sequence[Tool],
+    unknown: Sequence[Call],
+    done: bool,
+    formats: Collection[str] | None = None,
+) -> StepResult:
+    """The answer to an action in which no tool found a call; `unknown` are the calls that name no tool here. `formats`:
+    the only ones that are looked for."""
     unknown = unknown or last_tag(request.action)
     if unknown and unknown[0].error is not None:
         reason = unknown[0].error
@@ -89,8 +96,8 @@ def not_understood(request: StepRequest, tools: Sequence[Tool], unknown: Sequenc
     if unknown:
         text = unknown[0].format.render(text, unknown[0])
     else:
-        formats = [fmt for tool in tools for fmt in tool.formats]
-        text = formats[0].render(text) if formats else text
+        taken = [fmt for tool in tools for fmt in tool.formats if formats is None or is_among(fmt, formats)]
+        text = taken[0].render(text) if taken else text
     return StepResult(request.trajectory_id, text, done, valid=False, invalid_reason=reason)
 
 

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, TagFormat, claim, format_by_name
+from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, TagFormat, format_by_name, guard
 from verl_tool.formats.find import find_calls
 from verl_tool.formats.json_call import decode
+from verl_tool.formats.load import specs_of
+from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS
 from verl_tool.protocol import ToolDescription
 from verl_tool.servers.tools.typed.problems import problems_of
 
@@ -251,6 +253,7 @@ class Tool(ABC):
             usage=usage,
             example_actions=list(self.example_actions),
             stateful=self.stateful,
+            formats=[*dict.fromkeys(spec for fmt in self.formats for spec in specs_of(fmt))],
         )
 
 
@@ -289,19 +292,19 @@ def _custom_tags(tool: Tool, options: ToolOptions) -> tuple[TagFormat, ...]:
     if not (options.start_tag and options.end_tag and options.output_start_tag and options.output_end_tag):
         return ()
     tag = Tag(tool.name, options.start_tag, options.end_tag)
-    return (_claimed(tool, TagFormat("custom_tags", [tag], (options.output_start_tag, options.output_end_tag))),)
+    return (_claimed(tool, TagFormat(CUSTOM_TAGS, [tag], (options.output_start_tag, options.output_end_tag))),)
 
 
 def _name_tags(tool: Tool) -> tuple[TagFormat, ...]:
     """``<name>…</name>`` for each of its names that is not a tag of a built-in format already."""
     names = dict.fromkeys((tool.name, *tool.aliases))
     tags = [Tag.named(name) for name in names if Tag.can_be(name) and f"<{name}>" not in BUILT_IN_MARKERS]
-    return (_claimed(tool, TagFormat("name_tags", tags)),) if tags else ()
+    return (_claimed(tool, TagFormat(NAME_TAGS, tags)),) if tags else ()
 
 
 def _claimed(tool: Tool, fmt: TagFormat) -> TagFormat:
     try:
-        claim(*fmt.markers())
+        guard(fmt)
     except ValueError as error:
         raise ConfigError(f"tool {tool.name}: {error}") from error
     return fmt

@@ -6,8 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from verl_tool.agent_loop.trajectory import CallRecord, Excluded, StopReason, Trajectory
-from verl_tool.formats import ALL_FORMATS
-from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.trainer.ppo.causes import CAUSES, LOST, Outcome
 
 UNNAMED = "none"
@@ -66,7 +64,7 @@ def _by_tool(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float
     calls: dict[str, list[CallRecord]] = defaultdict(list)
     for trajectory in trajectories:
         for call in trajectory.calls:
-            for name in names_called(call.action, call.valid):
+            for name in call.names or (UNNAMED,):
                 calls[name].append(call)
     metrics: dict[str, float] = {}
     for name, records in calls.items():
@@ -81,12 +79,6 @@ def _by_tool(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float
             f"{where}/seconds_max": seconds[-1],
         }
     return metrics
-
-
-def names_called(action: str, valid: bool) -> list[str]:
-    """Names of the tools in an action, each once. `valid`: a tool took it, which may have a tag of its own."""
-    calls = calls_sent(action, ALL_FORMATS) if valid else find_calls(action, ALL_FORMATS)
-    return sorted({call.name for call in calls}) or [UNNAMED]
 
 
 def _share(flags: Iterable[bool]) -> float:
