@@ -265,7 +265,7 @@ async def test_a_tag_of_a_tool_s_own_is_a_call_where_formats_names_it() -> None:
 
 
 def test_a_format_that_is_unknown_is_named() -> None:
-    with pytest.raises(ConfigError, match="format 'hermess' is unknown; known: .*hermes"):
+    with pytest.raises(ConfigError, match=r"format 'hermess' is unknown; known: .*hermes"):
         Episode(None, None, ToyTokenizer(), EpisodeOptions(enable_mtrl=True, formats=("hermess",)))  # type: ignore[arg-type]
 
 

@@ -96,24 +96,28 @@ class ToolMessageRenderer:
         return outputs(observation) or [observation]
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
-        """The prompt with an observation that comes before the model's first turn: as if the model had called."""
+        """The prompt with an observation that comes before the model's first turn. Raises ConfigError if the template
+        takes no tool's message without a call before it."""
         opening = tuple(self._tokenizer.encode(self._opening))
         kept = tuple(prompt)
         if opening and kept[-len(opening) :] == opening:
             kept = kept[: -len(opening)]
-        message = {"role": ROLE, "content": "\n".join(self.parts(observation))}
+        output = "\n".join(self.parts(observation))
         try:
-            text = self._render([_USER, message], True).removeprefix(self._render([_USER], False))
+            before, mark, after = self._behind_the_user(TOOL_MARK).partition(TOOL_MARK)
+            text = self._behind_the_user(output)
         except Exception as error:  # a template is a program, and raises what it likes
             raise ConfigError(
                 f"call_tool_first: the chat template takes no turn of role {ROLE!r} without a call: {error}; set "
                 "another mtrl_role, or mtrl_sep"
             ) from error
-        ids = tuple(self._tokenizer.encode(text))
-        return [
-            Segment(Author.PROMPT, kept, text=self._tokenizer.decode(kept)),
-            Segment(Author.TOOL, ids, text=observation),
-        ]
+        if not mark:
+            raise ConfigError(
+                f"call_tool_first: the chat template leaves out a turn of role {ROLE!r} without a call; set another "
+                "mtrl_role, or mtrl_sep"
+            )
+        own = Segment(Author.PROMPT, kept, text=self._tokenizer.decode(kept))
+        return [own, *self._segments((), "", (before, after), text, [output])]
 
     def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
         """The segments to append behind the model's turn, in which it wrote `action`."""
@@ -132,6 +136,10 @@ class ToolMessageRenderer:
         return self._segments(context, missing, shape.fixed, text, shown)
 
     # What the template writes
+
+    def _behind_the_user(self, output: str) -> str:
+        whole = self._render([_USER, {"role": ROLE, "content": output}], True)
+        return whole[common_prefix(whole, self._render([_USER], False)) :]
 
     def _shape(self, calls: _Calls) -> _Shape | None:
         """None if the template does not take these calls."""
@@ -292,6 +300,6 @@ def _place(ids: Sequence[int], wanted: Sequence[int]) -> tuple[int, int] | None:
     for core in (wanted, wanted[1:], wanted[:-1], wanted[1:-1]):
         n = len(core)
         for start in range(len(ids) - n + 1) if n else ():
-            if list(ids[start : start + n]) == list(core):
+            if ids[start] == core[0] and list(ids[start : start + n]) == list(core):
                 return start, start + n
     return None
