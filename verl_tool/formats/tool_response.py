@@ -18,6 +18,8 @@ from verl_tool.protocol import ToolDescription
 
 OBSERVATION = ("<tool_response>", "</tool_response>")
 _BLOCK = re.compile(rf"\s*{OBSERVATION[0]}\n?(?P<output>.*?)\n?{OBSERVATION[1]}\s*", re.DOTALL)
+_CALL_END = re.compile(r"\s*</tool_call>")
+"""What a format of such tags may have put before the first block, because the engine cut it off."""
 
 
 def outputs(observation: str) -> list[str] | None:
@@ -26,7 +28,8 @@ def outputs(observation: str) -> list[str] | None:
     An output holds no mark of a block, since `render` broke those up.
     """
     found: list[str] = []
-    position = 0
+    supplied = _CALL_END.match(observation)
+    position = supplied.end() if supplied else 0
     while position < len(observation):
         match = _BLOCK.match(observation, position)
         if match is None:
