@@ -26,8 +26,8 @@ HERMES = HermesFormat()
 TRL = TrlFormat()
 BARE_JSON = BareJsonFormat()
 
-_IN_TEXT = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON)
-_BUILT_IN = (*_IN_TEXT, *NATIVE)
+_IN_TEXT: tuple[Format, ...] = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON)
+_BUILT_IN: tuple[Format, ...] = (*_IN_TEXT, *NATIVE)
 BUILT_IN_MARKERS = frozenset(marker for fmt in _BUILT_IN for marker in fmt.markers())
 """Every string that means something in a built-in format."""
 claim(*BUILT_IN_MARKERS)

@@ -164,7 +164,8 @@ class ToolMessageRenderer:
         head = whole.rfind(said or "", 0, whole.find(contents[0])) + len(said or "")
         if not said or said not in whole[:head]:
             raise ConfigError("the chat template leaves out what the assistant wrote; set mtrl_sep to render turns")
-        fixed, text = [], whole[head:]
+        fixed: list[str] = []
+        text = whole[head:]
         for content in contents:
             if text.count(content) != 1:
                 raise ConfigError(

@@ -9,6 +9,7 @@ from verl_tool.formats.native.kimi import KimiFormat
 from verl_tool.formats.native.llama3 import Llama3Format
 from verl_tool.formats.native.mistral import MistralFormat
 from verl_tool.formats.native.qwen3_coder import Qwen3CoderFormat
+from verl_tool.formats.tool_response import ToolResponseFormat
 
 QWEN3_CODER = Qwen3CoderFormat()
 LLAMA3 = Llama3Format()
@@ -17,6 +18,6 @@ DEEPSEEK = DeepSeekFormat()
 GLM = GlmFormat()
 KIMI = KimiFormat()
 HARMONY = HarmonyFormat()
-NATIVE = (QWEN3_CODER, LLAMA3, MISTRAL, DEEPSEEK, GLM, KIMI, HARMONY)
+NATIVE: tuple[ToolResponseFormat, ...] = (QWEN3_CODER, LLAMA3, MISTRAL, DEEPSEEK, GLM, KIMI, HARMONY)
 
 __all__ = ["DEEPSEEK", "GLM", "HARMONY", "KIMI", "LLAMA3", "MISTRAL", "NATIVE", "QWEN3_CODER"]

@@ -45,7 +45,9 @@ class HarmonyFormat(ToolResponseFormat):
         if MESSAGE not in text or "to=" not in text:
             return []
         calls: list[Call] = []
-        header_start, body_start, recipient = 0, None, None
+        header_start = 0
+        body_start: int | None = None
+        recipient: tuple[str, bool] | None = None
         for mark in _MARK.finditer(text):
             if mark.group() == MESSAGE and body_start is None:
                 body_start = mark.end()

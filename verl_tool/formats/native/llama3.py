@@ -97,7 +97,8 @@ def _code(region: str) -> json_call.JsonCall:
     built_in = _BUILT_IN.fullmatch(region)
     if built_in is None:
         return json_call.JsonCall(CODE, region)
-    given, arguments, position = built_in["arguments"], {}, 0
+    given, position = built_in["arguments"], 0
+    arguments: dict[str, Any] = {}
     while argument := _ARGUMENT.match(given, position):
         arguments[argument["key"]] = argument["value"]
         position = argument.end()
