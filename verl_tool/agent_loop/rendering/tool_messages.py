@@ -158,6 +158,12 @@ class ToolMessageRenderer:
         answers = _answers(calls, contents)
         messages = (_USER, self._assistant(calls) if self._calls_shown else _SAID)
         whole = self._render([*messages, *answers], True)
+        for content in contents:
+            if whole.count(content) != 1:
+                raise ConfigError(
+                    f"the chat template writes a turn of role {ROLE!r} {whole.count(content)} times; it must write it "
+                    "once: set another mtrl_role, or mtrl_sep"
+                )
         # A template may write the turn otherwise where an answer follows (Qwen3's adds thoughts to the last), but its
         # calls alike.
         said = self._last_call(self._render(messages, False)) if self._calls_shown else MODEL_MARK
@@ -167,11 +173,6 @@ class ToolMessageRenderer:
         fixed: list[str] = []
         text = whole[head:]
         for content in contents:
-            if text.count(content) != 1:
-                raise ConfigError(
-                    f"the chat template writes a turn of role {ROLE!r} {text.count(content)} times; it must write it "
-                    "once: set another mtrl_role, or mtrl_sep"
-                )
             before, _, text = text.partition(content)
             fixed.append(before)
         return _Shape(messages, head, (*fixed, text))
