@@ -14,6 +14,7 @@ from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import render_prompt
 from verl_tool.agent_loop.trajectory import Author, StopReason, Trajectory
+from verl_tool.formats import Call
 from verl_tool.protocol import Fault, FaultKind, StepResult
 
 STOP = "</a>"
@@ -179,7 +180,7 @@ def converse(
             return ()
 
         def find_calls(self, text: str) -> list[Any]:
-            return [text] if STOP in text else []
+            return [Call("anything", text, 0, len(text), self)] if STOP in text else []
 
         def render(self, output: str, call: Any = None) -> str:
             return output
