@@ -111,7 +111,7 @@ def _tool_line(name: str, tool: ToolFigures, answers: int) -> str:
 def _tools(records: Sequence[Record]) -> dict[str, ToolFigures]:
     tools: dict[str, ToolFigures] = defaultdict(ToolFigures)
     for record in records:
-        seen = set()
+        seen: set[str] = set()
         for call in record.trajectory.calls if record.trajectory is not None else ():
             names = call.names or ("(no call found)",)
             for name in names:
