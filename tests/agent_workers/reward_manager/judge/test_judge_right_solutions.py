@@ -33,6 +33,7 @@ import datetime
 def hello(x): print('hello', x); return x
 def order(values): values.sort()
 def put(values, x, place=None): values.append(x); return len(values)
+def take(values): return values.pop(0)
 def day(s): return datetime.datetime.strptime(s, '%Y-%m-%d')
 class Box:
     def __init__(self): self.of = {}
@@ -101,6 +102,10 @@ RIGHT = {
         "def both(values):\n    put(values, 1)\n    values.append(2)\n    return put(values, 3)\n"
         "values = []\nassert both(values) == 3\nassert values == [1, 2, 3]",
         "values = []\nfor x in range(3):\n    put(values, x) if x else put(values, x=x)\nassert values == [0, 1, 2]",
+        "values = []\nwhile len(values) < 3:\n    put(values, 1)\nassert values == [1, 1, 1]",
+        "values, found = [3, 1, 2], []\nwhile values:\n    if values[0]:\n        found.append(take(values))\n"
+        "        continue\nassert found == [3, 1, 2]",
+        "values = [1]\nfor x in values:\n    if x < 3:\n        put(values, x + 1)\nassert values == [1, 2, 3]",
         "assert day('2020-01-02').strftime('%d.%m.') == '02.01.'",
         "box = Box()\nbox['a'] = 1\nassert box['a'] == 1\ndel box['a']\nassert box.of == {}",
     ),

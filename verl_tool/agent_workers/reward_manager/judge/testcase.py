@@ -188,6 +188,10 @@ def _instrument(node):
             setattr(node, field, [call for statement in statements for call in _with_calls(statement)])
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
         node.test = _condition(node.test)
+    if isinstance(node, ast.While):  # asked again when the body is over
+        node.test = _behind(node.test)
+    elif isinstance(node, (ast.For, ast.AsyncFor)):
+        node.body.append(ast.Expr(_call(BEFORE, node.body[-1]), **_place(node.body[-1])))
     elif isinstance(node, ast.BoolOp):
         node.values[1:] = map(_behind, node.values[1:])
     elif isinstance(node, ast.comprehension):
