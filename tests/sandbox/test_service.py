@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from verl_tool.errors import ConfigError
+from verl_tool.sandbox.isolation import seccomp
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.service import RunningService, Service, ServiceSandbox
 
@@ -37,10 +39,14 @@ print(json.dumps({
 """
 
 
-@pytest.fixture
-async def sandbox() -> AsyncIterator[ServiceSandbox]:
+@pytest.fixture(params=["own user", "user namespace"])
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[ServiceSandbox]:
     made = ServiceSandbox(Limits(memory_bytes=512 << 20, processes=16))
     await made.start()
+    if request.param == "user namespace":
+        assert made._isolation is not None
+        strict = seccomp.compile_filter()
+        made._isolation = replace(made._isolation, as_root=False, run_filter=strict, server_filter=b"")
     yield made
     await made.close()
 
@@ -107,6 +113,8 @@ async def test_what_cannot_be_started_is_named(sandbox: ServiceSandbox, tmp_path
     for sandboxed in (True, False):
         with pytest.raises(ConfigError, match="no program 'no-such-program'"):
             await sandbox.spawn(Service(("no-such-program",), sandboxed=sandboxed))
+    with pytest.raises(ConfigError, match="all of this machine"):
+        await sandbox.spawn(Service(("python",), readable=("/usr/..",)))
     with pytest.raises(ConfigError, match="nowhere"):
         await sandbox.spawn(Service(("python",), readable=(str(tmp_path / "nowhere"),)))
     running = await sandbox.spawn(Service(("python", "-c", ""), cwd="/nowhere"))

@@ -216,6 +216,8 @@ def _readable(service: Service, program: str, interpreter: str, *, by_others: bo
 
 def _refuse_unreadable(path: str, by_others: bool) -> None:
     """Raises ConfigError. `by_others`: the service is another user than we are."""
+    if path == "/":
+        raise ConfigError("all of this machine (/) is to be readable in the sandbox; name folders of it")
     if not os.path.exists(path):
         raise ConfigError(f"{path} is to be readable in the sandbox, and is not there")
     wanted = 0o005 if os.path.isdir(path) else 0o004

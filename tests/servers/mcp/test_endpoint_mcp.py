@@ -17,7 +17,7 @@ from toy_tools import Ledger, Puppet, until
 
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.mcp.endpoint import DONE_META, PATH, REWARD_META, STEP_META, TRAJECTORY_META, McpEndpoint
-from verl_tool.servers.tools.calculator import CalculatorTool
+from verl_tool.servers.tools import load_tools
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -60,10 +60,11 @@ def call(name: str, arguments: Any = None, **params: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_a_client_lists_and_calls_the_tools(live: Live, mode: str) -> None:
-    await live.start(CalculatorTool(), Puppet())
+    [calculator] = load_tools("calculator")
+    await live.start(calculator, Puppet())
     async with live.client(mode) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert tools["calculator"].input_schema == dict(CalculatorTool.parameters)
+        assert tools["calculator"].input_schema == dict(calculator.parameters)
         result = await client.call_tool("calculator", {"expression": "13.1-3"})
         assert (result.content[0].text, result.is_error) == ("10.1", False)
         failed = await client.call_tool("calculator", {"expression": "1/0"})

@@ -43,7 +43,7 @@ class McpServer(BaseModel):
 
     command: str | None = None
     """The program of a server over stdio."""
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = Field(default=(), repr=False)
     env: dict[str, str] = Field(default_factory=dict, repr=False)
     """Its whole environment, but for PATH, HOME and the like. Nothing else of ours reaches it."""
     cwd: str | None = None
@@ -52,7 +52,7 @@ class McpServer(BaseModel):
         default=None, validation_alias=AliasChoices("type", "transport")
     )
     """How it is reached; None: ``stdio`` with a ``command``, ``http`` (streamable) with a ``url``."""
-    url: str | None = None
+    url: str | None = Field(default=None, repr=False)
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
     """HTTP headers of every request, such as a key."""
     disabled: bool = False

@@ -40,7 +40,7 @@ class Unreachable(VerlToolError):
     """A server cannot be reached, or does not do as the protocol says."""
 
 
-class CallError(VerlToolError):
+class AnswerError(VerlToolError):
     """The server answers a call with an error of the protocol: the model reads it."""
 
 
@@ -123,7 +123,7 @@ class Connection:
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """The server's answer.
 
-        Raises CallError for an answer that is an error of the protocol, and ToolFault: ``timeout``; ``tool_crashed`` if
+        Raises AnswerError for an answer that is an error of the protocol, and ToolFault: ``timeout``; ``tool_crashed`` if
         the server went down with the call, for the call may have brought that about.
         """
         assert self._client is not None
@@ -145,7 +145,7 @@ class Connection:
         finally:
             self.running -= 1
         if isinstance(answer, InputRequiredResult):
-            raise CallError(f"{tool} asks a person for more input, and there is nobody to give it")
+            raise AnswerError(f"{tool} asks a person for more input, and there is nobody to give it")
         return answer
 
     async def close(self) -> None:
@@ -197,7 +197,7 @@ class Connection:
             return ToolFault(FaultKind.STATE_LOST, words, retryable=False)
         if self._broken or self._link.ended or error.message.startswith(_TRANSPORT_FAILED):
             return self._crashed(tool, self._told(error))
-        return CallError(error.message)
+        return AnswerError(error.message)
 
     def _crashed(self, tool: str, why: str) -> ToolFault:
         self._broken = True

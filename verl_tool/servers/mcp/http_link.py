@@ -79,6 +79,13 @@ class _Bounded(httpx2.AsyncHTTPTransport):
         except httpx2.HTTPError as error:
             self._link.why = f"{type(error).__name__}: {error}"
             raise
+        try:
+            # However empty it is: a server may have its clients ask again and again.
+            self._budget.take(0)
+        except TooMuchError as error:
+            await response.aclose()
+            self._link.why = str(error)
+            raise httpx2.RemoteProtocolError(self._link.why, request=request) from None
         if response.status_code >= 400:
             self._link.why = f"HTTP {response.status_code}"
         if response.headers.get("content-encoding", "identity").lower() != "identity":

@@ -18,6 +18,7 @@ from verl_tool.servers.mcp.config import McpConfig, McpServer
 if TYPE_CHECKING:
     from mcp_types import Tool
 
+_MIRRORED = '"x-mcp-header":'
 _ODD = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -93,6 +94,11 @@ def offers_of(name: str, server: McpServer, listed: Sequence[Tool]) -> list[McpO
         if server.tools is not None and tool.name not in server.tools:
             continue
         offer = _offer(name, tool)
+        if server.url is not None and _MIRRORED in json.dumps(offer.parameters):
+            raise ConfigError(
+                f"MCP server {name}: its tool {shown(tool.name)} wants arguments in HTTP headers (x-mcp-header), which "
+                "is not supported; name others (tools)"
+            )
         if offer.name in offers:
             both = f"{shown(offers[offer.name].tool)} and {shown(tool.name)}"
             raise ConfigError(f"MCP server {name}: its tools {both} would both be {offer.name}; name some (tools)")

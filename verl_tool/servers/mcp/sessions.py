@@ -120,7 +120,7 @@ class McpSessions:
     async def call(self, session: Session | None, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool by the trajectory's own client, or by that of all.
 
-        Raises CallError and ToolFault as `Connection.call`; ``tool_crashed`` if the trajectory's client is gone, for
+        Raises AnswerError and ToolFault as `Connection.call`; ``tool_crashed`` if the trajectory's client is gone, for
         what its earlier calls did may have brought that about.
         """
         connection = await self._for_all() if session is None else session.connection

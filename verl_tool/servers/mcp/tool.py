@@ -41,12 +41,12 @@ class McpTool(Tool):
         await self._sessions.leave(state)
 
     async def run(self, call: Call, context: Context) -> ToolResult:
-        from verl_tool.servers.mcp.connection import CallError
+        from verl_tool.servers.mcp.connection import AnswerError
 
         arguments = call.arguments if call.arguments is not None else self._read(call.input)
         try:
             answer = await self._sessions.call(context.state, self._offer.tool, arguments)
-        except CallError as error:
+        except AnswerError as error:
             return ToolResult(f"Error: {error}"[: self._max_length], error=True)
         return to_result(self.name, answer, self._max_length)
 
