@@ -123,8 +123,8 @@ class Connection:
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """The server's answer.
 
-        Raises AnswerError for an answer that is an error of the protocol, and ToolFault: ``timeout``; ``tool_crashed`` if
-        the server went down with the call, for the call may have brought that about.
+        Raises AnswerError for an answer that is an error of the protocol, and ToolFault: ``timeout``; ``tool_crashed``
+        if the server went down with the call, for the call may have brought that about.
         """
         assert self._client is not None
         self._budget.renew()

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from verl_tool.errors import ConfigError, IsolationError, SandboxError, ToolFault, VerlToolError
@@ -33,16 +32,6 @@ _GRACE_SECONDS = 1.0
 """For a program outside the sandbox to end by itself."""
 
 
-@dataclass
-class Session:
-    """A trajectory's own client."""
-
-    trajectory_id: str
-    connection: Connection
-    users: int = 0
-    """Tools of this server that the trajectory has called."""
-
-
 class McpSessions:
     """`isolation`: the lowest level to accept for a program in the sandbox; None: the sandbox's own default."""
 
@@ -54,7 +43,6 @@ class McpSessions:
         self._shared: Connection | None = None
         self._connecting = asyncio.Lock()
         self._starts = asyncio.Semaphore(_STARTS)
-        self._by_trajectory: dict[str, Session] = {}
         self._open: set[Connection] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._pause, self._not_before = _FIRST_PAUSE_SECONDS, 0.0
@@ -82,7 +70,6 @@ class McpSessions:
     async def close(self) -> None:
         """End all clients and programs."""
         self._shared = None
-        self._by_trajectory.clear()
         await asyncio.gather(*(self._drop(connection) for connection in list(self._open)), *self._leaving)
         await self._sandbox.close()
 
@@ -94,36 +81,27 @@ class McpSessions:
         finally:
             await self._drop(connection)
 
-    async def session(self, trajectory_id: str) -> Session:
-        """The trajectory's own client, connected if it has none yet. `leave` it.
+    async def new(self) -> Connection:
+        """A trajectory's own client. `leave` it.
 
         Raises ToolFault: ``unreachable``, or ``overloaded`` if there are too many.
         """
-        session = self._by_trajectory.get(trajectory_id)
-        if session is None:
-            if len(self._open) >= self._server.max_sessions:
-                words = f"MCP server {self.name} has max_sessions={self._server.max_sessions} clients here; try later"
-                raise ToolFault(FaultKind.OVERLOADED, words, retryable=True)
-            session = Session(trajectory_id, await self._reached())
-            self._by_trajectory[trajectory_id] = session
-        session.users += 1
-        return session
+        if len(self._open) >= self._server.max_sessions:
+            words = f"MCP server {self.name} has max_sessions={self._server.max_sessions} clients here; try later"
+            raise ToolFault(FaultKind.OVERLOADED, words, retryable=True)
+        return await self._reached()
 
-    async def leave(self, session: Session) -> None:
-        """One of the trajectory's tools has ended. From then on the client serves no new trajectory of that id."""
-        if self._by_trajectory.get(session.trajectory_id) is session:
-            del self._by_trajectory[session.trajectory_id]
-        session.users -= 1
-        if session.users <= 0:
-            await self._drop(session.connection)
+    async def leave(self, connection: Connection) -> None:
+        """The trajectory is over."""
+        await self._drop(connection)
 
-    async def call(self, session: Session | None, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
+    async def call(self, own: Connection | None, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool by the trajectory's own client, or by that of all.
 
         Raises AnswerError and ToolFault as `Connection.call`; ``tool_crashed`` if the trajectory's client is gone, for
         what its earlier calls did may have brought that about.
         """
-        connection = await self._for_all() if session is None else session.connection
+        connection = own or await self._for_all()
         if not connection.usable:
             words = f"MCP server {self.name}: the client of this trajectory has ended; start it again as a new one"
             raise ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)

@@ -15,7 +15,8 @@ from verl_tool.servers.mcp.result import to_result
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 
 if TYPE_CHECKING:
-    from verl_tool.servers.mcp.sessions import McpSessions, Session
+    from verl_tool.servers.mcp.connection import Connection
+    from verl_tool.servers.mcp.sessions import McpSessions
 
 _EXAMPLES: Mapping[object, object] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 """Values of arguments in an example, by their types."""
@@ -34,10 +35,15 @@ class McpTool(Tool):
     async def close(self) -> None:
         await self._sessions.stop()
 
-    async def create_state(self, trajectory_id: str, extra: Mapping[str, Any]) -> Session:
-        return await self._sessions.session(trajectory_id)
+    @property
+    def state_group(self) -> str:
+        """A trajectory has one client for all tools of a server."""
+        return f"mcp:{self._offer.server}"
 
-    async def close_state(self, state: Session) -> None:
+    async def create_state(self, trajectory_id: str, extra: Mapping[str, Any]) -> Connection:
+        return await self._sessions.new()
+
+    async def close_state(self, state: Connection) -> None:
         await self._sessions.leave(state)
 
     async def run(self, call: Call, context: Context) -> ToolResult:
