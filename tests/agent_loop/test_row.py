@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from verl_tool.agent_loop.row import refuse_media, text_messages, uses_tools
+from verl_tool.agent_loop.row import listed_tools, refuse_media, sent_to_tools, text_messages, uses_tools
 from verl_tool.errors import ConfigError
 
 
@@ -59,3 +59,41 @@ def test_a_part_that_is_no_text_is_refused_by_name(part: Any) -> None:
 def test_parts_of_text_are_put_together() -> None:
     parts = np.array([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], dtype=object)
     assert text_messages([{"role": "user", "content": parts}], "row 0") == [{"role": "user", "content": "ab"}]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "extra_info", "listed"),
+    [
+        (None, None, None),
+        ({}, {"index": 3}, None),
+        ({"tools": None}, {"tool_selection": None}, None),
+        ({"tools": ["a", "b"]}, {}, ("a", "b")),
+        ({"tools": np.array(["a"], dtype=object)}, {"tool_selection": ["a"]}, ("a",)),
+        ({"tools": []}, {}, ()),
+        ({"tools": []}, {"tool_selection": []}, ()),
+        ({}, {"tool_selection": ["b"]}, ("b",)),
+        ({}, {"tool_selection": []}, None),
+    ],
+)
+def test_a_row_may_list_its_tools(kwargs: Any, extra_info: Any, listed: Any) -> None:
+    assert listed_tools(kwargs, extra_info, "row 0") == listed
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "extra_info", "words"),
+    [
+        ({"tools": "a"}, {}, "row 2: tools_kwargs.tools is 'a'; write a list of names"),
+        ({"tools": {"a": 1}}, {}, "tools_kwargs.tools is"),
+        ({}, {"tool_selection": [1]}, r"extra_info.tool_selection is \[1\]"),
+        ({"tools": ["a"]}, {"tool_selection": ["b"]}, "one setting under two names"),
+    ],
+)
+def test_what_is_no_list_of_tools_is_refused(kwargs: Any, extra_info: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        listed_tools(kwargs, extra_info, "row 2")
+
+
+def test_tools_are_sent_what_the_row_gives_them_and_which_of_them_may_run() -> None:
+    assert sent_to_tools(None, None) == {}
+    assert sent_to_tools({"unit": "m", "tools": ["a"]}, ("a",)) == {"unit": "m", "tool_names": ["a"]}
+    assert sent_to_tools({"unit": "m"}, None) == {"unit": "m"}

@@ -21,13 +21,13 @@ pytest.importorskip("verl")
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-CHAT = "actor_rollout_ref.agent.enable_mtrl=true"
+CHAT = ("actor_rollout_ref.agent.enable_mtrl=true", "actor_rollout_ref.agent.tool_schemas=none")
 
 
 async def test_tokens_masks_and_calls_of_chats_are_those_of_the_trainers_validation(
     calculator: Calculator, tmp_path: Path
 ) -> None:
-    run = validated_run(tmp_path / "run", calculator, CHAT)
+    run = validated_run(tmp_path / "run", calculator, *CHAT)
     with live_service(run.service_arguments, tmp_path) as service:
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=300) as client:
             served = await answers(client, run.model.name, run.questions)

@@ -16,6 +16,8 @@ from verl_tool.errors import ConfigError
 
 Side = Literal["left", "right", "middle"]
 """The side that is dropped."""
+ToolSchemas = Literal["auto", "none"] | tuple[str, ...]
+ToolPrompt = Literal["auto", "system", "none"]
 
 TOOL_CONFIG_ALIASES = {
     "enabled": "enable_agent",
@@ -55,6 +57,13 @@ class EpisodeOptions(BaseModel):
     """False: every row is answered in one turn, without tools."""
     tool_server_url: str | None = None
     """Base URL of the tool server; a trailing ``/get_observation`` is accepted."""
+
+    tool_schemas: ToolSchemas = "auto"
+    """The tools that the prompt tells of: ``none``, the named ones, or ``auto``: those that the row or the request
+    lists, and where it lists none, all of the tool server's in chat mode and none inline."""
+    tool_prompt: ToolPrompt = "auto"
+    """How it tells of them. ``auto``: by the chat template, where it takes tools and teaches calls that the loop finds,
+    else by the format's usage text in the system message. ``system``: always by that. ``none``: never by that."""
 
     max_turns: int = Field(default=10, ge=0)
     """Most tool turns of a trajectory. Behind the last observation the model writes one more turn."""
@@ -144,6 +153,13 @@ class EpisodeOptions(BaseModel):
         except ValidationError as error:
             raise ConfigError(_validation_message(error)) from error
 
+    @property
+    def tells_of_tools(self) -> bool:
+        """Whether the prompt of a row that lists no tools tells of some."""
+        if self.tool_schemas == "auto":
+            return self.enable_agent and self.enable_mtrl
+        return self.enable_agent and self.tool_schemas not in ("none", ())
+
     def client_settings(self) -> dict[str, float | int]:
         """Keyword arguments of `verl_tool.client.ToolClient`."""
         return {
@@ -164,6 +180,14 @@ class EpisodeOptions(BaseModel):
     def _formats_in_a_string(cls, value: object) -> object:
         """A command line gives one name, or several with commas between them."""
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("tool_schemas", mode="before")
+    @classmethod
+    def _names_of_tools(cls, value: object) -> object:
+        """A command line gives names in one string."""
+        if not isinstance(value, str) or value in ("auto", "none"):
+            return value
+        return tuple(name.strip() for name in value.strip("[]").split(",") if name.strip())
 
     @field_validator("action_stop_tokens", "answer_markers")
     @classmethod
@@ -202,6 +226,14 @@ class EpisodeOptions(BaseModel):
                 self.enable_agent and not self.enable_mtrl and not self.action_stop_tokens,
                 "inline actions need action_stop_tokens (nothing else ends an action within a turn); "
                 "set them, or enable_mtrl=True for chat turns, or enable_agent=False",
+            ),
+            (
+                not self.enable_agent and isinstance(self.tool_schemas, tuple),
+                f"enable_agent=False uses no tool, and tool_schemas={list(self.tool_schemas)} tells of some; drop one",
+            ),
+            (
+                self.tool_schemas == "none" and self.tool_prompt == "system",
+                "tool_schemas=none tells of no tool, and tool_prompt=system says how; drop one of them",
             ),
             *self._separator_contradictions(),
         ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_tool.errors import ConfigError
+from verl_tool.protocol import TOOLS_FIELD
 
 MEDIA_COLUMNS = ("images", "videos", "audios", "image", "video", "audio", "multi_modal_data")
 """Columns of verl's rows, and fields of messages, that hold more than text."""
@@ -23,6 +24,38 @@ def uses_tools(value: object, where: str) -> bool:
     if isinstance(plain, bool) or plain in (0, 1):
         return bool(plain)
     raise ConfigError(f"{where}: use_tool is {value!r}; write true or false, or leave the column out (true)")
+
+
+def listed_tools(tools_kwargs: object, extra_info: object, where: str) -> tuple[str, ...] | None:
+    """The only tools that a row lets its trajectory use: ``tools_kwargs.tools``, or ``extra_info.tool_selection`` as
+    with verl's own agent loop, where an empty list means all. None: all.
+
+    Raises ConfigError for what is no list of names; `where` names the row.
+    """
+    own = _names(tools_kwargs, "tools_kwargs.tools", where)
+    selected = _names(extra_info, "extra_info.tool_selection", where) or None
+    if None not in (own, selected) and own != selected:
+        raise ConfigError(
+            f"{where}: tools_kwargs.tools={list(own or ())} and extra_info.tool_selection={list(selected or ())} are "
+            "one setting under two names; give just one of them"
+        )
+    return selected if own is None else own
+
+
+def sent_to_tools(tools_kwargs: Mapping[str, Any] | None, listed: Sequence[str] | None) -> dict[str, Any]:
+    """The extra data of every call of a row's trajectory: its ``tools_kwargs``, and which tools may take the call."""
+    extra = {name: value for name, value in (tools_kwargs or {}).items() if name != "tools"}
+    return extra if listed is None else {**extra, TOOLS_FIELD: list(listed)}
+
+
+def _names(group: object, name: str, where: str) -> tuple[str, ...] | None:
+    value = group.get(name.rpartition(".")[2]) if isinstance(group, Mapping) else None
+    if value is None:
+        return None
+    names = value.tolist() if hasattr(value, "tolist") else value  # numpy's arrays, as pandas reads parquet
+    if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+        raise ConfigError(f"{where}: {name} is {value!r:.200}; write a list of names of tools, or leave it out (all)")
+    return tuple(names)
 
 
 def refuse_media(row: Mapping[str, Any], where: str, columns: Sequence[str] = MEDIA_COLUMNS) -> None:

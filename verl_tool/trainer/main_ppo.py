@@ -43,6 +43,7 @@ from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.recipe import make_inputs, report
 from verl_tool.trainer.row_files import check_columns, check_rows
+from verl_tool.trainer.told_prompts import tell_tools
 
 LOG = "main_ppo.log"
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
@@ -90,7 +91,12 @@ def train_as_configured(config: DictConfig) -> None:
             with tool_server(config, console) as wait_until_up:
                 make_what_is_missing(config, console)
                 check_data(config)
-                train(config, console, wait_until_up)
+
+                def tools_are_told() -> None:
+                    wait_until_up()
+                    tell_tools(config)
+
+                train(config, console, tools_are_told)
         if code := report(config):
             sys.exit(code)
     except RayTaskError as error:
@@ -279,7 +285,7 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
 def train(config: DictConfig, console: Console, wait_for_tools: Callable[[], None]) -> None:
     """Train to the end and tell where the time went. Leaves no Ray of ours behind.
 
-    `wait_for_tools` returns when the tool server is up, which Ray's start does not wait for.
+    `wait_for_tools` returns when the tool server is up and has told its tools, which Ray's start does not wait for.
     """
     from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
 

@@ -21,14 +21,7 @@ def check_rows(path: Path, prompt_key: str = "prompt", media_columns: Sequence[s
     A file of another kind is left to the loop, which refuses a row when its turn comes.
     """
     wanted = (prompt_key, "use_tool", *media_columns)
-    if path.suffix == ".parquet":
-        rows = _of_parquet(path, wanted, prompt_key)
-    elif path.suffix == ".json":
-        rows = _of_json(path)
-    elif path.suffix == ".jsonl":
-        rows = _of_json_lines(path)
-    else:
-        return
+    rows = _of_parquet(path, wanted, prompt_key) if path.suffix == ".parquet" else read_rows(path, wanted)
     for i, row in enumerate(rows):
         where = f"row {i} of {path}"
         refuse_media(row, where, media_columns)
@@ -36,6 +29,19 @@ def check_rows(path: Path, prompt_key: str = "prompt", media_columns: Sequence[s
         prompt = row.get(prompt_key)
         if prompt is not None:
             text_messages(prompt, where)
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """The rows of a local file, of a parquet file with the named `columns` only, as far as it has them (``a.b`` is the
+    part b of a). None of a file of another kind than parquet and JSON, or that is not here."""
+    if not path.is_file():
+        return
+    if path.suffix == ".parquet":
+        yield from _columns_of_parquet(path, columns)
+    elif path.suffix == ".json":
+        yield from _of_json(path)
+    elif path.suffix == ".jsonl":
+        yield from _of_json_lines(path)
 
 
 def check_columns(path: Path, required: Sequence[str]) -> None:
@@ -67,9 +73,15 @@ def _of_parquet(path: Path, wanted: Sequence[str], prompt_key: str) -> Iterator[
     columns = [name for name in dict.fromkeys(wanted) if name in schema.names]
     if prompt_key in columns and _is_text(schema.field(prompt_key).type):
         columns.remove(prompt_key)
-    if not columns:
-        return
-    for batch in file.iter_batches(ROWS_AT_A_TIME, columns=columns):
+    if columns:
+        yield from _columns_of_parquet(path, columns)
+
+
+def _columns_of_parquet(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """A row for each row of the file, also where it has none of the columns."""
+    import pyarrow.parquet as parquet
+
+    for batch in parquet.ParquetFile(path).iter_batches(ROWS_AT_A_TIME, columns=list(columns)):
         yield from batch.to_pylist()
 
 

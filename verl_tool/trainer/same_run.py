@@ -98,7 +98,8 @@ _SHOWN = 8
 
 
 def check_same_run(config: DictConfig) -> None:
-    """Raises ConfigError that names each differing setting if the folder's checkpoints are of another training.
+    """Raises ConfigError that names each differing setting if the folder's checkpoints are of another training. If they
+    are of this one, the config has what its tools told when it began (``tool_server.tools``).
 
     Only where verl would go on by itself (``trainer.resume_mode=auto``): who names a checkpoint means that one.
     """
@@ -119,6 +120,7 @@ def check_same_run(config: DictConfig) -> None:
             "trainer.resume_mode=disable; to go on from a checkpoint all the same: trainer.resume_mode=resume_path "
             f"trainer.resume_from_path={folder}/global_step_..."
         )
+    config.tool_server.tools = OmegaConf.select(earlier, "tool_server.tools")
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:

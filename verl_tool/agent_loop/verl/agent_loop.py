@@ -20,17 +20,20 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_tool.agent_loop.action_tokens import action_mask
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.verl.progress_report import ProgressReport
-from verl_tool.agent_loop.row import refuse_media, text_messages, uses_tools
+from verl_tool.agent_loop.verl.told_tools import tools_in
+from verl_tool.agent_loop.row import listed_tools, refuse_media, sent_to_tools, text_messages, uses_tools
 from verl_tool.agent_loop.generators.single_engine import without_detour
-from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt
+from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import LOOP_FAULT, Excluded, Trajectory
 from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
 from verl_tool.client import ToolClient
 from verl_tool.formats import ALL_FORMATS, Format
+from verl_tool.errors import ConfigError
 
 
 class ToolLoopOutput(AgentLoopOutput):
@@ -63,6 +66,13 @@ class _Worker:
             model.get("hf_config_path") or model.path, trust_remote_code=bool(model.get("trust_remote_code", False))
         )
         self.tokenizer = HFTokenizer(tokenizer, template_kwargs, more)
+        self.prompts = PromptRenderer(self.tokenizer, self.options, tools_in(config))
+        if self.options.tells_of_tools and not tools_in(config):
+            raise ConfigError(
+                "the prompts shall tell of the tools, and the config does not have them (tool_server.tools); "
+                "verl_tool.trainer.main_ppo asks the tool server for them. To tell of none: "
+                "actor_rollout_ref.agent.tool_schemas=none"
+            )
         self.generator = VerlGenerator(without_detour(client))
         self.episode = Episode(self.generator, self._tools(), self.tokenizer, self.options)
         self.progress = ProgressReport() if self.options.enable_tqdm else None
@@ -121,21 +131,25 @@ class VerlToolAgentLoop(AgentLoopBase):
         """Run one trajectory.
 
         Of the row's columns, `use_tool=False` answers it in one turn without tools, and `tools_kwargs` is all that the
-        tools are sent of it. The gold answer is among the rest. Raises ConfigError for a row with images.
+        tools are sent of it. The gold answer is among the rest. Raises ConfigError for a row with images, and for one
+        that what it is told of tools makes too long.
         """
         worker = self._worker
         where = f"row {'?' if index is None else index} of the data"
         refuse_media(row, where)
         prompt = text_messages(raw_prompt, where)
+        listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
+        with_tools = uses_tools(use_tool, where) and listed != ()
+        prompt_ids = worker.prompts.ids(prompt, listed if with_tools else (), where)
         trajectory_id = os.urandom(16).hex()
         worker.generator.begin(trajectory_id, int(priority))
         try:
             trajectory = await worker.episode.run(
-                render_prompt(worker.tokenizer, prompt),
+                prompt_ids,
                 sampling_params=sampling_params,
                 trajectory_id=trajectory_id,
-                use_tool=uses_tools(use_tool, where),
-                extra=tools_kwargs,
+                use_tool=with_tools,
+                extra=sent_to_tools(tools_kwargs, listed),
             )
         finally:
             use = worker.generator.end(trajectory_id)

@@ -14,6 +14,7 @@ def options_in(config: DictConfig) -> EpisodeOptions:
     """The options in `config.actor_rollout_ref.agent`. Raises ConfigError."""
     written = OmegaConf.to_container(config.actor_rollout_ref.agent, resolve=True)
     assert isinstance(written, dict)  # a DictConfig gives a dict
+    written.setdefault("tool_schemas", "none")  # a run of before the option told nothing
     return EpisodeOptions.load(_set_by_user({str(name): value for name, value in written.items()}))
 
 

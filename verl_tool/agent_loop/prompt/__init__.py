@@ -1,0 +1,1 @@
+"""What the model is told before its first turn."""

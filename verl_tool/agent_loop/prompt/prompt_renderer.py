@@ -1,0 +1,175 @@
+"""A prompt: the conversation as the chat template renders it, and what it tells of the tools.
+
+Training, the eval endpoint and the notebook make their prompts here, so that a row has the same token ids in all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.tokenizer import Tokenizer, prompt_text
+from verl_tool.errors import ConfigError
+from verl_tool.formats import ALL_FORMATS, HERMES, Format
+from verl_tool.protocol import ToolDescription
+
+Messages = Sequence[Mapping[str, Any]]
+_SYSTEM_ROLES = ("system", "developer")
+_QUESTION = ({"role": "user", "content": "?"},)
+"""Rendered with tools and without to see what a template makes of them."""
+
+
+@dataclass(frozen=True)
+class _Telling:
+    """How a prompt tells of some tools: by the template's own way, by a text, or not at all."""
+
+    schemas: tuple[dict[str, Any], ...] | None = None
+    usage: str = ""
+
+
+class PromptRenderer:
+    """Makes the prompts of one model and one tool server, as the options `tool_schemas` and `tool_prompt` say."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        options: EpisodeOptions,
+        tools: Sequence[ToolDescription] = (),
+        formats: Sequence[Format] = ALL_FORMATS,
+    ) -> None:
+        """`tools`: what the server has, as ``GET /tools`` tells. `formats`: those in which the loop finds calls.
+
+        Raises ConfigError if `tool_schemas` names a tool that is not there.
+        """
+        self._tokenizer, self._options = tokenizer, options
+        self._tools, self._formats = tuple(tools), tuple(formats)
+        self._tellings: dict[tuple[str, ...], _Telling] = {}
+        if not isinstance(options.tool_schemas, str) and options.enable_agent:
+            self.check_names(options.tool_schemas, "tool_schemas")
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """Raises ConfigError if one of `names`, which stand at `where`, is no tool of the server."""
+        known = [tool.name for tool in self._tools]
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ConfigError(f"{where}: the tool {unknown[0]!r} is unknown; known: {', '.join(known) or 'none'}")
+
+    def told(self, listed: Sequence[str] | None = None) -> tuple[ToolDescription, ...]:
+        """The tools that a prompt tells of, in the server's order, whichever way they are told.
+
+        `listed`: the only tools that the row or the request lets its trajectory use; None: it does not say.
+        """
+        wanted = self._options.tool_schemas
+        if not self._options.enable_agent or wanted == "none" or (listed is None and not self._options.tells_of_tools):
+            return ()
+        names = {tool.name for tool in self._tools} if wanted == "auto" else set(wanted)
+        return tuple(
+            tool for tool in self._tools if tool.name in (names if listed is None else names.intersection(listed))
+        )
+
+    def text(self, messages: Messages, listed: Sequence[str] | None = None) -> str:
+        """The conversation up to the place where the model's turn begins, tools told.
+
+        Raises ConfigError if the template leaves out what is told, and what the template raises.
+        """
+        telling = self._telling(self.told(listed))
+        if telling.usage:
+            return self._with_usage(messages, telling.usage)
+        return prompt_text(self._tokenizer, messages, telling.schemas)
+
+    def ids(self, messages: Messages, listed: Sequence[str] | None, where: str) -> list[int]:
+        """Token ids of `text`. [prompt_length]
+
+        Raises ConfigError that names the row (`where`), its length and the limit, if it tells of tools and is longer
+        than `max_prompt_length` or `max_start_length`: it would lose its head, and what it tells with it. And if it
+        lists a tool that the server does not have.
+        """
+        if listed and self._options.tool_schemas != "none":
+            self.check_names(listed, where)
+        ids = self._tokenizer.encode(self.text(messages, listed))
+        told = self.told(listed)
+        for name in ("max_prompt_length", "max_start_length") if told else ():
+            limit = getattr(self._options, name)
+            if limit is not None and len(ids) > limit:
+                bare = len(self._tokenizer.encode(prompt_text(self._tokenizer, messages)))
+                raise ConfigError(
+                    f"{where}: the prompt has {len(ids)} tokens, {len(ids) - bare} of them about the tools "
+                    f"{', '.join(tool.name for tool in told)}, and {name}={limit}: what it tells of them would be cut "
+                    f"off. Raise {name} (in training data.max_prompt_length), tell of fewer tools "
+                    "(tool_schemas=[...]), or leave the row out"
+                )
+        return ids
+
+    def _telling(self, tools: tuple[ToolDescription, ...]) -> _Telling:
+        if not tools:
+            return _Telling()
+        names = tuple(tool.name for tool in tools)
+        if names not in self._tellings:
+            self._tellings[names] = self._chosen(tools)
+        return self._tellings[names]
+
+    def _chosen(self, tools: Sequence[ToolDescription]) -> _Telling:
+        way = self._options.tool_prompt
+        schemas = tuple(schema_of(tool) for tool in tools)
+        if way != "system":
+            bare, told = (prompt_text(self._tokenizer, _QUESTION, each) for each in (None, schemas))
+            takes_tools = told != bare and all(tool.name in told for tool in tools)
+            if takes_tools and (way == "none" or self._teaches_ours(bare, told)):
+                return _Telling(schemas)
+            if way == "none":
+                return _Telling()
+        return _Telling(usage=self._usage(tools).strip())
+
+    def _teaches_ours(self, bare: str, told: str) -> bool:
+        """Whether the calls that a template teaches end at our stop strings, or may be in one of our formats."""
+        stops = self._options.action_stop_tokens
+        if stops:
+            return any(stop in told and stop not in bare for stop in stops)
+        return any(
+            not each.stop or any(stop in told and stop not in bare for stop in each.stop) for each in self._formats
+        )
+
+    def _usage(self, tools: Sequence[ToolDescription]) -> str:
+        """How to call `tools`, in the format that ends at our stop strings."""
+        stops = set(self._options.action_stop_tokens)
+        if not stops:
+            return (HERMES if HERMES in self._formats else self._formats[0]).usage(tools)
+        fitting = next((each for each in self._formats if stops.intersection(each.stop)), None)
+        if fitting is not None:
+            return fitting.usage(tools)
+        return "\n\n".join(tool.usage for tool in tools)
+
+    def _with_usage(self, messages: Messages, usage: str) -> str:
+        """The conversation with `usage` behind its system message; where the template refuses such, before the user's
+        first."""
+        first = dict(messages[0]) if messages else {}
+        if first.get("role") in _SYSTEM_ROLES:
+            first["content"] = f"{first.get('content') or ''}\n\n{usage}".strip()
+            text = prompt_text(self._tokenizer, [first, *messages[1:]])
+        else:
+            try:
+                text = prompt_text(self._tokenizer, [{"role": "system", "content": usage}, *messages])
+            except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
+                text = prompt_text(self._tokenizer, _before_the_user(messages, usage))
+        if usage not in text:
+            raise ConfigError(
+                "the chat template leaves out the system message, and with it how to call the tools; tell it in the "
+                "prompts of the data and set tool_schemas=none, or give another chat template"
+            )
+        return text
+
+
+def schema_of(tool: ToolDescription) -> dict[str, Any]:
+    """A tool as an entry of OpenAI's ``tools``, which chat templates take."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _before_the_user(messages: Messages, usage: str) -> list[dict[str, Any]]:
+    changed = [dict(message) for message in messages]
+    user = next((message for message in changed if message.get("role") == "user"), None)
+    if user is not None:
+        user["content"] = f"{usage}\n\n{user.get('content') or ''}"
+    return changed

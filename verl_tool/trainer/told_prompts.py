@@ -1,0 +1,132 @@
+"""What a training tells its model of the tools: asked of the server when it is up, kept in the run's config, and
+checked against the rows before any of them is trained on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer, schema_of
+from verl_tool.agent_loop.row import listed_tools, text_messages, uses_tools
+from verl_tool.agent_loop.tokenizer import HFTokenizer
+from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.told_tools import as_setting, ask_for_tools, tools_in
+from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.protocol import ToolDescription
+from verl_tool.trainer.row_files import read_rows
+
+LONGEST_ROWS = 1000
+"""So many prompts of a file are made before the training, the longest ones; the loop looks at each."""
+_LISTS = ("extra_info.tools_kwargs.tools", "extra_info.tool_selection")
+
+
+@dataclass(frozen=True)
+class _Row:
+    where: str
+    messages: list[dict[str, Any]]
+    listed: tuple[str, ...] | None
+
+    @property
+    def length(self) -> int:
+        """In characters."""
+        return sum(len(str(message.get("content") or "")) for message in self.messages)
+
+
+def tell_tools(config: DictConfig) -> None:
+    """Put the tools that the prompts may tell of into the config, and look at the longest prompts with them.
+
+    The server must be up. Nothing is asked where no prompt tells of tools and no row lists any. Raises ConfigError if
+    the server does not answer, if a tool is named that it does not have, if a prompt is too long, or if the tools are
+    others than when this run began.
+    """
+    options = options_in(config)
+    if not options.enable_agent:
+        return
+    files = _files(config)
+    if not options.tells_of_tools and not any(_lists_tools(path) for path in files):
+        return
+    try:
+        tools = ask_for_tools(options, os.environ.get("VERL_TOOL_API_KEY"))
+    except ToolFault as fault:
+        raise ConfigError(
+            f"{options.tool_server_url} does not tell its tools, which the prompts shall name: {fault.message}. For a "
+            "server without GET /tools tell of them in the rows, and set actor_rollout_ref.agent.tool_schemas=none"
+        ) from fault
+    _refuse_others(tools_in(config), tools)
+    config.tool_server.tools = as_setting(tools)
+    OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
+    prompts = PromptRenderer(_tokenizer(config), options, tools)
+    for path in files:
+        _check_rows(path, config, prompts)
+
+
+def _refuse_others(before: Sequence[ToolDescription], now: Sequence[ToolDescription]) -> None:
+    known = {tool.name: schema_of(tool) for tool in before}
+    changed = [tool.name for tool in now if known.get(tool.name) != schema_of(tool)]
+    gone = sorted(set(known) - {tool.name for tool in now})
+    if before and (changed or gone):
+        raise ConfigError(
+            f"the tools of this run have changed since it began: {', '.join([*changed, *gone])}. Its model would be "
+            "told other things from here on: serve the tools of before, or give another run_dir (in a recipe: RUN=...)"
+        )
+
+
+def _check_rows(path: Path, config: DictConfig, prompts: PromptRenderer) -> None:
+    """Raises ConfigError for a row that lists an unknown tool, and for one of the longest that is too long."""
+    rows = []
+    for row in _rows(path, config.data.prompt_key):
+        if row.listed is not None:
+            prompts.check_names(row.listed, row.where)
+        if prompts.told(row.listed):
+            rows.append(row)
+    limit = config.data.max_prompt_length if config.data.filter_overlong_prompts else None
+    for row in sorted(rows, key=lambda row: row.length, reverse=True)[:LONGEST_ROWS]:
+        # verl leaves out what is too long without any tools.
+        if limit is None or len(prompts.ids(row.messages, (), row.where)) <= limit:
+            prompts.ids(row.messages, row.listed, row.where)
+
+
+def _rows(path: Path, prompt_key: str) -> Iterator[_Row]:
+    """Those that use tools."""
+    for i, row in enumerate(read_rows(path, (prompt_key, "use_tool", *_LISTS))):
+        where = f"row {i} of {path}"
+        listed = _listed(row, where)
+        if row.get(prompt_key) is not None and uses_tools(row.get("use_tool"), where) and listed != ():
+            yield _Row(where, text_messages(row[prompt_key], where), listed)
+
+
+def _lists_tools(path: Path) -> bool:
+    return any(_listed(row, f"row {i} of {path}") is not None for i, row in enumerate(read_rows(path, _LISTS)))
+
+
+def _listed(row: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
+    extra_info = row.get("extra_info")
+    kwargs = extra_info.get("tools_kwargs") if isinstance(extra_info, Mapping) else None
+    return listed_tools(kwargs, extra_info, where)
+
+
+def _files(config: DictConfig) -> list[Path]:
+    """Local files of rows, each once. None if a class of the user's makes other rows of them."""
+    if config.data.get("custom_cls", {}).get("path") is not None:
+        return []
+    groups = [config.data.train_files, config.data.val_files]
+    names = [name for files in groups for name in ([files] if isinstance(files, str) else files or ())]
+    return [Path(name).expanduser() for name in dict.fromkeys(map(str, names))]
+
+
+def _tokenizer(config: DictConfig) -> HFTokenizer:
+    """As the rollout's workers make it."""
+    from verl.utils import hf_tokenizer
+    from verl.utils.fs import copy_to_local
+
+    model = config.actor_rollout_ref.model
+    folder = copy_to_local(model.get("tokenizer_path") or model.path, use_shm=model.get("use_shm", False))
+    tokenizer = hf_tokenizer(folder, trust_remote_code=model.get("trust_remote_code", False))
+    if model.get("custom_chat_template") is not None:
+        tokenizer.chat_template = model.custom_chat_template
+    return HFTokenizer(tokenizer, OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or {}))  # type: ignore[arg-type]
