@@ -201,6 +201,8 @@ def command(
             chat_template=run.custom_chat_template if run else None,
             engine=engine,
             options=options,
+            # Tools of a server that is started in place of the run's are told as they are.
+            told_tools=run.told_tools if run and tool_type is None else None,
             sampling=_sampling(run.sampling if run else Sampling(), temperature, top_p, top_k),
             tool_api_key=tool_server_api_key,
             api_key=api_key,

@@ -79,6 +79,7 @@ class ModelReplica:
             settings.options,
             sampling=settings.sampling,
             max_queued=settings.max_queued,
+            told_tools=settings.told_tools,
         )
         # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
         gc.freeze()

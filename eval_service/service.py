@@ -17,13 +17,14 @@ from eval_service.settings import Sampling
 from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
 from verl_tool.agent_loop.observation_renderer import renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.errors import ToolFault
 from verl_tool.formats import Format, loop_formats
 from verl_tool.json_text import shown
-from verl_tool.protocol import FaultKind
+from verl_tool.protocol import FaultKind, ToolDescription
 from verl_tool.servers.execution.admission import Admission
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,12 @@ class Service:
         sampling: Sampling | None = None,
         max_queued: int = 8192,
         formats: Sequence[Format] | None = None,
+        told_tools: Sequence[ToolDescription] | None = None,
     ) -> None:
-        """Raises ConfigError if options and chat template do not go together."""
+        """`told_tools`: what prompts tell of the tools, as a run kept it; None: what the tool server says of them now.
+
+        Raises ConfigError if options and chat template do not go together.
+        """
         self.engine: Engine = WatchedEngine(engine)
         self.tokenizer, self.tools, self.options = tokenizer, tools, options
         self.sampling = sampling or Sampling()
@@ -78,8 +83,10 @@ class Service:
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
         self._renderer = renderer_for(options, tokenizer, self.formats)
         self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
-        self._known_tools: tuple[str, ...] = ()
+        self._told_tools = None if told_tools is None else tuple(told_tools)
+        self._known_tools: tuple[ToolDescription, ...] = ()
         self._known_until = 0.0
+        self._prompts: PromptRenderer | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -87,9 +94,9 @@ class Service:
         """Whether trajectories call tools at all."""
         return self.options.enable_agent and self.tools is not None
 
-    def check_prompt(self, prompt_ids: Sequence[int], param: str) -> None:
+    def check_prompt(self, prompt_ids: Sequence[int], param: str, tools_told: int = 0) -> None:
         """Raises HttpError if the prompt leaves no room for an answer, the loop would cut it, or the model does not
-        know one of its tokens."""
+        know one of its tokens. `tools_told`: of how many tools it tells."""
         n = len(prompt_ids)
         if n == 0:
             raise bad_request(f"'{param}' is empty; a model needs at least one token to continue", param=param)
@@ -100,7 +107,8 @@ class Service:
         }
         for name, limit in limits.items():
             if limit is not None and n > limit:
-                message = f"the prompt has {n} tokens; this model takes at most {limit} here ({name}). Shorten it"
+                told = f", what it tells of {tools_told} tool(s) included" if tools_told else ""
+                message = f"the prompt has {n} tokens{told}; this model takes at most {limit} here ({name}). Shorten it"
                 raise bad_request(message, param=param, code="context_length_exceeded")
         last = self.engine.vocab_size - 1
         for token_id in (min(prompt_ids), max(prompt_ids)):
@@ -118,11 +126,27 @@ class Service:
             )
             raise bad_request(message, param=param, code="context_length_exceeded")
 
+    async def prompts(self, listed: Sequence[str] | None) -> PromptRenderer:
+        """Makes prompts as the training does, for requests that list these tools (None: no list).
+
+        Raises HttpError if the tools must be known and the tool server does not answer.
+        """
+        if not (self.uses_tools and (self.options.tells_of_tools or listed)):
+            return PromptRenderer(self.tokenizer, self.options)
+        known = await self._tools_known() if self._told_tools is None else self._told_tools
+        if self._prompts is None or self._prompts.tools != known:
+            self._prompts = PromptRenderer(self.tokenizer, self.options, known, self.formats)
+        return self._prompts
+
+    def listed_tools(self, names: Sequence[str] | None) -> Sequence[str] | None:
+        """Those of a request's tools that its trajectory may use; None: it does not say."""
+        return names if self.uses_tools else ()
+
     async def check_tool_names(self, names: Sequence[str] | None) -> None:
         """Raises HttpError if a tool is asked for that the tool server does not have, or that cannot be asked."""
         if not names:
             return
-        known = await self._tools_known()
+        known = [tool.name for tool in await self._tools_known()]
         for name in names:
             if name not in known:
                 message = f"tool {name[:80]!r} is unknown; known: {', '.join(known) or 'none'}"
@@ -184,12 +208,12 @@ class Service:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _tools_known(self) -> tuple[str, ...]:
+    async def _tools_known(self) -> tuple[ToolDescription, ...]:
         if self.tools is None:
             return ()
         if time.monotonic() > self._known_until:
             try:
-                self._known_tools = tuple(tool.name for tool in await self.tools.tools())
+                self._known_tools = tuple(await self.tools.tools())
             except ToolFault as fault:
                 raise from_fault(fault.as_fault()) from None
             self._known_until = time.monotonic() + TOOLS_KNOWN_SECONDS

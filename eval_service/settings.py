@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.protocol import ToolDescription
 from verl_tool.servers.api.request_body import MAX_BODY_BYTES
 
 
@@ -76,6 +77,8 @@ class ServiceSettings(_Settings):
     engine: Annotated[VllmSettings | CompletionsSettings, Field(discriminator="kind")] = VllmSettings()
     options: EpisodeOptions
     """The loop. `max_concurrent_trajectories`: answers that one replica works on at a time."""
+    told_tools: tuple[ToolDescription, ...] | None = None
+    """What prompts tell of the tools, as the run that is served kept it; None: what the tool server says of them."""
     sampling: Sampling = Sampling()
     tool_api_key: str | None = Field(default=None, repr=False)
     """Bearer token of the tool server."""

@@ -119,6 +119,8 @@ class Asker:
             request["extra_body"] = {"return_trajectory": True}
             if problem.tools_kwargs:
                 request["extra_body"]["extra_fields"] = dict(problem.tools_kwargs)
+            if problem.tools is not None:
+                request["tools"] = [{"type": "function", "function": {"name": name}} for name in problem.tools]
             if not problem.use_tool:
                 request["tool_choice"] = "none"
         return request

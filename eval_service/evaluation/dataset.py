@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_tool.agent_loop.row import refuse_media, text_messages, uses_tools
+from verl_tool.agent_loop.row import listed_tools, refuse_media, sent_to_tools, text_messages, uses_tools
 from verl_tool.errors import ConfigError
 
 PARQUET_BATCH = 1024
@@ -18,7 +18,7 @@ PARQUET_BATCH = 1024
 
 @dataclass(frozen=True)
 class Problem:
-    """One row. What is sent to the endpoint is `messages`, `use_tool` and `tools_kwargs`; the rest stays here."""
+    """One row. What is sent to the endpoint is `messages`, `use_tool`, `tools_kwargs` and `tools`, and nothing else."""
 
     index: int
     messages: tuple[dict[str, Any], ...]
@@ -29,11 +29,15 @@ class Problem:
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     use_tool: bool = True
     tools_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Sent to the tools with every call."""
+    tools: tuple[str, ...] | None = None
+    """The only tools that may be used; None: all."""
 
     @property
     def digest(self) -> str:
-        """Changes with the question and with the right answer."""
-        text = json.dumps([self.messages, self.reward_model], sort_keys=True, default=str)
+        """Changes with the question, the tools that it lists, and the right answer."""
+        listed = [] if self.tools is None else [self.tools]
+        text = json.dumps([self.messages, self.reward_model, *listed], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -58,15 +62,19 @@ def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
     where = f"row {index} of {path}"
     refuse_media(row, where)
     messages = text_messages(row["prompt"], where)
+    extra_info = dict(row.get("extra_info") or {})
+    tools_kwargs = extra_info.get("tools_kwargs")
+    listed = listed_tools(tools_kwargs, extra_info, where)
     return Problem(
         index=index,
         messages=tuple({k: v for k, v in message.items() if v is not None} for message in messages),
         data_source=str(row.get("data_source") or ""),
         reward_model=dict(row["reward_model"]),
         ability=str(row.get("ability") or ""),
-        extra_info=dict(row.get("extra_info") or {}),
+        extra_info=extra_info,
         use_tool=uses_tools(row.get("use_tool"), where),
-        tools_kwargs=dict(row.get("tools_kwargs") or {}),
+        tools_kwargs=sent_to_tools(tools_kwargs, None),
+        tools=listed,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from eval_service.episode_flags import TRAINING_ONLY
 from eval_service.settings import ServiceSettings
+from verl_tool.agent_loop.prompt.prompt_renderer import schema_of
 from verl_tool.json_text import encode_json
 
 _CHANGES_NO_ANSWER = frozenset({*TRAINING_ONLY, "tool_server_url", "max_concurrent_trajectories", "generation_timeout"})
@@ -17,8 +18,8 @@ _DIGITS = 16
 def fingerprint(settings: ServiceSettings) -> str:
     """Of the answers of a service with these settings: the same after a restart, another for other weights.
 
-    Files of weights count by name, size and time of their last change. Tools count by the loop's options alone: another
-    tool server with the same options gives the same fingerprint.
+    Files of weights count by name, size and time of their last change. Tools count by the loop's options, and by what a
+    run's prompts told of them: another tool server with the same options gives the same fingerprint.
     """
     options = settings.options.model_dump(mode="json")
     told = {
@@ -36,6 +37,8 @@ def fingerprint(settings: ServiceSettings) -> str:
         "chat_template_kwargs": settings.chat_template_kwargs,
         "chat_template": settings.chat_template,
     }
+    if settings.told_tools is not None:
+        told["tools"] = [schema_of(tool) for tool in settings.told_tools]
     return hashlib.sha256(encode_json(told)).hexdigest()[:_DIGITS]
 
 

@@ -13,7 +13,9 @@ from eval_service.model.checkpoint import newest_model
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.told_tools import tools_in
 from verl_tool.errors import ConfigError
+from verl_tool.protocol import ToolDescription
 
 CONFIG_FILES = ("config.yaml", "config/config.yaml", ".hydra/config.yaml")
 """Where a run's config may be, seen from the run's folder: as the trainer resolved it, else as Hydra keeps it."""
@@ -41,6 +43,8 @@ class Run:
     tool_type: str | None
     """The tools that the run itself served; None if it used a server at `options.tool_server_url`."""
     tool_server_args: tuple[str, ...]
+    told_tools: tuple[ToolDescription, ...] | None
+    """What its prompts told of the tools; None if they told nothing."""
 
 
 def read_run(folder: Path, model: str | None = None) -> Run:
@@ -62,6 +66,7 @@ def read_run(folder: Path, model: str | None = None) -> Run:
             tensor_parallel=int(rollout.tensor_model_parallel_size),
             tool_type=config.tool_server.start,
             tool_server_args=tuple(str(arg) for arg in config.tool_server.args),
+            told_tools=tools_in(config) or None,
         )
     except OmegaConfBaseException as error:
         raise ConfigError(f"the config of the run {folder} cannot be read: {error}") from error

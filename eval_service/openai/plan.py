@@ -12,7 +12,6 @@ from eval_service.openai.errors import TemplateRefusedError, bad_request
 from eval_service.openai.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from eval_service.openai.response_builder import ResponseBuilder
 from eval_service.service import GenerationJob, Service
-from verl_tool.agent_loop.tokenizer import prompt_text
 
 INLINE_CHARACTERS = 4 << 10
 """Longer texts are rendered and made tokens in a thread."""
@@ -47,12 +46,16 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
     messages = [message.for_template() for message in request.messages]
     size = sum(len(message["content"]) for message in messages)
     service.check_prompt_size(size, "messages")
+    await service.check_tool_names(request.tool_names)
+    listed = service.listed_tools(request.tool_names)
+    prompts = await service.prompts(listed)
     try:
-        text = await beside_the_loop(lambda: prompt_text(service.tokenizer, messages), size)
+        text = await beside_the_loop(lambda: prompts.text(messages, listed), size)
     except TemplateRefusedError as error:
         raise bad_request(str(error)[:_WORDS], param="messages", code="invalid_value") from None
     prompt_ids = await _encoded(text, service, "messages")
-    return await _plan(request, service, builder, [prompt_ids], "messages")
+    service.check_prompt(prompt_ids, "messages", len(prompts.told(listed)))
+    return _plan(request, service, builder, [prompt_ids])
 
 
 async def completion_plan(request: CompletionRequest, service: Service, builder: ResponseBuilder) -> Plan:
@@ -62,7 +65,10 @@ async def completion_plan(request: CompletionRequest, service: Service, builder:
         await _encoded(prompt, service, "prompt") if isinstance(prompt, str) else list(prompt)
         for prompt in request.prompts
     ]
-    return await _plan(request, service, builder, prompts, "prompt")
+    for prompt_ids in prompts:
+        service.check_prompt(prompt_ids, "prompt")
+    await service.check_tool_names(request.tool_names)
+    return _plan(request, service, builder, prompts)
 
 
 def _refuse_too_many(request: GenerationRequest, prompts: int, param: str) -> None:
@@ -85,13 +91,8 @@ async def beside_the_loop(work: Callable[[], Result], characters: int) -> Result
     return await asyncio.get_running_loop().run_in_executor(_tokenizing, work)
 
 
-async def _plan(
-    request: GenerationRequest, service: Service, builder: ResponseBuilder, prompts: Sequence[list[int]], param: str
-) -> Plan:
+def _plan(request: GenerationRequest, service: Service, builder: ResponseBuilder, prompts: Sequence[list[int]]) -> Plan:
     n = request.n or 1
-    for prompt in prompts:
-        service.check_prompt(prompt, param)
-    await service.check_tool_names(request.tool_names)
     extra = dict(request.extra_fields or {})
     jobs = [
         GenerationJob(

@@ -40,6 +40,25 @@ _HARMONY = (
 )
 
 
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+"""Knows no tools."""
+HERMES_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>\nAnswer with <tool_call>\n"
+    '{"name": <name>, "arguments": <object>}\n</tool_call><|im_end|>\n'
+    "{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}{% endif %}"
+) + PLAIN_TEMPLATE
+"""Tells of tools as Qwen's."""
+
+
+def chat_tokenizer(template: str) -> Any:
+    """A tokenizer of bytes and of ChatML's tokens."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    return byte_level(special, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template)
+
+
 @dataclass(frozen=True)
 class Shape:
     """One tokenizer, and what must never come of a tool's output."""

@@ -52,7 +52,11 @@ class ScriptedEngine:
 
 def make_loop(tokenizer, engine, *overrides: str) -> VerlToolAgentLoop:
     """The agent loop of a training with these overrides, over `engine`."""
-    config = composed("data.max_response_length=64", *overrides)
+    return loop_of(composed("data.max_response_length=64", *overrides), tokenizer, engine)
+
+
+def loop_of(config: DictConfig, tokenizer, engine) -> VerlToolAgentLoop:
+    """The agent loop of a training with this config, over `engine`."""
     return VerlToolAgentLoop(
         trainer_config=DictConfigWrap(config),
         server_manager=engine,

@@ -129,4 +129,4 @@ def _tokenizer(config: DictConfig) -> HFTokenizer:
     tokenizer = hf_tokenizer(folder, trust_remote_code=model.get("trust_remote_code", False))
     if model.get("custom_chat_template") is not None:
         tokenizer.chat_template = model.custom_chat_template
-    return HFTokenizer(tokenizer, OmegaConf.to_container(config.data.get("apply_chat_template_kwargs") or {}))  # type: ignore[arg-type]
+    return HFTokenizer(tokenizer, config.data.get("apply_chat_template_kwargs"))

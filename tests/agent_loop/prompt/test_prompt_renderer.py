@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from real_tokenizers import byte_level
+from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer
 from toy_model import ToyTokenizer
 
 from verl_tool.agent_loop.options import EpisodeOptions
@@ -21,27 +21,17 @@ from verl_tool.servers.tools import load_tools
 TOOLS = [tool.describe() for tool in load_tools("calculator,python_code,finish")]
 NAMES = ["calculator", "python_code", "finish"]
 ASKED = [{"role": "user", "content": "What is 13.1-3?"}]
-_TURNS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-)
-_HERMES = (
-    "{% if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
-    "<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>\nAnswer with <tool_call>\n"
-    '{"name": <name>, "arguments": <object>}\n</tool_call><|im_end|>\n'
-    "{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}{% endif %}" + _TURNS
-)
-"""Tools as Qwen's template tells them."""
-_NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + _TURNS
+_NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN_TEMPLATE
 """As Gemma's."""
 _DEAF = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
 """Drops the system message without a word."""
 
 
 def tokenizer_of(template: str) -> HFTokenizer:
-    return HFTokenizer(byte_level(["<|im_start|>", "<|im_end|>"], eos_token="<|im_end|>", chat_template=template))
+    return HFTokenizer(chat_tokenizer(template))
 
 
-PLAIN, TAKES_TOOLS = tokenizer_of(_TURNS), tokenizer_of(_HERMES)
+PLAIN, TAKES_TOOLS = tokenizer_of(PLAIN_TEMPLATE), tokenizer_of(HERMES_TEMPLATE)
 
 
 def renderer(tokenizer: Any, **options: Any) -> PromptRenderer:

@@ -5,6 +5,7 @@ Training, the eval endpoint and the notebook make their prompts here, so that a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from verl_tool.agent_loop.tokenizer import Tokenizer, prompt_text
 from verl_tool.errors import ConfigError
 from verl_tool.formats import ALL_FORMATS, HERMES, Format
 from verl_tool.protocol import ToolDescription
+
+log = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 _SYSTEM_ROLES = ("system", "developer")
@@ -44,14 +47,14 @@ class PromptRenderer:
         Raises ConfigError if `tool_schemas` names a tool that is not there.
         """
         self._tokenizer, self._options = tokenizer, options
-        self._tools, self._formats = tuple(tools), tuple(formats)
+        self.tools, self._formats = tuple(tools), tuple(formats)
         self._tellings: dict[tuple[str, ...], _Telling] = {}
         if not isinstance(options.tool_schemas, str) and options.enable_agent:
             self.check_names(options.tool_schemas, "tool_schemas")
 
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Raises ConfigError if one of `names`, which stand at `where`, is no tool of the server."""
-        known = [tool.name for tool in self._tools]
+        known = [tool.name for tool in self.tools]
         unknown = [name for name in names if name not in known]
         if unknown:
             raise ConfigError(f"{where}: the tool {unknown[0]!r} is unknown; known: {', '.join(known) or 'none'}")
@@ -64,9 +67,9 @@ class PromptRenderer:
         wanted = self._options.tool_schemas
         if not self._options.enable_agent or wanted == "none" or (listed is None and not self._options.tells_of_tools):
             return ()
-        names = {tool.name for tool in self._tools} if wanted == "auto" else set(wanted)
+        names = {tool.name for tool in self.tools} if wanted == "auto" else set(wanted)
         return tuple(
-            tool for tool in self._tools if tool.name in (names if listed is None else names.intersection(listed))
+            tool for tool in self.tools if tool.name in (names if listed is None else names.intersection(listed))
         )
 
     def text(self, messages: Messages, listed: Sequence[str] | None = None) -> str:
@@ -114,13 +117,21 @@ class PromptRenderer:
         way = self._options.tool_prompt
         schemas = tuple(schema_of(tool) for tool in tools)
         if way != "system":
-            bare, told = (prompt_text(self._tokenizer, _QUESTION, each) for each in (None, schemas))
+            bare, told = prompt_text(self._tokenizer, _QUESTION), self._rendered(schemas)
             takes_tools = told != bare and all(tool.name in told for tool in tools)
             if takes_tools and (way == "none" or self._teaches_ours(bare, told)):
                 return _Telling(schemas)
             if way == "none":
                 return _Telling()
         return _Telling(usage=self._usage(tools).strip())
+
+    def _rendered(self, schemas: Sequence[dict[str, Any]]) -> str:
+        """What the template makes of `schemas`; nothing, if it fails on them."""
+        try:
+            return prompt_text(self._tokenizer, _QUESTION, schemas)
+        except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes
+            log.warning("the chat template fails on the schemas of the tools: %s", error)
+            return ""
 
     def _teaches_ours(self, bare: str, told: str) -> bool:
         """Whether the calls that a template teaches end at our stop strings, or may be in one of our formats."""

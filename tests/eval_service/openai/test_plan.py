@@ -1,0 +1,172 @@
+"""The prompts of requests: for a row of the data they are the training's, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+arrow = pytest.importorskip("pyarrow")
+
+import pyarrow.parquet as parquet  # noqa: E402
+from live_server import LiveServers  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
+from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer  # noqa: E402
+from scripted_engine import RuleEngine, plain_tokenizer  # noqa: E402
+from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
+from verl_loop import ScriptedEngine, composed, loop_of  # noqa: E402
+
+from eval_service.evaluation.asking import OWNER, Asker, Asking  # noqa: E402
+from eval_service.evaluation.dataset import read_problems  # noqa: E402
+from eval_service.model.run_config import read_run  # noqa: E402
+from eval_service.model.tokenizer import load_tokenizer  # noqa: E402
+from eval_service.openai.plan import chat_plan  # noqa: E402
+from eval_service.openai.requests import ChatRequest, read_request  # noqa: E402
+from eval_service.openai.response_builder import ResponseBuilder  # noqa: E402
+from eval_service.service import Service  # noqa: E402
+from verl_tool.client import ToolClient  # noqa: E402
+from verl_tool.json_text import encode_json  # noqa: E402
+from verl_tool.servers.api.http import HttpError  # noqa: E402
+from verl_tool.servers.tools import load_tools  # noqa: E402
+from verl_tool.trainer.told_prompts import tell_tools  # noqa: E402
+
+AGENT = "actor_rollout_ref.agent"
+COUNTER = str(Path(__file__).parents[2] / "servers/data/counter.py")
+ASKED = [{"role": "user", "content": "What is 13.1-3?"}]
+BRIEF = [{"role": "system", "content": "Be brief."}, *ASKED]
+ROWS: list[dict[str, Any]] = [
+    {"prompt": ASKED, "extra_info": {"index": 0, "tools_kwargs": {"tools": None}, "tool_selection": None}},
+    {"prompt": BRIEF, "extra_info": {"index": 1, "tools_kwargs": {"tools": ["calculator"]}, "tool_selection": None}},
+    {"prompt": ASKED, "extra_info": {"index": 2, "tools_kwargs": {"tools": []}, "tool_selection": None}},
+    {"prompt": BRIEF, "extra_info": {"index": 3, "tools_kwargs": {"tools": None}, "tool_selection": ["counter"]}},
+    {"prompt": ASKED, "extra_info": {"index": 4, "tools_kwargs": {"tools": ["counter"]}}, "use_tool": False},
+]
+TOLD = [["calculator", "counter"], ["calculator"], [], ["counter"], []]
+"""Of which tools each row's prompt tells."""
+INLINE = (f"{AGENT}.enable_mtrl=false", f"{AGENT}.action_stop_tokens=['</tool_call>']")
+MODES = {
+    "chat": ((f"{AGENT}.enable_mtrl=true",), [True] * 5),
+    "by text": ((f"{AGENT}.enable_mtrl=true", f"{AGENT}.tool_prompt=system"), [True] * 5),
+    "inline": (INLINE, [False, True, True, True, True]),
+    "named": ((*INLINE, f"{AGENT}.tool_schemas=[counter]"), None),
+    "none": ((f"{AGENT}.enable_mtrl=true", f"{AGENT}.tool_schemas=none"), [False] * 5),
+}
+
+
+def written_run(folder: Path, template: str, url: str, *overrides: str) -> Any:
+    """A run's folder with rows and a tokenizer, and its config."""
+    tokenizer = chat_tokenizer(template)
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "model/config.json").write_text("{}")
+    (folder / "model/model.safetensors").write_bytes(b"x")
+    rows = [{"data_source": "d", "reward_model": {"ground_truth": "1"}, "use_tool": True, **row} for row in ROWS]
+    parquet.write_table(arrow.Table.from_pylist(rows), folder / "rows.parquet")
+    config = composed(
+        *(f"run_dir={folder}", f"data.train_files={folder}/rows.parquet", f"data.val_files={folder}/rows.parquet"),
+        *("data.max_prompt_length=4096", "data.max_response_length=64", f"actor_rollout_ref.model.path={folder}/model"),
+        *(f"{AGENT}.tool_server_url={url}", "actor_rollout_ref.rollout.name=vllm", "platform=cpu", *overrides),
+    )
+    OmegaConf.save(config, folder / "config.yaml")
+    return config, tokenizer
+
+
+async def trained_prompts(folder: Path, config: Any, tokenizer: Any) -> list[list[int]]:
+    """What the training's engine is fed for each row, in the order of the file."""
+    await asyncio.to_thread(tell_tools, config)
+    rows = RLHFDataset(str(folder / "rows.parquet"), tokenizer, config.data)
+    engine = ScriptedEngine(tokenizer, *["no call"] * len(rows))
+    loop = loop_of(config, tokenizer, engine)
+    for i in range(len(rows)):
+        await loop.run({}, **rows[i])
+    return [asked[1] for asked in engine.asked]
+
+
+async def served_prompts(folder: Path, client: ToolClient) -> list[list[int]]:
+    """What the endpoint's engine is fed where the evaluator asks for each row."""
+    run = read_run(folder)
+    engine = RuleEngine(plain_tokenizer(), lambda text: "", max_model_len=8192)
+    tokenizer = load_tokenizer(run.model, chat_template_kwargs=run.chat_template_kwargs)
+    engine.vocab_size = tokenizer.vocab_size
+    service = Service(engine, tokenizer, client, run.options, told_tools=run.told_tools)
+    asker = Asker(Asking("http://127.0.0.1:1/v1", model=OWNER))
+    asker.gives_trajectories = True
+    prompts = []
+    for problem in read_problems(folder / "rows.parquet"):
+        body = asker._request(problem, 0)
+        body |= body.pop("extra_body")
+        plan = await chat_plan(read_request(encode_json(body), ChatRequest), service, ResponseBuilder.of_chat(OWNER))
+        prompts.append(list(plan.jobs[0].prompt_ids))
+    return prompts
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("template", [HERMES_TEMPLATE, PLAIN_TEMPLATE], ids=["takes tools", "takes none"])
+async def test_the_prompts_of_a_run_that_is_served_are_those_of_its_training(
+    template: str, mode: str, tmp_path: Path, servers: LiveServers
+) -> None:
+    tool_server = await servers.start(load_tools("calculator," + COUNTER))
+    overrides, told = MODES[mode]
+    config, tokenizer = written_run(tmp_path, template, tool_server.url, *overrides)
+    trained = await trained_prompts(tmp_path, config, tokenizer)
+    async with ToolClient(tool_server.url, timeout=10) as client:
+        assert await served_prompts(tmp_path, client) == trained
+    for i, ids in enumerate(trained):
+        text = tokenizer.decode(ids)
+        expected = [n for n in TOLD[i] if n == "counter"] if told is None else TOLD[i] if told[i] else []
+        assert [name for name in ("calculator", "counter") if name in text] == expected
+
+
+async def test_a_run_tells_what_its_training_told_though_its_server_says_other_things_now(
+    tmp_path: Path, servers: LiveServers
+) -> None:
+    before = await servers.start(load_tools("calculator," + COUNTER))
+    config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, before.url, *MODES["chat"][0])
+    trained = await trained_prompts(tmp_path, config, tokenizer)
+    now = await servers.start(
+        [load_tools(COUNTER)[0], type(load_tools("calculator")[0])(description="Costs ${money}.")]
+    )
+    async with ToolClient(now.url, timeout=10) as client:
+        assert await served_prompts(tmp_path, client) == trained
+
+
+async def test_a_request_narrows_what_its_prompt_tells_and_unknown_tools_are_named(
+    tmp_path: Path, servers: LiveServers
+) -> None:
+    tool_server = await servers.start(load_tools("calculator," + COUNTER))
+    written_run(tmp_path, HERMES_TEMPLATE, tool_server.url, *MODES["chat"][0])
+    run = read_run(tmp_path)
+    engine = RuleEngine(plain_tokenizer(), lambda text: "")
+    tokenizer = load_tokenizer(run.model)
+    engine.vocab_size = tokenizer.vocab_size
+    async with ToolClient(tool_server.url, timeout=10) as client:
+        service = Service(engine, tokenizer, client, run.options)
+
+        async def prompt(**fields: Any) -> str:
+            request = ChatRequest.model_validate({"model": "m", "messages": ASKED, **fields})
+            plan = await chat_plan(request, service, ResponseBuilder.of_chat("m"))
+            return tokenizer.decode(plan.jobs[0].prompt_ids)
+
+        def named(name: str) -> list[dict[str, Any]]:
+            return [{"type": "function", "function": {"name": name}}]
+
+        told = await prompt()
+        assert "calculator" in told
+        assert "counter" in told
+        narrowed = await prompt(tools=named("counter"))
+        assert ("counter" in narrowed, "calculator" in narrowed) == (True, False)
+        bare = await prompt(tools=[])
+        assert bare == await prompt(tool_choice="none")
+        assert "counter" not in bare
+        with pytest.raises(HttpError, match="tool 'nope' is unknown; known: calculator, counter") as error:
+            await prompt(tools=named("nope"))
+        assert (error.value.status, error.value.field) == (400, "tools")
+        limit = len(tokenizer.encode(bare))
+        service.options = run.options.model_copy(update={"max_prompt_length": limit})
+        assert await prompt(tools=[]) == bare
+        with pytest.raises(
+            HttpError, match=rf"\d+ tokens, what it tells of 2 tool.* at most {limit} here \(max_prompt_le"
+        ):
+            await prompt()
