@@ -57,7 +57,9 @@ async def live_endpoint(
 ) -> AsyncIterator[LiveEndpoint]:
     servers = LiveServers()
     tool_server = await servers.start(load_tools(tools))
-    chosen: dict[str, Any] = {"action_stop_tokens": ["<call>"], "max_obs_length": 100} | (options or {})
+    # The engine's rule looks for a call, and an example of one in the prompt would be taken for its own.
+    usual = {"action_stop_tokens": ["<call>"], "max_obs_length": 100, "tool_schemas": "none"}
+    chosen: dict[str, Any] = usual | (options or {})
     loop_options = EpisodeOptions.load(chosen | {"tool_server_url": tool_server.url})
     tokenizer = plain_tokenizer()
     engine = RuleEngine(tokenizer, rule, pause=pause, max_model_len=max_model_len)
