@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer
 from toy_model import ToyTokenizer
@@ -66,6 +66,7 @@ def test_a_row_narrows_them_and_none_are_told_twice(options: dict[str, Any]) -> 
     assert renderer(TAKES_TOOLS, **options).text(ASKED, []) == prompt_text(TAKES_TOOLS, ASKED)
 
 
+@settings(deadline=None, max_examples=50)
 @given(wanted=st.none() | st.lists(st.sampled_from(NAMES)), listed=st.none() | st.lists(st.sampled_from(NAMES)))
 def test_told_are_the_named_ones_that_the_row_lists_in_the_servers_order(
     wanted: list[str] | None, listed: list[str] | None

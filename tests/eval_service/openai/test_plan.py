@@ -67,7 +67,13 @@ def written_run(folder: Path, template: str, url: str, *overrides: str) -> Any:
     config = composed(
         *(f"run_dir={folder}", f"data.train_files={folder}/rows.parquet", f"data.val_files={folder}/rows.parquet"),
         *("data.max_prompt_length=4096", "data.max_response_length=64", f"actor_rollout_ref.model.path={folder}/model"),
-        *(f"{AGENT}.tool_server_url={url}", "actor_rollout_ref.rollout.name=vllm", "platform=cpu", *overrides),
+        *(
+            f"{AGENT}.tool_server_url={url}",
+            "actor_rollout_ref.rollout.name=vllm",
+            "platform=cpu",
+            "data.filter_overlong_prompts=false",
+        ),
+        *overrides,
     )
     OmegaConf.save(config, folder / "config.yaml")
     return config, tokenizer
@@ -102,8 +108,10 @@ async def served_prompts(folder: Path, client: ToolClient) -> list[list[int]]:
     return prompts
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("template", [HERMES_TEMPLATE, PLAIN_TEMPLATE], ids=["takes tools", "takes none"])
+@pytest.mark.parametrize(
+    ("template", "mode"),
+    [*((HERMES_TEMPLATE, mode) for mode in MODES), (PLAIN_TEMPLATE, "chat"), (PLAIN_TEMPLATE, "inline")],
+)
 async def test_the_prompts_of_a_run_that_is_served_are_those_of_its_training(
     template: str, mode: str, tmp_path: Path, servers: LiveServers
 ) -> None:
