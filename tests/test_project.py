@@ -94,7 +94,7 @@ ARROWS = {
     "servers.ray_serve": "protocol servers.tool_config servers.mcp servers.settings servers.replica_parts "
     "servers.server_console servers.serve servers.embedded",
     "agent_loop": "protocol formats",
-    "agent_loop.verl": "formats agent_loop client",
+    "agent_loop.verl": "protocol formats agent_loop client",
     "text_history": "protocol agent_loop",
     "text_environment": "protocol formats client agent_loop text_history",
     "agent_workers": "protocol platforms client agent_loop",
