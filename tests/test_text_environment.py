@@ -264,7 +264,7 @@ def test_a_function_of_two_arguments_is_called_in_every_format(name: str, chat: 
         with pytest.raises(ConfigError, match=rf"'{name}' has no stop string .* set chat=True"):
             TextEnvironment(model, tokenizer, functions, formats=name, chat=chat)
         return
-    env = TextEnvironment(model, tokenizer, functions, None, "Convert.", formats=name, chat=chat)
+    env = TextEnvironment(model, tokenizer, functions, None, "Convert.", formats=name, chat=chat, tool_schemas="none")
     (query,), _, (mask,), _, (history,) = env.run(["How far?"])
     assert history.text.endswith("It is 16.1 km.</s>")
     assert text(env, query) == (
@@ -276,6 +276,37 @@ def test_a_function_of_two_arguments_is_called_in_every_format(name: str, chat: 
     written = "".join(s.text for s in history.trajectory.response if s.author is Author.MODEL)
     assert sum(mask) == len(tokenizer.encode(written, add_special_tokens=False))
     assert not history.truncated
+
+
+class ToldTokenizer(ChatTokenizer):
+    """With a template that takes tools, for Hermes calls."""
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> str:
+        tools = "".join(f"{tool['function']}" for tool in kwargs["tools"] or [])
+        told = f"tools: {tools}<tool_call></tool_call>" if tools else ""
+        return told + super().apply_chat_template(conversation, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["hermes", "tags"])
+@pytest.mark.parametrize("kind", [ChatTokenizer, ToldTokenizer])
+def test_a_chat_tells_of_its_functions(kind: type[ChatTokenizer], name: str) -> None:
+    """By the template, if it takes tools and teaches calls in the chosen format."""
+    tokenizer = kind()
+    model = Converting(tokenizer)
+    model.call, model.turn_end = CALLS[name], "</s>"
+    env = TextEnvironment(model, tokenizer, [convert], None, "Convert.", formats=name, chat=True)
+    (query,), _, _, _, (history,) = env.run(["How far?"])
+    usage = env.usage().strip()
+    by_template = kind is ToldTokenizer and name == "hermes"
+    assert text(env, query).count("Converts a length") == 1
+    assert (f"system: Convert.\n\n{usage}</s>" in text(env, query)) is not by_template
+    assert text(env, query).startswith("tools: ") is by_template
+    assert not history.truncated
+
+
+def test_a_text_has_no_place_for_schemas() -> None:
+    with pytest.raises(ConfigError, match=r"tool_schemas=\('add',\) with chat=False.*chat=True"):
+        environment(tool_schemas=("add",))
 
 
 @pytest.mark.parametrize("name", CALLS)

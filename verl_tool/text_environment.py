@@ -20,9 +20,10 @@ from verl_tool.agent_loop.episode import Episode, Tools
 from verl_tool.agent_loop.function_arguments import Function
 from verl_tool.agent_loop.function_tools import FunctionTools, by_name
 from verl_tool.agent_loop.generators.base import Generator
-from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.options import EpisodeOptions, ToolPrompt, ToolSchemas
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rollout import Start, rollout
-from verl_tool.agent_loop.tokenizer import HFTokenizer, render_prompt, token_ids
+from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError
@@ -53,6 +54,8 @@ class TextEnvironment:
         max_tool_reponse: int | None = None,
         formats: str | Format | Sequence[str | Format] = "trl",
         chat: bool = False,
+        tool_schemas: ToolSchemas = "auto",
+        tool_prompt: ToolPrompt = "auto",
     ) -> None:
         """
         `model`: a transformers model, or any `Generator` (its ``generate`` is a coroutine function).
@@ -74,8 +77,16 @@ class TextEnvironment:
         template ends one, and an observation is the next message. Else all is one text, and a turn stops at the
         formats' stop strings.
 
+        `tool_schemas`, `tool_prompt`: which tools a chat's prompt tells of, and how; as the loop's options
+        (`EpisodeOptions`). Default: all of them.
+
         Raises ConfigError for arguments that contradict each other.
         """
+        if not chat and tool_schemas not in ("auto", "none"):
+            raise ConfigError(
+                f"tool_schemas={tool_schemas!r} with chat=False: a text has no place for schemas; write `usage()` into "
+                "`prompt`, or set chat=True"
+            )
         shown = _only_one(max_tool_response=max_tool_response, max_tool_reponse=max_tool_reponse)
         most_shown = 100 if shown is None else shown
         # TRL's models with a value head hold the one that generates.
@@ -96,6 +107,8 @@ class TextEnvironment:
         self._options = EpisodeOptions(
             action_stop_tokens=() if chat else _stops(self._formats),
             enable_mtrl=chat,
+            tool_schemas=tool_schemas,
+            tool_prompt=tool_prompt,
             max_turns=max_turns,
             force_finish_for_last_turn=True,
             max_obs_length=most_shown if isinstance(tools, str) else None,
@@ -145,14 +158,19 @@ class TextEnvironment:
 
     async def _rollout(self, tools: Tools, tasks: Sequence[str]) -> list[Trajectory]:
         params = self._kwargs if self._is_generator else {}
-        starts = [Start(self._prompt_ids(task), sampling_params=params) for task in tasks]
+        told = await self._described_by(tools) if self._options.tells_of_tools else []
+        prompts = PromptRenderer(self._tokenizer, self._options, told, self._formats)
+        starts = [Start(self._prompt_ids(task, prompts), sampling_params=params) for task in tasks]
         episode = Episode(self._generator(), tools, self._tokenizer, self._options, formats=self._formats)
         return await rollout(episode, starts)
 
-    def _prompt_ids(self, task: str) -> list[int]:
+    async def _described_by(self, tools: Tools) -> list[ToolDescription]:
+        return await tools.tools() if isinstance(tools, ToolClient) else await self._descriptions()
+
+    def _prompt_ids(self, task: str, prompts: PromptRenderer) -> list[int]:
         if self._options.enable_mtrl:
             system = [{"role": "system", "content": self.prompt}] if self.prompt else []
-            return render_prompt(self._tokenizer, [*system, {"role": "user", "content": task}])
+            return prompts.ids([*system, {"role": "user", "content": task}], None, f"task {task!r:.80}")
         # As in TRL, a query is encoded with the tokenizer's start token, if it has one.
         ids: list[int] = self.tokenizer.encode(self.prompt + task, add_special_tokens=True)
         return ids

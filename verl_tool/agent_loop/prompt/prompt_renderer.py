@@ -143,10 +143,10 @@ class PromptRenderer:
         )
 
     def _usage(self, tools: Sequence[ToolDescription]) -> str:
-        """How to call `tools`, in the format that ends at our stop strings."""
+        """How to call `tools`, in the format that ends at our stop strings, or in the first that was chosen."""
         stops = set(self._options.action_stop_tokens)
         if not stops:
-            return (HERMES if HERMES in self._formats else self._formats[0]).usage(tools)
+            return (HERMES if self._formats == ALL_FORMATS else self._formats[0]).usage(tools)
         fitting = next((each for each in self._formats if stops.intersection(each.stop)), None)
         if fitting is not None:
             return fitting.usage(tools)
