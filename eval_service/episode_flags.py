@@ -23,6 +23,8 @@ TRAINING_ONLY = frozenset(
         "answer_markers",
         "max_fault_fraction",
         "enable_tqdm",
+        "val_max_turns",
+        "val_max_response_length",
     }
 )
 """Options that change nothing about an answer."""

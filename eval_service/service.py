@@ -48,6 +48,8 @@ class GenerationJob:
     """Most tokens that the model writes."""
     tool_names: tuple[str, ...] | None = None
     """The only tools that may be used. None: all; none of them: no tool at all."""
+    max_turns: int | None = None
+    """Most tool turns. None: the option's."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Sent to the tools with every call."""
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -180,6 +182,7 @@ class Service:
                     trajectory_id=job.trajectory_id,
                     use_tool=uses_tools,
                     extra=job.extra,
+                    max_turns=job.max_turns,
                 )
         except asyncio.CancelledError:
             self._close_later(self._close(episode, adapter, job.trajectory_id))

@@ -119,6 +119,8 @@ class Asker:
             request["extra_body"] = {"return_trajectory": True}
             if problem.tools_kwargs:
                 request["extra_body"]["extra_fields"] = dict(problem.tools_kwargs)
+            if problem.max_turns is not None:
+                request["extra_body"]["max_turns"] = problem.max_turns
             if problem.tools is not None:
                 request["tools"] = [{"type": "function", "function": {"name": name}} for name in problem.tools]
             if not problem.use_tool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_tool.agent_loop.row import listed_tools, refuse_media, sent_to_tools, text_messages, uses_tools
+from verl_tool.agent_loop.row import listed_tools, own_max_turns, refuse_media, sent_to_tools, text_messages, uses_tools
 from verl_tool.errors import ConfigError
 
 PARQUET_BATCH = 1024
@@ -18,7 +18,7 @@ PARQUET_BATCH = 1024
 
 @dataclass(frozen=True)
 class Problem:
-    """One row. What is sent to the endpoint is `messages`, `use_tool`, `tools_kwargs` and `tools`, and nothing else."""
+    """One row. What is sent to the endpoint is `messages`, `use_tool`, `tools_kwargs`, `tools` and `max_turns`."""
 
     index: int
     messages: tuple[dict[str, Any], ...]
@@ -32,12 +32,14 @@ class Problem:
     """Sent to the tools with every call."""
     tools: tuple[str, ...] | None = None
     """The only tools that may be used; None: all."""
+    max_turns: int | None = None
+    """Most tool turns; None: as the endpoint has it."""
 
     @property
     def digest(self) -> str:
-        """Changes with the question, the tools that it lists, and the right answer."""
-        listed = [] if self.tools is None else [self.tools]
-        text = json.dumps([self.messages, self.reward_model, *listed], sort_keys=True, default=str)
+        """Changes with the question, its tools and turns, and the right answer."""
+        own = [value for value in (self.tools, self.max_turns) if value is not None]
+        text = json.dumps([self.messages, self.reward_model, *own], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -75,6 +77,7 @@ def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
         use_tool=uses_tools(row.get("use_tool"), where),
         tools_kwargs=sent_to_tools(tools_kwargs, None),
         tools=listed,
+        max_turns=own_max_turns(row.get("max_turns"), where),
     )
 
 

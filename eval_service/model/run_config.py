@@ -29,6 +29,7 @@ class Run:
     model: str
     """Folder of its newest weights."""
     options: EpisodeOptions
+    """With the limits of its validation."""
     sampling: Sampling
     """That of the run's validation."""
     chat_template_kwargs: dict[str, Any]
@@ -55,7 +56,7 @@ def read_run(folder: Path, model: str | None = None) -> Run:
         return Run(
             name=folder.resolve().name,
             model=model or str(newest_model(folder)),
-            options=options_in(config),
+            options=options_in(config).of_validation(),
             sampling=_sampling(rollout),
             chat_template_kwargs=_mapping(config.data.get("apply_chat_template_kwargs")),
             custom_chat_template=config.actor_rollout_ref.model.get("custom_chat_template"),

@@ -101,6 +101,7 @@ def _plan(request: GenerationRequest, service: Service, builder: ResponseBuilder
             sampling_params=sampling_params(request, service, j),
             token_limit=request.token_limit,
             tool_names=request.tool_names,
+            max_turns=request.max_turns,
             extra=extra,
             record={} if request.user is None else {USER_FIELD: request.user},
         )

@@ -1,8 +1,8 @@
 """What clients send: OpenAI's ``/v1/chat/completions`` and ``/v1/completions``, and a few fields of our own.
 
-Ours: ``return_trajectory``, ``extra_fields``, and vLLM's names for sampling that OpenAI has not (``top_k``, ``min_p``,
-``repetition_penalty``). A field that is unknown, or asks for something that is not done here, is an error: an
-evaluation must not run under other settings than it believes.
+Ours: ``return_trajectory``, ``extra_fields``, ``max_turns``, and vLLM's names for sampling that OpenAI has not
+(``top_k``, ``min_p``, ``repetition_penalty``). A field that is unknown, or asks for something that is not done here, is
+an error: an evaluation must not run under other settings than it believes.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ class GenerationRequest(_Strict):
     tools: Annotated[list[ToolName], Field(max_length=MOST_TOOLS)] | None = None
     """The only tools that may be used. None: all that the tool server has. An empty list: none."""
     tool_choice: Literal["auto", "none"] | None = None
+    max_turns: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Most tool turns of an answer, as the column of this name for a row. None: the option's."""
     extra_fields: dict[str, Any] | None = None
     """Sent to the tools with every call, as in training. Put no gold answer into it."""
     return_trajectory: bool = False

@@ -69,6 +69,17 @@ async def test_an_inline_observation_continues_the_turn_of_the_model() -> None:
     assert trajectory.model_text == f"so {CALL}it is 2{END}"
 
 
+async def test_a_trajectory_may_have_limits_of_its_own() -> None:
+    run = Run([CALL, CALL, CALL], max_turns=1, max_response_length=500)
+    trajectory = await run(max_turns=2)
+    assert (trajectory.stop, len(trajectory.calls)) == (StopReason.MAX_TURNS, 2)
+    assert [asked.is_last_step for asked in run.tools.asked] == [False, True]
+    none = await Run([CALL], max_turns=1)(max_turns=0)
+    assert (none.stop, none.calls) == (StopReason.MAX_TURNS, ())
+    short = await Run([CALL, CALL], max_turns=1, max_response_length=500)(max_response_length=len(CALL) + 2)
+    assert (short.stop, len(short.response_ids)) == (StopReason.MAX_RESPONSE_LENGTH, len(CALL) + 2)
+
+
 async def test_text_behind_a_stop_string_within_a_token_stays_in_the_tokens_and_out_of_the_action() -> None:
     tokenizer = ToyTokenizer(words=["on>\n\n"])
     run = Run(["<python>1</python>\n\n", "2"], tokenizer=tokenizer)

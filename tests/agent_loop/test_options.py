@@ -54,6 +54,10 @@ def test_an_alias_may_repeat_its_option_but_not_contradict_it() -> None:
         ({**INLINE, "max_turns": -1}, "max_turns: .*greater than or equal to 0.*got -1"),
         ({**INLINE, "truncate_obs_side": "up"}, "truncate_obs_side: .*'left', 'right' or 'middle'.*got 'up'"),
         ({**INLINE, "max_turns": 1, "min_turns": 2}, "min_turns=2 is above max_turns=1"),
+        ({**INLINE, "val_max_turns": 1, "min_turns": 2}, "min_turns=2 is above val_max_turns=1"),
+        ({**INLINE, "val_max_turns": 0, "force_finish_for_last_turn": True}, "val_max_turns=0 lets the model write"),
+        ({**INLINE, "enable_agent": False, "tool_schemas": ["a"]}, r"tool_schemas=\['a'\] tells of some"),
+        ({**INLINE, "tool_schemas": "none", "tool_prompt": "system"}, "tool_schemas=none tells of no tool"),
         ({**INLINE, "max_turns": 0, "force_finish_for_last_turn": True}, "lets the model write nothing"),
         ({**INLINE, "max_start_length": 9, "max_prompt_length": 8}, "max_start_length=9 is above max_prompt_length=8"),
         ({"enable_agent": False, "call_tool_first": True}, "enable_agent=False calls no tool"),
@@ -102,3 +106,19 @@ def test_the_table_of_options_is_complete_and_true() -> None:
         default = field.default
         written = json.dumps(default if not isinstance(default, tuple) else list(default)).strip('"')
         assert told[name] == written, name
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("a, b", ("a", "b")), ("[a]", ("a",)), (["a"], ("a",)), ("none", "none")]
+)
+def test_names_of_tools_may_stand_in_one_string(written: object, read: object) -> None:
+    assert EpisodeOptions.load({**INLINE, "tool_schemas": written}).tool_schemas == read
+
+
+def test_validation_has_limits_of_its_own_where_they_are_set() -> None:
+    options = EpisodeOptions.load({**INLINE, "max_turns": 3, "max_response_length": 50, "val_max_turns": 9})
+    validation = options.of_validation()
+    assert (validation.max_turns, validation.max_response_length, validation.val_max_turns) == (9, 50, None)
+    assert validation.action_stop_tokens == ("</python>",)
+    assert EpisodeOptions.load({**INLINE, "val_max_response_length": 7}).of_validation().max_response_length == 7
+    assert EpisodeOptions.load(INLINE).of_validation() == EpisodeOptions.load(INLINE)

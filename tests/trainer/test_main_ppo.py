@@ -253,3 +253,10 @@ def test_an_error_of_a_worker_is_told_with_its_traceback_through_however_many_pr
     with pytest.raises(SystemExit) as ended:
         train(OmegaConf.create({"dry_run": True}))
     assert str(ended.value).endswith("ConfigError: too small\nerror: the training ended: too small")
+
+
+@pytest.mark.parametrize("name", ["max_response_length", "val_max_response_length"])
+def test_a_limit_above_what_verls_batches_hold_is_refused(tmp_path, name):
+    limits = ("data.max_response_length=64", f"{AGENT}.{name}=65", f"{AGENT}.enable_agent=false")
+    with pytest.raises(ConfigError, match=rf"agent\.{name}=65 and data\.max_response_length=64"):
+        prepared(tmp_path, *limits)

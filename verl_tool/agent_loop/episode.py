@@ -108,11 +108,14 @@ class Episode:
         trajectory_id: str | None = None,
         use_tool: bool = True,
         extra: Mapping[str, Any] | None = None,
+        max_turns: int | None = None,
+        max_response_length: int | None = None,
     ) -> Trajectory:
         """One trajectory from `prompt_ids` to its end. Waits for a free place first.
 
         `sampling_params` reach the generator, with the loop's own limits and stop strings added. `use_tool=False`
         gives one turn without tools. `extra` is sent to the tools with every call: put no gold answer into it.
+        `max_turns` and `max_response_length` are this trajectory's own, in place of those of the options.
 
         Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it.
         """
@@ -121,7 +124,12 @@ class Episode:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         async with self._places:
             builder = TrajectoryBuilder(
-                trajectory_id or uuid.uuid4().hex, uses_tools, dict(sampling_params or {}), dict(extra or {})
+                trajectory_id or uuid.uuid4().hex,
+                uses_tools,
+                dict(sampling_params or {}),
+                dict(extra or {}),
+                self.options.max_turns if max_turns is None else max_turns,
+                self.options.max_response_length if max_response_length is None else max_response_length,
             )
             builder.set_prompt(prompt_ids, self._start_limit(), self._tokenizer)
             try:
@@ -151,19 +159,19 @@ class Episode:
         room = self._room(builder)
         if room is not None and room <= 0:
             return StopReason.MAX_RESPONSE_LENGTH
-        for turn in range(options.max_turns + 1):
+        for turn in range(builder.max_turns + 1):
             text, over = await self._model_turn(builder)
             if over:
                 return over
             action = self._action(text, turn) if builder.uses_tools else None
             if action is None:
                 return StopReason.ANSWERED
-            if turn == options.max_turns:
+            if turn == builder.max_turns:
                 break
-            over = await self._tool_turn(builder, action, is_last=turn + 1 == options.max_turns)
+            over = await self._tool_turn(builder, action, is_last=turn + 1 == builder.max_turns)
             if over:
                 return over
-            if options.force_finish_for_last_turn and turn + 1 == options.max_turns:
+            if options.force_finish_for_last_turn and turn + 1 == builder.max_turns:
                 break
         return StopReason.MAX_TURNS
 
@@ -226,7 +234,7 @@ class Episode:
 
     def _room(self, builder: TrajectoryBuilder) -> int | None:
         """Tokens that may still follow; None if nothing limits them."""
-        response, model = self.options.max_response_length, self.options.max_model_len
+        response, model = builder.max_response_length, self.options.max_model_len
         rooms = [
             None if response is None else response - builder.response_length,
             None if model is None else model - len(builder.context),

@@ -67,6 +67,8 @@ class EpisodeOptions(BaseModel):
 
     max_turns: int = Field(default=10, ge=0)
     """Most tool turns of a trajectory. Behind the last observation the model writes one more turn."""
+    val_max_turns: int | None = Field(default=None, ge=0)
+    """The same in the trainer's validation, and where its run is served. None: `max_turns`."""
     min_turns: int = Field(default=0, ge=0)
     """Before this many tool turns, a turn without an action goes to the tool server too, and its answer continues."""
     force_finish_for_last_turn: bool = False
@@ -80,6 +82,8 @@ class EpisodeOptions(BaseModel):
     """The prompt as the model first sees it: the row's own, and what `call_tool_first` added."""
     max_response_length: _Tokens | None = None
     """All tokens behind the prompt, the model's and the tools'."""
+    val_max_response_length: _Tokens | None = None
+    """The same in the trainer's validation, and where its run is served. None: `max_response_length`."""
     max_model_len: _Tokens | None = None
     """Prompt and response together: what the engine takes."""
     max_action_length: _Tokens | None = None
@@ -160,6 +164,13 @@ class EpisodeOptions(BaseModel):
             return self.enable_agent and self.enable_mtrl
         return self.enable_agent and self.tool_schemas not in ("none", ())
 
+    def of_validation(self) -> EpisodeOptions:
+        """The options with validation's limits in place of the training's."""
+        limits = {"max_turns": self.val_max_turns, "max_response_length": self.val_max_response_length}
+        given = {name: value for name, value in limits.items() if value is not None}
+        own = self.model_dump(exclude_unset=True, exclude={f"val_{name}" for name in limits})
+        return EpisodeOptions(**(own | given))
+
     def client_settings(self) -> dict[str, float | int]:
         """Keyword arguments of `verl_tool.client.ToolClient`."""
         return {
@@ -213,6 +224,14 @@ class EpisodeOptions(BaseModel):
             (
                 self.force_finish_for_last_turn and self.max_turns == 0,
                 "force_finish_for_last_turn=True with max_turns=0 lets the model write nothing; raise max_turns",
+            ),
+            (
+                self.val_max_turns is not None and self.min_turns > self.val_max_turns,
+                f"min_turns={self.min_turns} is above val_max_turns={self.val_max_turns}; lower it or raise that",
+            ),
+            (
+                self.force_finish_for_last_turn and self.val_max_turns == 0,
+                "force_finish_for_last_turn=True with val_max_turns=0 lets the model write nothing; raise it",
             ),
             (
                 start is not None and prompt is not None and start > prompt,

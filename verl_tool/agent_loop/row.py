@@ -11,6 +11,8 @@ from verl_tool.protocol import TOOLS_FIELD
 
 MEDIA_COLUMNS = ("images", "videos", "audios", "image", "video", "audio", "multi_modal_data")
 """Columns of verl's rows, and fields of messages, that hold more than text."""
+VALIDATION = "verl_tool_validation"
+"""Column that our trainers add to the rows of a validation: true."""
 
 
 def uses_tools(value: object, where: str) -> bool:
@@ -24,6 +26,19 @@ def uses_tools(value: object, where: str) -> bool:
     if isinstance(plain, bool) or plain in (0, 1):
         return bool(plain)
     raise ConfigError(f"{where}: use_tool is {value!r}; write true or false, or leave the column out (true)")
+
+
+def own_max_turns(value: object, where: str) -> int | None:
+    """The column ``max_turns`` of a row: most tool turns of its trajectories. None if it is missing (None, or NaN).
+
+    Raises ConfigError for what is no whole number from 0; `where` names the row.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    plain = value.item() if hasattr(value, "item") else value
+    if isinstance(plain, bool) or not isinstance(plain, int | float) or plain < 0 or plain % 1 != 0:
+        raise ConfigError(f"{where}: max_turns is {value!r}; write a whole number from 0, or leave the column out")
+    return int(plain)
 
 
 def listed_tools(tools_kwargs: object, extra_info: object, where: str) -> tuple[str, ...] | None:

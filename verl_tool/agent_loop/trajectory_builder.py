@@ -26,6 +26,8 @@ class TrajectoryBuilder:
     uses_tools: bool
     sampling_params: dict[str, Any]
     extra: dict[str, Any]
+    max_turns: int = 0
+    max_response_length: int | None = None
     started: float = field(default_factory=lambda: now())
     context: list[int] = field(default_factory=list)
     """All tokens so far: what the model is fed next."""

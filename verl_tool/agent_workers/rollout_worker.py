@@ -1,4 +1,5 @@
-"""verl's worker of agent loops for its newer trainer, which also tells what ended a rollout.
+"""verl's worker of agent loops for its newer trainer, which also tells the loop that a row is a validation's, and what
+ended a rollout.
 
 verl's own marks the prompt as failed, and leaves the reason in its log. Written for verl 0.9.0 and 0.9.1.
 """
@@ -10,6 +11,7 @@ from typing import Any
 import ray
 import transfer_queue as tq
 
+from verl_tool.agent_loop.row import VALIDATION
 from verl_tool.platforms.patch import plain_class
 
 RAISED = "raised"
@@ -28,6 +30,8 @@ def telling(actor: Any) -> Any:
         """Runs the agent loop and the grading of each sample of a prompt."""
 
         async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **row: Any) -> Any:
+            if trajectory["validate"]:
+                row[VALIDATION] = True
             try:
                 return await super()._run_agent_loop(sampling_params, trajectory, **row)
             except Exception as error:

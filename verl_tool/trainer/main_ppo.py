@@ -370,9 +370,11 @@ def _check_cpu(config: DictConfig) -> None:
 
 def _check_lengths(config: DictConfig, options: EpisodeOptions) -> None:
     rollout = config.actor_rollout_ref.rollout
+    response, validation = options.max_response_length, options.of_validation().max_response_length
     for name, value, limit, limited_by in (
         ("max_prompt_length", options.max_prompt_length, rollout.prompt_length, "data.max_prompt_length"),
-        ("max_response_length", options.max_response_length, rollout.response_length, "data.max_response_length"),
+        ("max_response_length", response, rollout.response_length, "data.max_response_length"),
+        ("val_max_response_length", validation, rollout.response_length, "data.max_response_length"),
     ):
         if value is None or value > limit:
             raise ConfigError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_tool.agent_loop.row import MEDIA_COLUMNS, refuse_media, text_messages, uses_tools
+from verl_tool.agent_loop.row import MEDIA_COLUMNS, own_max_turns, refuse_media, text_messages, uses_tools
 from verl_tool.errors import ConfigError
 
 ROWS_AT_A_TIME = 1024
@@ -15,17 +15,19 @@ _MESSAGE_OF_TEXT = frozenset({"role", "content", "name"})
 
 
 def check_rows(path: Path, prompt_key: str = "prompt", media_columns: Sequence[str] = MEDIA_COLUMNS) -> None:
-    """Raises ConfigError that names the first row with more than text, or with a ``use_tool`` that is no truth value.
+    """Raises ConfigError that names the first row with more than text, with a ``use_tool`` that is no truth value, or
+    with a ``max_turns`` that is no number of turns.
 
     Of a parquet file only columns are read that could hold such. A ``.json`` file holds a list of rows or a row a line.
     A file of another kind is left to the loop, which refuses a row when its turn comes.
     """
-    wanted = (prompt_key, "use_tool", *media_columns)
+    wanted = (prompt_key, "use_tool", "max_turns", *media_columns)
     rows = _of_parquet(path, wanted, prompt_key) if path.suffix == ".parquet" else read_rows(path, wanted)
     for i, row in enumerate(rows):
         where = f"row {i} of {path}"
         refuse_media(row, where, media_columns)
         uses_tools(row.get("use_tool"), where)
+        own_max_turns(row.get("max_turns"), where)
         prompt = row.get(prompt_key)
         if prompt is not None:
             text_messages(prompt, where)

@@ -10,6 +10,7 @@ pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
 from hydra import compose, initialize_config_dir  # noqa: E402
+from live_server import LiveServers  # noqa: E402
 from toy_model import ToyTokenizer  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap  # noqa: E402
@@ -17,9 +18,12 @@ from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noqa: E402
 
+from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
 from verl_tool.agent_loop.trajectory import Author, Excluded, Segment, StopReason, Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_output  # noqa: E402
 from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator  # noqa: E402
+from verl_tool.errors import ConfigError  # noqa: E402
+from verl_tool.servers.tools import load_tools  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
 
 
@@ -86,6 +90,34 @@ async def test_nothing_of_the_gold_answer_reaches_the_server():
     assert output.extra_fields["excluded_from_group"] is True
     assert not any(output.response_mask)
     assert sum(output.action_mask) == len("<request><calculator>6*7<call>")
+
+
+async def test_a_row_and_a_validation_have_their_own_limits(servers: LiveServers):
+    server = await servers.start(load_tools("calculator"))
+    tokenizer, call = make_tokenizer(), "<request><calculator>6*7<call>"
+    engine = ScriptedEngine(tokenizer, *[call] * 20)
+    limits = ("max_turns=1", "val_max_turns=2", "val_max_response_length=200", "max_response_length=40")
+    loop = make_loop(
+        tokenizer,
+        engine,
+        "actor_rollout_ref.agent.action_stop_tokens=['<call>']",
+        f"actor_rollout_ref.agent.tool_server_url={server.url}",
+        *(f"actor_rollout_ref.agent.{limit}" for limit in limits),
+    )
+
+    async def calls(**row):
+        output = await loop.run({}, raw_prompt=[{"role": "user", "content": "6*7?"}], **row)
+        record = Trajectory.from_json(output.extra_fields["trajectory"])
+        return len(record.calls), record.stop
+
+    # A call and its answer are over 40 tokens of a byte each.
+    assert await calls() == (1, StopReason.MAX_RESPONSE_LENGTH)
+    assert await calls(max_turns=float("nan")) == (1, StopReason.MAX_RESPONSE_LENGTH)
+    assert await calls(max_turns=0) == (0, StopReason.MAX_TURNS)
+    assert await calls(**{VALIDATION: True}) == (2, StopReason.MAX_TURNS)
+    assert await calls(max_turns=1, **{VALIDATION: True}) == (1, StopReason.MAX_TURNS)
+    with pytest.raises(ConfigError, match="row 8 of the data: max_turns is -1"):
+        await calls(max_turns=-1, index=8)
 
 
 def test_versions_are_noted_over_all_turns():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from run_folders import run_folder
 
 from verl_tool.errors import ConfigError
@@ -26,6 +27,26 @@ def test_a_run_tells_everything_that_the_service_needs(tmp_path: Path) -> None:
     assert run.dtype == "float32"
     assert (run.custom_chat_template, run.engine_kwargs) == (None, {})
     assert (run.tool_type, run.tool_server_args) == ("calculator", ("--num_replicas", "2"))
+
+
+def test_the_limits_are_those_of_its_validation(tmp_path: Path) -> None:
+    agent = "actor_rollout_ref.agent"
+    options = read_run(run_folder(tmp_path, f"{agent}.val_max_turns=7", f"{agent}.val_max_response_length=50")).options
+    assert (options.max_turns, options.max_response_length) == (7, 50)
+
+
+def test_a_run_of_before_the_option_told_nothing(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "actor_rollout_ref.agent.enable_mtrl=true")
+    assert read_run(folder).options.tool_schemas == "auto"
+    config = OmegaConf.load(folder / "config/config.yaml")
+    del (
+        config.actor_rollout_ref.agent.tool_schemas,
+        config.actor_rollout_ref.agent.tool_prompt,
+        config.tool_server.tools,
+    )
+    OmegaConf.save(config, folder / "config/config.yaml")
+    run = read_run(folder)
+    assert (run.options.tool_schemas, run.told_tools) == ("none", None)
 
 
 def test_template_and_engine_are_those_of_the_run(tmp_path: Path) -> None:

@@ -42,7 +42,12 @@ ROWS: list[dict[str, Any]] = [
     {"prompt": BRIEF, "extra_info": {"index": 1, "tools_kwargs": {"tools": ["calculator"]}, "tool_selection": None}},
     {"prompt": ASKED, "extra_info": {"index": 2, "tools_kwargs": {"tools": []}, "tool_selection": None}},
     {"prompt": BRIEF, "extra_info": {"index": 3, "tools_kwargs": {"tools": None}, "tool_selection": ["counter"]}},
-    {"prompt": ASKED, "extra_info": {"index": 4, "tools_kwargs": {"tools": ["counter"]}}, "use_tool": False},
+    {
+        "prompt": ASKED,
+        "extra_info": {"index": 4, "tools_kwargs": {"tools": ["counter"]}},
+        "use_tool": False,
+        "max_turns": 3,
+    },
 ]
 TOLD = [["calculator", "counter"], ["calculator"], [], ["counter"], []]
 """Of which tools each row's prompt tells."""
@@ -62,7 +67,10 @@ def written_run(folder: Path, template: str, url: str, *overrides: str) -> Any:
     tokenizer.save_pretrained(folder / "model")
     (folder / "model/config.json").write_text("{}")
     (folder / "model/model.safetensors").write_bytes(b"x")
-    rows = [{"data_source": "d", "reward_model": {"ground_truth": "1"}, "use_tool": True, **row} for row in ROWS]
+    rows = [
+        {"data_source": "d", "reward_model": {"ground_truth": "1"}, "use_tool": True, "max_turns": None, **row}
+        for row in ROWS
+    ]
     parquet.write_table(arrow.Table.from_pylist(rows), folder / "rows.parquet")
     config = composed(
         *(f"run_dir={folder}", f"data.train_files={folder}/rows.parquet", f"data.val_files={folder}/rows.parquet"),
@@ -104,6 +112,7 @@ async def served_prompts(folder: Path, client: ToolClient) -> list[list[int]]:
         body = asker._request(problem, 0)
         body |= body.pop("extra_body")
         plan = await chat_plan(read_request(encode_json(body), ChatRequest), service, ResponseBuilder.of_chat(OWNER))
+        assert plan.jobs[0].max_turns == problem.max_turns == (3 if problem.index == 4 else None)
         prompts.append(list(plan.jobs[0].prompt_ids))
     return prompts
 

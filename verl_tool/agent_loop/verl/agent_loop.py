@@ -26,7 +26,15 @@ from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.verl.progress_report import ProgressReport
 from verl_tool.agent_loop.verl.told_tools import tools_in
-from verl_tool.agent_loop.row import listed_tools, refuse_media, sent_to_tools, text_messages, uses_tools
+from verl_tool.agent_loop.row import (
+    VALIDATION,
+    listed_tools,
+    own_max_turns,
+    refuse_media,
+    sent_to_tools,
+    text_messages,
+    uses_tools,
+)
 from verl_tool.agent_loop.generators.single_engine import without_detour
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import LOOP_FAULT, Excluded, Trajectory
@@ -61,6 +69,7 @@ class _Worker:
 
     def __init__(self, config: DictConfig, client: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
         self.options = options_in(config)
+        self.validation = self.options.of_validation()
         model = config.actor_rollout_ref.model
         more = generation_end_tokens(
             model.get("hf_config_path") or model.path, trust_remote_code=bool(model.get("trust_remote_code", False))
@@ -123,6 +132,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         raw_prompt: list[dict[str, Any]],
         use_tool: bool | None = True,
         tools_kwargs: Mapping[str, Any] | None = None,
+        max_turns: int | None = None,
         priority: int = 0,
         global_steps: int = 0,
         index: int | None = None,
@@ -130,8 +140,8 @@ class VerlToolAgentLoop(AgentLoopBase):
     ) -> AgentLoopOutput:
         """Run one trajectory.
 
-        Of the row's columns, `use_tool=False` answers it in one turn without tools, and `tools_kwargs` is all that the
-        tools are sent of it. The gold answer is among the rest. Raises ConfigError for a row with images, and for one
+        Of the row's columns, `use_tool=False` answers it in one turn without tools, `max_turns` is its own limit, and
+        `tools_kwargs` is all that the tools are sent of it. The gold answer is among the rest. Raises ConfigError for a row with images, and for one
         that what it is told of tools makes too long.
         """
         worker = self._worker
@@ -139,6 +149,8 @@ class VerlToolAgentLoop(AgentLoopBase):
         refuse_media(row, where)
         prompt = text_messages(raw_prompt, where)
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
+        limits = worker.validation if row.get(VALIDATION) else worker.options
+        turns = own_max_turns(max_turns, where)
         with_tools = uses_tools(use_tool, where) and listed != ()
         prompt_ids = worker.prompts.ids(prompt, listed if with_tools else (), where)
         trajectory_id = os.urandom(16).hex()
@@ -150,6 +162,8 @@ class VerlToolAgentLoop(AgentLoopBase):
                 trajectory_id=trajectory_id,
                 use_tool=with_tools,
                 extra=sent_to_tools(tools_kwargs, listed),
+                max_turns=limits.max_turns if turns is None else turns,
+                max_response_length=limits.max_response_length,
             )
         finally:
             use = worker.generator.end(trajectory_id)

@@ -13,6 +13,7 @@ import torch
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl import DataProto
+from verl_tool.agent_loop.row import VALIDATION
 from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT
 from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
@@ -131,6 +132,8 @@ class _WatchedRollouts:
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """verl's only use of a rollout manager."""
         self._begins(prompts)
+        if _validates(prompts):
+            prompts.non_tensor_batch[VALIDATION] = np.full(len(prompts), True)
         output = self._manager.generate_sequences(prompts)
         self._ended(prompts, output)
         return output
