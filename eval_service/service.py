@@ -85,6 +85,7 @@ class Service:
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
         self._renderer = renderer_for(options, tokenizer, self.formats)
         self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
+        self._given_formats = formats
         self._told_tools = None if told_tools is None else tuple(told_tools)
         self._known_tools: tuple[ToolDescription, ...] = ()
         self._known_until = 0.0
@@ -137,7 +138,7 @@ class Service:
             return PromptRenderer(self.tokenizer, self.options)
         known = await self._tools_known() if self._told_tools is None else self._told_tools
         if self._prompts is None or self._prompts.tools != known:
-            self._prompts = PromptRenderer(self.tokenizer, self.options, known, self.formats)
+            self._prompts = PromptRenderer(self.tokenizer, self.options, known, self._given_formats)
         return self._prompts
 
     def listed_tools(self, names: Sequence[str] | None) -> Sequence[str] | None:

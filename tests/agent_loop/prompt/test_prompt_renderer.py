@@ -91,6 +91,11 @@ def test_the_usage_is_of_the_format_that_the_stop_strings_end(stop: str, name: s
     assert format_by_name(name).usage(TOOLS[:1]).strip() in prompts.text(ASKED)
 
 
+def test_the_usage_is_of_the_first_format_that_the_options_name() -> None:
+    prompts = renderer(PLAIN, formats=["<calculator>", "fenced"], tool_schemas=["calculator"])
+    assert format_by_name("<calculator>").usage(TOOLS[:1]).strip() in prompts.text(ASKED)
+
+
 def test_a_stop_string_of_a_tools_own_tag_brings_the_tools_own_usage() -> None:
     (own,) = [TOOLS[0].model_copy(update={"usage": "Write <mine>…</mine>."})]
     options = EpisodeOptions(enable_mtrl=True, action_stop_tokens=("</mine>",))

@@ -13,7 +13,7 @@ from typing import Any
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import Tokenizer, prompt_text
 from verl_tool.errors import ConfigError
-from verl_tool.formats import ALL_FORMATS, HERMES, Format
+from verl_tool.formats import HERMES, Format, loop_formats
 from verl_tool.protocol import ToolDescription
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,17 @@ class PromptRenderer:
         tokenizer: Tokenizer,
         options: EpisodeOptions,
         tools: Sequence[ToolDescription] = (),
-        formats: Sequence[Format] = ALL_FORMATS,
+        formats: Sequence[Format] | None = None,
     ) -> None:
-        """`tools`: what the server has, as ``GET /tools`` tells. `formats`: those in which the loop finds calls.
+        """`tools`: what the server has, as ``GET /tools`` tells. `formats`: those in which the loop finds calls; None:
+        those that `options.formats` names.
 
         Raises ConfigError if `tool_schemas` names a tool that is not there.
         """
         self._tokenizer, self._options = tokenizer, options
-        self.tools, self._formats = tuple(tools), tuple(formats)
+        self.tools = tuple(tools)
+        self._formats = loop_formats(options.formats, tools) if formats is None else tuple(formats)
+        self._preferred = HERMES if formats is None and options.formats is None else self._formats[0]
         self._tellings: dict[tuple[str, ...], _Telling] = {}
         if not isinstance(options.tool_schemas, str) and options.enable_agent:
             self.check_names(options.tool_schemas, "tool_schemas")
@@ -146,7 +149,7 @@ class PromptRenderer:
         """How to call `tools`, in the format that ends at our stop strings, or in the first that was chosen."""
         stops = set(self._options.action_stop_tokens)
         if not stops:
-            return (HERMES if self._formats == ALL_FORMATS else self._formats[0]).usage(tools)
+            return self._preferred.usage(tools)
         fitting = next((each for each in self._formats if stops.intersection(each.stop)), None)
         if fitting is not None:
             return fitting.usage(tools)
