@@ -30,7 +30,7 @@ from verl_tool.formats.json_call import decode
 from verl_tool.formats.load import specs_of
 from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS
 from verl_tool.protocol import ToolDescription
-from verl_tool.servers.tools.typed.problems import problems_of
+from verl_tool.servers.tools.typed.problems import errors_of, told
 
 if TYPE_CHECKING:
     from verl_tool.sandbox import SandboxPool
@@ -225,7 +225,7 @@ class Tool(ABC):
         try:
             return model.model_validate(given)
         except ValidationError as error:
-            problems = problems_of(error)
+            problems = told(errors_of(error))
         raise InvalidCall(f"wrong arguments for {self.name}({', '.join(model.model_fields)}): {problems}")
 
     @abstractmethod

@@ -63,6 +63,33 @@ async def rest(city: str, days: int = 3) -> str:
     """
 
 
+class Plus(BaseModel):
+    kind: Literal["plus"]
+    left: Annotated[Plus | Times | Leaf, Field(discriminator="kind")]
+
+
+class Times(BaseModel):
+    kind: Literal["times"]
+    left: Annotated[Plus | Times | Leaf, Field(discriminator="kind")]
+    more: list[Times] | Times | str | None = None
+
+
+class Leaf(BaseModel):
+    kind: Literal["leaf"]
+
+
+async def expression(tree: Plus) -> str:
+    """Does it."""
+
+
+def test_a_type_that_holds_itself_may_be_a_union_with_a_discriminator() -> None:
+    signature = read_signature(expression, "expression")
+    tree: dict[str, Any] = {"kind": "leaf"}
+    for _ in range(25):
+        tree = {"kind": "times", "left": tree}
+    assert signature.checked({"tree": {"kind": "plus", "left": tree}})
+
+
 async def many(
     unit: Literal["km", "mi"],
     where: Point | list[Point],
@@ -160,6 +187,19 @@ def no_json(call: Callable[[], int]) -> str:
     """Does it."""
 
 
+class Add(BaseModel):
+    left: Add | Multiply | int
+
+
+class Multiply(BaseModel):
+    left: Add | Multiply | int
+    factors: list[Add] | list[Multiply] = []
+
+
+def ambiguous(expression: Add) -> str:
+    """Does it."""
+
+
 def field_default(days: int = Field(3, ge=1)) -> str:
     """Does it."""
 
@@ -180,6 +220,7 @@ async def yielding(city: str) -> Any:
         (misspelt, "describes 'cty'; its arguments are: city"),
         (unknown_type, "cannot be read: name 'Cityy' is not defined"),
         (no_json, "has a type that no JSON can give"),
+        (ambiguous, "has the type Add, which holds a union of several types like it.*discriminator"),
         (field_default, r"write days: Annotated\[TYPE, Field\(…\)\]"),
         (yielding, "yields, and a tool returns its whole answer at once"),
     ],

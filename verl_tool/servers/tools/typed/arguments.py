@@ -19,13 +19,14 @@ from verl_tool.formats import Call
 from verl_tool.formats.json_call import decode
 from verl_tool.json_text import shown
 from verl_tool.servers.tools.base import InvalidCall
-from verl_tool.servers.tools.typed.problems import errors_of, problems_of
+from verl_tool.servers.tools.typed.problems import errors_of, told
 from verl_tool.servers.tools.typed.signature import Signature
 
 MAX_DEPTH = 32
 """Deepest nesting of lists and objects in the arguments of a call."""
-MAX_VALUES = 10_000
-"""Most values (texts, numbers, lists, objects) in them: to check one takes about a microsecond."""
+MAX_VALUES = 4000
+"""Most values (texts, numbers, lists, objects) in them: to check one takes a microsecond, and some microseconds more
+for each type of a union that it is not."""
 _TEXT = "input"
 """The name that formats give to a text where JSON needs one."""
 
@@ -34,10 +35,7 @@ def read_arguments(signature: Signature, call: Call) -> dict[str, Any]:
     """The keyword arguments for the function. Raises InvalidCall, whatever the call holds, and nothing else."""
     text = call.input if call.arguments is None else _lone_text(signature, call.arguments)
     given = call.arguments if text is None else _of_text(signature, text)
-    try:
-        return _checked(signature, given or {})
-    except ValidationError as error:
-        raise InvalidCall(f"wrong arguments for {signature.told}: {problems_of(error)}") from error
+    return _checked(signature, given or {})
 
 
 def _lone_text(signature: Signature, arguments: Mapping[str, Any]) -> str | None:
@@ -94,20 +92,20 @@ def _fits(signature: Signature, given: Mapping[str, Any]) -> bool:
     return True
 
 
-def _checked(signature: Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(signature: Signature, given: Mapping[str, Any], last: bool = False) -> dict[str, Any]:
     _refuse_too_large(signature, given)
     try:
         return signature.checked(given)
     except ValidationError as error:
+        errors = errors_of(error)
+    if not last:
         # Models write lists and objects as texts that hold their JSON.
-        wrong = {str(each["loc"][0]) for each in errors_of(error) if each["loc"]}
+        wrong = {str(each["loc"][0]) for each in errors if each["loc"]}
         texts = {name: given[name] for name in wrong & set(given) if isinstance(given[name], str)}
         values = {name: value for name, text in texts.items() if isinstance(value := _decoded(text), (list, dict))}
-        if not values:
-            raise
-    again = {**given, **values}
-    _refuse_too_large(signature, again)
-    return signature.checked(again)
+        if values:
+            return _checked(signature, {**given, **values}, last=True)
+    raise InvalidCall(f"wrong arguments for {signature.told}: {told(errors)}")
 
 
 def _refuse_too_large(signature: Signature, given: Mapping[str, Any]) -> None:

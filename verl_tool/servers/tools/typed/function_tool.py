@@ -27,7 +27,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Call
-from verl_tool.servers.tools.base import CallError, Context, Tool, ToolResult
+from verl_tool.servers.tools.base import CallError, Context, InvalidCall, Tool, ToolResult
 from verl_tool.servers.tools.typed.arguments import read_arguments
 from verl_tool.servers.tools.typed.example import example_call
 from verl_tool.servers.tools.typed.signature import Signature, read_signature
@@ -37,6 +37,7 @@ Function = Callable[..., object]
 _F = TypeVar("_F", bound=Function)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _MARK = "__verl_tool__"
+_LONG_CHARACTERS = 1024
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,19 @@ class FunctionTool(Tool):
         self._threads.check()
 
     async def run(self, call: Call, context: Context) -> ToolResult:
-        function = partial(self.function, **self.keyword_arguments(call, context))
+        function = partial(self.function, **await self.keyword_arguments(call, context))
         return await self.answer(self.called(function))
 
-    def keyword_arguments(self, call: Call, context: Context) -> dict[str, Any]:
+    async def keyword_arguments(self, call: Call, context: Context) -> dict[str, Any]:
         """What the function is called with. Raises InvalidCall."""
-        given = read_arguments(self.signature, call)
+        # An action may hold hundreds of calls: the event loop has its turn between those that take long to read.
+        if len(call.input) > _LONG_CHARACTERS:
+            await asyncio.sleep(0)
+        try:
+            given = read_arguments(self.signature, call)
+        except InvalidCall:
+            await asyncio.sleep(0)
+            raise
         injected = {self.signature.context: context, self.signature.options: self.options}
         return {**given, **{name: value for name, value in injected.items() if name is not None}}
 

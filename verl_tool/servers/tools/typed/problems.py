@@ -15,17 +15,15 @@ _WORDS = {"extra_forbidden": "there is no such argument"}
 _SCALAR = (str, int, float, bool)
 
 
-def problems_of(error: ValidationError) -> str:
-    """Each value that is wrong, where it stands and why."""
-    errors = errors_of(error)
-    told = [_told(each) for each in errors[:MOST_TOLD]]
-    more = [f"and {len(errors) - MOST_TOLD} more"] if len(errors) > MOST_TOLD else []
-    return "; ".join([*told, *more])
-
-
 def errors_of(error: ValidationError) -> list[ErrorDetails]:
     """All that is wrong, without what nobody is told."""
     return error.errors(include_url=False, include_context=False)
+
+
+def told(errors: Sequence[ErrorDetails]) -> str:
+    """Each value that is wrong, where it stands and why; of many, the first ones and their number."""
+    more = [f"and {len(errors) - MOST_TOLD} more"] if len(errors) > MOST_TOLD else []
+    return "; ".join([*map(_told, errors[:MOST_TOLD]), *more])
 
 
 def _told(error: ErrorDetails) -> str:

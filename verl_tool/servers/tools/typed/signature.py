@@ -18,6 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from verl_tool.errors import ConfigError
 from verl_tool.servers.tools.base import Context, ToolOptions
+from verl_tool.servers.tools.typed.recursion import ambiguous_unions
 
 _RULES = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
 """An argument of an unknown name is refused, 5 is taken for "5", and infinity is no number."""
@@ -196,12 +197,19 @@ def _model(name: str, arguments: typing.Sequence[Argument], words: Mapping[str, 
         fields[f"a{number:03}"] = (argument.annotation, Field(default, alias=argument.name, **told))
     try:
         model: type[BaseModel] = create_model(name, __config__=_RULES, **fields)
-        model.model_json_schema()
+        schema = model.model_json_schema()
     except (PydanticUserError, TypeError) as error:
         raise ConfigError(
             f"an argument of tool {name} has a type that no JSON can give: {str(error).splitlines()[0]}; use str, int, "
             "float, bool, list, dict, Literal, a pydantic model, or unions of them"
         ) from error
+    ambiguous = ambiguous_unions(schema.get("$defs", {}))
+    if ambiguous:
+        raise ConfigError(
+            f"an argument of tool {name} has the type {ambiguous[0]}, which holds a union of several types like it; "
+            "each level would be read once for each of them, and a nested argument would take for ever. Give the union "
+            "a discriminator: Annotated[A | B, Field(discriminator='kind')]"
+        )
     return model
 
 

@@ -105,7 +105,7 @@ class MethodTool(FunctionTool):
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         held: _Held = context.state
-        function = partial(self.function, held.instance, **self.keyword_arguments(call, context))
+        function = partial(self.function, held.instance, **await self.keyword_arguments(call, context))
         return await self.answer(self._on(held, function))
 
     async def _on(self, held: _Held, function: Callable[[], object]) -> object:
