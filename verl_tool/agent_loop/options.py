@@ -100,7 +100,8 @@ class EpisodeOptions(BaseModel):
     """Strings that end an action: a list, or the path of a file with a JSON list or with comma-separated strings."""
     formats: tuple[str, ...] | None = None
     """Formats in which the model calls: names of built-in ones, ``<name>`` for a tag, entry points, paths of Python
-    files. The tool server looks for calls in no others. None: all built-in ones, and the tools' own tags."""
+    files. The tool server looks for calls in no others. None: all built-in ones; the server then finds its tools' own
+    tags too, and the loop does not, where no stop string ends a turn."""
     additional_eos_token_ids: tuple[int, ...] = ()
     """Token ids that end the model's turn, like the tokenizer's own end-of-sequence token."""
     turn_end_token: str | None = None
