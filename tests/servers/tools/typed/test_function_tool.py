@@ -154,9 +154,9 @@ async def test_a_function_that_blocks_runs_in_a_thread() -> None:
             await text(blocks, f"<blocking>{words}</blocking>")
 
 
-@pytest.mark.parametrize("value", [int, 3, staticmethod(len), ToolOptions])
+@pytest.mark.parametrize("value", [int, 3, "weather", staticmethod(len), ToolOptions])
 def test_only_functions_are_decorated(value: object) -> None:
-    with pytest.raises(ConfigError, match="it makes a tool of a function or a method"):
+    with pytest.raises(ConfigError, match="it makes a tool of a function or a method, and takes name="):
         tool(value)
 
 

@@ -80,7 +80,9 @@ def tool(
 
     def mark(marked: _F) -> _F:
         if not inspect.isfunction(marked):
-            raise ConfigError(f"@tool stands before {marked!r:.80}; it makes a tool of a function or a method")
+            raise ConfigError(
+                f"@tool stands before {marked!r:.80}; it makes a tool of a function or a method, and takes name=…"
+            )
         chosen = marked.__name__ if name is None else name
         if not is_tool_name(chosen):
             raise ConfigError(f"{chosen!r:.80} cannot name a tool; use up to 64 letters, digits, '_' and '-'")
