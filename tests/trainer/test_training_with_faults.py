@@ -32,7 +32,8 @@ def faulty_run(folder: Path, calculator: Calculator, *overrides: str, manager: s
         f"reward.reward_manager.module.path={parts}",
         f"reward.reward_manager.module.name={manager}",
         *(f"{AGENT}.tool_call_max_retries=0", "trainer.val_before_train=false", "trainer.test_freq=-1"),
-        *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=-1", *overrides),
+        *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=-1"),
+        *("algorithm.adv_estimator=grpo", *overrides),
     )
 
 
@@ -41,7 +42,7 @@ def run(request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HERE), prepend=":")
         folder = tmp_path_factory.mktemp(f"faults_{request.param}")
-        run = faulty_run(folder, calculator, f"trainer.use_v1={request.param}", "algorithm.adv_estimator=grpo")
+        run = faulty_run(folder, calculator, f"trainer.use_v1={request.param}")
         run.finish(1800)
     return run
 
