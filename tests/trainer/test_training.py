@@ -1,4 +1,4 @@
-"""One training from the command line to the checkpoint: verl, vLLM, the tool server, all real. Takes minutes."""
+"""A training from the command line to the checkpoint by each trainer: verl, vLLM, the tool server, all real."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from verl_tool.trainer.monitoring.time_by_phase import time_by_phase
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.timeout(1500)]
 
 
-@pytest.fixture(scope="module")
-def finished(calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.fixture(scope="module", params=["false", "true"], ids=["v0", "v1"])
+def finished(request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of two steps."""
-    folder = tmp_path_factory.mktemp("grpo")
-    run = small_run(folder, calculator, "trainer.use_v1=false", "algorithm.adv_estimator=grpo")
+    folder = tmp_path_factory.mktemp(f"grpo_{request.param}")
+    run = small_run(folder, calculator, f"trainer.use_v1={request.param}", "algorithm.adv_estimator=grpo")
     run.finish()
     return run
 
