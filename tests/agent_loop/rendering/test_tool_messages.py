@@ -18,12 +18,14 @@ from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.function_tools import FunctionTools
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import render_prompt
 from verl_tool.agent_loop.trajectory import Author, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.formats import ALL_FORMATS, Format, format_by_name
+from verl_tool.protocol import ToolDescription
 
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -266,6 +268,19 @@ async def test_all_formats_together_feed_the_same(family: Family) -> None:
     alone = await run(tokenizer, format_by_name(family.format), turns)
     among = await run(tokenizer, format_by_name(family.format), turns, [*reversed(ALL_FORMATS)])
     assert tokenizer.decode(among.response_ids) == tokenizer.decode(alone.response_ids)
+
+
+@every_family
+def test_a_prompt_tells_of_the_tools_in_the_template_s_own_way(family: Family) -> None:
+    """Where the template takes tools, whose calls the named format finds."""
+    tokenizer = TemplateTokenizer(family.template, family.ends)
+    options = EpisodeOptions(enable_mtrl=True, mtrl_role="tool", formats=(family.format,))
+    described = ToolDescription(usage="", example_actions=[], **TOOL["function"])
+    messages = [{"role": "user", "content": "How warm is it?"}]
+    told = PromptRenderer(tokenizer, options, [described]).text(messages)
+    own = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=[TOOL])
+    bare = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    assert told == own if own != bare else "Their signatures, as JSON schemas" in told
 
 
 # What the template writes otherwise than the model

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.rendering.tool_messages import TemplateCalls
 from verl_tool.agent_loop.tokenizer import Tokenizer, prompt_text
 from verl_tool.errors import ConfigError
 from verl_tool.formats import HERMES, Format, loop_formats
@@ -137,10 +138,12 @@ class PromptRenderer:
             return ""
 
     def _teaches_ours(self, bare: str, told: str) -> bool:
-        """Whether the calls that a template teaches end at our stop strings, or may be in one of our formats."""
+        """Whether the calls that a template writes or teaches end at our stop strings, or are in one of our formats."""
         stops = self._options.action_stop_tokens
         if stops:
             return any(stop in told and stop not in bare for stop in stops)
+        if TemplateCalls(self._tokenizer, self._formats).found:
+            return True
         return any(
             not each.stop or any(stop in told and stop not in bare for stop in each.stop) for each in self._formats
         )

@@ -64,7 +64,47 @@ class _Shape:
     """The text before the first answer, those between two, and that behind the last."""
 
 
-class ToolMessageRenderer:
+class TemplateCalls:
+    """The calls that a chat template writes, and whether the model's formats are of that kind."""
+
+    def __init__(self, tokenizer: Tokenizer, formats: Sequence[Format]) -> None:
+        self._tokenizer, self._formats = tokenizer, tuple(formats)
+        self._opening = generation_prompt(tokenizer)
+        self._arguments: object = {}
+        self.found = self._finds_calls_of_the_template()
+        """One of the formats finds them."""
+
+    def _assistant(self, calls: _Calls) -> dict[str, Any]:
+        """The made-up message with `calls`."""
+        listed = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": self._arguments}}
+            for name, call_id in zip(calls.names, calls.ids, strict=True)
+        ]
+        return {"role": "assistant", "content": "", "tool_calls": listed}
+
+    def _last_call(self, closed: str) -> str | None:
+        """The text of the last call in a rendered assistant's turn; None if no format finds one."""
+        start = common_prefix(closed, self._render([_USER], False))
+        if self._opening and self._opening in closed[start:]:
+            start = closed.index(self._opening, start) + len(self._opening)
+        found = find_calls(closed[start:], self._formats)
+        return closed[start + found[-1].start : start + found[-1].end] if found else None
+
+    def _finds_calls_of_the_template(self) -> bool:
+        """Whether one of the formats finds the calls that the template writes: then it is told of them."""
+        for self._arguments in ({}, "{}"):  # some templates take an object, some its JSON
+            try:
+                closed = self._render([_USER, self._assistant(_Calls.made_up(1))], False)
+            except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
+                continue
+            return self._last_call(closed) is not None
+        return False
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], generation: bool) -> str:
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=generation)
+
+
+class ToolMessageRenderer(TemplateCalls):
     """Each output of an observation is a message of the role ``tool``."""
 
     def __init__(
@@ -75,13 +115,10 @@ class ToolMessageRenderer:
         turn_end_token: str | None = None,
     ) -> None:
         """`formats`: those in which the model calls. Raises ConfigError if the template takes no such message."""
+        super().__init__(tokenizer, formats)
         self.end_token_ids = end_token_ids
-        self._tokenizer, self._formats = tokenizer, tuple(formats)
-        self._opening = generation_prompt(tokenizer)
-        self._arguments: object = {}
         self._shapes: dict[_Calls, _Shape | None] = {}
         self._control = {ids[0] for ids in map(tokenizer.encode, tokenizer.special_tokens) if len(ids) == 1}
-        self._calls_shown = self._finds_calls_of_the_template()
         before = self._probe().fixed[0]
         if turn_end_token is not None and turn_end_token not in before:
             raise ConfigError(
@@ -121,7 +158,7 @@ class ToolMessageRenderer:
 
     def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
         """The segments to append behind the model's turn, in which it wrote `action`."""
-        found = find_calls(action, self._formats) if self._calls_shown else []
+        found = find_calls(action, self._formats) if self.found else []
         calls, shown = _named(found, len(parts)), list(parts)
         shape = self._shape(calls)
         if shape is None:  # such as an id that the template does not take
@@ -156,7 +193,7 @@ class ToolMessageRenderer:
         """Raises ConfigError if an answer or the turn before it is left out, and what the template raises."""
         contents = [f"{TOOL_MARK}{number}e" for number in range(len(calls.names))]
         answers = _answers(calls, contents)
-        messages = (_USER, self._assistant(calls) if self._calls_shown else _SAID)
+        messages = (_USER, self._assistant(calls) if self.found else _SAID)
         whole = self._render([*messages, *answers], True)
         for content in contents:
             if whole.count(content) != 1:
@@ -166,7 +203,7 @@ class ToolMessageRenderer:
                 )
         # A template may write the turn otherwise where an answer follows (Qwen3's adds thoughts to the last), but its
         # calls alike.
-        said = self._last_call(self._render(messages, False)) if self._calls_shown else MODEL_MARK
+        said = self._last_call(self._render(messages, False)) if self.found else MODEL_MARK
         head = whole.rfind(said or "", 0, whole.find(contents[0])) + len(said or "")
         if not said or said not in whole[:head]:
             raise ConfigError("the chat template leaves out what the assistant wrote; set mtrl_sep to render turns")
@@ -176,32 +213,6 @@ class ToolMessageRenderer:
             before, _, text = text.partition(content)
             fixed.append(before)
         return _Shape(messages, head, (*fixed, text))
-
-    def _assistant(self, calls: _Calls) -> dict[str, Any]:
-        """The made-up message with `calls`."""
-        listed = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": self._arguments}}
-            for name, call_id in zip(calls.names, calls.ids, strict=True)
-        ]
-        return {"role": "assistant", "content": "", "tool_calls": listed}
-
-    def _last_call(self, closed: str) -> str | None:
-        """The text of the last call in a rendered assistant's turn; None if no format finds one."""
-        start = common_prefix(closed, self._render([_USER], False))
-        if self._opening and self._opening in closed[start:]:
-            start = closed.index(self._opening, start) + len(self._opening)
-        found = find_calls(closed[start:], self._formats)
-        return closed[start + found[-1].start : start + found[-1].end] if found else None
-
-    def _finds_calls_of_the_template(self) -> bool:
-        """Whether one of the formats finds the calls that the template writes: then it is told of them."""
-        for self._arguments in ({}, "{}"):  # some templates take an object, some its JSON
-            try:
-                closed = self._render([_USER, self._assistant(_Calls.made_up(1))], False)
-            except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
-                continue
-            return self._last_call(closed) is not None
-        return False
 
     def _probe(self) -> _Shape:
         """The shape of one answer. Raises ConfigError if the template takes no tool's message."""
@@ -214,9 +225,6 @@ class ToolMessageRenderer:
                 f"the chat template refuses a turn of role {ROLE!r} behind the model's: {error}; "
                 "set another mtrl_role, or mtrl_sep"
             ) from error
-
-    def _render(self, messages: Sequence[Mapping[str, Any]], generation: bool) -> str:
-        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=generation)
 
     # What is appended
 
