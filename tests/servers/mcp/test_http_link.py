@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from toy_tools import Puppet
 from verl_tool.errors import VerlToolError
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.mcp import bounds
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.mcp.endpoint import PATH, McpEndpoint
 from verl_tool.servers.mcp.offers import ask_all
@@ -189,6 +191,40 @@ async def test_a_server_that_does_not_list_its_tools_is_refused_in_time(listed: 
     async with hostile(fail, listed) as url:
         found = (await ask_all(at(url, start_seconds=1.5)))["s"]
         assert isinstance(found, VerlToolError)
+
+
+async def test_a_server_cannot_have_its_client_ask_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_PARTS", 60)
+    asked, sessions = 0, set[str]()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        if request.method == "GET":
+            asked += 1
+            session = request.headers["mcp-session-id"]
+            # Then no answer has a byte, and the client is to come again at once.
+            text = "" if session in sessions else "retry: 0\nid: 1\ndata:\n\n"
+            sessions.add(session)
+            return web.Response(text=text, content_type="text/event-stream")
+        if request.method == "DELETE":
+            return web.Response()
+        message = await request.json()
+        if message["method"] == "initialize":
+            value = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}}
+            return result(message, value, headers={"mcp-session-id": secrets.token_hex(8)})
+        if message["method"] == "tools/list":
+            return result(message, {"tools": [{"name": "f", "inputSchema": {"type": "object"}}]})
+        return web.Response(status=202) if "id" not in message else web.Response(status=400)
+
+    async def until_it_stops() -> None:
+        before = -1
+        while asked != before:
+            before = asked
+            await asyncio.sleep(1.0)
+
+    async with serve(handle) as url, serving(at(url, stateful=False)):
+        await asyncio.wait_for(until_it_stops(), 30)
+    assert asked > 10
 
 
 async def test_arguments_in_headers_are_refused() -> None:
