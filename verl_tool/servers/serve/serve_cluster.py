@@ -194,7 +194,7 @@ class ServeCluster:
                 return
             words = self.replicas_words()
             if state == ApplicationStatus.DEPLOY_FAILED:
-                raise StartError(f"a replica could not start: {words or self.quote(status.message if status else '')}")
+                raise StartError(words or self.quote(status.message if status else ""))
             if time.monotonic() > deadline:
                 raise StartError(f"the replicas were not ready in {timeout_seconds:g} s: {words}")
 
