@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
-from ray import serve
-
 from eval_service.deployment import DEPLOYMENT
 from verl_tool.servers.serve.launcher import announce_stop
-from verl_tool.servers.serve.serve_cluster import POLL_SECONDS, ServeCluster
+from verl_tool.servers.serve.serve_cluster import ServeCluster
 
 _WORDS = 2000
 """Characters of a replica's last words that are quoted."""
@@ -29,7 +25,4 @@ class ServiceCluster(ServeCluster):
         Serve's own shutdown stops the ingress at the same time as the replicas, and cuts their answers off.
         """
         announce_stop(self.app_name)
-        serve.delete(self.app_name, _blocking=False)
-        deadline = time.monotonic() + timeout_seconds
-        while self.app_name in serve.status().applications and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        self._delete(timeout_seconds)

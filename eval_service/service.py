@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -135,11 +136,15 @@ class Service:
         Raises HttpError if the tools must be known and the tool server does not answer.
         """
         if not (self.uses_tools and (self.options.tells_of_tools or listed)):
-            return PromptRenderer(self.tokenizer, self.options)
+            return self._prompts_without_tools
         known = await self._tools_known() if self._told_tools is None else self._told_tools
         if self._prompts is None or self._prompts.tools != known:
             self._prompts = PromptRenderer(self.tokenizer, self.options, known, self._given_formats)
         return self._prompts
+
+    @functools.cached_property
+    def _prompts_without_tools(self) -> PromptRenderer:
+        return PromptRenderer(self.tokenizer, self.options, formats=self._given_formats)
 
     def listed_tools(self, names: Sequence[str] | None) -> Sequence[str] | None:
         """Those of a request's tools that its trajectory may use; None: it does not say."""

@@ -15,6 +15,7 @@ from verl_tool.agent_loop.rendering.template_text import (
     closing_token,
     common_prefix,
     generation_prompt,
+    without_suffix,
 )
 from verl_tool.agent_loop.rendering.tool_messages import ROLE, ToolMessageRenderer
 from verl_tool.agent_loop.tokenizer import Tokenizer
@@ -124,7 +125,7 @@ class ChatTemplateRenderer(_InOnePiece):
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
         # The prompt already opens the model's turn; the observation's turn goes before that opening.
-        kept = _without_suffix(tuple(prompt), self._opening)
+        kept = without_suffix(tuple(prompt), self._opening)
         text = self._text(observation)[len(self._close) :]
         return [_prompt(kept, self._tokenizer), *self._pieces.split(text, observation)]
 
@@ -221,7 +222,3 @@ def _turn_end_id(options: EpisodeOptions, tokenizer: Tokenizer) -> frozenset[int
             "Leave it out to use what the chat template writes"
         )
     return frozenset(ids)
-
-
-def _without_suffix(ids: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int, ...]:
-    return ids[: len(ids) - len(suffix)] if suffix and ids[-len(suffix) :] == suffix else ids

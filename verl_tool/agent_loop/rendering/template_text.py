@@ -30,8 +30,18 @@ def closing_token(tokenizer: Tokenizer, close: str) -> frozenset[int]:
     head, _, _ = tokenizer.apply_chat_template(made_up, add_generation_prompt=False).partition(MODEL_MARK)
     if not head.rstrip().endswith(generation_prompt(tokenizer).rstrip()):
         return frozenset()
-    control = {ids[0] for ids in map(tokenizer.encode, tokenizer.special_tokens) if len(ids) == 1}
+    control = control_token_ids(tokenizer)
     return frozenset([token for token in tokenizer.encode(close) if token in control][:1])
+
+
+def control_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Of the special tokens that are one token each."""
+    return frozenset(ids[0] for ids in map(tokenizer.encode, tokenizer.special_tokens) if len(ids) == 1)
+
+
+def without_suffix(ids: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int, ...]:
+    """`ids` less `suffix`, if they end by it."""
+    return ids[: len(ids) - len(suffix)] if suffix and ids[-len(suffix) :] == suffix else ids
 
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:

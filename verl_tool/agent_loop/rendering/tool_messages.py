@@ -17,7 +17,9 @@ from verl_tool.agent_loop.rendering.template_text import (
     TOOL_MARK,
     closing_token,
     common_prefix,
+    control_token_ids,
     generation_prompt,
+    without_suffix,
 )
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
@@ -118,7 +120,7 @@ class ToolMessageRenderer(TemplateCalls):
         super().__init__(tokenizer, formats)
         self.end_token_ids = end_token_ids
         self._shapes: dict[_Calls, _Shape | None] = {}
-        self._control = {ids[0] for ids in map(tokenizer.encode, tokenizer.special_tokens) if len(ids) == 1}
+        self._control = control_token_ids(tokenizer)
         before = self._probe().fixed[0]
         if turn_end_token is not None and turn_end_token not in before:
             raise ConfigError(
@@ -135,10 +137,7 @@ class ToolMessageRenderer(TemplateCalls):
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
         """The prompt with an observation that comes before the model's first turn. Raises ConfigError if the template
         takes no tool's message without a call before it."""
-        opening = tuple(self._tokenizer.encode(self._opening))
-        kept = tuple(prompt)
-        if opening and kept[-len(opening) :] == opening:
-            kept = kept[: -len(opening)]
+        kept = without_suffix(tuple(prompt), tuple(self._tokenizer.encode(self._opening)))
         output = "\n".join(self.parts(observation))
         try:
             before, mark, after = self._behind_the_user(TOOL_MARK).partition(TOOL_MARK)

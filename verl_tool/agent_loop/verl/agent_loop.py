@@ -76,7 +76,7 @@ class _Worker:
         )
         self.tokenizer = HFTokenizer(tokenizer, template_kwargs, more)
         self.prompts = PromptRenderer(self.tokenizer, self.options, tools_in(config))
-        if self.options.tells_of_tools and not tools_in(config):
+        if self.options.tells_of_tools and not self.prompts.tools:
             raise ConfigError(
                 "the prompts shall tell of the tools, and the config does not have them (tool_server.tools); "
                 "verl_tool.trainer.main_ppo asks the tool server for them. To tell of none: "

@@ -153,9 +153,7 @@ class ToolServerApp(WebApp):
         self._admit(1)
         try:
             async with self.admission.place("run_code"):
-                answer = await asyncio.wait_for(
-                    run_code(pool, asked, self.request_timeout_seconds), self.request_timeout_seconds
-                )
+                answer = await asyncio.wait_for(run_code(pool, asked, limit), limit)
         except asyncio.TimeoutError:
             message = f"no answer within {limit:g} s"
             raise HttpError(504, FaultKind.TIMEOUT.value, message) from None

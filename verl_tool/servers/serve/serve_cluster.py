@@ -23,7 +23,7 @@ from ray.serve import Application, RunTarget
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, ServeInstanceDetails
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ServeInstanceDetails
 from typing_extensions import Self
 
 from verl_tool.errors import ConfigError, StartError
@@ -113,7 +113,7 @@ class ServeCluster:
         self._request_timeout = request_timeout_seconds
         self._folder: Path | None = None
         self._reserved: list[Reservation] = []
-        self._apps: list[str] = []
+        self._deployed = False
         self._watch: IngressStandby | None = None
 
     def __enter__(self) -> Self:
@@ -142,8 +142,8 @@ class ServeCluster:
             announce_stop(self.app_name)
             if self._watch is not None:
                 self._watch.stop()
-            for app in self._apps:
-                _stop_registry(app)
+            if self._deployed:
+                _stop_registry(self.app_name)
             self._take_away()
         except RayError:
             # The cluster is gone already; there is nothing left to stop in it.
@@ -170,13 +170,12 @@ class ServeCluster:
         Raises StartError with the words of the replica that could not start.
         """
         front = {"listen_host": self.host, "listen_port": self.port, "route_prefix": self.route_prefix}
-        settings = settings.model_copy(update=front)
-        name = settings.app_name
-        if name not in self._apps:
-            self._apps.append(name)
+        settings = settings.model_copy(update={"app_name": self.app_name, **front})
+        if not self._deployed:
+            self._deployed = True
             if any(tool.stateful for tool in make_tools(settings)):
                 # It starts while the replicas do. That of a dead launcher was told to stop, maybe.
-                registry_handle(name, settings.state_ttl_seconds).begin.remote()
+                registry_handle(self.app_name, settings.state_ttl_seconds).begin.remote()
         self.serve_application(application(settings, replicas, cpus_per_replica=cpus_per_replica), timeout_seconds)
 
     def serve_application(self, app: Application, timeout_seconds: float) -> None:
@@ -188,13 +187,12 @@ class ServeCluster:
         deadline = time.monotonic() + timeout_seconds
         while True:
             time.sleep(POLL_SECONDS)
-            status = serve.status().applications.get(self.app_name)
-            state = status.status if status is not None else None
-            if state == ApplicationStatus.RUNNING:
+            status = self._status()
+            if status is not None and status.status == ApplicationStatus.RUNNING:
                 return
-            words = self.replicas_words()
-            if state == ApplicationStatus.DEPLOY_FAILED:
-                raise StartError(words or self.quote(status.message if status else ""))
+            words = self._words(status)
+            if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
+                raise StartError(words or self.quote(status.message))
             if time.monotonic() > deadline:
                 raise StartError(f"the replicas were not ready in {timeout_seconds:g} s: {words}")
 
@@ -221,17 +219,22 @@ class ServeCluster:
 
     def replicas_words(self) -> str:
         """What Serve says about the application's replicas, as `quote` gives it; empty if all is well."""
-        status = serve.status().applications.get(self.app_name)
-        words = "\n".join(deployment.message for deployment in status.deployments.values()) if status else ""
-        return self.quote(words) if words.strip() else ""
+        return self._words(self._status())
 
     def quote(self, words: str) -> str:
         """What a user needs of the words of a replica that could not start."""
         return _cause(words)
 
+    def _status(self) -> ApplicationStatusOverview | None:
+        return serve.status().applications.get(self.app_name)
+
     def _state(self) -> str:
-        status = serve.status().applications.get(self.app_name)
+        status = self._status()
         return status.status.value if status is not None else "NOT_STARTED"
+
+    def _words(self, status: ApplicationStatusOverview | None) -> str:
+        words = "\n".join(deployment.message for deployment in status.deployments.values()) if status else ""
+        return self.quote(words) if words.strip() else ""
 
     def _connect(self) -> None:
         if not self.local:
@@ -338,22 +341,22 @@ class ServeCluster:
         if own is not None:
             # Replaced as in a rolling update it would keep its CPUs until its successors have found others.
             _stop_registry(self.app_name)
-            self._delete({self.app_name})
+            self._delete()
 
     def _take_away(self) -> None:
         """Leave Serve as it was found: without our application, and ended if nobody else uses it."""
-        ours = {self.app_name, *self._apps}
-        if self.local or (self._stops_serve and set(serve.status().applications) <= ours):
+        if self.local or (self._stops_serve and set(serve.status().applications) <= {self.app_name}):
             serve.shutdown()
             return
         self._serve_goes_on = not self.joined_serve
-        self._delete(ours)
+        self._delete()
 
-    def _delete(self, names: set[str]) -> None:
-        for name in names & set(serve.status().applications):
-            serve.delete(name, _blocking=False)
-        deadline = time.monotonic() + DELETE_SECONDS
-        while names & set(serve.status().applications) and time.monotonic() < deadline:
+    def _delete(self, seconds: float = DELETE_SECONDS) -> None:
+        """Take the application away, and wait at most so long until it is."""
+        if self._status() is not None:
+            serve.delete(self.app_name, _blocking=False)
+        deadline = time.monotonic() + seconds
+        while self._status() is not None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
     def _reserve_ingress_port(self) -> None:
@@ -387,8 +390,8 @@ class ServeCluster:
         return self._request_timeout + PROXY_MARGIN_SECONDS
 
     def _leave(self) -> None:
-        for app in self._apps:
-            _kill_actor(registry_name(app))
+        if self._deployed:
+            _kill_actor(registry_name(self.app_name))
         if not self.local:
             # Whoever waits for the name needs the ports next.
             self._release_ports()
