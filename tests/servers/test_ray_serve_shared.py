@@ -128,10 +128,15 @@ def test_who_stops_is_waited_for(busy, monkeypatch):
         with pytest.raises(launcher.NameTakenError, match=r"process \d+ on .* serves on this cluster .* 'mine'"):
             launcher.claim_name("mine")
         launcher.announce_stop("mine")
-        stopped = threading.Timer(1.5, launcher.release_name, ["mine"])
-        stopped.start()
+        released = threading.Event()
+
+        def release() -> None:
+            released.set()
+            launcher.release_name("mine")
+
+        threading.Timer(1.5, release).start()
         launcher.claim_name("mine")
-        assert not stopped.is_alive()
+        assert released.is_set()
         launcher.release_name("mine")
     finally:
         ray.shutdown()
