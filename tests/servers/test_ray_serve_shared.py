@@ -8,8 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -120,26 +119,46 @@ def test_servers_join_a_serve_that_runs_and_leave_it_as_it_was(busy, start):
     assert ask(port, "/others")[2] == b"hello"
 
 
-def test_who_stops_is_waited_for(busy, monkeypatch):
+@pytest.fixture
+def claim(busy) -> Iterator[Callable[[str], ray.ObjectRef[None]]]:
+    """Claim a name in a process of its own, as another launcher does."""
     ray.init(address=busy[0], namespace=NAMESPACE, log_to_driver=False)
     try:
-        monkeypatch.setattr(launcher, "SERVING_SECONDS", 0.2)
-        launcher.claim_name("mine")
-        with pytest.raises(launcher.NameTakenError, match=r"process \d+ on .* serves on this cluster .* 'mine'"):
-            launcher.claim_name("mine")
-        launcher.announce_stop("mine")
-        released = threading.Event()
-
-        def release() -> None:
-            released.set()
-            launcher.release_name("mine")
-
-        threading.Timer(1.5, release).start()
-        launcher.claim_name("mine")
-        assert released.is_set()
-        launcher.release_name("mine")
+        yield ray.remote(num_cpus=0, max_retries=0)(launcher.claim_name).remote
     finally:
         ray.shutdown()
+
+
+def test_who_stops_is_waited_for(claim):
+    launcher.claim_name("mine")
+    with pytest.raises(launcher.NameTakenError, match=r"process \d+ on .* serves on this cluster .* 'mine'"):
+        ray.get(claim("mine"), timeout=60)
+    launcher.announce_stop("mine")
+    claimed = claim("mine")
+    assert not ray.wait([claimed], timeout=launcher.SERVING_SECONDS + 2)[0]
+    launcher.release_name("mine")
+    ray.get(claimed, timeout=60)
+
+
+def test_a_name_outlives_the_process_of_its_actor(claim):
+    launcher.claim_name("lasting")
+    with pytest.raises(launcher.NameTakenError):
+        ray.get(claim("lasting"), timeout=60)
+    actors = [process for process in psutil.process_iter() if "ray::Launcher" in " ".join(cmdline(process))]
+    assert actors
+    for process in actors:
+        process.kill()
+    with pytest.raises(launcher.NameTakenError):
+        ray.get(claim("lasting"), timeout=60)
+    launcher.release_name("lasting")
+    ray.get(claim("lasting"), timeout=60)
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def test_a_tool_s_traceback_is_in_the_output_of_its_own_server_only(start):

@@ -77,6 +77,9 @@ def _start(app_name: str) -> None:
         "name": _actor_name(app_name),
         "namespace": NAMESPACE,
         "num_cpus": 0,
+        # Without it the name is free as soon as Ray loses the actor's process, be it to a lack of memory.
+        "max_restarts": -1,
+        "max_task_retries": -1,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
     }
     words = f"process {os.getpid()} on {socket.gethostname()}"
