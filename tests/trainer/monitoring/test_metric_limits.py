@@ -10,12 +10,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_tool.errors import ConfigError
-from verl_tool.trainer.monitoring.metric_limits import RULES, MetricWatch
+from verl_tool.trainer.monitoring.metric_limits import CALLS_SHARE, RULES, MetricWatch
+from verl_tool.trainer.monitoring.vanished_calls import CALLS, STEPS
 
 CONFIG = Path(__file__).parents[3] / "verl_tool" / "trainer" / "config" / "agent_ppo_trainer.yaml"
 LIMITS = OmegaConf.load(CONFIG).metric_limits
 KL = RULES["ppo_kl"].metric
-CALLS = RULES["tool_calls_share"].metric
+ENTROPY = RULES["entropy_share"].metric
 
 
 def lines(limits: dict[str, float | None], *steps: dict[str, float]) -> list[list[str]]:
@@ -24,7 +25,7 @@ def lines(limits: dict[str, float | None], *steps: dict[str, float]) -> list[lis
 
 
 def test_every_rule_has_its_limit_in_the_config():
-    assert set(LIMITS) == set(RULES)
+    assert set(LIMITS) == {*RULES, CALLS_SHARE}
     MetricWatch(LIMITS)
 
 
@@ -61,12 +62,22 @@ def test_what_falls_below_its_share_of_its_peak_is_told(name):
     assert "back in its range" in back[0]
 
 
-@pytest.mark.parametrize("metric", [KL, CALLS])
+@pytest.mark.parametrize("metric", [KL, ENTROPY])
 def test_no_number_is_outside_of_every_range(metric):
     name = next(name for name, rule in RULES.items() if rule.metric == metric)
     left, back = lines({name: 0.1}, {metric: math.nan}, {metric: 0.05})
     assert "is nan" in left[0]
     assert "back" in back[0]
+
+
+def test_calls_that_die_out_are_told_and_written_to_the_log(caplog):
+    steps = [{CALLS: 2.0}, *[{CALLS: 0.1}] * (STEPS + 2)]
+    with caplog.at_level(logging.WARNING):
+        told = [line for said in lines({CALLS_SHARE: 0.1}, *steps) for line in said]
+    assert len(told) == 1
+    assert told[0].startswith(f"step {STEPS + 1}: the calls have died out")
+    assert [record.getMessage() for record in caplog.records] == told
+    assert not any(lines({CALLS_SHARE: None}, *steps))
 
 
 def test_null_is_no_limit():
@@ -79,6 +90,7 @@ def test_null_is_no_limit():
         ({"kl": 0.1}, "metric_limits.kl is unknown; known: ppo_kl,"),
         ({"ppo_kl": -1.0}, "ppo_kl=-1.0; it must be between 0 and inf"),
         ({"entropy_share": 2.0}, "entropy_share=2.0; it must be between 0 and 1"),
+        ({"tool_calls_share": 1.5}, "tool_calls_share=1.5; it must be between 0 and 1"),
     ],
 )
 def test_wrong_limits_are_named(limits, words):

@@ -41,6 +41,18 @@ def test_an_action_without_a_call_counts_for_no_tool():
     assert metrics["agent/tool/none/calls"] == 1
 
 
+def test_broken_calls_and_rewards_are_told_as_far_as_there_are_any():
+    trajectory = solved()
+    garbled = replace(trajectory, calls=(replace(trajectory.calls[0], valid=False),), reward=0.0)
+    silent = replace(trajectory, calls=(), reward=0.25)
+    metrics = tool_metrics([replace(trajectory, reward=1.0), garbled, faulted(), silent])
+    assert metrics["agent/tool_calls/broken"] == 0.25
+    assert metrics["agent/tool_calls/faults"] == 0.25
+    assert metrics["agent/reward/with_calls"] == 0.5
+    assert metrics["agent/reward/without_calls"] == 0.25
+    assert not {name for name in tool_metrics([replace(silent, reward=None)]) if "reward" in name or "broken" in name}
+
+
 def test_a_step_leaves_one_file_with_rewards(tmp_path):
     log = RolloutLog(tmp_path / "t", max_fault_fraction=0.5)
     log.add(lines(solved(), faulted()), [1.0, 0.0], 7, validation=False)

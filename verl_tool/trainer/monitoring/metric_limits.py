@@ -1,6 +1,7 @@
 """Which of a training's metrics should stay where, and a line in the log when one does not.
 
-The limits are the config's group `metric_limits`; what each means stands in `RULES`.
+The limits are the config's group `metric_limits`; what each means stands in `RULES`, and in `VanishedCalls` for that of
+calls, which takes more than one metric.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from verl_tool.errors import ConfigError
+from verl_tool.trainer.monitoring.vanished_calls import VanishedCalls
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +51,6 @@ RULES: Mapping[str, Rule] = {
         "the policy explores no more: raise actor.entropy_coeff, actor.clip_ratio_high or rollout.temperature, and see "
         "in trajectories/ whether it repeats one answer",
     ),
-    "tool_calls_share": Rule(
-        "agent/tool_calls/mean",
-        True,
-        "the policy gives up the tool: see in trajectories/ whether calls fail, and what a call earns",
-    ),
     "probability_difference": Rule(
         "training/rollout_probs_diff_mean",
         False,
@@ -67,6 +64,8 @@ RULES: Mapping[str, Rule] = {
     ),
 }
 """By the limit's name in the config."""
+CALLS_SHARE = "tool_calls_share"
+"""Name of the limit that `VanishedCalls` looks at."""
 
 
 class MetricWatch:
@@ -74,26 +73,33 @@ class MetricWatch:
 
     def __init__(self, limits: Mapping[str, float | None]) -> None:
         """`limits`: by name, as in `RULES`; None is no limit. Raises ConfigError."""
-        unknown = sorted(set(limits) - set(RULES))
+        unknown = sorted(set(limits) - {*RULES, CALLS_SHARE})
         if unknown:
-            raise ConfigError(f"metric_limits.{unknown[0]} is unknown; known: {', '.join(RULES)}")
-        self._limits = {name: limit for name, limit in limits.items() if limit is not None}
-        for name, limit in self._limits.items():
-            highest = 1.0 if RULES[name].falling else math.inf
+            raise ConfigError(f"metric_limits.{unknown[0]} is unknown; known: {', '.join([*RULES, CALLS_SHARE])}")
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        for name, limit in given.items():
+            highest = 1.0 if name == CALLS_SHARE or RULES[name].falling else math.inf
             if not 0 <= limit <= highest:
                 raise ConfigError(f"metric_limits.{name}={limit}; it must be between 0 and {highest:g}, or null")
+        share = given.pop(CALLS_SHARE, None)
+        self._calls = None if share is None else VanishedCalls(share)
+        self._limits = given
         self._highest: dict[str, float] = {}
         self._outside: set[str] = set()
 
     def look(self, metrics: Mapping[str, float], step: int) -> list[str]:
         """What to say of a step's metrics. It is written to the log too."""
-        said = []
-        for name, limit in self._limits.items():
-            value = metrics.get(RULES[name].metric)
-            line = None if value is None else self._judge(name, limit, float(value), step)
-            if line is not None:
-                said.append(line)
-                logger.warning("%s", line)
+        values = {name: metrics.get(RULES[name].metric) for name in self._limits}
+        lines = [
+            self._judge(name, self._limits[name], float(value), step)
+            for name, value in values.items()
+            if value is not None
+        ]
+        if self._calls is not None:
+            lines.append(self._calls.look(metrics, step))
+        said = [line for line in lines if line is not None]
+        for line in said:
+            logger.warning("%s", line)
         return said
 
     def _judge(self, name: str, limit: float, value: float, step: int) -> str | None:

@@ -15,7 +15,7 @@ UNNAMED = "none"
 def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> dict[str, float]:
     """Metrics by name, of at least one trajectory.
 
-    ``{prefix}/…`` tells of trajectories: turns, calls, ends, faults, tokens by author, seconds.
+    ``{prefix}/…`` tells of trajectories: turns, calls, ends, faults, tokens by author, seconds, rewards.
     ``{prefix}/tool/NAME/…`` tells of the calls of one tool, by the name that the model used.
     """
     n = len(trajectories)
@@ -26,6 +26,8 @@ def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> d
         f"{prefix}/turns/max": max(t.num_turns for t in trajectories),
         f"{prefix}/tool_calls/mean": sum(len(t.calls) for t in trajectories) / n,
         f"{prefix}/tool_calls/max": max(len(t.calls) for t in trajectories),
+        **_of_calls(trajectories, prefix),
+        **_rewards(trajectories, prefix),
         f"{prefix}/model_tokens/mean": sum(sum(t.response_mask) for t in trajectories) / n,
         f"{prefix}/observation_tokens/mean": sum(c.shown_tokens for t in trajectories for c in t.calls) / n,
         f"{prefix}/seconds/generate_mean": sum(t.timings.generate for t in trajectories) / n,
@@ -58,6 +60,27 @@ def excluded_metrics(outcomes: Sequence[Outcome], lost: int = 0, prefix: str = "
         f"{prefix}/excluded/provokable": provokable / n,
         f"{prefix}/excluded/not_provokable": (len(out) + lost - provokable) / n,
     }
+
+
+def _of_calls(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
+    """Shares of all calls; nothing if there is none."""
+    calls = [call for trajectory in trajectories for call in trajectory.calls]
+    if not calls:
+        return {}
+    return {
+        f"{prefix}/tool_calls/broken": _share(not call.valid and call.fault is None for call in calls),
+        f"{prefix}/tool_calls/faults": _share(call.fault is not None for call in calls),
+    }
+
+
+def _rewards(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
+    """Mean rewards of trajectories with calls and of those without, as far as there are such with a reward."""
+    metrics = {}
+    for name, wanted in (("with_calls", True), ("without_calls", False)):
+        rewards = [t.reward for t in trajectories if t.reward is not None and bool(t.calls) is wanted]
+        if rewards:
+            metrics[f"{prefix}/reward/{name}"] = sum(rewards) / len(rewards)
+    return metrics
 
 
 def _by_tool(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
