@@ -98,12 +98,16 @@ ARROWS = {
     "text_history": "protocol agent_loop",
     "text_environment": "protocol formats client agent_loop text_history",
     "agent_workers": "protocol platforms client agent_loop",
+    "doctor.checks": "protocol formats servers.tools agent_loop agent_workers",
     "trainer.monitoring": "protocol",
     "trainer.progress": "agent_loop.verl trainer.monitoring",
     "trainer": "protocol formats platforms servers.supervised_server servers.tool_config servers.tools servers.mcp "
-    "servers.serve servers.ray_serve agent_loop agent_loop.verl agent_workers trainer.monitoring trainer.progress",
+    "servers.serve servers.ray_serve agent_loop agent_loop.verl agent_workers doctor.checks trainer.monitoring "
+    "trainer.progress",
     "eval_service": "protocol formats client agent_loop agent_loop.verl servers.metrics servers.supervised_server "
     "servers.server_console servers.execution servers.api servers.settings servers.serve servers.ray_serve",
+    "doctor": "protocol formats client agent_loop agent_loop.verl servers.tool_config servers.tools servers.execution "
+    "agent_workers doctor.checks trainer eval_service",
 }
 """What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
 GROUND = ("protocol", "errors", "json_text", "plugin", "rendezvous", "sandbox_fusion")

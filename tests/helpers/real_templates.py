@@ -27,19 +27,19 @@ class TemplateTokenizer:
         self.template = Template.from_path(TEMPLATE_DIR / f"{name}.jinja")
         self._kwargs = {"eos_token": ends[0], **kwargs}
         found = _CONTROL.findall(self.template.source)
-        self._tokens = [*dict.fromkeys([*found, *ends, "<s>", "</s>"])]
-        self._pattern = re.compile("(" + "|".join(map(re.escape, self._tokens)) + ")")
-        self.special_tokens = tuple(token for token in self._tokens if token not in _ORDINARY)
+        self.tokens = [*dict.fromkeys([*found, *ends, "<s>", "</s>"])]
+        self._pattern = re.compile("(" + "|".join(map(re.escape, self.tokens)) + ")")
+        self.special_tokens = tuple(token for token in self.tokens if token not in _ORDINARY)
         self.eos_token_ids = frozenset(token_ids([self.encode(end)[0] for end in ends]))
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for number, piece in enumerate(self._pattern.split(text)):
-            ids += [256 + self._tokens.index(piece)] if number % 2 else list(piece.encode())
+            ids += [256 + self.tokens.index(piece)] if number % 2 else list(piece.encode())
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        parts = (self._tokens[each - 256].encode() if each >= 256 else bytes([each]) for each in token_ids)
+        parts = (self.tokens[each - 256].encode() if each >= 256 else bytes([each]) for each in token_ids)
         return b"".join(parts).decode("utf-8", "replace")
 
     def apply_chat_template(

@@ -1,0 +1,114 @@
+"""Rewards that constant answers earn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from doctor_setups import row
+
+from verl_tool.agent_workers.reward_manager.grading.manager_process import Case, Graded
+from verl_tool.doctor.checks.finding import Finding, Severity
+from verl_tool.doctor.checks.reward import (
+    CONSTANTS,
+    ROWS,
+    constant_answers,
+    constant_cases,
+    gold_cases,
+    most_frequent_gold,
+    tells_right,
+)
+from verl_tool.doctor.checks.setup import Row
+
+Manager = Callable[[str, str], float]
+"""From an answer and the gold answer to the score."""
+
+
+def rows_of(*golds: str) -> list[Row]:
+    return [Row(f"row {i}", row(gold=gold)) for i, gold in enumerate(golds)]
+
+
+def graded(cases: Sequence[Case], manager: Manager, tells_acc: bool = True) -> list[Graded]:
+    scores = [manager(case.answer.segments[0][1], str(case.row["ground_truth"])) for case in cases]
+    return [
+        Graded(score, float(score > 0.5), extra={"acc": float(score > 0.5)} if tells_acc else {}) for score in scores
+    ]
+
+
+def findings(manager: Manager, *golds: str, tells_acc: bool = True) -> list[Finding]:
+    cases = [*constant_cases(rows_of(*golds)), *gold_cases(rows_of(*golds))]
+    return list(constant_answers(cases, graded(cases, manager, tells_acc)))
+
+
+GOLDS = ("72", "Danube", "blue", "13", "left")
+
+
+def exact(answer: str, gold: str) -> float:
+    return float(gold in answer)
+
+
+def generous(answer: str, gold: str) -> float:
+    """Pays for any box."""
+    return float("\\boxed" in answer or gold in answer)
+
+
+def test_a_manager_that_looks_at_the_answer_is_no_finding() -> None:
+    assert not findings(exact, *GOLDS)
+    assert not findings(exact, *GOLDS, tells_acc=False)
+
+
+def test_a_constant_answer_that_is_always_right_is_an_error() -> None:
+    [finding] = findings(generous, *GOLDS)
+    assert finding.severity is Severity.ERROR
+    assert "'\\\\boxed{0}' scores like a right one on 5 of 5 rows" in finding.what
+    assert "redteam" in finding.remedy
+
+
+def test_a_manager_that_tells_no_acc_is_judged_by_the_score_of_the_gold_answer() -> None:
+    [finding] = findings(generous, *GOLDS, tells_acc=False)
+    assert finding.severity is Severity.WARNING
+    assert not findings(lambda answer, gold: 0.1 + 0.9 * exact(answer, gold), *GOLDS, tells_acc=False)
+
+
+def test_a_constant_answer_that_is_right_on_some_rows_is_a_warning() -> None:
+    [finding] = findings(lambda a, g: float(g in a or (a == "" and g in GOLDS[:2])), *GOLDS)
+    assert finding.severity is Severity.WARNING
+    assert "the answer '' scores like a right one on 2 of 5 rows" in finding.what
+    assert not findings(lambda a, g: float(g in a or (a == "" and g == "72")), *GOLDS)
+
+
+def test_an_answer_that_is_the_gold_of_its_row_is_no_wonder() -> None:
+    assert all(each.severity is Severity.WARNING for each in findings(exact, "0", "1", "2"))
+
+
+def test_each_gold_is_tried_once() -> None:
+    cases = constant_cases(rows_of("a", "b", "a", *map(str, range(50))))
+    assert len(cases) == ROWS * len(CONSTANTS)
+    assert not constant_cases([Row("row 0", {"prompt": []})])
+
+
+def test_golds_are_needed_only_where_the_manager_does_not_tell_what_is_right() -> None:
+    cases = constant_cases(rows_of(*GOLDS))
+    assert tells_right(graded(cases, exact))
+    assert not tells_right(graded(cases, exact, tells_acc=False))
+
+
+def test_a_manager_that_fails_on_plain_answers_is_a_warning() -> None:
+    cases = constant_cases(rows_of(*GOLDS))
+    failed = [Graded(failure="crashes: KeyError: 'ability'")] * len(cases)
+    [finding] = constant_answers(cases, failed)
+    assert finding.severity is Severity.WARNING
+    assert "KeyError: 'ability'" in finding.what
+
+
+def test_answers_that_there_was_no_time_for_are_not_judged() -> None:
+    cases = constant_cases(rows_of(*GOLDS))
+    assert not list(constant_answers(cases, []))
+
+
+def test_the_most_frequent_gold_is_told_by_its_share() -> None:
+    assert not list(most_frequent_gold(rows_of(*GOLDS)))
+    [note] = most_frequent_gold(rows_of("yes", "no", "yes"))
+    assert note.severity is Severity.NOTE
+    assert "'yes' is that of 2 of 3 rows" in note.what
+    [warning] = most_frequent_gold(rows_of(*["yes"] * 10))
+    assert warning.severity is Severity.WARNING

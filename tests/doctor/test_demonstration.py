@@ -1,0 +1,83 @@
+"""One call through the real loop."""
+
+from __future__ import annotations
+
+import pytest
+from doctor_setups import HERMES_LIKE, PLAIN, TOOLS, family, row, setup_of
+
+from verl_tool.agent_loop.trajectory import Author, StopReason
+from verl_tool.doctor.checks.setup import MADE_UP_TOOL, Setup
+from verl_tool.doctor.demonstration import ANSWER, Demonstration, StandIn, demonstrate
+from verl_tool.doctor.in_process import InProcessTools
+from verl_tool.servers.tools import load_tools
+
+NATIVE = {
+    "Qwen-Qwen3-0.6B": ("hermes", ("<|im_end|>",)),
+    "meta-llama-Llama-3.1-8B-Instruct": ("llama3", ("<|eot_id|>", "<|eom_id|>")),
+    "mistralai-Mistral-7B-Instruct-v0.3": ("mistral", ("</s>",)),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek", ("<｜end▁of▁sentence｜>",)),
+    "zai-org-GLM-4.5-Air": ("glm", ("<|user|>", "<|observation|>", "<|endoftext|>")),
+    "moonshotai-Kimi-K2-Instruct": ("kimi", ("<|im_end|>",)),
+    "openai-gpt-oss-120b": ("harmony", ("<|return|>", "<|call|>", "<|endoftext|>")),
+}
+
+
+async def shown(setup: Setup, turn: str | None = None) -> Demonstration:
+    return await demonstrate(setup, StandIn(setup), setup.rows[0] if setup.rows else None, turn)
+
+
+def written(demonstration: Demonstration, author: Author) -> str:
+    return "|".join(s.text for s in demonstration.trajectory.response if s.author is author)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+async def test_a_native_call_is_found_and_answered_in_the_template_s_own_way(name: str) -> None:
+    fmt, ends = NATIVE[name]
+    setup = setup_of(family(name, *ends), [MADE_UP_TOOL], formats=[fmt], mtrl_role="tool")
+    demonstration = await shown(setup)
+    [call] = demonstration.calls
+    assert (call.name, call.format.name) == ("weather", fmt)
+    assert demonstration.ended_by.startswith("the end token")
+    assert written(demonstration, Author.TOOL).strip('"') == "(the tool's answer)"
+    assert demonstration.trajectory.stop is StopReason.ANSWERED
+    assert written(demonstration, Author.MODEL).endswith(ANSWER + ends[0])
+    assert sum(demonstration.action_mask) > 0
+    assert not any(
+        a > m for a, m in zip(demonstration.action_mask, demonstration.trajectory.response_mask, strict=True)
+    )
+
+
+async def test_a_tool_in_this_process_answers_and_the_stop_string_ends_the_turn() -> None:
+    setup = setup_of(PLAIN, TOOLS[:1], enable_mtrl=False, action_stop_tokens=["<call>", "<submit>"])
+    async with InProcessTools(load_tools("calculator")) as tools:
+        demonstration = await demonstrate(setup, tools)
+    assert demonstration.ended_by == "the stop string '<call>'"
+    [record] = demonstration.trajectory.calls
+    assert record.valid
+    assert "10.1" in record.observation
+
+
+async def test_what_the_row_sends_and_lists_is_what_the_tools_get() -> None:
+    lists = row(extra_info={"tools_kwargs": {"tools": ["finish"], "unit": "m"}})
+    setup = setup_of(HERMES_LIKE, rows=[lists])
+    async with InProcessTools(load_tools("calculator,finish")) as tools:
+        demonstration = await demonstrate(setup, tools, setup.rows[0])
+    assert "calculator" not in HERMES_LIKE.decode(demonstration.trajectory.prompt_ids)
+    assert not demonstration.trajectory.calls[0].valid
+
+
+async def test_a_turn_of_one_s_own_that_holds_no_call_is_the_answer() -> None:
+    demonstration = await shown(setup_of(), turn="I calculate <nothing>.")
+    assert not demonstration.calls
+    assert not demonstration.trajectory.calls
+    assert written(demonstration, Author.MODEL) == "I calculate <nothing>.<|im_end|>"
+
+
+async def test_a_row_that_uses_no_tool_makes_no_call() -> None:
+    demonstration = await shown(setup_of(rows=[row(use_tool=False)]))
+    assert not demonstration.trajectory.calls
+
+
+async def test_a_limit_cuts_the_turn() -> None:
+    demonstration = await shown(setup_of(max_action_length=5))
+    assert demonstration.trajectory.stop is StopReason.MAX_ACTION_LENGTH

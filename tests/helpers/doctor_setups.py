@@ -1,0 +1,73 @@
+"""Setups for the doctor's checks, over tokenizers made here and the chat templates of real models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from real_templates import TemplateTokenizer
+from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer
+
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.tokenizer import HFTokenizer, Tokenizer
+from verl_tool.doctor.checks.finding import Finding, Severity
+from verl_tool.doctor.checks.setup import Row, Setup
+from verl_tool.protocol import ToolDescription
+from verl_tool.servers.tools import load_tools
+
+TOOLS = tuple(tool.describe() for tool in load_tools("calculator,python_code,finish"))
+PLAIN, HERMES_LIKE = HFTokenizer(chat_tokenizer(PLAIN_TEMPLATE)), HFTokenizer(chat_tokenizer(HERMES_TEMPLATE))
+"""A token a byte; the first template knows no tools, the second tells of them as Qwen's."""
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and not loop.last and '</think>' in "
+    "m.content %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Drops thoughts of all turns but the last."""
+
+
+def chat(template: str) -> Tokenizer:
+    """A tokenizer of bytes with this template."""
+    return HFTokenizer(chat_tokenizer(template))
+
+
+def family(name: str, *ends: str) -> TemplateTokenizer:
+    """With the template of a real model."""
+    return TemplateTokenizer(name, ends)
+
+
+def setup_of(
+    tokenizer: Tokenizer = HERMES_LIKE,
+    tools: Sequence[ToolDescription] = TOOLS,
+    rows: Sequence[Mapping[str, Any]] = (),
+    *,
+    of_setup: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Setup:
+    """In chat mode unless `options` say otherwise. `of_setup`: other fields of `Setup`."""
+    of_loop = EpisodeOptions.load({"enable_mtrl": True} | options)
+    named = tuple(Row(f"row {i}", row) for i, row in enumerate(rows))
+    return Setup(tokenizer, of_loop, tuple(tools), named, **(of_setup or {}))
+
+
+def row(text: str = "What is 1+1?", gold: Any = "two", **others: Any) -> dict[str, Any]:
+    """A row with all that a recipe needs."""
+    plain = {
+        "prompt": [{"role": "user", "content": text}],
+        "data_source": "made",
+        "reward_model": {"ground_truth": gold},
+    }
+    return plain | others
+
+
+def told(check: Callable[[Setup], Iterator[Finding]], setup: Setup) -> list[tuple[Severity, str]]:
+    """What a check finds: severity and words, notes left out."""
+    return [(each.severity, str(each)) for each in check(setup) if each.severity is not Severity.NOTE]
+
+
+def only(findings: list[tuple[Severity, str]], severity: Severity, *words: str) -> None:
+    """There is one finding, of that severity, and it holds the words."""
+    [(found, text)] = findings
+    assert found is severity, text
+    for each in words:
+        assert each in text

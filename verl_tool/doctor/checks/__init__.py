@@ -1,0 +1,62 @@
+"""The checks, one list for the command and for the start of a training. Each is a pure function of what it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from verl_tool.doctor.checks.ends import calls_end, tools_are_called, turns_end
+from verl_tool.doctor.checks.finding import Finding, Severity
+from verl_tool.doctor.checks.lengths import prompts_fit, turns_fit
+from verl_tool.doctor.checks.markers import markers_are_tokens, markers_survive
+from verl_tool.doctor.checks.reward import most_frequent_gold
+from verl_tool.doctor.checks.rows import columns_are_there, gold_stays_here
+from verl_tool.doctor.checks.setup import Row, Setup
+from verl_tool.doctor.checks.template import observations_render, prompts_render, thoughts_are_kept, tools_are_told
+from verl_tool.errors import ConfigError
+
+Check = Callable[[Setup], Iterator[Finding]]
+
+FOR_REWARD = ("data_source", "reward_model")
+"""Columns that reward managers read."""
+FIRST: tuple[Check, ...] = (prompts_render, observations_render)
+"""What the others rely on."""
+OTHERS: tuple[Check, ...] = (
+    tools_are_told,
+    thoughts_are_kept,
+    calls_end,
+    tools_are_called,
+    turns_end,
+    markers_survive,
+    markers_are_tokens,
+    prompts_fit,
+    turns_fit,
+)
+
+RELIED_ON = frozenset(check.__name__ for check in FIRST)
+"""Where one of these finds an error, there is no prompt or no turn to look at."""
+
+
+def examine_rows(rows: Sequence[Row], for_reward: Sequence[str] = FOR_REWARD) -> list[Finding]:
+    """What is wrong with rows, whatever the model. `for_reward`: the columns that the reward manager reads."""
+    return [*columns_are_there(rows, for_reward), *gold_stays_here(rows), *most_frequent_gold(rows)]
+
+
+def examine(setup: Setup) -> list[Finding]:
+    """What the checks of model, loop and tools find. Where the template cannot serve at all, only that is told.
+
+    What costs time is the prompts of the rows, a millisecond each.
+    """
+    findings = _found(FIRST, setup)
+    if any(finding.severity is Severity.ERROR for finding in findings):
+        return findings
+    return findings + _found(OTHERS, setup)
+
+
+def _found(checks: tuple[Check, ...], setup: Setup) -> list[Finding]:
+    findings: list[Finding] = []
+    for check in checks:
+        try:
+            findings += check(setup)
+        except ConfigError as error:
+            findings.append(Finding(check.__name__, Severity.ERROR, str(error), ""))
+    return findings

@@ -1,0 +1,121 @@
+"""A trajectory of the real loop in which the model writes what it is told to: one call, and an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_tool.agent_loop.action_tokens import action_mask
+from verl_tool.agent_loop.actions import stopped_action
+from verl_tool.agent_loop.episode import Episode, Tools
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.doctor.checks.setup import QUESTION, Row, Setup
+from verl_tool.formats import Call
+from verl_tool.formats.find import calls_sent
+from verl_tool.protocol import StepResult
+
+ANSWER = "That is the answer."
+"""The model's last turn."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One trajectory, and what the loop saw in it."""
+
+    trajectory: Trajectory
+    action_mask: tuple[int, ...]
+    """1 on tokens of a call. [response_length]"""
+    turn: str
+    """What the model wrote first."""
+    calls: tuple[Call, ...]
+    """Those that are found in it."""
+    ended_by: str
+    """The stop string or the token at which that turn ended; empty if it was cut."""
+
+
+class _Script:
+    """Writes its turns one after the other, as far as `max_tokens` goes."""
+
+    def __init__(self, turns: Sequence[Sequence[int]]) -> None:
+        self._turns = [list(turn) for turn in turns]
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+        turn = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
+        most = sampling_params.get("max_tokens", len(turn))
+        return Generation(turn[:most], stop_reason="length" if most < len(turn) else "stop")
+
+
+class StandIn:
+    """Answers every call by the same words, as a server would, where there are no tools."""
+
+    def __init__(self, setup: Setup, words: str = "(the tool's answer)") -> None:
+        self._setup, self._words = setup, words
+
+    async def call(
+        self,
+        trajectory_id: str,
+        action: str,
+        *,
+        step: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        finish: bool = False,
+        is_last_step: bool = False,
+    ) -> StepResult:
+        """See `Tools`."""
+        calls = calls_sent(action, self._setup.formats)
+        render = calls[0].format.render if calls else self._setup.taught.render
+        return StepResult(trajectory_id, render(self._words, calls[0] if calls else None))
+
+
+async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: str | None = None) -> Demonstration:
+    """Run one trajectory from the prompt of `row` (None: of a question), in which the model first writes `turn`.
+
+    `turn` None: the example call. It is ended as a model would end it: by a stop string, or by the end token that
+    the chat template writes there. Raises ConfigError if options, template and formats do not go together.
+    """
+    text = setup.example.text if turn is None else turn
+    where = "the question" if row is None else row.where
+    messages = [dict(message) for message in QUESTION] if row is None else row.messages
+    prompt = setup.prompts.ids(messages, None if row is None else row.listed, where)
+    first, ended_by = _ended(setup, text, behind_a_call=True)
+    last, _ = _ended(setup, ANSWER, behind_a_call=False)
+    script = _Script([setup.tokenizer.encode(text) + first, setup.tokenizer.encode(ANSWER) + last])
+    episode = Episode(script, tools, setup.tokenizer, setup.options)
+    uses_tools = row is None or row.listed != ()
+    trajectory = await episode.run(
+        prompt, trajectory_id="doctor", use_tool=uses_tools, extra={} if row is None else row.sent
+    )
+    await episode.aclose()
+    return Demonstration(
+        trajectory,
+        tuple(action_mask(trajectory, setup.tokenizer, setup.formats)),
+        text,
+        tuple(calls_sent(text, setup.formats)),
+        ended_by,
+    )
+
+
+def _ended(setup: Setup, text: str, *, behind_a_call: bool) -> tuple[list[int], str]:
+    """The end token that a model writes behind `text`, if it needs one, and what ends the turn, in words."""
+    tokenizer, stops = setup.tokenizer, setup.options.action_stop_tokens
+    stop = next((stop for stop in stops if stop in text), None)
+    if stop is not None and stopped_action(text, stops) is not None:
+        return [], f"the stop string {stop!r}"
+    last = tokenizer.encode(text)[-1:]
+    if last and last[0] in setup.ends:
+        return [], f"the end token {tokenizer.decode(last)!r}"
+    token = _end_token(setup, text if behind_a_call else None)
+    return ([], "") if token is None else ([token], f"the end token {tokenizer.decode([token])!r}")
+
+
+def _end_token(setup: Setup, call: str | None) -> int | None:
+    """The end token that the chat template writes behind a call, or behind an answer; else any that is known."""
+    if call is not None and setup.options.enable_mtrl:
+        renderer = setup.renderer
+        segments = renderer.next(setup.tokenizer.encode(call), renderer.parts("…"), call)
+        behind = [token for segment in segments for token in segment.tokens]
+    else:
+        behind = setup.tokenizer.encode(setup.closing_text)
+    return next((token for token in behind if token in setup.ends), min(setup.ends, default=None))

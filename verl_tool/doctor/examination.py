@@ -1,0 +1,161 @@
+"""One run of the command, from what it is given to what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from eval_service.episode_flags import merged_options
+from eval_service.model.tokenizer import load_tokenizer
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_workers.reward_manager.grading.given_rows import options_of
+from verl_tool.agent_workers.reward_manager.grading.manager_process import Graded, graded_in_child
+from verl_tool.doctor.checks import FOR_REWARD, RELIED_ON, examine, examine_rows
+from verl_tool.doctor.checks.finding import Finding, Severity
+from verl_tool.doctor.checks.reward import constant_answers, constant_cases, gold_cases, hopeless
+from verl_tool.doctor.checks.setup import Row, Setup
+from verl_tool.doctor.demonstration import Demonstration, StandIn, demonstrate
+from verl_tool.doctor.display import show
+from verl_tool.doctor.given import GivenTools, OfConfig, api_key, context_length, read_config, rows_in
+from verl_tool.errors import ConfigError
+from verl_tool.trainer.row_files import check_rows
+
+GRADING_SECONDS = 30.0
+"""For one answer; more is a hang."""
+_MODES = {"enable_mtrl", "action_stop_tokens", "enable_agent"}
+"""Options that say which loop it is; chat mode without any."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What the command is given; see its options."""
+
+    model: str | None = None
+    config: Path | None = None
+    chat_template: Path | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    trust_remote_code: bool = False
+    tool_type: str | None = None
+    tool_config: Path | None = None
+    data: tuple[Path, ...] = ()
+    row: int = 0
+    turn: str | None = None
+    reward_manager: str | None = None
+    reward_options: tuple[str, ...] = ()
+    episode: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the loop."""
+
+    def run(self, console: Console, *, whole: bool = False) -> bool:
+        """Look, show, and tell whether there is no error. Raises VerlToolError if what is given cannot be used."""
+        setup, shown = self._setup(), None
+        _ = setup.prompts  # an unknown format, or tool, is no finding but a mistake of the command line
+        of_rows = examine_rows(setup.rows, FOR_REWARD if self._manager is not None else ())
+        findings = [*self._of_files(), *of_rows, *examine(setup), *self._of_reward(setup.rows)]
+        row = setup.rows[self.row] if setup.rows else None
+        unsound = any(each.severity is Severity.ERROR and each.check in RELIED_ON for each in findings)
+        if not unsound and setup.problem_of_prompt(row) is None:
+            shown = asyncio.run(self._demonstration(setup, row))
+        show(console, setup, shown, findings, whole=whole)
+        return not any(each.severity is Severity.ERROR for each in findings)
+
+    @cached_property
+    def _of_config(self) -> OfConfig | None:
+        return read_config(self.config) if self.config is not None else None
+
+    @cached_property
+    def options(self) -> EpisodeOptions:
+        """The flags, over those of the config. Raises ConfigError."""
+        given, written = dict(self.episode), self._of_config
+        if written is None and not _MODES & set(given):
+            given["enable_mtrl"] = True
+        return merged_options(None if written is None else written.options, given)
+
+    @cached_property
+    def _tools(self) -> GivenTools:
+        written, own_url = self._of_config, self.episode.get("tool_server_url")
+        if self.tool_type is not None and own_url is not None:
+            raise ConfigError("--tool_type makes tools here and --tool_server_url names a server; give just one")
+        if self.tool_config is not None and self.tool_type is None:
+            raise ConfigError("--tool_config has options for the tools of --tool_type; give that too")
+        # A server that a run started itself ended with it.
+        started = written.tool_type if written is not None and own_url is None else None
+        return GivenTools(self.tool_type or started, self.tool_config, self.options, api_key())
+
+    @cached_property
+    def _files(self) -> tuple[Path, ...]:
+        return self.data or (self._of_config.data if self._of_config is not None else ())
+
+    @property
+    def _prompt_key(self) -> str:
+        return self._of_config.prompt_key if self._of_config is not None else "prompt"
+
+    def _setup(self) -> Setup:
+        written = self._of_config
+        model = self.model or (written.model if written is not None else None)
+        if model is None:
+            raise ConfigError("no model: give --model (a folder or a name on the hub), or --config of a run")
+        trust = self.trust_remote_code or (written is not None and written.trust_remote_code)
+        rows = rows_in(self._files, self._prompt_key)
+        if rows and self.row >= len(rows):
+            raise ConfigError(f"--row {self.row}: {len(rows)} rows are read, from 0 on")
+        options, tools = self.options, self._tools.described()
+        tokenizer = load_tokenizer(
+            model,
+            trust_remote_code=trust,
+            chat_template_kwargs=self.chat_template_kwargs or (written.chat_template_kwargs if written else {}),
+            chat_template=self._template(),
+        )
+        return Setup(
+            tokenizer,
+            options,
+            tools,
+            rows,
+            drops_overlong=written.drops_overlong if written is not None else False,
+            context_length=context_length(model, trust),
+        )
+
+    def _template(self) -> str | None:
+        if self.chat_template is None:
+            return self._of_config.chat_template if self._of_config is not None else None
+        try:
+            return self.chat_template.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--chat_template {self.chat_template} cannot be read: {error}") from error
+
+    @property
+    def _manager(self) -> str | None:
+        return self.reward_manager or (self._of_config.reward_manager if self._of_config is not None else None)
+
+    def _of_files(self) -> Iterator[Finding]:
+        """What is wrong with a row of all of a file, as a training looks."""
+        for path in self._files:
+            try:
+                check_rows(path, self._prompt_key)
+            except ConfigError as error:
+                yield Finding("columns_are_there", Severity.ERROR, str(error), "")
+
+    def _of_reward(self, rows: tuple[Row, ...]) -> list[Finding]:
+        """Raises UnusableError if the manager cannot be made."""
+        cases = constant_cases(rows)
+        if self._manager is None or not cases:
+            return []
+        written = self._of_config
+        own = {} if written is None or self.reward_manager is not None else dict(written.reward_options)
+        options = own | options_of(self.reward_options)
+        cases += gold_cases(rows)
+        graded: list[Graded] = []
+        for each in graded_in_child(self._manager, options, cases, GRADING_SECONDS):
+            graded.append(each)
+            if hopeless(graded):
+                break
+        return list(constant_answers(cases, graded))
+
+    async def _demonstration(self, setup: Setup, row: Row | None) -> Demonstration:
+        async with self._tools.running() as tools:
+            return await demonstrate(setup, tools or StandIn(setup), row, self.turn)

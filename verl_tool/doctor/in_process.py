@@ -1,0 +1,44 @@
+"""Tools in this process, as the loop asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from verl_tool.protocol import StepRequest, StepResult
+from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.tools import Tool
+
+_SECONDS = 60.0
+"""For one call, and to close the tools."""
+
+
+class InProcessTools:
+    """A server's tools without the server; an async context manager, within which they run."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._toolset = ToolSet(tools)
+
+    async def __aenter__(self) -> InProcessTools:
+        await self._toolset.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._toolset.close(grace_seconds=1.0)
+
+    async def call(
+        self,
+        trajectory_id: str,
+        action: str,
+        *,
+        step: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        finish: bool = False,
+        is_last_step: bool = False,
+    ) -> StepResult:
+        """The answer to one action."""
+        request = StepRequest(trajectory_id, action, step, finish, is_last_step, extra or {})
+        return (await self._toolset.step([request], timeout_seconds=_SECONDS))[0]
