@@ -95,6 +95,7 @@ def train_as_configured(config: DictConfig) -> None:
                 def tools_are_told() -> None:
                     wait_until_up()
                     tell_tools(config)
+                    look_at_setup(config, server_is_up=True)
 
                 train(config, console, tools_are_told)
         if code := report(config):
@@ -154,6 +155,14 @@ def dry_run(config: DictConfig) -> None:
         print(f"not there yet: {problem}", file=sys.stderr)
     check_parts(config)
     _check_rows(config)
+    look_at_setup(config, server_is_up=False)
+
+
+def look_at_setup(config: DictConfig, *, server_is_up: bool) -> None:
+    """The doctor's checks. Raises ConfigError."""
+    from verl_tool.trainer.setup_check import check_setup
+
+    check_setup(config, server_is_up=server_is_up)
 
 
 def prepare(config: DictConfig) -> None:

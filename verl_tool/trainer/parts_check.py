@@ -20,6 +20,7 @@ from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.serve.local_ray import address_to_join
+from verl_tool.servers.tools import Tool
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""
@@ -164,10 +165,13 @@ def _of_gpus(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _of_tools(config: DictConfig) -> Iterator[str]:
-    """As the server would at its start: it reads its command line and makes its tools."""
+def tools_of(config: DictConfig) -> list[Tool]:
+    """The tools that a server of this training would make, those of MCP servers left out; none if it starts no server.
+
+    As the server does at its start: it reads its command line and makes its tools. Raises what stands in its way.
+    """
     if config.tool_server.start is None:
-        return
+        return []
     from verl_tool.servers import ray_serve
     from verl_tool.servers.mcp.config import McpConfig
     from verl_tool.servers.mcp.offers import require_sdk
@@ -176,16 +180,25 @@ def _of_tools(config: DictConfig) -> Iterator[str]:
 
     app = typer.Typer()
     app.command()(ray_serve.serve_tools)
-    args = [str(arg) for arg in config.tool_server.args]
+    context = typer.main.get_command(app).make_context("tool_server.args", _args(config))
+    file, servers = context.params["tool_config"], context.params["mcp"]
+    if servers is not None:
+        # Whether they can be reached is seen when the server starts; --mcp_check tells before.
+        McpConfig.from_file(servers)
+        require_sdk()
+    if not config.tool_server.start and servers is not None:
+        return []
+    return load_tools(config.tool_server.start, ToolConfig.from_file(file) if file else None)
+
+
+def _args(config: DictConfig) -> list[str]:
+    return [str(arg) for arg in config.tool_server.args]
+
+
+def _of_tools(config: DictConfig) -> Iterator[str]:
+    args = _args(config)
     try:
-        context = typer.main.get_command(app).make_context("tool_server.args", args)
-        file, servers = context.params["tool_config"], context.params["mcp"]
-        if servers is not None:
-            # Whether they can be reached is seen when the server starts; --mcp_check tells before.
-            McpConfig.from_file(servers)
-            require_sdk()
-        if config.tool_server.start or servers is None:
-            load_tools(config.tool_server.start, ToolConfig.from_file(file) if file else None)
+        tools_of(config)
     except _UsageError as error:
         yield f"tool_server.args={args}: {cast('Any', error).format_message()}"
     except typer.Exit:

@@ -47,7 +47,7 @@ def tell_tools(config: DictConfig) -> None:
     options = options_in(config)
     if not options.enable_agent:
         return
-    files = _files(config)
+    files = files_of(config)
     if not options.tells_of_tools and not any(_lists_tools(path) for path in files):
         return
     try:
@@ -60,7 +60,7 @@ def tell_tools(config: DictConfig) -> None:
     _refuse_others(tools_in(config), tools)
     config.tool_server.tools = as_setting(tools)
     OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
-    prompts = PromptRenderer(_tokenizer(config), options, tools)
+    prompts = PromptRenderer(tokenizer_of(config), options, tools)
     for path in files:
         _check_rows(path, config, prompts)
 
@@ -110,7 +110,7 @@ def _listed(row: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
     return listed_tools(kwargs, extra_info, where)
 
 
-def _files(config: DictConfig) -> list[Path]:
+def files_of(config: DictConfig) -> list[Path]:
     """Local files of rows, each once. None if a class of the user's makes other rows of them."""
     if config.data.get("custom_cls", {}).get("path") is not None:
         return []
@@ -119,7 +119,7 @@ def _files(config: DictConfig) -> list[Path]:
     return [Path(name).expanduser() for name in dict.fromkeys(map(str, names))]
 
 
-def _tokenizer(config: DictConfig) -> HFTokenizer:
+def tokenizer_of(config: DictConfig) -> HFTokenizer:
     """As the rollout's workers make it."""
     from verl.utils import hf_tokenizer
     from verl.utils.fs import copy_to_local

@@ -24,7 +24,7 @@ from verl_tool.agent_workers.reward_manager.grading.manager_process import Case,
 from verl_tool.errors import VerlToolError
 
 
-class _CodePoints:
+class CodePoints:
     """A tokenizer whose ids are code points."""
 
     pad_token_id, eos_token_id = 0, 0
@@ -48,7 +48,7 @@ def manager_of(name: str, options: Mapping[str, Any]) -> Any:
     reward = {"reward_manager": source, "reward_kwargs": dict(options), "num_workers": 1}
     config = OmegaConf.create({"reward": reward, "trainer": {"experiment_name": "grading"}})
     try:
-        return load_reward_manager(config, _CodePoints())
+        return load_reward_manager(config, CodePoints())
     except VerlToolError as error:
         raise UnusableError(str(error)) from error
     except Exception as error:  # the constructor of a manager that is not ours

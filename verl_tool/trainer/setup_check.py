@@ -1,0 +1,156 @@
+"""The doctor's checks of a training's own model, tools, rows and reward, before its first step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+from verl.trainer.ppo.reward import load_reward_manager
+
+from verl_tool.agent_loop.end_tokens import generation_end_tokens
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.tokenizer import HFTokenizer
+from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.told_tools import ask_for_tools, tools_in
+from verl_tool.agent_workers.reward_manager.grading.manager_process import Case, Graded
+from verl_tool.agent_workers.reward_manager.grading.manager_worker import CodePoints, grade
+from verl_tool.doctor.checks import FOR_REWARD, examine, examine_rows
+from verl_tool.doctor.checks.finding import Finding, Severity
+from verl_tool.doctor.checks.reward import constant_answers, constant_cases, gold_cases, hopeless, tells_right
+from verl_tool.doctor.checks.setup import Row, Setup
+from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.protocol import ToolDescription
+from verl_tool.trainer.parts_check import tools_of
+from verl_tool.trainer.row_files import first_rows
+from verl_tool.trainer.told_prompts import files_of, tokenizer_of
+
+log = logging.getLogger(__name__)
+
+ROWS = 100
+"""So many of each file are looked at, the first ones."""
+GRADING_SECONDS = 4.0
+"""For all constant answers; those that are not graded by then are not judged."""
+ASKING_SECONDS = 3.0
+"""For a running server's tools, where no prompt needs them."""
+
+
+def check_setup(config: DictConfig, *, server_is_up: bool = True) -> None:
+    """Warn of what the doctor's checks find. Raises ConfigError that tells all that is wrong.
+
+    Not `server_is_up`: as much as can be told without a tool server, and without a model that is not there yet.
+    """
+    if not config.doctor:
+        return
+    findings = findings_in(config, server_is_up=server_is_up)
+    for finding in findings:
+        if finding.severity is Severity.WARNING:
+            log.warning("%s [%s]", finding, finding.check)
+    errors = [f"{finding} [{finding.check}]" for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        more = f"python -m verl_tool.doctor --config {config.run_dir} shows more; doctor=false leaves the checks out"
+        raise ConfigError("\n       ".join([*errors, more]))
+
+
+def findings_in(config: DictConfig, *, server_is_up: bool) -> list[Finding]:
+    """What the checks find of a training with this config."""
+    rows = _rows(config)
+    # A manager that is found by its name reads these; one of a file of its own may read others.
+    for_reward = FOR_REWARD if config.reward.reward_manager.source == "register" else ()
+    findings = [*examine_rows(rows, for_reward), *_of_reward(config, rows, server_is_up)]
+    if not server_is_up and not Path(config.actor_rollout_ref.model.path).expanduser().is_dir():
+        return findings
+    try:
+        tokenizer = _tokenizer(config)
+    except (OSError, ValueError) as error:
+        log.warning("the tokenizer cannot be loaded, so nothing is told of prompts and calls: %s", error)
+        return findings
+    options = options_in(config)
+    tools = tuple(_tools(config, options, server_is_up))
+    setup = Setup(tokenizer, options, tools, rows, drops_overlong=bool(config.data.filter_overlong_prompts))
+    return findings + examine(setup)
+
+
+def _rows(config: DictConfig) -> tuple[Row, ...]:
+    key = config.data.prompt_key
+    return tuple(
+        Row(f"row {i} of {path}", row, key) for path in files_of(config) for i, row in enumerate(first_rows(path, ROWS))
+    )
+
+
+def _tokenizer(config: DictConfig) -> HFTokenizer:
+    """As the agent loop makes it."""
+    model = config.actor_rollout_ref.model
+    more = generation_end_tokens(
+        model.get("hf_config_path") or model.path, trust_remote_code=bool(model.get("trust_remote_code", False))
+    )
+    return HFTokenizer(tokenizer_of(config).tokenizer, config.data.get("apply_chat_template_kwargs"), more)
+
+
+def _tools(config: DictConfig, options: EpisodeOptions, server_is_up: bool) -> Sequence[ToolDescription]:
+    """Those that the prompts tell of, or that the server has; none if nobody tells them quickly."""
+    if not options.enable_agent:
+        return ()
+    if told := tools_in(config):
+        return told
+    if config.tool_server.start is not None:
+        return [tool.describe() for tool in tools_of(config)]
+    if not server_is_up:
+        return ()
+    quick = options.model_copy(update={"tool_call_timeout": ASKING_SECONDS, "tool_call_max_retries": 0})
+    try:
+        return ask_for_tools(quick, os.environ.get("VERL_TOOL_API_KEY"))
+    except ToolFault as fault:  # a server of another kind may not tell
+        log.info("%s does not tell its tools: %s", options.tool_server_url, fault.message)
+        return ()
+
+
+def _of_reward(config: DictConfig, rows: Sequence[Row], server_is_up: bool) -> list[Finding]:
+    """What constant answers earn. Without a server a manager may fail for want of it, which tells nothing."""
+    cases = constant_cases(rows)
+    if not cases or config.reward.get("reward_model", {}).get("enable", False):
+        return []
+    graded = graded_within(config, cases, gold_cases(rows), GRADING_SECONDS)
+    if not server_is_up and any(each.failure for each in graded):
+        return []
+    return list(constant_answers([*cases, *gold_cases(rows)], graded))
+
+
+def graded_within(config: DictConfig, cases: Sequence[Case], golds: Sequence[Case], seconds: float) -> list[Graded]:
+    """What the training's reward manager makes of `cases`, and of `golds` if it does not say itself what is right.
+
+    As many as it grades within `seconds`: it is anybody's code, and runs in a thread that is left behind if it hangs.
+    """
+    graded: list[Graded] = []
+
+    async def grade_all() -> None:
+        manager = load_reward_manager(config, CodePoints())
+        for case in cases:
+            graded.append(await grade(manager, case, seconds))
+            if hopeless(graded):
+                return
+        for case in golds if not tells_right(graded) else ():
+            graded.append(await grade(manager, case, seconds))
+
+    async def within() -> None:
+        try:
+            await asyncio.wait_for(grade_all(), seconds)
+        except asyncio.TimeoutError:
+            log.info("%d of %d constant answers were graded within %g s", len(graded), len(cases), seconds)
+        except Exception as error:  # noqa: BLE001 - a manager is anybody's code; parts_check has told what it raises
+            log.info("constant answers are not graded: %s: %s", type(error).__name__, error)
+
+    thread = threading.Thread(target=lambda: asyncio.run(within()), name="constant answers", daemon=True)
+    of_managers = logging.getLogger("verl_tool.agent_workers")
+    level = of_managers.level
+    of_managers.setLevel(logging.CRITICAL)  # what fails here is told as a finding
+    try:
+        thread.start()
+        thread.join(seconds + 1.0)
+    finally:
+        of_managers.setLevel(level)
+    return list(graded)
