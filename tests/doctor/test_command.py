@@ -16,6 +16,8 @@ from verl_tool.doctor.command import app
 from verl_tool.servers.tools import load_tools
 
 ONCE = ("--tool_call_max_retries", "0")
+GRADES = pytest.mark.timeout(400)
+"""Of tests whose command grades, in a process that imports torch and verl first."""
 NATIVE = {"qwen3": "hermes", "llama3": "llama3", "mistral": "mistral", "glm": "glm"}
 
 
@@ -101,6 +103,7 @@ def test_a_template_of_one_s_own_takes_the_place_of_the_model_s(models: Path, tm
     assert "What the model sees first" not in result.words
 
 
+@GRADES
 def test_rows_and_reward_are_looked_at(models: Path, tmp_path: Path) -> None:
     pytest.importorskip("verl")
     data, manager = tmp_path / "rows.jsonl", tmp_path / "pays.py"
@@ -117,6 +120,7 @@ def test_rows_and_reward_are_looked_at(models: Path, tmp_path: Path) -> None:
     assert "error: the answer '' scores like a right one on 4 of 4 rows" in result.words
 
 
+@GRADES
 def test_the_command_reads_what_a_run_left(models: Path, tmp_path: Path) -> None:
     pytest.importorskip("verl")
     from omegaconf import OmegaConf

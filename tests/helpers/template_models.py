@@ -14,6 +14,8 @@ import transformers
 from real_templates import TemplateTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from verl_tool.formats import HERMES
+
 _MORE = re.compile(r"</?arg_(?:key|value)>")
 """Tokens of GLM's, beside those of `TemplateTokenizer`."""
 WEATHER = '''\
@@ -39,7 +41,9 @@ _TEXTS = (
     '{"type": "function", "function": {"name": "weather", "description": "Forecast for a city.", "parameters": {',
     '"properties": {"city": {"type": "string"}, "days": {"type": "integer", "default": 3}}, "required": ["city"]}}}',
     '{"name": "weather", "arguments": {"city": "Oslo", "days": 1}} Oslo, 1 days: 7 °C, rain',
-    "You may What That Name of the city. Days ahead. object call_id",
+    "You may What",
+    '"That "Name of the city. "Days ahead. "object "call_id',
+    HERMES.usage([]),
 )
 FAMILIES = {
     "qwen3": ("Qwen-Qwen3-0.6B", ("<|im_end|>", "<|endoftext|>"), ""),

@@ -29,10 +29,10 @@ def markers_are_tokens(setup: Setup) -> Iterator[Finding]:
         return
     encode = setup.tokenizer.encode
     of_template = _text_of_template(setup)
-    native = setup.taught in NATIVE
+    native = set(setup.taught.markers()).difference(OBSERVATION) if setup.taught in NATIVE else set()
     lengths = {marker: len(encode(marker)) for marker in _markers(setup)}
     split = {marker: n for marker, n in lengths.items() if n > 1}
-    odd = {mark: n for mark, n in split.items() if mark in of_template or native}
+    odd = {mark: n for mark, n in split.items() if mark in of_template or mark in native}
     if odd:
         what = (
             f"the tokenizer splits markers of the format {setup.taught.name!r}: {_told(odd)}; models that call so have "
