@@ -148,7 +148,8 @@ class Connections:
         host, _, port = url.removeprefix("http://").partition(":")
         self._address = (host, int(port))
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        self._head = f"POST /get_observation HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n".encode()
+        head = f"POST /get_observation HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        self._head = head.encode()
 
     async def get_observation(self, ids: list[str], actions: list[str]) -> list[str | dict]:
         """The observations. Raises RuntimeError for an answer other than 200."""
