@@ -240,6 +240,15 @@ async def test_memory_that_processes_share_counts_once(pool: SandboxPool) -> Non
     assert result.stdout == "ok\n" * 8
 
 
+async def test_what_processes_print_at_once_is_all_there(pool: SandboxPool) -> None:
+    code = (
+        "import os\nfor _ in range(3): os.fork()\nfor i in range(500): print('ok')\n"
+        "try:\n    while True: os.wait()\nexcept ChildProcessError: pass"
+    )
+    result = await pool.run(code)
+    assert result.stdout.split() == ["ok"] * 4000
+
+
 async def test_disk_limit_holds_over_all_its_places(pool: SandboxPool) -> None:
     code = (
         "n = 0\n"

@@ -7,6 +7,7 @@ wrote is read only after its last process is gone, and never trusted.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import struct
@@ -43,6 +44,9 @@ class JobFiles:
         try:
             for name in ("job", "stdout", "stderr"):
                 self._fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
+            for fd in self._fds[1:]:
+                # Else the kernel keeps one position for all processes of a run, and does not lock it in such a file.
+                fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
             _write_job(self._fds[0], code, files)
             if stdin:
                 self._fds.append(os.memfd_create("stdin", os.MFD_CLOEXEC))

@@ -7,6 +7,7 @@ import compileall
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -40,8 +41,12 @@ _QUARANTINES = 2
 """Forkservers that are started for one run only, at once."""
 _OVERHEAD_BYTES = 16 << 20
 """Page tables and the like, which the kernel counts as a run's memory too."""
+_GROUP_STEP = 64 << 20
 _SPARE_SLOTS = 8
 """For runs that were cancelled and are not gone yet."""
+_FILES_PER_RUN = 12
+"""Descriptors: its job, streams and folder, and the files of its control group."""
+_OTHER_FILES = 1024
 _ANSWER_SECONDS = 20.0
 """For a forkserver to end a run whose time is up, and to say so, on an overloaded machine."""
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -153,6 +158,7 @@ class SandboxPool:
         Raises:
             IsolationError: this machine cannot give the level required.
         """
+        _allow_open_files(_OTHER_FILES + _FILES_PER_RUN * self._run_slots.most)
         found = await asyncio.to_thread(isolations.strongest)
         self._isolation = isolations.require(found, self._required)
         self._group = await asyncio.to_thread(ControlGroup.create, _memory_ceiling())
@@ -402,6 +408,14 @@ class SandboxPool:
         self._workers = [fresh if worker is dead else worker for worker in self._workers]
 
 
+def _allow_open_files(wanted: int) -> None:
+    """Raise this process's soft limit to so many, or to the hard one."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
 def _compile_forkserver() -> None:
     """Save each forkserver from compiling its own source, where that folder can be written to. It may not write there
     itself, and what compiling leaves in its memory makes forks dearer."""
@@ -427,8 +441,12 @@ def _encode(text: str | bytes) -> bytes:
 
 
 def _group_bytes(worker: Worker, limits: Limits) -> int:
-    """What a run's group may hold: its memory, its files, and its own copy of all that the warm interpreter has."""
-    return limits.memory_bytes + limits.disk_bytes + worker.resident_bytes + _OVERHEAD_BYTES
+    """What a run's group may hold: its memory, its files, and its own copy of all that the warm interpreter has.
+
+    Rounded up, so that groups need no other limit for the next worker of the same kind.
+    """
+    total = limits.memory_bytes + limits.disk_bytes + worker.resident_bytes + _OVERHEAD_BYTES
+    return -(-total // _GROUP_STEP) * _GROUP_STEP
 
 
 def _broke_its_sandbox(job: JobFiles, limits: Limits) -> RunResult:

@@ -162,9 +162,6 @@ class ServiceSandbox:
         except BaseException:
             release()
             raise
-        finally:
-            for procs_file in procs_files:
-                os.close(procs_file)
 
     def _group_of_one(self) -> tuple[list[int], Callable[[], None]]:
         """Descriptors by which a service joins a control group of its own, and what gives that back."""
@@ -172,7 +169,7 @@ class ServiceSandbox:
         if pool is None:
             return [], _nothing
         group = pool.take(self._limits.memory_bytes + self._limits.disk_bytes)
-        return group.open_procs_files(), lambda: pool.give(group)
+        return group.procs_files(), lambda: pool.give(group)
 
     def _config(
         self,

@@ -203,7 +203,7 @@ class Worker:
             WorkerGone: the forkserver is dead; the run has not begun.
         """
         run_id = next(self._ids)
-        procs_files = group.open_procs_files() if group is not None else []
+        procs_files = group.procs_files() if group is not None else []
         message = wire.RUN.pack(
             wire.OP_RUN,
             run_id,
@@ -222,9 +222,6 @@ class Worker:
             socket.send_fds(self._channel, [message], [*job.fds, *procs_files])
         except OSError as error:
             raise WorkerGone(f"a forkserver takes no more runs: {error}", retryable=True) from error
-        finally:
-            for procs_file in procs_files:
-                os.close(procs_file)
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._waiting[run_id] = future
         return run_id, future

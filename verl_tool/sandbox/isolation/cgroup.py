@@ -75,6 +75,31 @@ _V2 = Version(
 )
 
 
+class _Files:
+    """Files of one group, each opened once: to open one takes ten times as long as to read it."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+
+    def number(self, folder: str, name: str, line: str) -> int:
+        """The number in a file, or in the line of it that begins with the word `line`."""
+        text = os.pread(self.descriptor(f"{folder}/{name}", os.O_RDONLY), 4096, 0)
+        if line:
+            text = (b"\n" + text).partition(b"\n%s " % line.encode("ascii"))[2].partition(b"\n")[0]
+        return int(text or 0)
+
+    def descriptor(self, path: str, access: int) -> int:
+        """The file's descriptor, which stays open."""
+        if path not in self._open:
+            self._open[path] = os.open(path, access | os.O_CLOEXEC)
+        return self._open[path]
+
+    def close(self) -> None:
+        """Close all of them."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
 class RunGroup:
     """The group of one run at a time. `prepare` it for each."""
 
@@ -83,6 +108,7 @@ class RunGroup:
         self._version = version
         self._memory, self._cpu, self._accounting = memory, cpu, accounting
         self._folders = tuple(dict.fromkeys((memory, cpu, accounting)))
+        self._files = _Files()
         self._limit = 0
         self.most_memory = 0
         """Bytes, as far as seen: the most that `look` found."""
@@ -101,9 +127,9 @@ class RunGroup:
         self.most_memory = 0
         self._before = self._counts()
 
-    def open_procs_files(self) -> list[int]:
-        """Descriptors through which a process joins the group by writing ``0``; to be closed by the caller."""
-        return [os.open(f"{folder}/{self._version.procs_file}", os.O_WRONLY | os.O_CLOEXEC) for folder in self._folders]
+    def procs_files(self) -> list[int]:
+        """Descriptors through which a process joins the group by writing ``0``. They are the group's own."""
+        return [self._files.descriptor(f"{folder}/{self._version.procs_file}", os.O_WRONLY) for folder in self._folders]
 
     def cpu_seconds(self) -> float:
         """CPU time of all its processes, dead ones too, since `prepare`."""
@@ -111,7 +137,7 @@ class RunGroup:
 
     def look(self) -> None:
         """Note how much memory is in use."""
-        self.most_memory = max(self.most_memory, _number(self._memory, self._version.memory_used, ""))
+        self.most_memory = max(self.most_memory, self._files.number(self._memory, self._version.memory_used, ""))
 
     def lost_process(self) -> bool:
         """Whether the kernel has killed one of its processes for memory."""
@@ -125,16 +151,17 @@ class RunGroup:
         return self._kills(), self._refusals(), self._cpu_used()
 
     def _kills(self) -> int:
-        return _number(self._memory, self._version.events, "oom_kill")
+        return self._files.number(self._memory, self._version.events, "oom_kill")
 
     def _refusals(self) -> int:
-        return _number(self._memory, *self._version.refusals)
+        return self._files.number(self._memory, *self._version.refusals)
 
     def _cpu_used(self) -> int:
-        return _number(self._accounting, *self._version.cpu_used)
+        return self._files.number(self._accounting, *self._version.cpu_used)
 
     def remove(self, deadline: float) -> None:
         """Remove its folders once its last process is gone; `deadline` as of `time.monotonic`."""
+        self._files.close()
         for folder in self._folders:
             _remove(folder, deadline)
 
@@ -246,18 +273,6 @@ def _write(folder: str, name: str, value: str) -> None:
         os.write(fd, value.encode("ascii"))
     finally:
         os.close(fd)
-
-
-def _number(folder: str, name: str, line: str) -> int:
-    """The number in a file, or in the line of it that begins with the word `line`."""
-    fd = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        text = os.read(fd, 4096)
-    finally:
-        os.close(fd)
-    if line:
-        text = (b"\n" + text).partition(b"\n%s " % line.encode("ascii"))[2].partition(b"\n")[0]
-    return int(text or 0)
 
 
 def _remove(folder: str, deadline: float) -> None:
