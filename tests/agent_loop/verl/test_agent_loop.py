@@ -21,7 +21,7 @@ from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noq
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
 from verl_tool.agent_loop.trajectory import Author, Excluded, Segment, StopReason, Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_output  # noqa: E402
-from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator  # noqa: E402
+from verl_tool.agent_loop.generators.verl_generator import EngineUse  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
@@ -125,16 +125,6 @@ def test_versions_are_noted_over_all_turns():
     for version in (4, 5, 7):
         use.note(TokenOutput(token_ids=[1], extra_fields={"min_global_steps": version, "max_global_steps": version}))
     assert (use.first_version, use.last_version) == (4, 7)
-
-
-async def test_an_aborted_turn_is_told():
-    class Aborting:
-        async def generate(self, request_id, **_):
-            return TokenOutput(token_ids=[], stop_reason="aborted")
-
-    generator = VerlGenerator(Aborting())
-    generator.begin("t")
-    assert (await generator.generate([1], {}, "t")).stop_reason == "aborted"
 
 
 def test_a_trajectory_without_tokens_still_fills_a_row():

@@ -39,11 +39,25 @@ class EngineUse:
         self.preemptions += max(0, output.num_preempted or 0)
 
 
+class _FinalOnly:
+    """vLLM's `RequestOutputKind.FINAL_ONLY`, which whoever unpickles it finds there: the loop's process needs no vLLM."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _final_only, ()
+
+
+def _final_only() -> Any:
+    from vllm.sampling_params import RequestOutputKind
+
+    return RequestOutputKind.FINAL_ONLY
+
+
 class VerlGenerator:
     """Generates by verl's load balancer; turns of one trajectory go to the same engine."""
 
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
+    def __init__(self, client: EngineClient, engine: str | None) -> None:
+        """`engine`: its name in verl's config, such as ``vllm``."""
+        self._client, self._engine = client, engine
         self._uses: dict[str, EngineUse] = {}
 
     def begin(self, trajectory_id: str, priority: int = 0) -> None:
@@ -57,6 +71,8 @@ class VerlGenerator:
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
         """Continue `prompt_ids`. Raises what Ray raises if the engine is lost."""
         use = self._uses[request_id]
+        if self._engine == "vllm":
+            sampling_params = _for_vllm(sampling_params)
         output = await self._client.generate(
             request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, priority=use.priority
         )
@@ -64,3 +80,9 @@ class VerlGenerator:
         # verl says "completed" for an end token, a stop string and a full turn alike.
         aborted = "aborted" if output.stop_reason == "aborted" else None
         return Generation(output.token_ids, output.log_probs or None, aborted)
+
+
+def _for_vllm(sampling_params: dict[str, Any]) -> dict[str, Any]:
+    """verl takes the last of vLLM's outputs only; by default vLLM makes one for each token, each with all before it, and
+    text that nobody reads where no stop string is looked for."""
+    return {**sampling_params, "output_kind": _FinalOnly(), "detokenize": bool(sampling_params.get("stop"))}

@@ -82,7 +82,7 @@ class _Worker:
                 "verl_tool.trainer.main_ppo asks the tool server for them. To tell of none: "
                 "actor_rollout_ref.agent.tool_schemas=none"
             )
-        self.generator = VerlGenerator(without_detour(client))
+        self.generator = VerlGenerator(without_detour(client), config.actor_rollout_ref.rollout.get("name"))
         self.episode = Episode(self.generator, self._tools(), self.tokenizer, self.options)
         self.progress = ProgressReport() if self.options.enable_tqdm else None
 
