@@ -40,7 +40,7 @@ class EngineUse:
 
 
 class _FinalOnly:
-    """vLLM's `RequestOutputKind.FINAL_ONLY`, which whoever unpickles it finds there: the loop's process needs no vLLM."""
+    """vLLM's `RequestOutputKind.FINAL_ONLY` once it is unpickled: the loop's own process needs no vLLM."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _final_only, ()
@@ -83,6 +83,8 @@ class VerlGenerator:
 
 
 def _for_vllm(sampling_params: dict[str, Any]) -> dict[str, Any]:
-    """verl takes the last of vLLM's outputs only; by default vLLM makes one for each token, each with all before it, and
-    text that nobody reads where no stop string is looked for."""
+    """As verl takes it: the last output only. By default vLLM makes one for each token, with all before it in each.
+
+    Text is read by nobody but the search for stop strings.
+    """
     return {**sampling_params, "output_kind": _FinalOnly(), "detokenize": bool(sampling_params.get("stop"))}
