@@ -78,7 +78,7 @@ def main(
         0.93, "--target", min=0.0, max=1.0, help="Stop when a call, once begun, comes out right so often, sampled."
     ),
     tool_share: float = typer.Option(0.3, "--tool_share", min=0.01, max=1.0, help="Part of traces that use the tool."),
-    max_steps: int = typer.Option(500, "--max_steps", min=1, help="Give up after so many steps."),
+    max_steps: int = typer.Option(400, "--max_steps", min=1, help="Give up after so many steps."),
     batch_size: int = typer.Option(64, "--batch_size", min=1),
     learning_rate: float = typer.Option(2e-3, "--learning_rate"),
     hidden: int = typer.Option(128, "--hidden", min=32, help="Width; a multiple of 32."),
