@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,8 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """How Qwen2's tokenizer splits text before merging: every digit by itself."""
+THREADS = 2
+"""Most that a model this small gains from; a recipe's other processes are told to take one each."""
 LOOK_EVERY = 10
 """Steps between looks at the success."""
 SECONDS_BETWEEN_LINES = 5.0
@@ -189,6 +192,7 @@ def warm_up(
 
     Raises TooWeak if they do not; nothing is saved then.
     """
+    torch.set_num_threads(min(THREADS, len(os.sched_getaffinity(0))))
     padding = tokenizer.pad_token_id
     callback = StopWhenGoodEnough(collate(padding, held), how.target)
     arguments = TrainingArguments(
