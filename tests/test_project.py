@@ -189,6 +189,7 @@ OF_A_WHOLE_FOLDER = {
     "agent_loop": "control_tokens properties stops with_server",
     "agent_workers/reward_manager": "reward_managers",
     "agent_workers/reward_manager/judge": "hacks",
+    "doctor/checks": "all_checks",
     "eval_service": "equals_training live lm_eval",
     "eval_service/openai": "odd_requests",
     "examples/train": "recipes",

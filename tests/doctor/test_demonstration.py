@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from doctor_setups import HERMES_LIKE, PLAIN, TOOLS, family, row, setup_of
+from doctor_setups import HERMES_LIKE, NATIVE, PLAIN, TOOLS, family, row, setup_of
 
 from verl_tool.agent_loop.trajectory import Author, StopReason
 from verl_tool.doctor.checks.setup import MADE_UP_TOOL, Setup
 from verl_tool.doctor.demonstration import ANSWER, Demonstration, StandIn, demonstrate
 from verl_tool.doctor.in_process import InProcessTools
 from verl_tool.servers.tools import load_tools
-
-NATIVE = {
-    "Qwen-Qwen3-0.6B": ("hermes", ("<|im_end|>",)),
-    "meta-llama-Llama-3.1-8B-Instruct": ("llama3", ("<|eot_id|>", "<|eom_id|>")),
-    "mistralai-Mistral-7B-Instruct-v0.3": ("mistral", ("</s>",)),
-    "deepseek-ai-DeepSeek-V3.1": ("deepseek", ("<｜end▁of▁sentence｜>",)),
-    "zai-org-GLM-4.5-Air": ("glm", ("<|user|>", "<|observation|>", "<|endoftext|>")),
-    "moonshotai-Kimi-K2-Instruct": ("kimi", ("<|im_end|>",)),
-    "openai-gpt-oss-120b": ("harmony", ("<|return|>", "<|call|>", "<|endoftext|>")),
-}
 
 
 async def shown(setup: Setup, turn: str | None = None) -> Demonstration:

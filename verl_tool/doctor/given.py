@@ -123,14 +123,16 @@ class GivenTools:
     tool_config: Path | None = None
     options: EpisodeOptions = field(default_factory=lambda: EpisodeOptions(enable_agent=False))
     """Name the server, if the tools are on one."""
+    known: tuple[ToolDescription, ...] = ()
+    """What a run was told of tools on a server that is not asked again; a stand-in answers for them."""
     api_key: str | None = None
 
     def described(self) -> tuple[ToolDescription, ...]:
         """What they are. Raises ConfigError if they cannot be made, or the server does not answer."""
         if self.tool_type is not None:
             return tuple(tool.describe() for tool in load_tools(self.tool_type, self._config()))
-        if self.options.tool_server_url is None:
-            return (MADE_UP_TOOL,)
+        if self.known or self.options.tool_server_url is None:
+            return self.known or (MADE_UP_TOOL,)
         try:
             return tuple(ask_for_tools(self.options, self.api_key))
         except ToolFault as fault:
@@ -145,7 +147,7 @@ class GivenTools:
         if self.tool_type is not None:
             async with InProcessTools(load_tools(self.tool_type, self._config(), {"workers": 1})) as tools:
                 yield tools
-        elif self.options.tool_server_url is not None:
+        elif self.options.tool_server_url is not None and not self.known:
             url = self.options.tool_server_url
             async with ToolClient(url, api_key=self.api_key, **self.options.client_settings()) as client:  # type: ignore[arg-type]
                 yield client

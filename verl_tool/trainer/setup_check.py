@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import threading
@@ -35,6 +36,8 @@ ROWS = 100
 """So many of each file are looked at, the first ones."""
 GRADING_SECONDS = 4.0
 """For all constant answers; those that are not graded by then are not judged."""
+ENDING_SECONDS = 0.1
+"""For a manager's processes to end."""
 ASKING_SECONDS = 3.0
 """For a running server's tools, where no prompt needs them."""
 
@@ -52,7 +55,8 @@ def check_setup(config: DictConfig, *, server_is_up: bool = True) -> None:
             log.warning("%s [%s]", finding, finding.check)
     errors = [f"{finding} [{finding.check}]" for finding in findings if finding.severity is Severity.ERROR]
     if errors:
-        more = f"python -m verl_tool.doctor --config {config.run_dir} shows more; doctor=false leaves the checks out"
+        run = f" --config {config.run_dir}" if server_is_up else ""
+        more = f"python -m verl_tool.doctor{run} shows more; doctor=false leaves the checks out"
         raise ConfigError("\n       ".join([*errors, more]))
 
 
@@ -143,6 +147,9 @@ def graded_within(config: DictConfig, cases: Sequence[Case], golds: Sequence[Cas
             log.info("%d of %d constant answers were graded within %g s", len(graded), len(cases), seconds)
         except Exception as error:  # noqa: BLE001 - a manager is anybody's code; parts_check has told what it raises
             log.info("constant answers are not graded: %s: %s", type(error).__name__, error)
+        # Processes that a manager started end with it, and must not outlive the event loop.
+        gc.collect()
+        await asyncio.sleep(ENDING_SECONDS)
 
     thread = threading.Thread(target=lambda: asyncio.run(within()), name="constant answers", daemon=True)
     of_managers = logging.getLogger("verl_tool.agent_workers")

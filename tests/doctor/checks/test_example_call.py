@@ -7,7 +7,6 @@ from doctor_setups import TOOLS
 
 from verl_tool.doctor.checks.example_call import example_of
 from verl_tool.doctor.checks.setup import MADE_UP_TOOL
-from verl_tool.errors import ConfigError
 from verl_tool.formats import ALL_FORMATS, Format, format_by_name
 
 CALCULATOR, PYTHON, FINISH = TOOLS
@@ -17,6 +16,7 @@ CALCULATOR, PYTHON, FINISH = TOOLS
 @pytest.mark.parametrize("tool", [CALCULATOR, PYTHON, MADE_UP_TOOL], ids=lambda tool: tool.name)
 def test_each_format_finds_the_call_that_is_made_in_it(fmt: Format, tool: object) -> None:
     example = example_of(fmt, [tool])  # type: ignore[list-item]
+    assert example
     assert example.found
     assert example.format is fmt
 
@@ -40,7 +40,7 @@ def test_a_tool_that_ends_the_trajectory_is_the_last_choice() -> None:
     assert example_of(format_by_name("hermes"), [FINISH]).tool == "finish"
 
 
-def test_a_format_that_writes_no_call_known_is_told() -> None:
+def test_a_format_need_not_write_calls() -> None:
     class Silent:
         name, stop, observation = "silent", ("</silent>",), None
 
@@ -56,5 +56,4 @@ def test_a_format_that_writes_no_call_known_is_told() -> None:
         def usage(self, tools):
             return "Be silent."
 
-    with pytest.raises(ConfigError, match=r"no call of calculator in the format 'silent'.*--turn"):
-        example_of(Silent(), [CALCULATOR])
+    assert example_of(Silent(), [CALCULATOR]) is None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from doctor_setups import HERMES_LIKE, PLAIN, TOOLS, family, only, setup_of, told
-from real_tokenizers import shape
+from real_tokenizers import NAMES, shape
 
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.doctor.checks.finding import Severity
 from verl_tool.doctor.checks.markers import markers_are_tokens, markers_survive
+from verl_tool.formats import ALL_FORMATS
 
 QWEN = family("Qwen-Qwen3-0.6B", "<|im_end|>")
 
@@ -39,7 +41,13 @@ def test_a_tokenizer_that_rewrites_a_marker_is_an_error() -> None:
     findings = told(markers_survive, setup)
     assert findings
     assert all(severity is Severity.ERROR and "no call marked by" in text for severity, text in findings)
-    assert not told(markers_survive, setup_of(PLAIN))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "t5"])
+def test_the_tokenizers_of_today_s_models_rewrite_none(name: str) -> None:
+    for fmt in ALL_FORMATS:
+        setup = setup_of(HFTokenizer(shape(name).tokenizer), formats=[fmt.name], mtrl_sep="{obs}")
+        assert not told(markers_survive, setup), fmt.name
 
 
 def test_without_tools_nothing_is_looked_at() -> None:

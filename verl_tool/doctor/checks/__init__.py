@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from verl_tool.doctor.checks.ends import calls_end, tools_are_called, turns_end
@@ -38,7 +39,11 @@ RELIED_ON = frozenset(check.__name__ for check in FIRST)
 
 def examine_rows(rows: Sequence[Row], for_reward: Sequence[str] = FOR_REWARD) -> list[Finding]:
     """What is wrong with rows, whatever the model. `for_reward`: the columns that the reward manager reads."""
-    return [*columns_are_there(rows, for_reward), *gold_stays_here(rows), *most_frequent_gold(rows)]
+    return [
+        *_found("columns_are_there", lambda: columns_are_there(rows, for_reward)),
+        *_found("gold_stays_here", lambda: gold_stays_here(rows)),
+        *_found("most_frequent_gold", lambda: most_frequent_gold(rows)),
+    ]
 
 
 def examine(setup: Setup) -> list[Finding]:
@@ -46,17 +51,21 @@ def examine(setup: Setup) -> list[Finding]:
 
     What costs time is the prompts of the rows, a millisecond each.
     """
-    findings = _found(FIRST, setup)
+    findings = _of_all(FIRST, setup)
     if any(finding.severity is Severity.ERROR for finding in findings):
         return findings
-    return findings + _found(OTHERS, setup)
+    return findings + _of_all(OTHERS, setup)
 
 
-def _found(checks: tuple[Check, ...], setup: Setup) -> list[Finding]:
-    findings: list[Finding] = []
-    for check in checks:
-        try:
-            findings += check(setup)
-        except ConfigError as error:
-            findings.append(Finding(check.__name__, Severity.ERROR, str(error), ""))
-    return findings
+def _of_all(checks: Sequence[Check], setup: Setup) -> list[Finding]:
+    return [finding for check in checks for finding in _found(check.__name__, functools.partial(check, setup))]
+
+
+def _found(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """What a check finds. One that fails is told, and ends no training."""
+    try:
+        return list(check())
+    except ConfigError as error:
+        return [Finding(name, Severity.ERROR, str(error), "")]
+    except Exception as error:  # noqa: BLE001 - templates, formats and rows are anybody's
+        return [Finding(name, Severity.WARNING, f"the check fails: {type(error).__name__}: {error}", "")]

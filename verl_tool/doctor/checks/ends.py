@@ -12,6 +12,7 @@ from verl_tool.doctor.checks.setup import Setup
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Format
 from verl_tool.formats.load import specs_of
+from verl_tool.protocol import ToolDescription
 
 
 def calls_end(setup: Setup) -> Iterator[Finding]:
@@ -42,11 +43,8 @@ def calls_end(setup: Setup) -> Iterator[Finding]:
 def _ended(fmt: Format, setup: Setup, stops: Sequence[str]) -> bool:
     if set(fmt.stop).intersection(stops):
         return True
-    try:
-        text = example_of(fmt, setup.shown_tools).text
-    except ConfigError:
-        return False
-    return any(stop in f"{text}\n" for stop in stops)
+    example = example_of(fmt, setup.shown_tools)
+    return example is not None and any(stop in f"{example.text}\n" for stop in stops)
 
 
 def tools_are_called(setup: Setup) -> Iterator[Finding]:
@@ -54,29 +52,27 @@ def tools_are_called(setup: Setup) -> Iterator[Finding]:
     options = setup.options
     if not options.enable_agent:
         return
+    if options.formats is None and (options.action_stop_tokens or not options.enable_mtrl):
+        return  # a stop string ends the call, and the server finds it
     told = setup.prompts.told() or setup.tools
-    if options.formats is not None:
-        specs = {spec for fmt in setup.formats for spec in specs_of(fmt)}
-        for tool in told:
-            if tool.formats and specs.isdisjoint(tool.formats):
-                what = f"the tool {tool.name!r} cannot be called in formats={', '.join(options.formats)}"
-                remedy = f"name one of its own: {', '.join(tool.formats)}"
-                yield Finding("tools_are_called", Severity.ERROR, what, remedy)
-    elif options.enable_mtrl and not options.action_stop_tokens:
-        yield from _tags(setup)
+    found = {spec for fmt in setup.formats for spec in specs_of(fmt)}
+    deaf = [tool for tool in told if tool.formats and found.isdisjoint(tool.formats)]
+    # As long as one can be called, the others may be there for another training.
+    severity = Severity.ERROR if len(deaf) == len(told) else Severity.WARNING
+    for tool in deaf:
+        where = "in chat mode without formats" if options.formats is None else f"with formats={list(options.formats)}"
+        what = f"the tool {tool.name!r} is called by {', '.join(tool.formats)} only: not found {where}"
+        yield Finding("tools_are_called", severity, what, f"set formats=[{', '.join(tool.formats)}]")
+    if options.formats is None:
+        yield from _tags(setup, [tool for tool in told if tool not in deaf])
 
 
-def _tags(setup: Setup) -> Iterator[Finding]:
-    """Tags of tools' own names, which the loop finds in chat mode only if they are named."""
-    built_in = {fmt.name for fmt in setup.formats}
-    for tool in setup.prompts.told() or setup.tools:
+def _tags(setup: Setup, tools: Sequence[ToolDescription]) -> Iterator[Finding]:
+    """Tags of tools' own names that the prompts of the data hold."""
+    for tool in tools:
         tags = [spec for spec in tool.formats if spec.startswith(("<", "["))]
         taught = [tag for tag in tags if any(tag in text for text in _texts_of_rows(setup))]
-        if tool.formats and built_in.isdisjoint(tool.formats):
-            what = f"the tool {tool.name!r} is called by {', '.join(tool.formats)} only: the loop finds no such call"
-            remedy = f"set formats=[{', '.join(tool.formats)}], or action_stop_tokens"
-            yield Finding("tools_are_called", Severity.ERROR, what, remedy)
-        elif taught:
+        if taught:
             what = (
                 f"prompts of the data hold {', '.join(taught)}, and in chat mode the loop finds calls in such tags "
                 "only if formats names them"
@@ -110,7 +106,8 @@ def turns_end(setup: Setup) -> Iterator[Finding]:
         )
         remedy = f"set additional_eos_token_ids={sorted(closing)} if the model writes it"
         yield Finding("turns_end", Severity.WARNING, what, remedy)
-    if setup.options.enable_agent and setup.options.enable_mtrl and not setup.options.action_stop_tokens:
+    of_call = setup.options.enable_agent and setup.options.enable_mtrl and not setup.options.action_stop_tokens
+    if of_call and setup.example is not None:
         yield from _behind_a_call(setup, setup.example, known)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from verl_tool.errors import ConfigError
 from verl_tool.formats import Call, Format, loop_formats
 from verl_tool.formats.find import find_calls
 from verl_tool.protocol import ToolDescription
@@ -45,21 +44,18 @@ class ExampleCall:
         return self.format.find_calls(self.text)
 
 
-def example_of(fmt: Format, tools: Sequence[ToolDescription], stops: Collection[str] = ()) -> ExampleCall:
+def example_of(fmt: Format, tools: Sequence[ToolDescription], stops: Collection[str] = ()) -> ExampleCall | None:
     """A call of the first of `tools` in `fmt`: an example of its own, or one that the format writes.
 
     `stops`: the stop strings of actions, of which a model writes one behind a call that it does not end by one.
-    Raises ConfigError if neither gives a call.
+    None if neither gives a call: a format need not be able to write.
     """
     ordered = sorted(tools, key=lambda tool: tool.name == _ENDS_THE_TRAJECTORY)
     for tool in ordered:
         for text in _candidates(fmt, tool):
             if fmt.find_calls(text):
                 return ExampleCall(_with_stop(text, fmt, stops), tool.name, fmt)
-    raise ConfigError(
-        f"no call of {', '.join(tool.name for tool in tools)} in the format {fmt.name!r} is known to the doctor: it "
-        "finds none in the tools' examples, and does not write any that it finds; give the model's turn (--turn)"
-    )
+    return None
 
 
 def _candidates(fmt: Format, tool: ToolDescription) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verl_tool.agent_loop.trajectory import Author
+from verl_tool.doctor.checks.example_call import ExampleCall
 from verl_tool.doctor.checks.finding import Finding, Severity
 from verl_tool.doctor.checks.setup import Row, Setup
 from verl_tool.errors import ConfigError
@@ -48,8 +49,6 @@ def _of_long_rows(setup: Setup, long: list[tuple[int, Row]], looked_at: int, nam
     remedy = f"raise {name} (in training data.max_prompt_length)"
     if not setup.drops_overlong:
         return Finding("prompts_fit", Severity.WARNING, f"{what}: they lose their beginning", remedy)
-    if len(long) == looked_at:
-        return Finding("prompts_fit", Severity.ERROR, f"{what}: all of them are left out", remedy)
     severity = Severity.WARNING if len(long) >= _MANY * looked_at else Severity.NOTE
     return Finding("prompts_fit", severity, f"{what}: they are left out", remedy)
 
@@ -58,16 +57,17 @@ def turns_fit(setup: Setup) -> Iterator[Finding]:
     """A call and what stands around its observation fit into a response, and prompt and response into the model."""
     options = setup.options
     response = options.max_response_length
-    if options.enable_agent:
-        call, around = _call_and_around(setup)
+    example = setup.example
+    if options.enable_agent and example is not None:
+        call, around = _call_and_around(setup, example)
         if options.max_action_length is not None and call > options.max_action_length:
-            what = f"a call such as {setup.example.text[:80]!r} has {call} tokens, and max_action_length is "
+            what = f"a call such as {example.text[:80]!r} has {call} tokens, and max_action_length is "
             yield Finding(
                 "turns_fit", Severity.WARNING, f"{what}{options.max_action_length}: it is cut off", "raise that"
             )
         if response is not None and call + around >= response:
             what = (
-                f"a call such as {setup.example.text[:80]!r} and what stands around its observation have "
+                f"a call such as {example.text[:80]!r} and what stands around its observation have "
                 f"{call + around} tokens, and max_response_length is {response}: nothing is left for an answer"
             )
             yield Finding("turns_fit", Severity.WARNING, what, "raise data.max_response_length")
@@ -82,9 +82,9 @@ def turns_fit(setup: Setup) -> Iterator[Finding]:
     yield from _of_the_model(setup)
 
 
-def _call_and_around(setup: Setup) -> tuple[int, int]:
+def _call_and_around(setup: Setup, example: ExampleCall) -> tuple[int, int]:
     """Tokens of a call, and of what is put around the text of an observation."""
-    example, renderer = setup.example, setup.renderer
+    renderer = setup.renderer
     ids = setup.tokenizer.encode(example.text)
     segments = renderer.next(ids, renderer.parts(example.format.render("…")), example.text)
     return len(ids), sum(len(segment.tokens) for segment in segments if segment.author is Author.TEMPLATE)

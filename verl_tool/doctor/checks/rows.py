@@ -26,7 +26,8 @@ def columns_are_there(rows: Sequence[Row], for_reward: Sequence[str]) -> Iterato
         for name in (row.prompt_key, *for_reward):
             if row.content.get(name) is None:
                 lacking.setdefault(name, []).append(row)
-        if row.content.get("reward_model") is not None and row.ground_truth is None:
+        graded_by = row.content.get("reward_model")
+        if isinstance(graded_by, Mapping) and "ground_truth" not in graded_by:
             lacking.setdefault("reward_model.ground_truth", []).append(row)
         if row.content.get(row.prompt_key) is not None:
             try:

@@ -142,8 +142,8 @@ class Setup:
         return self.prompts.told() or self.tools or (MADE_UP_TOOL,)
 
     @cached_property
-    def example(self) -> ExampleCall:
-        """A call as the model would write it, in the format that the prompt teaches. Raises ConfigError."""
+    def example(self) -> ExampleCall | None:
+        """A call as the model would write it, in the format that the prompt teaches; None if none is known."""
         return example_of(self.taught, self.shown_tools, self.options.action_stop_tokens)
 
     @cached_property

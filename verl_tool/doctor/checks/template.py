@@ -60,8 +60,9 @@ def tools_are_told(setup: Setup) -> Iterator[Finding]:
         remedy = "set tool_prompt=auto, or tool_schemas=none if the rows themselves say how to call"
         yield Finding("tools_are_told", Severity.ERROR, what, remedy)
         return
-    if setup.taught.usage(told).strip() in text:
-        yield from _by_usage(setup, told)
+    own = setup.rendered(QUESTION, [schema_of(tool) for tool in told], generation=True)
+    if text != own:
+        yield from _by_usage(setup, told, own)
         return
     untold = [f"{tool.name} ({', '.join(parts)})" for tool in told if (parts := _left_out(tool, text))]
     if untold:
@@ -82,11 +83,11 @@ def _as_written(words: str, text: str) -> bool:
     return words in text or all(word in text for word in plain)
 
 
-def _by_usage(setup: Setup, told: tuple[ToolDescription, ...]) -> Iterator[Finding]:
-    """That the format's usage text stands in for a template which has a way of its own."""
+def _by_usage(setup: Setup, told: tuple[ToolDescription, ...], own: str | None) -> Iterator[Finding]:
+    """That the format's usage text stands in for a template which has a way of its own: it would write `own`."""
     if setup.options.tool_prompt != "auto":
         return
-    bare, own = setup.rendered(QUESTION), setup.rendered(QUESTION, [schema_of(tool) for tool in told])
+    bare = setup.rendered(QUESTION, generation=True)
     if own is None or own == bare or not all(tool.name in own for tool in told):
         what = f"the chat template takes no tools; the prompt tells of them by the usage text of {setup.taught.name!r}"
         yield Finding("tools_are_told", Severity.NOTE, what, "")
