@@ -44,10 +44,13 @@ def test_a_tokenizer_that_rewrites_a_marker_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "t5"])
-def test_the_tokenizers_of_today_s_models_rewrite_none(name: str) -> None:
+def test_the_tokenizers_of_today_s_models_rewrite_deepseek_s_markers_at_most(name: str) -> None:
+    """Those of SentencePiece read ``▁`` as a blank."""
+    tokenizer = HFTokenizer(shape(name).tokenizer)
     for fmt in ALL_FORMATS:
-        setup = setup_of(HFTokenizer(shape(name).tokenizer), formats=[fmt.name], mtrl_sep="{obs}")
-        assert not told(markers_survive, setup), fmt.name
+        setup = setup_of(tokenizer, formats=[fmt.name], mtrl_sep="{obs}")
+        blanks = fmt.name == "deepseek" and "▁" not in tokenizer.decode(tokenizer.encode("▁"))
+        assert bool(told(markers_survive, setup)) is blanks, fmt.name
 
 
 def test_without_tools_nothing_is_looked_at() -> None:

@@ -107,8 +107,9 @@ def test_answers_that_there_was_no_time_for_are_not_judged() -> None:
 
 def test_the_most_frequent_gold_is_told_by_its_share() -> None:
     assert not list(most_frequent_gold(rows_of(*GOLDS)))
-    [note] = most_frequent_gold(rows_of("yes", "no", "yes"))
+    [note] = most_frequent_gold(rows_of(*["yes", "no", "yes"] * 4))
     assert note.severity is Severity.NOTE
-    assert "'yes' is that of 2 of 3 rows" in note.what
+    assert "'yes' is that of 8 of 12 rows" in note.what
+    assert not list(most_frequent_gold(rows_of("yes", "no", "yes")))
     [warning] = most_frequent_gold(rows_of(*["yes"] * 10))
     assert warning.severity is Severity.WARNING

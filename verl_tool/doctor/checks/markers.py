@@ -11,6 +11,9 @@ from verl_tool.doctor.checks.setup import QUESTION, Setup
 from verl_tool.formats.native import NATIVE
 from verl_tool.formats.tool_response import OBSERVATION
 
+_TOKENS = ("<>", "[]")
+"""First and last character of what is a token of its own in models that are trained on it."""
+
 
 def markers_survive(setup: Setup) -> Iterator[Finding]:
     """A marker that is encoded and decoded again is the same: the loop looks for it in decoded text."""
@@ -29,10 +32,10 @@ def markers_are_tokens(setup: Setup) -> Iterator[Finding]:
         return
     encode = setup.tokenizer.encode
     of_template = _text_of_template(setup)
-    native = set(setup.taught.markers()).difference(OBSERVATION) if setup.taught in NATIVE else set()
+    native = setup.taught in NATIVE
     lengths = {marker: len(encode(marker)) for marker in _markers(setup)}
     split = {marker: n for marker, n in lengths.items() if n > 1}
-    odd = {mark: n for mark, n in split.items() if mark in of_template or mark in native}
+    odd = {mark: n for mark, n in split.items() if _is_token(mark, setup) and (native or mark in of_template)}
     if odd:
         what = (
             f"the tokenizer splits markers of the format {setup.taught.name!r}: {_told(odd)}; models that call so have "
@@ -51,6 +54,12 @@ def markers_are_tokens(setup: Setup) -> Iterator[Finding]:
             "and is no part of the call"
         )
         yield Finding("markers_are_tokens", Severity.NOTE, what, "")
+
+
+def _is_token(mark: str, setup: Setup) -> bool:
+    """Whether a marker is one that opens or closes a call, and looks like a token."""
+    fmt = setup.taught
+    return mark in (*fmt.markers(), *fmt.stop) and mark not in (fmt.observation or ()) and mark[0] + mark[-1] in _TOKENS
 
 
 def _markers(setup: Setup) -> list[str]:

@@ -20,6 +20,8 @@ CONSTANTS = ("", "0", "1", "yes", "\\boxed{0}", "<answer>0</answer>", "I do not 
 """The answers."""
 _GOLD = "gold"
 """Name of the gold answer of the row itself, in one form after another."""
+_LEAST_GOLDS = 10
+"""Rows from which on it means something that they have one gold answer."""
 _WORTH_TELLING, _NEARLY_ALL, _LEAST_ROWS = 0.3, 0.9, 3
 
 
@@ -85,10 +87,10 @@ def constant_answers(cases: Sequence[Case], graded: Sequence[Graded]) -> Iterato
 def most_frequent_gold(rows: Sequence[Row]) -> Iterator[Finding]:
     """Says how often the most frequent gold answer is right."""
     golds = Counter(golden_text(row.ground_truth) for row in rows if row.ground_truth is not None)
-    if not golds:
+    if golds.total() < _LEAST_GOLDS:
         return
     gold, n = golds.most_common(1)[0]
-    if n >= max(2, _WORTH_TELLING * golds.total()):
+    if n >= _WORTH_TELLING * golds.total():
         what = f"the gold answer {gold[:80]!r} is that of {n} of {golds.total()} rows: to write it always earns as much"
         severity = Severity.WARNING if n >= _NEARLY_ALL * golds.total() else Severity.NOTE
         yield Finding("most_frequent_gold", severity, what, "mix the data, or compare the policy with that")
