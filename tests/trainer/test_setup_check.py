@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ import pytest
 pytest.importorskip("verl")
 arrow = pytest.importorskip("pyarrow")
 
-import psutil  # noqa: E402
 import pyarrow.parquet as parquet  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer  # noqa: E402
 from verl_loop import composed  # noqa: E402
 
 from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.trainer.setup_check import check_setup, findings_in  # noqa: E402
+from verl_tool.trainer.setup_check import check_setup  # noqa: E402
 
 AGENT = "actor_rollout_ref.agent"
 CHAT = f"{AGENT}.enable_mtrl=true"
@@ -31,24 +29,6 @@ class PaysAll(GradingRewardManager):
     async def grade(self, sample):
         return Grade(1.0, True, {})
 """
-STARTS = """
-import asyncio
-import pathlib
-from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
-from verl_tool.agent_workers.reward_manager.grade import Grade
-
-class Starts(GradingRewardManager):
-    process = None
-
-    async def grade(self, sample):
-        if self.process is None:
-            self.process = await asyncio.create_subprocess_exec("sleep", "600", stdin=asyncio.subprocess.PIPE)
-            pathlib.Path(__file__).with_name("pid").write_text(str(self.process.pid))
-        return Grade(0.0, False, {})
-"""
-HANGS = PAYS_ALL.replace("PaysAll", "Hangs").replace(
-    "return Grade", "import asyncio; await asyncio.sleep(60); return Grade"
-)
 
 
 def row(gold: str, **tools_kwargs: Any) -> dict[str, Any]:
@@ -117,20 +97,6 @@ def test_a_reward_that_a_constant_answer_gets_is_an_error(tmp_path: Path) -> Non
     config = config_of(tmp_path, *own_manager(tmp_path, PAYS_ALL, "PaysAll"))
     with pytest.raises(ConfigError, match="the answer '' scores like a right one on 4 of 4 rows"):
         check_setup(config)
-
-
-def test_a_manager_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_tool.trainer.setup_check.GRADING_SECONDS", 0.3)
-    config = config_of(tmp_path, *own_manager(tmp_path, HANGS, "Hangs"))
-    assert not [each for each in findings_in(config, server_is_up=True) if each.check == "constant_answers"]
-
-
-def test_what_a_manager_started_is_stopped(tmp_path: Path) -> None:
-    config = config_of(tmp_path, *own_manager(tmp_path, STARTS, "Starts"))
-    check_setup(config)
-    pid = int((tmp_path / "pid").read_text())
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(timeout=20)
 
 
 def test_a_server_that_does_not_tell_its_tools_is_no_finding(tmp_path: Path) -> None:

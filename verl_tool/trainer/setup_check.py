@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
-from verl.trainer.ppo.reward import load_reward_manager
 
 from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.told_tools import ask_for_tools, tools_in
-from verl_tool.agent_workers.reward_manager.grading.manager_process import Case, Graded
-from verl_tool.agent_workers.reward_manager.grading.manager_worker import CodePoints, grade
+from verl_tool.agent_workers.reward_manager.grading.manager_process import Graded
+from verl_tool.agent_workers.reward_manager.grading.manager_thread import graded_in_thread
 from verl_tool.doctor.checks import FOR_REWARD, examine, examine_rows
 from verl_tool.doctor.checks.finding import Finding, Severity
 from verl_tool.doctor.checks.reward import constant_answers, constant_cases, gold_cases, hopeless, tells_right
@@ -36,8 +32,6 @@ ROWS = 100
 """So many of each file are looked at, the first ones."""
 GRADING_SECONDS = 4.0
 """For all constant answers; those that are not graded by then are not judged."""
-ENDING_SECONDS = 0.1
-"""For a manager's processes to end."""
 ASKING_SECONDS = 3.0
 """For a running server's tools, where no prompt needs them."""
 
@@ -118,46 +112,12 @@ def _of_reward(config: DictConfig, rows: Sequence[Row], server_is_up: bool) -> l
     cases = constant_cases(rows)
     if not cases or config.reward.get("reward_model", {}).get("enable", False):
         return []
-    graded = graded_within(config, cases, gold_cases(rows), GRADING_SECONDS)
+    everything = [*cases, *gold_cases(rows)]
+
+    def enough(graded: Sequence[Graded]) -> bool:
+        return hopeless(graded) or (len(graded) == len(cases) and tells_right(graded))
+
+    graded = graded_in_thread(config, everything, GRADING_SECONDS, enough)
     if not server_is_up and any(each.failure for each in graded):
         return []
-    return list(constant_answers([*cases, *gold_cases(rows)], graded))
-
-
-def graded_within(config: DictConfig, cases: Sequence[Case], golds: Sequence[Case], seconds: float) -> list[Graded]:
-    """What the training's reward manager makes of `cases`, and of `golds` if it does not say itself what is right.
-
-    As many as it grades within `seconds`: it is anybody's code, and runs in a thread that is left behind if it hangs.
-    """
-    graded: list[Graded] = []
-
-    async def grade_all() -> None:
-        manager = load_reward_manager(config, CodePoints())
-        for case in cases:
-            graded.append(await grade(manager, case, seconds))
-            if hopeless(graded):
-                return
-        for case in golds if not tells_right(graded) else ():
-            graded.append(await grade(manager, case, seconds))
-
-    async def within() -> None:
-        try:
-            await asyncio.wait_for(grade_all(), seconds)
-        except asyncio.TimeoutError:
-            log.info("%d of %d constant answers were graded within %g s", len(graded), len(cases), seconds)
-        except Exception as error:  # noqa: BLE001 - a manager is anybody's code; parts_check has told what it raises
-            log.info("constant answers are not graded: %s: %s", type(error).__name__, error)
-        # Processes that a manager started end with it, and must not outlive the event loop.
-        gc.collect()
-        await asyncio.sleep(ENDING_SECONDS)
-
-    thread = threading.Thread(target=lambda: asyncio.run(within()), name="constant answers", daemon=True)
-    of_managers = logging.getLogger("verl_tool.agent_workers")
-    level = of_managers.level
-    of_managers.setLevel(logging.CRITICAL)  # what fails here is told as a finding
-    try:
-        thread.start()
-        thread.join(seconds + 1.0)
-    finally:
-        of_managers.setLevel(level)
-    return list(graded)
+    return list(constant_answers(everything, graded))

@@ -1,0 +1,96 @@
+"""A training's reward manager in a thread of this process, for a few seconds: a process of its own would take longer to
+import verl."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+from verl.trainer.ppo.reward import load_reward_manager
+
+from verl_tool.agent_workers.reward_manager.grading.manager_process import Case, Graded
+from verl_tool.agent_workers.reward_manager.grading.manager_worker import CodePoints, grade
+
+log = logging.getLogger(__name__)
+
+_ENDING_SECONDS = 5.0
+"""For the processes that a manager started to end, once they are killed."""
+_LOOK_SECONDS = 0.02
+
+
+def graded_in_thread(
+    config: DictConfig, cases: Iterable[Case], seconds: float, enough: Callable[[Sequence[Graded]], bool]
+) -> list[Graded]:
+    """What the manager of a trainer's config makes of `cases`, one after the other until it is `enough`.
+
+    As many as it grades within `seconds`. The manager is anybody's code: if it hangs, its thread is left behind. What
+    it logs is left out, and the processes that it started in its event loop are killed.
+    """
+    graded: list[Graded] = []
+
+    async def grade_all() -> None:
+        manager = load_reward_manager(config, CodePoints())
+        for case in cases:
+            graded.append(await grade(manager, case, seconds))
+            if enough(graded):
+                return
+
+    def run() -> None:
+        loop = _Loop()
+        try:
+            loop.run_until_complete(asyncio.wait_for(grade_all(), seconds))
+        except asyncio.TimeoutError:
+            log.info("%d answers were graded within %g s", len(graded), seconds)
+        except Exception as error:  # noqa: BLE001 - a manager is anybody's code
+            log.info("the reward manager cannot be made: %s: %s", type(error).__name__, error)
+        finally:
+            loop.run_until_complete(loop.end())
+            loop.close()
+
+    thread = threading.Thread(target=run, name="graded_in_thread", daemon=True)
+    of_managers = logging.getLogger("verl_tool.agent_workers")
+    level = of_managers.level
+    of_managers.setLevel(logging.CRITICAL)
+    try:
+        thread.start()
+        thread.join(seconds + _ENDING_SECONDS)
+    finally:
+        of_managers.setLevel(level)
+    return list(graded)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Knows the processes that were started in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._processes: list[asyncio.SubprocessTransport] = []
+
+    async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
+        """As asyncio's."""
+        started = await super().subprocess_exec(*args, **kwargs)
+        self._processes.append(started[0])
+        return started
+
+    async def subprocess_shell(self, *args: Any, **kwargs: Any) -> Any:
+        """As asyncio's."""
+        started = await super().subprocess_shell(*args, **kwargs)
+        self._processes.append(started[0])
+        return started
+
+    async def end(self) -> None:
+        """Cancel what is left, and kill the processes; a process that has not ended after a while is not waited for."""
+        left = [task for task in asyncio.all_tasks(self) if task is not asyncio.current_task(self)]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        for process in self._processes:
+            process.close()
+        for _ in range(round(_ENDING_SECONDS / _LOOK_SECONDS)):
+            if all(process.get_returncode() is not None for process in self._processes):
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
