@@ -84,9 +84,9 @@ class Examination:
         if self.tool_config is not None and self.tool_type is None:
             raise ConfigError("--tool_config has options for the tools of --tool_type; give that too")
         if self.tool_type is not None or own_url is not None or written is None:
-            return GivenTools(self.tool_type, self.tool_config, self.options, api_key())
+            return GivenTools(self.tool_type, self.tool_config, self.options, api_key=api_key())
         # A server that a run started itself ended with it.
-        return GivenTools(written.tool_type, None, self.options, api_key(), written.told_tools)
+        return GivenTools(written.tool_type, None, self.options, written.told_tools, api_key())
 
     @cached_property
     def _files(self) -> tuple[Path, ...]:
