@@ -49,7 +49,7 @@ class Recipe:
     """Of `after`, at the end."""
 
 
-CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
+CALCULATOR, ACECODER, NO_TOOL, FUNCTIONS = "calculator", "acecoder", "acecoder_no_tool", "function_calling"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -64,6 +64,9 @@ RECIPE: dict[str, Recipe] = {
         wanted=0.85,
     ),
     NO_TOOL: Recipe(RECIPES / "acecoder" / "train_no_tool.sh", "val-core/acecoder/acc/mean@1", None, wanted=0.0),
+    FUNCTIONS: Recipe(
+        RECIPES / "function_calling" / "train.sh", "val-core/function_calling/acc/mean@1", None, wanted=0.9
+    ),
 }
 RecipeName = Enum("RecipeName", {name: name for name in RECIPE}, type=str)
 

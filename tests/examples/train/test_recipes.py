@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from script_module import load_script
 
 pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
@@ -77,7 +78,8 @@ def _environment(monkeypatch):
 def test_all_recipes_are_there():
     assert set(SCRIPTS) == {
         *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
-        *("gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh", "toolgrpo/train.sh"),
+        *("function_calling/train.sh", "gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh"),
+        "toolgrpo/train.sh",
     }
 
 
@@ -145,6 +147,15 @@ def test_a_calculator_model_that_is_given_sees_solved_problems_in_longer_prompts
     assert (tiny.actor_rollout_ref.actor.optim.lr, given.actor_rollout_ref.actor.optim.lr) == (1e-4, 1e-6)
     assert "--few-shot" not in commands(tiny, "make_data")[0]
     assert commands(given, "make_data")[0][-1] == "--few-shot"
+
+
+def test_function_calls_are_trained_as_the_warm_up_makes_them():
+    warmup = load_script("function_calling_warmup_options", RECIPES / "function_calling" / "warmup.py")
+    small, large = (options_in(completed("function_calling/train.sh", PROFILE=each)) for each in ("cpu", "gpu"))
+    for name in warmup.OPTIONS.model_fields_set:
+        assert getattr(small, name) == getattr(warmup.OPTIONS, name), name
+    assert small.tells_of_tools
+    assert large.tells_of_tools
 
 
 def test_ppo_gets_a_critic_from_the_same_model():

@@ -1,0 +1,238 @@
+"""A tiny model that has just begun to call functions, for questions of `examples/data_preprocess/function_calling.py`.
+
+    python examples/train/function_calling/warmup.py --data data/function_calling --output outputs/model
+
+It learns from trajectories that the agent loop itself made, with the real tools, so that prompts, calls and answers
+stand there token for token as in a training. Which tool they call is drawn almost at random: the model learns how to
+call each, to fill in what the question names, and to give what the tool answered. Learning stops as soon as a call of
+the right tool is carried through with the wanted probability; which tool is the right one is left to reinforcement
+learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from transformers import PreTrainedTokenizerBase
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from from_scratch import END, IGNORED, Row, TooWeak, WarmUp, console, make_model, make_tokenizer, warm_up
+from tiny_model import Endless
+
+from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
+from verl_tool.agent_loop.tokenizer import HFTokenizer
+from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.formats import HERMES
+from verl_tool.protocol import StepRequest, StepResult, ToolDescription
+from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.tools import load_tools
+
+HERE = Path(__file__).resolve().parent
+CHAT_TEMPLATE = (HERE / "chat_template.jinja").read_text(encoding="utf-8")
+"""Renders what Qwen2.5's does, but for the system message that that one makes up."""
+OPTIONS = EpisodeOptions(enable_mtrl=True, mtrl_role="tool", formats=("hermes",), max_turns=1, max_obs_length=24)
+"""The loop's in `cpu.yaml`, as far as it matters here."""
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
+"""One token each, as in Qwen3's tokenizer."""
+LONG_LINE = 20
+"""Characters. So long a line of what all prompts have in common is one token: a model of this size would learn nothing
+from its words."""
+MEASURED_ROWS = 256
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+class LocalTools:
+    """The tools, without a server."""
+
+    def __init__(self, tools: ToolSet) -> None:
+        self._tools = tools
+
+    async def call(
+        self,
+        trajectory_id: str,
+        action: str,
+        *,
+        step: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        finish: bool = False,
+        is_last_step: bool = False,
+    ) -> StepResult:
+        request = StepRequest(trajectory_id, action, step, finish, is_last_step, extra or {})
+        [result] = await self._tools.step([request])
+        return result
+
+
+@asynccontextmanager
+async def running_tools() -> AsyncIterator[ToolSet]:
+    tools = ToolSet(load_tools(str(HERE / "tools.py")))
+    await tools.start()
+    try:
+        yield tools
+    finally:
+        await tools.close(grace_seconds=1.0)
+
+
+def call_of(row: Mapping[str, Any], tool: ToolDescription) -> str:
+    """A call of `tool` with the arguments of the row's question, whichever tool that is for."""
+    given = json.loads(row["extra_info"]["arguments"]).values()
+    return HERMES.write_call(tool.name, dict(zip(tool.parameters["properties"], given, strict=True)))
+
+
+def answer_to(observation: str) -> str:
+    """The turn behind an observation: its number, or that there is none."""
+    return f"\\boxed{{{observation if NUMBER.fullmatch(observation) else '?'}}}"
+
+
+class Script:
+    """A generator that writes the call that is given for a trajectory, and then what answers the observation."""
+
+    def __init__(self, tokenizer: HFTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.calls: dict[str, str] = {}
+        """By the trajectory's id."""
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+        text = self.calls.pop(request_id, None)
+        if text is None:
+            *_, behind = self._tokenizer.decode(prompt_ids).rpartition("<tool_response>\n")
+            text = answer_to(behind.partition("\n</tool_response>")[0])
+        return Generation(self._tokenizer.encode(text + END), stop_reason="stop")
+
+
+class Player:
+    """Makes trajectories with the loop of the training."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: ToolSet) -> None:
+        self.tokenizer = HFTokenizer(tokenizer)
+        self.tools = tools.describe()
+        self.prompts = PromptRenderer(self.tokenizer, OPTIONS, self.tools)
+        self._script = Script(self.tokenizer)
+        self._episode = Episode(self._script, LocalTools(tools), self.tokenizer, OPTIONS)
+
+    async def play(self, row: Mapping[str, Any], tool: ToolDescription, trajectory_id: str) -> Trajectory:
+        """The trajectory in which `tool` is called."""
+        self._script.calls[trajectory_id] = call_of(row, tool)
+        prompt = self.prompts.ids([dict(message) for message in row["prompt"]], None, trajectory_id)
+        return await self._episode.run(prompt, trajectory_id=trajectory_id)
+
+
+def as_lesson(trajectory: Trajectory) -> Row:
+    """Its tokens, those that the model wrote with a label."""
+    prompt, response = trajectory.prompt_ids, trajectory.response_ids
+    written = zip(response, trajectory.response_mask, strict=True)
+    return {
+        "input_ids": prompt + response,
+        "labels": [IGNORED] * len(prompt) + [token if mask else IGNORED for token, mask in written],
+    }
+
+
+def once_named(lesson: Row, tool: str, tokenizer: HFTokenizer) -> Row:
+    """The lesson with its call given up to the tool's name: what is left is how well that is carried through."""
+    labels = list(lesson["labels"])
+    start = next(i for i, label in enumerate(labels) if label != IGNORED)
+    call, _, _ = HERMES.write_call(tool, {}).partition('", ')
+    end = start + len(tokenizer.encode(call))
+    return {**lesson, "labels": [IGNORED] * end + labels[end:]}
+
+
+def drawn(right: str, tools: Sequence[ToolDescription], share: float, rng: random.Random) -> ToolDescription:
+    """The right tool with probability `share`, else one of the others."""
+    others = [tool for tool in tools if tool.name != right]
+    return rng.choice(others) if rng.random() >= share else next(tool for tool in tools if tool.name == right)
+
+
+async def lessons(
+    rows: Sequence[Mapping[str, Any]], player: Player, share: float, rng: random.Random
+) -> tuple[list[Row], list[Row]]:
+    """What to learn from, and calls of the right tool by which success is measured; of different rows."""
+    learned, measured = [], []
+    for number, row in enumerate(rows):
+        right = row["extra_info"]["tool"]
+        held = number < MEASURED_ROWS
+        tool = drawn(right, player.tools, 1.0 if held else share, rng)
+        lesson = as_lesson(await player.play(row, tool, f"lesson-{number}"))
+        if held:
+            measured.append(once_named(lesson, right, player.tokenizer))
+        else:
+            learned.append(lesson)
+    return learned, measured
+
+
+async def texts_of(rows: Sequence[Mapping[str, Any]], tools: ToolSet) -> list[str]:
+    """What the tokenizer is learned from: questions, calls, what the tools answer, and the answers."""
+    local, texts = LocalTools(tools), ["system", "user", "assistant"] * len(rows)
+    for number, row in enumerate(rows):
+        call = call_of(row, tools.describe()[number % len(tools.tools)])
+        result = await local.call(f"text-{number}", call)
+        observation = result.observation
+        texts += [row["prompt"][-1]["content"], call, observation, answer_to(observation.split("\n")[2])]
+    return texts
+
+
+def common_lines(tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any], tools: ToolSet) -> list[str]:
+    """The long lines that the prompts have in common: how to answer, how to call, and the schemas of the tools."""
+    head, *_ = row["prompt"]
+    text = PromptRenderer(HFTokenizer(tokenizer), OPTIONS, tools.describe()).text([dict(head)])
+    return [line for line in dict.fromkeys(text.replace(END, "\n").split("\n")) if len(line) > LONG_LINE]
+
+
+async def made(
+    rows: Sequence[Mapping[str, Any]], vocabulary: int, share: float, seed: int
+) -> tuple[PreTrainedTokenizerBase, list[ToolDescription], list[Row], list[Row]]:
+    """The tokenizer, what it is told of, what to learn from, and what success is measured by."""
+    async with running_tools() as tools:
+        tokenizer = make_tokenizer(await texts_of(rows[:600], tools), vocabulary, CHAT_TEMPLATE)
+        tokenizer.add_tokens([*TAGS, *common_lines(tokenizer, rows[0], tools)])
+        player = Player(tokenizer, tools)
+        return tokenizer, player.tools, *await lessons(rows, player, share, random.Random(seed))
+
+
+def main(
+    data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
+    output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
+    target: Annotated[
+        float,
+        typer.Option(
+            "--target", min=0.0, max=1.0, help="Stop when a call of the right tool comes out right so often, sampled."
+        ),
+    ] = 0.85,
+    share: Annotated[
+        float, typer.Option("--share", min=0.0, max=1.0, help="Part of the examples that call the right tool.")
+    ] = 0.3,
+    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
+    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
+    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 2e-3,
+    vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens, but for those of lines.")] = 640,
+    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
+    layers: Annotated[int, typer.Option("--layers", min=1)] = 2,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+) -> None:
+    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    rows = pd.read_parquet(data / "train.parquet").to_dict("records")
+    tokenizer, _, learned, measured = asyncio.run(made(rows, vocabulary, share, seed))
+    longest = max(len(row["input_ids"]) for row in learned)
+    console.print(f"{len(learned)} trajectories of at most {longest} tokens")
+    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
+    model = make_model(tokenizer, hidden, layers, seed)
+    try:
+        warm_up(model, tokenizer, Endless(learned, seed), measured, how, output)
+    except TooWeak as error:
+        console.print(f"[red]{error}[/]")
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)
