@@ -26,11 +26,7 @@ TOOLS = import_file(Path(__file__).parents[1] / "train" / "function_calling" / "
 CALLING = "Call a function, and put the number that it gives in \\boxed{}."
 NOT_CALLING = "Put the number in \\boxed{}."
 MEASURES = {"miles": "kilometres", "pounds": "kilograms", "gallons": "litres"}
-WORDS = (
-    "apple beach bread brick chair cloud coast eagle field flame forest garden ghost grape hammer honey horse island "
-    "jacket kettle lemon lion market melon money mouse night ocean paper piano pirate river rocket salad shirt silver "
-    "snake stone sugar table tiger tower train violin water whale wheel window winter zebra"
-).split()
+WORDS = ("apple", "bread", "cloud", "eagle", "forest", "garden", "honey", "lemon", "ocean", "piano", "river", "tiger")
 Arguments = dict[str, Any]
 
 
@@ -70,7 +66,7 @@ KINDS = (
     ),
     Kind(
         "letter_sum",
-        lambda rng: {"factor": rng.randint(2, 19), "word": rng.choice(WORDS)},
+        lambda rng: {"factor": rng.randint(2, 49), "word": rng.choice(WORDS)},
         (
             'What is {factor} times the sum of the letters of "{word}"?',
             'Add up {factor} times the letters of "{word}".',
