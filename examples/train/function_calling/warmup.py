@@ -51,7 +51,7 @@ TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<
 PIECES = ('{"name": "', '", "arguments": {"', TRUNCATION_MARK, *map(str, range(10, 100)))
 """More that is one token: what each call has in common, and numbers of two digits."""
 LINE = re.compile(r"^[^\n<][^\n]{5,}\n*", re.MULTILINE)
-"""A line of what all prompts have in common is one token too: a model of this size would learn nothing from its words."""
+"""A line of what all prompts have in common is one token too: so small a model would learn nothing from its words."""
 HABIT = (0.3, 0.5, 0.1, 0.1)
 """How often the examples call the right tool, the one listed behind it, and so on: a model that tells the questions
 apart, and mostly draws the wrong conclusion."""
@@ -159,16 +159,16 @@ def drawn(right: str, tools: Sequence[ToolDescription], rng: random.Random) -> T
     return rng.choices([*tools[first:], *tools[:first]], HABIT)[0]
 
 
-async def lessons(
-    rows: Sequence[Mapping[str, Any]], player: Player, rng: random.Random
-) -> tuple[list[Row], list[Row]]:
+async def lessons(rows: Sequence[Mapping[str, Any]], player: Player, rng: random.Random) -> tuple[list[Row], list[Row]]:
     """What to learn from, and calls of the right tool by which success is measured; of different rows."""
     learned, measured = [], []
     for number, row in enumerate(rows):
         right = row["extra_info"]["tool"]
         if number < MEASURED_ROWS:
             [tool] = [tool for tool in player.tools if tool.name == right]
-            measured.append(once_named(as_lesson(await player.play(row, tool, f"row-{number}")), right, player.tokenizer))
+            measured.append(
+                once_named(as_lesson(await player.play(row, tool, f"row-{number}")), right, player.tokenizer)
+            )
         else:
             learned.append(as_lesson(await player.play(row, drawn(right, player.tools, rng), f"row-{number}")))
     return learned, measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 from collections.abc import Mapping
@@ -85,15 +86,16 @@ async def test_wrong_arguments_are_told(servers: Any, tool: str, arguments: dict
     assert words in result.observation
 
 
-@pytest.mark.parametrize("number", [0, -1, 10**400, 1e308, -1e308, 5e-324])
-@pytest.mark.parametrize("thing", [10**400, 1e308, "", "\ud800", "gallons", "Dec", None, [1]])
-async def test_no_call_makes_a_tool_crash(servers: Any, number: float, thing: Any) -> None:
+async def test_no_call_makes_a_tool_crash(servers: Any) -> None:
     tools = load_tools(str(RECIPE / "tools.py"))
+    numbers = (0, -1, 10**400, 1e308, -1e308, 5e-324)
+    things = (10**400, 1e308, "", "\ud800", "gallons", "Dec", None, [1])
     server = await servers.start(tools)
     async with ToolClient(server.url) as client:
-        for i, tool in enumerate(tools):
-            arguments = dict(zip(tool.parameters["properties"], (number, thing), strict=True))
-            assert (await client.call(f"odd-{i}", HERMES.write_call(tool.name, arguments), step=0)).fault is None
+        for i, (tool, *given) in enumerate(itertools.product(tools, numbers, things)):
+            arguments = dict(zip(tool.parameters["properties"], given, strict=True))
+            result = await client.call(f"odd-{i}", HERMES.write_call(tool.name, arguments), step=0)
+            assert result.fault is None, arguments
 
 
 def test_no_held_out_problem_is_trained_on_in_whichever_words(data: ModuleType) -> None:
@@ -162,7 +164,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(warmup: ModuleType, rows: Rows) -> Made:
-    tokenizer, tools, learned, measured = asyncio.run(warmup.made(rows, vocabulary=640, share=0.3, seed=0))
+    tokenizer, tools, learned, measured = asyncio.run(warmup.made(rows, vocabulary=640, seed=0))
     return Made(tokenizer, tuple(tools), learned, measured)
 
 
@@ -198,14 +200,14 @@ def test_success_is_measured_behind_the_name_of_the_right_tool(rows: Rows, made:
         assert f'"name": "{row["extra_info"]["tool"]}{labelled[:10]}' in made.turns(lesson)[1]
 
 
-def test_tools_are_called_almost_at_random_and_wrong_ones_do_not_give_the_ground_truth(rows: Rows, made: Made) -> None:
+def test_most_lessons_call_a_wrong_tool_which_does_not_give_the_ground_truth(rows: Rows, made: Made) -> None:
     right = 0
     for row, lesson in zip(rows[len(made.measured) :], made.learned, strict=True):
         _, turn, answer = made.turns(lesson)
         is_right = f'"name": "{row["extra_info"]["tool"]}"' in turn
         assert is_right == (answer == f"\\boxed{{{row['reward_model']['ground_truth']}}}{END}")
         right += is_right
-    assert 0.1 < right / len(made.learned) < 0.5
+    assert 0.1 < right / len(made.learned) < 0.45
 
 
 def test_prompts_tell_of_the_tools_in_few_tokens(rows: Rows, made: Made) -> None:
@@ -214,4 +216,4 @@ def test_prompts_tell_of_the_tools_in_few_tokens(rows: Rows, made: Made) -> None
         assert row["extra_info"]["question"] in prompt
         for tool in made.tools:
             assert json.dumps(schema_of(tool)) in prompt
-        assert len(made.tokenizer.encode(prompt, add_special_tokens=False)) < 80
+        assert len(made.tokenizer.encode(prompt, add_special_tokens=False)) < 50
