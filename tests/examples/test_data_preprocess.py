@@ -17,7 +17,7 @@ pd = pytest.importorskip("pandas")
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "data_preprocess"
 COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "use_tool"}
-NAMES = ("acecoder", "deepmath", "gsm8k", "aime", "search_r1", "reasoning")
+NAMES = ("acecoder", "deepmath", "function_calling", "gsm8k", "aime", "search_r1", "reasoning")
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +114,20 @@ def test_answers(tmp_path: Path) -> None:
     search = from_samples("search_r1", tmp_path / "search", "--test_size", "0")
     assert json.loads(search["train"][1]["reward_model"]["ground_truth"])[0] == "Danube"
     assert search["train"][0]["prompt"][0]["content"].endswith("gold?")
+
+
+def test_function_calling(tmp_path: Path) -> None:
+    sizes = ("--train_size", "40", "--test_size", "8")
+    splits = made("function_calling", tmp_path, *sizes)
+    assert [len(splits[name]) for name in ("train", "test")] == [40, 8]
+    for row in splits["train"]:
+        assert set(row) == COLUMNS
+        assert row["use_tool"]
+        assert "Call a function" in row["prompt"][0]["content"]
+        assert row["prompt"][-1]["content"] == row["extra_info"]["question"]
+        assert "tools_kwargs" not in row["extra_info"]
+    bare = made("function_calling", tmp_path / "bare", *sizes, "--no-tool")["train"]
+    assert not any(row["use_tool"] or "Call" in row["prompt"][0]["content"] for row in bare)
 
 
 def test_aime_trains_on_other_years_than_the_test_s(tmp_path: Path) -> None:
