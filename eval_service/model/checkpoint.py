@@ -16,12 +16,11 @@ _STEP = re.compile(r"global_step_(\d+)$")
 
 
 def newest_model(run: Path) -> Path:
-    """The folder with the model of a run: ``<run>/model`` if there is one, else the last checkpoint's actor.
+    """The folder with the model of a run: the last checkpoint's actor; if there is none, ``<run>/model``, with which
+    a recipe's training began.
 
     A checkpoint that holds only shards is merged with verl's own merger, once. Raises ConfigError if there is nothing.
     """
-    if _has_weights(run / "model"):
-        return run / "model"
     actors = _actors(run)
     for actor in actors:
         for folder in (actor / "huggingface", actor / MERGED):
@@ -29,7 +28,9 @@ def newest_model(run: Path) -> Path:
                 return folder
         if list(actor.glob("model_world_size_*_rank_*.pt")):
             return _merge(actor)
-    looked = f"{run}/model, {run}/checkpoints/global_step_*/actor"
+    if _has_weights(run / "model"):
+        return run / "model"
+    looked = f"{run}/checkpoints/global_step_*/actor, {run}/model"
     raise ConfigError(f"no weights in {run} (looked for {looked}); save checkpoints, or give --model")
 
 

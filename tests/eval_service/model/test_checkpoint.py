@@ -17,11 +17,9 @@ def weights(folder: Path) -> Path:
     return folder
 
 
-def test_the_model_of_a_finished_run_comes_first(tmp_path: Path) -> None:
-    weights(tmp_path / "checkpoints/global_step_5/actor/huggingface")
-    assert newest_model(tmp_path) == tmp_path / "checkpoints/global_step_5/actor/huggingface"
-    assert newest_model(tmp_path) != weights(tmp_path / "model")
-    assert newest_model(tmp_path) == tmp_path / "model"
+def test_the_model_that_a_training_began_with_comes_last(tmp_path: Path) -> None:
+    assert weights(tmp_path / "model") == newest_model(tmp_path)
+    assert weights(tmp_path / "checkpoints/global_step_5/actor/huggingface") == newest_model(tmp_path)
 
 
 def test_the_last_step_counts_by_number(tmp_path: Path) -> None:
