@@ -8,7 +8,7 @@ from doctor_setups import HERMES_LIKE, NATIVE, PLAIN, TOOLS, family, row, setup_
 from verl_tool.agent_loop.trajectory import Author, StopReason
 from verl_tool.doctor.checks.setup import MADE_UP_TOOL, Setup
 from verl_tool.doctor.demonstration import ANSWER, Demonstration, StandIn, demonstrate
-from verl_tool.doctor.in_process import InProcessTools
+from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.tools import load_tools
 
 

@@ -19,9 +19,9 @@ from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.told_tools import ask_for_tools, tools_in
 from verl_tool.client import ToolClient
 from verl_tool.doctor.checks.setup import MADE_UP_TOOL, Row
-from verl_tool.doctor.in_process import InProcessTools
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
+from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.tool_config import ToolConfig
 from verl_tool.servers.tools import load_tools
 from verl_tool.trainer.row_files import first_rows

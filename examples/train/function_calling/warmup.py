@@ -16,8 +16,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,8 +36,8 @@ from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.formats import HERMES
-from verl_tool.protocol import StepRequest, StepResult, ToolDescription
-from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.protocol import ToolDescription
+from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.tools import load_tools
 
 HERE = Path(__file__).resolve().parent
@@ -57,37 +56,6 @@ HABIT = (0.3, 0.5, 0.1, 0.1)
 apart, and mostly draws the wrong conclusion."""
 MEASURED_ROWS = 256
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
-
-
-class LocalTools:
-    """The tools, without a server."""
-
-    def __init__(self, tools: ToolSet) -> None:
-        self._tools = tools
-
-    async def call(
-        self,
-        trajectory_id: str,
-        action: str,
-        *,
-        step: int | None = None,
-        extra: Mapping[str, Any] | None = None,
-        finish: bool = False,
-        is_last_step: bool = False,
-    ) -> StepResult:
-        request = StepRequest(trajectory_id, action, step, finish, is_last_step, extra or {})
-        [result] = await self._tools.step([request])
-        return result
-
-
-@asynccontextmanager
-async def running_tools() -> AsyncIterator[ToolSet]:
-    tools = ToolSet(load_tools(str(HERE / "tools.py")))
-    await tools.start()
-    try:
-        yield tools
-    finally:
-        await tools.close(grace_seconds=1.0)
 
 
 def call_of(row: Mapping[str, Any], tool: ToolDescription) -> str:
@@ -120,12 +88,12 @@ class Script:
 class Player:
     """Makes trajectories with the loop of the training."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: ToolSet) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: InProcessTools) -> None:
         self.tokenizer = HFTokenizer(tokenizer)
         self.tools = tools.describe()
         self.prompts = PromptRenderer(self.tokenizer, OPTIONS, self.tools)
         self._script = Script(self.tokenizer)
-        self._episode = Episode(self._script, LocalTools(tools), self.tokenizer, OPTIONS)
+        self._episode = Episode(self._script, tools, self.tokenizer, OPTIONS)
 
     async def play(self, row: Mapping[str, Any], tool: ToolDescription, trajectory_id: str) -> Trajectory:
         """The trajectory in which `tool` is called."""
@@ -174,16 +142,16 @@ async def lessons(rows: Sequence[Mapping[str, Any]], player: Player, rng: random
     return learned, measured
 
 
-def texts_of(rows: Sequence[Mapping[str, Any]], tools: ToolSet) -> list[str]:
+def texts_of(rows: Sequence[Mapping[str, Any]], tools: Sequence[ToolDescription]) -> list[str]:
     """What the tokenizer is learned from: questions, calls, and answers."""
     texts = ["system", "user", "assistant", "Error: wrong arguments for"] * len(rows)
     for number, row in enumerate(rows):
-        called = tools.tools[number % len(tools.tools)].describe()
+        called = tools[number % len(tools)]
         texts += [row["prompt"][-1]["content"], call_of(row, called), answer_to(row["reward_model"]["ground_truth"])]
     return texts
 
 
-def common_lines(tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any], tools: ToolSet) -> list[str]:
+def common_lines(tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any], tools: InProcessTools) -> list[str]:
     """The lines that the prompts have in common: how to answer, how to call, and the schemas of the tools."""
     system = dict(row["prompt"][0])
     text = PromptRenderer(HFTokenizer(tokenizer), OPTIONS, tools.describe()).text([system])
@@ -194,8 +162,8 @@ async def made(
     rows: Sequence[Mapping[str, Any]], vocabulary: int, seed: int
 ) -> tuple[PreTrainedTokenizerBase, list[ToolDescription], list[Row], list[Row]]:
     """The tokenizer, what it is told of, what to learn from, and what success is measured by."""
-    async with running_tools() as tools:
-        tokenizer = make_tokenizer(texts_of(rows[:600], tools), vocabulary, CHAT_TEMPLATE)
+    async with InProcessTools(load_tools(str(HERE / "tools.py"))) as tools:
+        tokenizer = make_tokenizer(texts_of(rows[:600], tools.describe()), vocabulary, CHAT_TEMPLATE)
         tokenizer.add_tokens([*TAGS, *PIECES, *common_lines(tokenizer, rows[0], tools)])
         player = Player(tokenizer, tools)
         return tokenizer, player.tools, *await lessons(rows, player, random.Random(seed))

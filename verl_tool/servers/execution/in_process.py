@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from verl_tool.protocol import StepRequest, StepResult
+from verl_tool.protocol import StepRequest, StepResult, ToolDescription
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import Tool
 
@@ -19,6 +19,10 @@ class InProcessTools:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._toolset = ToolSet(tools)
+
+    def describe(self) -> list[ToolDescription]:
+        """The tools, as ``GET /tools`` tells of them."""
+        return self._toolset.describe()
 
     async def __aenter__(self) -> InProcessTools:
         await self._toolset.start()
