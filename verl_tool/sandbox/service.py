@@ -116,6 +116,10 @@ class ServiceSandbox:
                 self._group = await asyncio.to_thread(ControlGroup.create, memory)
             self._interpreter = await asyncio.to_thread(interpreters.inspect, sys.executable)
 
+    def describe(self) -> str:
+        """The isolation in force, in words; empty before `start`, which the first service in the sandbox calls."""
+        return "" if self._isolation is None else self._isolation.describe()
+
     async def close(self) -> None:
         """Remove what `start` made; the services have ended."""
         group, self._group, self._interpreter = self._group, None, None

@@ -60,5 +60,4 @@ def make_app(settings: ReplicaSettings, toolset: ToolSet, router: Router) -> Too
 
 def isolation_of(toolset: ToolSet) -> str:
     """Level of isolation in force; empty if no tool runs code."""
-    pools = [tool.sandbox for tool in toolset.tools if tool.sandbox is not None]
-    return pools[0].level.describe() if pools else ""
+    return next(filter(None, (tool.isolation_in_force() for tool in toolset.tools)), "")

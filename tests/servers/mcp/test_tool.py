@@ -21,6 +21,7 @@ from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.mcp.offers import ask_all
 from verl_tool.servers.mcp.tool import mcp_tools
+from verl_tool.servers.replica_parts import isolation_of
 
 TOY = str(Path(toy_mcp_server.__file__))
 
@@ -109,6 +110,7 @@ class TestCalls:
     async def test_in_the_sandbox(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VERL_TOOL_API_KEY", "a secret")
         async with serving(toy(sandbox=True, readable=[TOY], env={"GIVEN": "${VERL_TOOL_API_KEY}"})) as toolset:
+            assert "no network" in isolation_of(toolset)
             names = json.loads((await ask(toolset, "toy__do", "env")).observation)
             assert "GIVEN" in names
             assert set(names) <= {"GIVEN", "HOME", "LANG", "LC_CTYPE", "PATH", "PYTHONDONTWRITEBYTECODE"}

@@ -47,6 +47,10 @@ class McpSessions:
         self._leaving: set[asyncio.Task[None]] = set()
         self._pause, self._not_before = _FIRST_PAUSE_SECONDS, 0.0
 
+    def isolation_in_force(self) -> str:
+        """How its program is confined, in words; empty if there is none, or it is not in the sandbox."""
+        return self._sandbox.describe()
+
     async def start(self) -> None:
         """Look whether the server can be reached; once for all its tools. Raises ConfigError or Unreachable."""
         if self._users == 0:

@@ -35,6 +35,9 @@ class McpTool(Tool):
     async def close(self) -> None:
         await self._sessions.stop()
 
+    def isolation_in_force(self) -> str:
+        return self._sessions.isolation_in_force()
+
     @property
     def state_group(self) -> str:
         """A trajectory has one client for all tools of a server."""

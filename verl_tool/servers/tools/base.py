@@ -174,6 +174,10 @@ class Tool(ABC):
         given = f"option {where} is {problem['input']!r:.80}: " if where else ""
         raise ConfigError(f"tool {cls.name}: {given}{problem['msg']}")
 
+    def isolation_in_force(self) -> str:
+        """How code of others is confined, in words; empty if the tool runs none. Known once it has started."""
+        return "" if self.sandbox is None else self.sandbox.level.describe()
+
     async def start(self) -> None:  # noqa: B027 - most tools need none
         """Take what the tool needs (a sandbox pool, a connection). Raise with a clear message if it cannot serve."""
 
