@@ -86,6 +86,29 @@ def test_a_dry_run_looks_at_prompts_with_the_tools_that_a_server_would_have(tmp_
         check_setup(config_of(tmp_path, "data.max_prompt_length=50"), server_is_up=False)
 
 
+@pytest.mark.parametrize("server", ["mcp", "another's"])
+@pytest.mark.parametrize("by", ["config", "rows"])
+def test_a_dry_run_knows_tools_that_only_a_server_can_tell_of_by_their_names(
+    tmp_path: Path, server: str, by: str
+) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"time": {"command": "mcp-server-time", "args": []}}}')
+    of_server = {
+        "mcp": [f"tool_server.args=[--mcp,{tmp_path}/mcp.json]"],
+        "another's": ["tool_server.start=null", f"{AGENT}.tool_server_url=http://127.0.0.1:9"],
+    }[server]
+    told = [f"{AGENT}.tool_schemas=[mcp__time__now]"] if by == "config" else []
+    rows = [row("7212", tools=["mcp__time__now"])] if by == "rows" else ROWS
+    check_setup(config_of(tmp_path, *of_server, *told, rows=rows), server_is_up=False)
+
+
+@pytest.mark.parametrize("by", ["config", "rows"])
+def test_a_dry_run_refuses_a_tool_that_the_training_s_own_server_lacks(tmp_path: Path, by: str) -> None:
+    told = [f"{AGENT}.tool_schemas=[calculater]"] if by == "config" else []
+    rows = [row("7212", tools=["calculater"])] if by == "rows" else ROWS
+    with pytest.raises(ConfigError, match="the tool 'calculater' is unknown; known: calculator"):
+        check_setup(config_of(tmp_path, *told, rows=rows), server_is_up=False)
+
+
 def test_a_dry_run_without_the_model_looks_at_the_rows_only(tmp_path: Path) -> None:
     leaks = [row(gold, hint=gold) for gold in ("Danube", "Rhine")]
     check_setup(config_of(tmp_path, template=""), server_is_up=False)

@@ -180,7 +180,7 @@ def tools_of(config: DictConfig) -> list[Tool]:
 
     app = typer.Typer()
     app.command()(ray_serve.serve_tools)
-    context = typer.main.get_command(app).make_context("tool_server.args", _args(config))
+    context = typer.main.get_command(app).make_context("tool_server.args", args_of(config))
     file, servers = context.params["tool_config"], context.params["mcp"]
     if servers is not None:
         # Whether they can be reached is seen when the server starts; --mcp_check tells before.
@@ -191,12 +191,13 @@ def tools_of(config: DictConfig) -> list[Tool]:
     return load_tools(config.tool_server.start, ToolConfig.from_file(file) if file else None)
 
 
-def _args(config: DictConfig) -> list[str]:
+def args_of(config: DictConfig) -> list[str]:
+    """The command line of a server that the training starts."""
     return [str(arg) for arg in config.tool_server.args]
 
 
 def _of_tools(config: DictConfig) -> Iterator[str]:
-    args = _args(config)
+    args = args_of(config)
     try:
         tools_of(config)
     except _UsageError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -22,7 +23,7 @@ from verl_tool.doctor.checks.reward import constant_answers, constant_cases, gol
 from verl_tool.doctor.checks.setup import Row, Setup
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
-from verl_tool.trainer.parts_check import tools_of
+from verl_tool.trainer.parts_check import args_of, tools_of
 from verl_tool.trainer.row_files import first_rows
 from verl_tool.trainer.told_prompts import files_of, tokenizer_of
 
@@ -69,6 +70,8 @@ def findings_in(config: DictConfig, *, server_is_up: bool) -> list[Finding]:
         return findings
     options = options_in(config)
     tools = tuple(_tools(config, options, server_is_up))
+    if not server_is_up:
+        tools += tuple(_named_only(config, options, rows, tools))
     setup = Setup(tokenizer, options, tools, rows, drops_overlong=bool(config.data.filter_overlong_prompts))
     return findings + examine(setup)
 
@@ -105,6 +108,22 @@ def _tools(config: DictConfig, options: EpisodeOptions, server_is_up: bool) -> S
     except ToolFault as fault:  # a server of another kind may not tell
         log.info("%s does not tell its tools: %s", options.tool_server_url, fault.message)
         return ()
+
+
+def _named_only(
+    config: DictConfig, options: EpisodeOptions, rows: Sequence[Row], known: Sequence[ToolDescription]
+) -> Iterator[ToolDescription]:
+    """Tools that config and rows name, and that nobody can tell of without the server: of MCP, or of another's."""
+    told_here = config.tool_server.start is not None and not any(arg.startswith("--mcp") for arg in args_of(config))
+    if told_here or not options.enable_agent:
+        return
+    names = [] if isinstance(options.tool_schemas, str) else list(options.tool_schemas)
+    for row in rows:
+        with contextlib.suppress(ConfigError):  # `columns_are_there` tells of it
+            names += row.listed or ()
+    for name in dict.fromkeys(names):
+        if all(tool.name != name for tool in known):
+            yield ToolDescription(name=name, description="", parameters={}, usage="", example_actions=[])
 
 
 def _of_reward(config: DictConfig, rows: Sequence[Row], server_is_up: bool) -> list[Finding]:
