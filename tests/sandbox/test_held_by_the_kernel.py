@@ -20,7 +20,7 @@ from verl_tool.sandbox.isolation import cgroup, seccomp
 from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup
 from verl_tool.sandbox.job import JobFiles
 from verl_tool.sandbox.run_queue import RunSlots
-from verl_tool.sandbox.worker import Ended, Worker
+from verl_tool.sandbox.worker import Ended, Worker, WorkerGone
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 needs_groups = pytest.mark.skipif(
@@ -144,6 +144,63 @@ async def test_only_groups_of_the_dead_are_removed(tmp_path: Path) -> None:
     await other.wait()
     cgroup._remove_orphans(str(tmp_path))
     assert set(os.listdir(tmp_path)) == {names[os.getpid()], "verl-tool-of-others"}
+
+
+@needs_groups
+async def test_a_group_that_cannot_be_made_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = ControlGroup.create(1 << 30)
+    assert groups is not None
+    held, open_files = groups.take(100 << 20), _open_files()
+
+    def fails(group: RunGroup) -> int:
+        raise OSError("too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunGroup, "_cpu_used", fails)
+        with pytest.raises(OSError, match="too many open files"):
+            groups.take(100 << 20)
+    assert _open_files() == open_files
+    assert groups.take(100 << 20) is not held
+    groups.remove()
+
+
+@needs_groups
+async def test_groups_that_are_not_used_again_hold_no_files_open() -> None:
+    groups = ControlGroup.create(1 << 30)
+    assert groups is not None
+    removed, left = groups.take(100 << 20), groups.take(100 << 20)
+    before = _open_files()
+    groups.give(left, gone=False)
+    groups.give(removed)
+    for folder in removed._folders:
+        os.rmdir(folder)
+    fresh = groups.take(100 << 20)
+    assert fresh not in (removed, left)
+    assert _open_files() < before
+    groups.remove()
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@needs_groups
+async def test_a_run_that_no_forkserver_takes_gives_its_group_back(
+    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, begin, taken = pool._group, Worker.begin, []
+
+    def begins_later(worker: Worker, job: JobFiles, limits: Limits, fetch: bool, group: RunGroup) -> object:
+        taken.append(group)
+        if len(taken) == 1:
+            raise WorkerGone("a forkserver takes no more runs", retryable=True)
+        return begin(worker, job, limits, fetch, group)
+
+    monkeypatch.setattr(Worker, "begin", begins_later)
+    assert (await pool.run("print(1)")).stdout == "1\n"
+    assert groups is not None
+    assert taken[0] in groups._free
+    assert taken[0] is taken[1]
 
 
 def _there(folders: set[str]) -> set[str]:

@@ -328,14 +328,17 @@ class SandboxPool:
             try:
                 ended = oom_kills.judge_by_group(ended, group, self._fair_share)
             finally:
-                if ended.gone:
-                    self._group.give(group)
+                self._group.give(group, gone=ended.gone)
             return self._result(job, ended, limits, fetch_files)
 
     async def _let_run(
         self, worker: Worker, job: JobFiles, limits: Limits, fetch_files: bool, group: RunGroup | None
     ) -> Ended:
-        run_id, future = worker.begin(job, limits, fetch_files, group)
+        try:
+            run_id, future = worker.begin(job, limits, fetch_files, group)
+        except BaseException:
+            self._give(group, gone=True)
+            raise
         patience = limits.wall_seconds + _ANSWER_SECONDS
         timer = asyncio.get_running_loop().call_later(patience, _give_up, worker)  # its death ends the future
         try:
@@ -344,14 +347,23 @@ class SandboxPool:
         except asyncio.CancelledError:
             worker.kill(run_id)
             await asyncio.wait({future}, timeout=_ANSWER_SECONDS)
+            gone = False
             if future.done() and future.exception() is None:
                 ended = future.result()
                 with _closing(ended.folder_fd):
-                    if self._group is not None and group is not None and ended.gone:
-                        self._group.give(group)
+                    gone = ended.gone
+            self._give(group, gone=gone)
+            raise
+        except SandboxError:
+            self._give(group, gone=False)
             raise
         finally:
             timer.cancel()
+
+    def _give(self, group: RunGroup | None, *, gone: bool) -> None:
+        """As `ControlGroup.give`, where runs have groups."""
+        if self._group is not None and group is not None:
+            self._group.give(group, gone=gone)
 
     def _looking_after(
         self, group: RunGroup | None, limits: Limits, kill: Callable[[int], None]

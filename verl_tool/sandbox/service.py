@@ -153,8 +153,8 @@ class ServiceSandbox:
         program = _program(service.command[0], path)
         readable = _readable(service, program, self._interpreter.real_executable, by_others=isolation.as_root)
         procs_files, release = self._group_of_one()
-        config = self._config(service, isolation, [program, *service.command[1:]], readable, procs_files)
         try:
+            config = self._config(service, isolation, [program, *service.command[1:]], readable, procs_files)
             with tempfile.TemporaryFile() as file:
                 file.write(json.dumps(config).encode())
                 file.seek(0)
@@ -173,7 +173,11 @@ class ServiceSandbox:
         if pool is None:
             return [], _nothing
         group = pool.take(self._limits.memory_bytes + self._limits.disk_bytes)
-        return group.procs_files(), lambda: pool.give(group)
+        try:
+            return group.procs_files(), lambda: pool.give(group)
+        except OSError:
+            pool.give(group)
+            raise
 
     def _config(
         self,

@@ -104,7 +104,7 @@ class RunGroup:
     """The group of one run at a time. `prepare` it for each."""
 
     def __init__(self, version: Version, memory: str, cpu: str, accounting: str) -> None:
-        """The folders of each controller: the same one in version 2."""
+        """The folders of each controller: the same one in version 2. Raises OSError, and then leaves nothing behind."""
         self._version = version
         self._memory, self._cpu, self._accounting = memory, cpu, accounting
         self._folders = tuple(dict.fromkeys((memory, cpu, accounting)))
@@ -112,12 +112,16 @@ class RunGroup:
         self._limit = 0
         self.most_memory = 0
         """Bytes, as far as seen: the most that `look` found."""
-        for folder in self._folders:
-            os.mkdir(folder)
-        for name, value in version.once:
-            with contextlib.suppress(OSError):  # this kernel does without
-                _write(memory, name, value)
-        self._before = self._counts()
+        try:
+            for folder in self._folders:
+                os.mkdir(folder)
+            for name, value in version.once:
+                with contextlib.suppress(OSError):  # this kernel does without
+                    _write(memory, name, value)
+            self._before = self._counts()
+        except OSError:
+            self.remove(time.monotonic())
+            raise
 
     def prepare(self, memory_bytes: int) -> None:
         """Set the limit, and begin to count anew."""
@@ -159,9 +163,13 @@ class RunGroup:
     def _cpu_used(self) -> int:
         return self._files.number(self._accounting, *self._version.cpu_used)
 
+    def close_files(self) -> None:
+        """Give its descriptors back; what needs a file opens it again."""
+        self._files.close()
+
     def remove(self, deadline: float) -> None:
         """Remove its folders once its last process is gone; `deadline` as of `time.monotonic`."""
-        self._files.close()
+        self.close_files()
         for folder in self._folders:
             _remove(folder, deadline)
 
@@ -218,9 +226,11 @@ class ControlGroup:
         """A group for a run with this limit. Raises OSError if the kernel makes no more."""
         while self._free:
             group = self._free.pop()
-            with contextlib.suppress(OSError):  # somebody has removed it
+            try:
                 group.prepare(memory_bytes)
                 return group
+            except OSError:  # somebody has removed it
+                group.close_files()
         number = len(self._made)
         group = RunGroup(
             self._version, f"{self._memory}/{number}", f"{self._cpu}{number}", f"{self._accounting}{number}"
@@ -229,9 +239,12 @@ class ControlGroup:
         group.prepare(memory_bytes)
         return group
 
-    def give(self, group: RunGroup) -> None:
-        """Give back the group of a run of which nothing is left."""
-        self._free.append(group)
+    def give(self, group: RunGroup, *, gone: bool = True) -> None:
+        """Give back the group of a run. Not `gone`: something of the run may be left, so no other gets its group."""
+        if gone:
+            self._free.append(group)
+        else:
+            group.close_files()
 
     def remove(self) -> None:
         """Remove all of it once the last process is gone."""
