@@ -110,10 +110,10 @@ def test_a_dry_run_refuses_a_tool_that_the_training_s_own_server_lacks(tmp_path:
 
 
 def test_a_dry_run_without_the_model_looks_at_the_rows_only(tmp_path: Path) -> None:
-    leaks = [row(gold, hint=gold) for gold in ("Danube", "Rhine")]
+    bare = [{name: value for name, value in row("905").items() if name != "data_source"}]
     check_setup(config_of(tmp_path, template=""), server_is_up=False)
-    with pytest.raises(ConfigError, match="2 of 2 rows send their gold answer"):
-        check_setup(config_of(tmp_path, rows=leaks, template=""), server_is_up=False)
+    with pytest.raises(ConfigError, match="1 of 1 rows have no 'data_source'"):
+        check_setup(config_of(tmp_path, rows=bare, template=""), server_is_up=False)
 
 
 def test_a_reward_that_a_constant_answer_gets_is_an_error(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def test_tools_kwargs_outside_of_extra_info_is_a_warning() -> None:
         (json.dumps({"tests": ["assert add(1, 2) == 3"]}), {"tests": ["assert add(1, 2) == 3"]}),
     ],
 )
-def test_a_gold_answer_that_is_sent_is_an_error(gold: Any, sent: dict[str, Any]) -> None:
-    only(leaks(sends(gold, **sent)), ERROR, "1 of 1 rows send their gold answer")
+def test_a_gold_answer_that_is_sent_is_a_warning(gold: Any, sent: dict[str, Any]) -> None:
+    only(leaks(sends(gold, **sent)), WARNING, "1 of 1 rows send their gold answer", "unless the tool needs it")
 
 
 def test_a_few_rows_that_send_it_or_a_text_that_holds_it_are_a_warning() -> None:

@@ -10,7 +10,7 @@ class Severity(str, Enum):
     """How much a finding weighs."""
 
     ERROR = "error"
-    """A training would learn nothing of its tools, or give its gold answers away. It is not begun."""
+    """A training would learn nothing of its tools, or nothing at all. It is not begun."""
     WARNING = "warning"
     """A training may go on, and is likely to be worse for it."""
     NOTE = "note"

@@ -16,7 +16,6 @@ _MOST_TRIVIAL = 2
 """A gold of so many characters, such as ``A`` or ``42``, stands anywhere too."""
 _LEAST_WITHIN = 8
 """Characters of a gold from which on it is told where it is part of a longer text."""
-_MANY = 0.5
 
 
 def columns_are_there(rows: Sequence[Row], for_reward: Sequence[str]) -> Iterator[Finding]:
@@ -49,7 +48,8 @@ def columns_are_there(rows: Sequence[Row], for_reward: Sequence[str]) -> Iterato
 
 
 def gold_stays_here(rows: Sequence[Row]) -> Iterator[Finding]:
-    """No gold answer is among what calls send to the tools."""
+    """No gold answer is among what calls send to the tools. Never an error: an environment may need it, as a game does
+    that keeps the word which the model has to guess."""
     golden, equal, within = 0, [], []
     for row in rows:
         try:
@@ -64,12 +64,14 @@ def gold_stays_here(rows: Sequence[Row]) -> Iterator[Finding]:
             equal.append((row, same[0]))
         elif part:
             within.append((row, part[0]))
-    remedy = "leave it out of extra_info.tools_kwargs: the reward manager reads reward_model and extra_info"
+    remedy = (
+        "leave it out of extra_info.tools_kwargs (the reward manager reads reward_model and extra_info), unless the "
+        "tool needs it and no observation shows it"
+    )
     if equal:
         row, name = equal[0]
         what = f"{len(equal)} of {golden} rows send their gold answer to the tools, {row.where} as tools_kwargs.{name}"
-        severity = Severity.ERROR if len(equal) >= _MANY * golden else Severity.WARNING
-        yield Finding("gold_stays_here", severity, what, remedy)
+        yield Finding("gold_stays_here", Severity.WARNING, what, remedy)
     if within:
         row, name = within[0]
         told = f"{row.where} in tools_kwargs.{name}"
