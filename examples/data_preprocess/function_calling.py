@@ -26,12 +26,7 @@ TOOLS = import_file(Path(__file__).parents[1] / "train" / "function_calling" / "
 CALLING = "Call a function, and put the number that it gives in \\boxed{}."
 NOT_CALLING = "Put the number in \\boxed{}."
 MEASURES = {"miles": "kilometres", "pounds": "kilograms", "gallons": "litres"}
-LETTERS = (
-    "apple bread cake cloud eagle face field flame game garden hand head jade lake lamp leaf lemon lime "
-    "maple medal neck ocean panda peach piano place pond radio scale shade snake whale"
-)
-"""Words whose letters add up to less than 60."""
-WORDS = tuple(LETTERS.split())
+WORDS = ("apple", "bread", "cloud", "eagle", "forest", "garden", "honey", "lemon", "ocean", "piano", "river", "tiger")
 Arguments = dict[str, Any]
 
 
@@ -48,7 +43,7 @@ class Kind:
 KINDS = (
     Kind(
         "convert",
-        lambda rng: {"amount": rng.randint(10, 450) / 10, "unit": rng.choice(sorted(MEASURES))},
+        lambda rng: {"amount": rng.randint(10, 999) / 10, "unit": rng.choice(sorted(MEASURES))},
         (
             "How many {unit} are {amount} {measure}?",
             "Give {amount} {measure} in {unit}.",
@@ -71,7 +66,7 @@ KINDS = (
     ),
     Kind(
         "letter_sum",
-        lambda rng: {"factor": rng.randint(2, 12), "word": rng.choice(WORDS)},
+        lambda rng: {"factor": rng.randint(2, 49), "word": rng.choice(WORDS)},
         (
             'What is {factor} times the sum of the letters of "{word}"?',
             'Add up {factor} times the letters of "{word}".',
