@@ -122,6 +122,14 @@ def test_a_reward_that_a_constant_answer_gets_is_an_error(tmp_path: Path) -> Non
         check_setup(config)
 
 
+def test_rows_need_no_gold_where_a_reward_model_alone_gives_the_scores(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "How many?"}]}]
+    check_setup(config_of(tmp_path, "reward.reward_model.enable=true", rows=rows))
+    reads_gold = ("reward.reward_model.enable=true", "reward.custom_reward_function.path=score.py")
+    with pytest.raises(ConfigError, match="1 of 1 rows have no 'reward_model'"):
+        check_setup(config_of(tmp_path, *reads_gold, rows=rows))
+
+
 def test_a_server_that_does_not_tell_its_tools_is_no_finding(tmp_path: Path) -> None:
     inline = (f"{AGENT}.enable_mtrl=false", f"{AGENT}.action_stop_tokens=['```output']", f"{AGENT}.tool_schemas=none")
     nobody = ("tool_server.start=null", f"{AGENT}.tool_server_url=http://127.0.0.1:9")

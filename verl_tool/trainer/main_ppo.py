@@ -42,7 +42,7 @@ from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.recipe import make_inputs, report
-from verl_tool.trainer.row_files import check_columns, check_rows
+from verl_tool.trainer.row_files import check_columns, check_rows, columns_for_reward
 from verl_tool.trainer.told_prompts import tell_tools
 
 LOG = "main_ppo.log"
@@ -201,9 +201,7 @@ def _check_rows(config: DictConfig) -> None:
     if data.get("custom_cls", {}).get("path") is not None:
         return  # its class may make other rows of them
     media = tuple({*MEDIA_COLUMNS, *(data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio"))})
-    # A manager that is found by its name reads these; one of a file of its own may read others.
-    for_reward = ("data_source", "reward_model") if config.reward.reward_manager.source == "register" else ()
-    required = (data.prompt_key, *for_reward)
+    required = (data.prompt_key, *columns_for_reward(config))
     for files in (data.train_files, data.val_files):
         for name in [files] if isinstance(files, str) else files or ():
             path = Path(name).expanduser()

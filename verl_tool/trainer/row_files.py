@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from verl_tool.agent_loop.row import MEDIA_COLUMNS, own_max_turns, refuse_media, text_messages, uses_tools
 from verl_tool.errors import ConfigError
 
@@ -56,6 +58,16 @@ def first_rows(path: Path, most: int) -> Iterator[Mapping[str, Any]]:
         yield from next((batch.to_pylist() for batch in batches), [])
     else:
         yield from itertools.islice(read_rows(path, ()), most)
+
+
+def columns_for_reward(config: DictConfig) -> tuple[str, ...]:
+    """Columns that rewards are computed from, as far as known: managers that are found by their names read these.
+
+    One of a file of its own may read others, and verl asks no manager where a reward model alone gives the scores.
+    """
+    reward = config.reward
+    by_model_alone = reward.reward_model.enable and reward.custom_reward_function.path is None
+    return () if by_model_alone or reward.reward_manager.source != "register" else ("data_source", "reward_model")
 
 
 def check_columns(path: Path, required: Sequence[str]) -> None:

@@ -17,14 +17,14 @@ from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.told_tools import ask_for_tools, tools_in
 from verl_tool.agent_workers.reward_manager.grading.manager_process import Graded
 from verl_tool.agent_workers.reward_manager.grading.manager_thread import graded_in_thread
-from verl_tool.doctor.checks import FOR_REWARD, examine, examine_rows
+from verl_tool.doctor.checks import examine, examine_rows
 from verl_tool.doctor.checks.finding import Finding, Severity
 from verl_tool.doctor.checks.reward import constant_answers, constant_cases, gold_cases, hopeless, tells_right
 from verl_tool.doctor.checks.setup import Row, Setup
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
 from verl_tool.trainer.parts_check import args_of, tools_of
-from verl_tool.trainer.row_files import first_rows
+from verl_tool.trainer.row_files import columns_for_reward, first_rows
 from verl_tool.trainer.told_prompts import files_of, tokenizer_of
 
 log = logging.getLogger(__name__)
@@ -58,9 +58,7 @@ def check_setup(config: DictConfig, *, server_is_up: bool = True) -> None:
 def findings_in(config: DictConfig, *, server_is_up: bool) -> list[Finding]:
     """What the checks find of a training with this config."""
     rows = _rows(config)
-    # A manager that is found by its name reads these; one of a file of its own may read others.
-    for_reward = FOR_REWARD if config.reward.reward_manager.source == "register" else ()
-    findings = [*examine_rows(rows, for_reward), *_of_reward(config, rows, server_is_up)]
+    findings = [*examine_rows(rows, columns_for_reward(config)), *_of_reward(config, rows, server_is_up)]
     if not server_is_up and not Path(config.actor_rollout_ref.model.path).expanduser().is_dir():
         return findings
     try:
@@ -129,7 +127,7 @@ def _named_only(
 def _of_reward(config: DictConfig, rows: Sequence[Row], server_is_up: bool) -> list[Finding]:
     """What constant answers earn. Without a server a manager may fail for want of it, which tells nothing."""
     cases = constant_cases(rows)
-    if not cases or config.reward.get("reward_model", {}).get("enable", False):
+    if not cases or config.reward.reward_model.enable:
         return []
     everything = [*cases, *gold_cases(rows)]
 
