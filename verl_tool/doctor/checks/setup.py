@@ -160,7 +160,10 @@ class Setup:
 
     def prompt_text(self, row: Row | None) -> str | None:
         """As `prompt`; None if there is none, which `problem_of_prompt` explains."""
-        return self.prompt(row) if self.problem_of_prompt(row) is None else None
+        try:
+            return self.prompt(row)
+        except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
+            return None
 
     def rendered(
         self,
