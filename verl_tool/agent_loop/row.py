@@ -11,6 +11,8 @@ from verl_tool.protocol import TOOLS_FIELD
 
 MEDIA_COLUMNS = ("images", "videos", "audios", "image", "video", "audio", "multi_modal_data")
 """Columns of verl's rows, and fields of messages, that hold more than text."""
+REWARD_COLUMNS = ("data_source", "reward_model")
+"""Columns that reward managers read."""
 VALIDATION = "verl_tool_validation"
 """Column that our trainers add to the rows of a validation: true."""
 

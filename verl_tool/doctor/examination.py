@@ -14,9 +14,10 @@ from rich.console import Console
 from eval_service.episode_flags import merged_options
 from eval_service.model.tokenizer import load_tokenizer
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.row import REWARD_COLUMNS
 from verl_tool.agent_workers.reward_manager.grading.given_rows import options_of
 from verl_tool.agent_workers.reward_manager.grading.manager_process import Graded, graded_in_child
-from verl_tool.doctor.checks import FOR_REWARD, RELIED_ON, examine, examine_rows
+from verl_tool.doctor.checks import RELIED_ON, examine, examine_rows
 from verl_tool.doctor.checks.finding import Finding, Severity
 from verl_tool.doctor.checks.reward import constant_answers, constant_cases, gold_cases, hopeless
 from verl_tool.doctor.checks.setup import Row, Setup
@@ -55,7 +56,7 @@ class Examination:
         """Look, show, and tell whether there is no error. Raises VerlToolError if what is given cannot be used."""
         setup, shown = self._setup(), None
         _ = setup.prompts  # an unknown format, or tool, is no finding but a mistake of the command line
-        of_rows = examine_rows(setup.rows, FOR_REWARD if self._manager is not None else ())
+        of_rows = examine_rows(setup.rows, REWARD_COLUMNS if self._manager is not None else ())
         findings = [*self._of_files(), *of_rows, *examine(setup), *self._of_reward(setup.rows)]
         row = setup.rows[self.row] if setup.rows else None
         unsound = any(each.severity is Severity.ERROR and each.check in RELIED_ON for each in findings)

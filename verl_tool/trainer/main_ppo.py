@@ -43,7 +43,7 @@ from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.recipe import make_inputs, report
 from verl_tool.trainer.row_files import check_columns, check_rows, columns_for_reward
-from verl_tool.trainer.told_prompts import tell_tools
+from verl_tool.trainer.told_prompts import files_of, tell_tools
 
 LOG = "main_ppo.log"
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
@@ -198,16 +198,12 @@ def check_data(config: DictConfig) -> None:
 
 def _check_rows(config: DictConfig) -> None:
     data = config.data
-    if data.get("custom_cls", {}).get("path") is not None:
-        return  # its class may make other rows of them
     media = tuple({*MEDIA_COLUMNS, *(data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio"))})
     required = (data.prompt_key, *columns_for_reward(config))
-    for files in (data.train_files, data.val_files):
-        for name in [files] if isinstance(files, str) else files or ():
-            path = Path(name).expanduser()
-            if path.is_file():
-                check_columns(path, required)
-                check_rows(path, data.prompt_key, media)
+    for path in files_of(config):
+        if path.is_file():
+            check_columns(path, required)
+            check_rows(path, data.prompt_key, media)
 
 
 def complete(config: DictConfig) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_tool.agent_loop.row import MEDIA_COLUMNS, own_max_turns, refuse_media, text_messages, uses_tools
+from verl_tool.agent_loop.row import (
+    MEDIA_COLUMNS,
+    REWARD_COLUMNS,
+    own_max_turns,
+    refuse_media,
+    text_messages,
+    uses_tools,
+)
 from verl_tool.errors import ConfigError
 
 ROWS_AT_A_TIME = 1024
@@ -67,7 +74,7 @@ def columns_for_reward(config: DictConfig) -> tuple[str, ...]:
     """
     reward = config.reward
     by_model_alone = reward.reward_model.enable and reward.custom_reward_function.path is None
-    return () if by_model_alone or reward.reward_manager.source != "register" else ("data_source", "reward_model")
+    return () if by_model_alone or reward.reward_manager.source != "register" else REWARD_COLUMNS
 
 
 def check_columns(path: Path, required: Sequence[str]) -> None:

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.told_tools import ask_for_tools, tools_in
 from verl_tool.agent_workers.reward_manager.grading.manager_process import Graded
@@ -62,7 +60,7 @@ def findings_in(config: DictConfig, *, server_is_up: bool) -> list[Finding]:
     if not server_is_up and not Path(config.actor_rollout_ref.model.path).expanduser().is_dir():
         return findings
     try:
-        tokenizer = _tokenizer(config)
+        tokenizer = tokenizer_of(config)
     except (OSError, ValueError) as error:
         log.warning("the tokenizer cannot be loaded, so nothing is told of prompts and calls: %s", error)
         return findings
@@ -79,15 +77,6 @@ def _rows(config: DictConfig) -> tuple[Row, ...]:
     return tuple(
         Row(f"row {i} of {path}", row, key) for path in files_of(config) for i, row in enumerate(first_rows(path, ROWS))
     )
-
-
-def _tokenizer(config: DictConfig) -> HFTokenizer:
-    """As the agent loop makes it."""
-    model = config.actor_rollout_ref.model
-    more = generation_end_tokens(
-        model.get("hf_config_path") or model.path, trust_remote_code=bool(model.get("trust_remote_code", False))
-    )
-    return HFTokenizer(tokenizer_of(config).tokenizer, config.data.get("apply_chat_template_kwargs"), more)
 
 
 def _tools(config: DictConfig, options: EpisodeOptions, server_is_up: bool) -> Sequence[ToolDescription]:

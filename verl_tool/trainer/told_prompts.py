@@ -120,13 +120,17 @@ def files_of(config: DictConfig) -> list[Path]:
 
 
 def tokenizer_of(config: DictConfig) -> HFTokenizer:
-    """As the rollout's workers make it."""
+    """As the rollout's workers and the agent loop make it."""
     from verl.utils import hf_tokenizer
     from verl.utils.fs import copy_to_local
 
+    from verl_tool.agent_loop.end_tokens import generation_end_tokens
+
     model = config.actor_rollout_ref.model
+    trust = bool(model.get("trust_remote_code", False))
     folder = copy_to_local(model.get("tokenizer_path") or model.path, use_shm=model.get("use_shm", False))
-    tokenizer = hf_tokenizer(folder, trust_remote_code=model.get("trust_remote_code", False))
+    tokenizer = hf_tokenizer(folder, trust_remote_code=trust)
     if model.get("custom_chat_template") is not None:
         tokenizer.chat_template = model.custom_chat_template
-    return HFTokenizer(tokenizer, config.data.get("apply_chat_template_kwargs"))
+    more = generation_end_tokens(model.get("hf_config_path") or model.path, trust_remote_code=trust)
+    return HFTokenizer(tokenizer, config.data.get("apply_chat_template_kwargs"), more)

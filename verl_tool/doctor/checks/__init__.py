@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
+from verl_tool.agent_loop.row import REWARD_COLUMNS
 from verl_tool.doctor.checks.ends import calls_end, tools_are_called, turns_end
 from verl_tool.doctor.checks.finding import Finding, Severity
 from verl_tool.doctor.checks.lengths import prompts_fit, turns_fit
@@ -17,8 +18,6 @@ from verl_tool.errors import ConfigError
 
 Check = Callable[[Setup], Iterator[Finding]]
 
-FOR_REWARD = ("data_source", "reward_model")
-"""Columns that reward managers read."""
 FIRST: tuple[Check, ...] = (prompts_render, observations_render)
 """What the others rely on."""
 OTHERS: tuple[Check, ...] = (
@@ -37,7 +36,7 @@ RELIED_ON = frozenset(check.__name__ for check in FIRST)
 """Where one of these finds an error, there is no prompt or no turn to look at."""
 
 
-def examine_rows(rows: Sequence[Row], for_reward: Sequence[str] = FOR_REWARD) -> list[Finding]:
+def examine_rows(rows: Sequence[Row], for_reward: Sequence[str] = REWARD_COLUMNS) -> list[Finding]:
     """What is wrong with rows, whatever the model. `for_reward`: the columns that the reward manager reads."""
     return [
         *_found("columns_are_there", lambda: columns_are_there(rows, for_reward)),
