@@ -12,8 +12,7 @@ model's turn goes on behind the observation (`enable_mtrl=false`).
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from typing import Any
 from traces import END, Part, Trace
 
 from verl_tool.errors import VerlToolError
-from verl_tool.protocol import StepRequest
-from verl_tool.servers.execution.toolset import ToolSet
-from verl_tool.servers.tools import load_tools
+from verl_tool.servers.execution.in_process import InProcessTools
+from verl_tool.servers.tools import Tool, load_tools
 
 
 class TraceError(VerlToolError):
@@ -72,25 +70,17 @@ def _are_messages(value: Any) -> bool:
 async def with_observations(traces: Sequence[OwnTrace], tool_type: str) -> list[Trace]:
     """Each trace with what the tools answer. Raises TraceError for a turn that is no call, or a last one that needs an
     answer; ConfigError if there is no such tool."""
-    async with _running(tool_type) as tools:
-        return [await _played(trace, tools, f"trace-{i}") for i, trace in enumerate(traces)]
+    loaded = load_tools(tool_type)
+    stops = stops_of(loaded)
+    async with InProcessTools(loaded) as tools:
+        return [await _played(trace, tools, stops, f"trace-{i}") for i, trace in enumerate(traces)]
 
 
-@asynccontextmanager
-async def _running(tool_type: str) -> AsyncIterator[ToolSet]:
-    tools = ToolSet(load_tools(tool_type))
-    await tools.start()
-    try:
-        yield tools
-    finally:
-        await tools.close(grace_seconds=1.0)
-
-
-async def _played(trace: OwnTrace, tools: ToolSet, trajectory_id: str) -> Trace:
+async def _played(trace: OwnTrace, tools: InProcessTools, stops: Sequence[str], trajectory_id: str) -> Trace:
     parts: Trace = []
     for i, turn in enumerate(trace.turns):
         where, is_last = f"{trace.where}, turn {i + 1}", i + 1 == len(trace.turns)
-        (result,) = await tools.step([StepRequest(trajectory_id, turn, i, is_last_step=is_last)])
+        result = await tools.call(trajectory_id, turn, step=i, is_last_step=is_last)
         if result.fault is not None:
             raise TraceError(f"{where}: {result.fault.message}")
         if not is_last and not result.valid:
@@ -99,27 +89,22 @@ async def _played(trace: OwnTrace, tools: ToolSet, trajectory_id: str) -> Trace:
             raise TraceError(f"{where} ends the trajectory, and more turns follow it")
         if is_last and result.valid and not result.done:
             raise TraceError(f"{where} is a call, and the last turn: add the turn that follows its answer")
-        if result.valid and not ends_in_a_stop(turn, tools):
-            raise TraceError(f"{where} must end where its call ends, with one of {', '.join(stops_of(tools))}")
+        if result.valid and not turn.endswith(tuple(stops)):
+            raise TraceError(f"{where} must end where its call ends, with one of {', '.join(stops)}")
         parts.append(Part(turn if result.valid else turn + END, True))
         if result.observation and result.valid:
             parts.append(Part(result.observation, False))
-    await tools.step([StepRequest(trajectory_id, "", finish=True)])
+    await tools.call(trajectory_id, "", finish=True)
     return parts
 
 
-def stops_of(tools: ToolSet) -> list[str]:
+def stops_of(tools: Sequence[Tool]) -> list[str]:
     """Every string that may end a call of these tools."""
-    return list(dict.fromkeys(stop for tool in tools.tools for fmt in tool.formats for stop in fmt.stop))
-
-
-def ends_in_a_stop(turn: str, tools: ToolSet) -> bool:
-    """Whether the loop would stop the model right behind this turn."""
-    return turn.endswith(tuple(stops_of(tools)))
+    return list(dict.fromkeys(stop for tool in tools for fmt in tool.formats for stop in fmt.stop))
 
 
 def stops_in(traces: Sequence[OwnTrace], tool_type: str) -> list[str]:
     """The strings at which the turns of these traces stop: what `action_stop_tokens` must be in a training."""
-    stops = stops_of(ToolSet(load_tools(tool_type)))
+    stops = stops_of(load_tools(tool_type))
     turns = [turn for trace in traces for turn in trace.turns]
     return [stop for stop in stops if any(turn.endswith(stop) for turn in turns)]
