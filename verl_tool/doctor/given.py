@@ -28,6 +28,8 @@ from verl_tool.trainer.row_files import first_rows
 
 ROWS = 200
 """So many of each file are looked at, the first ones."""
+CALL_SECONDS = 60.0
+"""For one call of a tool in this process."""
 _KINDS = (".parquet", ".json", ".jsonl")
 
 
@@ -145,7 +147,8 @@ class GivenTools:
     async def running(self) -> AsyncIterator[Tools | None]:
         """The tools, for as long as the block runs; None if there are none. Raises VerlToolError if one cannot run."""
         if self.tool_type is not None:
-            async with InProcessTools(load_tools(self.tool_type, self._config(), {"workers": 1})) as tools:
+            loaded = load_tools(self.tool_type, self._config(), {"workers": 1})
+            async with InProcessTools(loaded, CALL_SECONDS) as tools:
                 yield tools
         elif self.options.tool_server_url is not None and not self.known:
             url = self.options.tool_server_url

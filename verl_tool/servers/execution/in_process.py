@@ -10,15 +10,14 @@ from verl_tool.protocol import StepRequest, StepResult, ToolDescription
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import Tool
 
-_SECONDS = 60.0
-"""For one call, and to close the tools."""
-
 
 class InProcessTools:
     """A server's tools without the server; an async context manager, within which they run."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], call_seconds: float | None = None) -> None:
+        """`call_seconds`: the longest that one call may take; None: as on a server."""
         self._toolset = ToolSet(tools)
+        self._call_seconds = call_seconds
 
     def describe(self) -> list[ToolDescription]:
         """The tools, as ``GET /tools`` tells of them."""
@@ -45,4 +44,4 @@ class InProcessTools:
     ) -> StepResult:
         """The answer to one action."""
         request = StepRequest(trajectory_id, action, step, finish, is_last_step, extra or {})
-        return (await self._toolset.step([request], timeout_seconds=_SECONDS))[0]
+        return (await self._toolset.step([request], timeout_seconds=self._call_seconds))[0]
