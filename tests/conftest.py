@@ -34,11 +34,16 @@ async def servers() -> AsyncIterator[LiveServers]:
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """Environment variables that a test sets are not there for the next: a training started later would heed them."""
+    """Environment variables that a test sets are not there for the next: a training started later would heed them.
+
+    But for what `ray.init` decides once for a process: one whose core asks for tokens, and that starts a cluster which
+    has none, cannot be asked by that cluster whether an actor is still held, and loses it.
+    """
     before = dict(os.environ)
     yield
+    decided = {name: os.environ[name] for name in ("RAY_AUTH_MODE",) if name in os.environ}
     os.environ.clear()
-    os.environ.update(before)
+    os.environ.update(before | decided)
 
 
 @pytest.fixture(scope="session")

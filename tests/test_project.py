@@ -110,7 +110,7 @@ ARROWS = {
     "agent_workers doctor.checks trainer eval_service",
 }
 """What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
-GROUND = ("protocol", "errors", "json_text", "plugin", "rendezvous", "sandbox_fusion")
+GROUND = ("protocol", "env_variables", "errors", "json_text", "plugin", "rendezvous", "sandbox_fusion")
 """Modules of the room ``protocol``."""
 LIGHT = ("protocol", "formats", "sandbox", "client", "servers")
 HEAVY = {"torch", "transformers", "verl", "vllm"}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+from verl_tool.env_variables import variables_unless_set
 from verl_tool.platforms.preload.processes import ADDRESS, RAY_JOB
 
 MODULES = ("verl_tool.platforms.preload.modules",)
@@ -84,6 +85,5 @@ def forked_ray_workers() -> Iterator[None]:
         "RAY_worker_register_timeout_seconds": str(REGISTER_SECONDS),
         "RAY_prestart_worker_first_driver": "0",
     }
-    environment = settings | dict(os.environ)
-    with mock.patch.object(ray_constants, "SETUP_WORKER_FILENAME", ours), mock.patch.dict(os.environ, environment):
+    with mock.patch.object(ray_constants, "SETUP_WORKER_FILENAME", ours), variables_unless_set(settings):
         yield

@@ -15,6 +15,8 @@ from ray._common.network_utils import is_localhost, node_ip_address_from_perspec
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
+from verl_tool.env_variables import variables_unless_set
+
 LOOPBACK_ENVIRONMENT = {
     # torch's and vLLM's process groups would listen on the address that the host's name or the way to the network has.
     "GLOO_SOCKET_IFNAME": "lo",
@@ -44,8 +46,7 @@ def on_loopback() -> Iterator[None]:
     replaces a 127.0.0.1 that it is told by the address on the network, unless it is set to one machine, as it is on a
     laptop; it reads that setting (``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER``) once, when it is imported.
     """
-    wanted = {name: value for name, value in LOOPBACK_ENVIRONMENT.items() if name not in os.environ}
-    with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False), mock.patch.dict(os.environ, wanted):
+    with mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False), variables_unless_set(LOOPBACK_ENVIRONMENT):
         yield
 
 
