@@ -201,7 +201,7 @@ async def test_serves_own_command_runs_the_example_file(port_of_example):
     assert report.server.startswith("verl_tool-")
     calls = re.findall(r'^verl_tool_calls_total{.*replica="([^"]+)"', ask(port, "/metrics")[2].decode(), re.MULTILINE)
     assert len(set(calls)) == 2
-    titles = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    titles = [" ".join(cmdline(process)) for process in psutil.Process().children(recursive=True)]
     assert any("ServeReplica" in title for title in titles)
     assert not any("Registry" in title for title in titles)
 
