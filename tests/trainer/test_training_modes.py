@@ -25,13 +25,19 @@ def trajectories(run: Run, step: int) -> list[Trajectory]:
 class TestInterrupted:
     """PPO with a critic (GAE), the actor trained by LoRA; stopped by Ctrl-C behind the first step, and gone on with."""
 
-    @pytest.fixture(scope="class")
-    def run(self, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    @pytest.fixture(scope="class", params=["false", "true"], ids=["v0", "v1"])
+    def run(
+        self, request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory
+    ) -> Run:
         model = "actor_rollout_ref.model"
         run = small_run(
             tmp_path_factory.mktemp("gae_lora"),
             calculator,
-            *("trainer.use_v1=false", "algorithm.adv_estimator=gae", f"critic.model.path={calculator.model}"),
+            *(
+                f"trainer.use_v1={request.param}",
+                "algorithm.adv_estimator=gae",
+                f"critic.model.path={calculator.model}",
+            ),
             *("critic.optim.lr=1e-3", "critic.ppo_micro_batch_size_per_gpu=64", "critic.ppo_mini_batch_size=8"),
             *(f"{model}.lora_rank=8", f"{model}.lora_alpha=16", f"{model}.target_modules=all-linear"),
             *(
