@@ -6,13 +6,15 @@ async with SandboxPool() as pool:
 
 from verl_tool.errors import IsolationError, SandboxError
 from verl_tool.sandbox.isolation.levels import Isolation, Level
-from verl_tool.sandbox.limits import Limits
+from verl_tool.sandbox.limits import Limits, SessionLimits
 from verl_tool.sandbox.policy import Policy
 from verl_tool.sandbox.pool import WARM_MODULES, PoolStats, SandboxPool
-from verl_tool.sandbox.result import RunResult
+from verl_tool.sandbox.result import CellResult, RunResult
+from verl_tool.sandbox.session import Session, SessionProcess
 
 __all__ = [
     "WARM_MODULES",
+    "CellResult",
     "Isolation",
     "IsolationError",
     "Level",
@@ -22,4 +24,7 @@ __all__ = [
     "RunResult",
     "SandboxError",
     "SandboxPool",
+    "Session",
+    "SessionLimits",
+    "SessionProcess",
 ]

@@ -13,9 +13,12 @@ import stat
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.limits import Limits
+from verl_tool.sandbox.result import RunResult
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 2048
 """Bytes of a file's name and of its path (limits.h)."""
@@ -84,6 +87,39 @@ class JobFiles:
             kept.append(os.pread(fd, min(size, limit), 0) if size else b"")
             total.append(size + beyond)
         return Output(kept[0], kept[1], self._interleave(kept[0], kept[1]), total[0], total[1])
+
+    def result(
+        self,
+        limits: Limits,
+        *,
+        exit_code: int | None,
+        killed_by: int | None,
+        limit_hit: str | None,
+        wall_seconds: float = 0.0,
+        cpu_seconds: float = 0.0,
+        peak_memory_bytes: int = 0,
+        files: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> RunResult:
+        """What a run wrote, and how it ended."""
+        output = self.output(limits.output_bytes)
+        return RunResult(
+            stdout=output.stdout.decode(errors="replace"),
+            stderr=output.stderr.decode(errors="replace"),
+            output=output.interleaved.decode(errors="replace"),
+            stdout_bytes=output.stdout_bytes,
+            stderr_bytes=output.stderr_bytes,
+            stdout_truncated=output.stdout_bytes > limits.output_bytes,
+            stderr_truncated=output.stderr_bytes > limits.output_bytes,
+            exit_code=exit_code,
+            signal=killed_by,
+            limit_hit=limit_hit,
+            wall_seconds=wall_seconds,
+            cpu_seconds=cpu_seconds,
+            peak_memory_bytes=peak_memory_bytes,
+            files=dict(files),
+            stdout_raw=output.stdout,
+            stderr_raw=output.stderr,
+        )
 
     def _interleave(self, stdout: bytes, stderr: bytes) -> bytes:
         if not stderr or not stdout:

@@ -41,6 +41,16 @@ class Limits:
                 raise ConfigError(f"limit {field.name}={value!r} is too small; give {least} or more")
 
 
+@dataclass(frozen=True)
+class SessionLimits(Limits):
+    """Bounds of a session: `wall_seconds` of each call, all others of the whole session."""
+
+    total_wall_seconds: float = 3600.0
+    """Seconds that all its calls may take together."""
+    idle_seconds: float = 1800.0
+    """Seconds without a call after which it is ended."""
+
+
 _LEAST = {
     "wall_seconds": 0.01,
     "cpu_seconds": 0.01,
@@ -50,4 +60,6 @@ _LEAST = {
     "output_bytes": 1,
     "disk_bytes": 1 << 16,
     "disk_files": 16,
+    "total_wall_seconds": 0.01,
+    "idle_seconds": 0.01,
 }

@@ -40,7 +40,7 @@ def judge_by_group(ended: Ended, group: RunGroup, fair_share: int) -> Ended:
         return ended
     if group.exceeded_memory() or max(group.most_memory, ended.peak_memory_bytes) > fair_share:
         return replace(ended, limit_hit="memory_bytes")
-    raise _killed_for_others()
+    raise killed_for_others()
 
 
 def judge_without_group(ended: Ended, kills_before: int, fair_share: int) -> Ended:
@@ -54,10 +54,11 @@ def judge_without_group(ended: Ended, kills_before: int, fair_share: int) -> End
         return ended
     if ended.peak_memory_bytes > fair_share:
         return replace(ended, limit_hit="memory_bytes")
-    raise _killed_for_others()
+    raise killed_for_others()
 
 
-def _killed_for_others() -> KilledForOthersError:
+def killed_for_others() -> KilledForOthersError:
+    """The error for a run that was killed for memory that others had taken."""
     return KilledForOthersError(
         "the kernel killed a run for memory that others had taken; lower max_concurrent", retryable=False
     )

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType, TracebackType
 
 from verl_tool.errors import ConfigError, IsolationError, SandboxError
@@ -21,14 +21,16 @@ from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.isolation import bubblewrap
 from verl_tool.sandbox.isolation import interpreter as interpreters
 from verl_tool.sandbox.isolation import levels as isolations
-from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup
+from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup, group_bytes
 from verl_tool.sandbox.isolation.levels import Isolation, Level
 from verl_tool.sandbox.job import JobFiles, check_names, fetch
 from verl_tool.sandbox.limit_enforcer import LimitEnforcer
-from verl_tool.sandbox.limits import Limits
+from verl_tool.sandbox.limits import Limits, SessionLimits
 from verl_tool.sandbox.policy import Policy
 from verl_tool.sandbox.result import RunResult
 from verl_tool.sandbox.run_queue import RunSlots
+from verl_tool.sandbox.session import Session
+from verl_tool.sandbox.session_pool import SessionPool
 from verl_tool.sandbox.warm_modules import WARM_MODULES, Tier, suited_to, tiers_of
 from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Worker, WorkerGone
 
@@ -39,14 +41,12 @@ _PAUSE_SECONDS = 0.05
 _SHORT_PER_CORE, _MOST_PER_CORE = 4, 16
 _QUARANTINES = 2
 """Forkservers that are started for one run only, at once."""
-_OVERHEAD_BYTES = 16 << 20
-"""Page tables and the like, which the kernel counts as a run's memory too."""
-_GROUP_STEP = 64 << 20
 _SPARE_SLOTS = 8
 """For runs that were cancelled and are not gone yet."""
 _FILES_PER_RUN = 12
 """Descriptors: its job, streams and folder, and the files of its control group."""
-_OTHER_FILES = 1024
+_FILES_PER_SESSION = 4
+_OTHER_FILES = 2048
 _ANSWER_SECONDS = 20.0
 """For a forkserver to end a run whose time is up, and to say so, on an overloaded machine."""
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -70,6 +70,8 @@ class PoolStats:
     """Forkservers that died and were replaced."""
     finished: int
     """Runs that gave a result."""
+    sessions: int
+    """Sessions that there are."""
 
 
 class SandboxPool:
@@ -91,6 +93,8 @@ class SandboxPool:
         warm_modules: Sequence[str] = WARM_MODULES,
         max_concurrent: int | None = None,
         max_queued: int = 20_000,
+        max_sessions: int = 256,
+        session_memory_bytes: int | None = None,
         interpreter: str = sys.executable,
     ) -> None:
         """Nothing is started yet.
@@ -106,6 +110,9 @@ class SandboxPool:
             max_concurrent: runs at once; 16 per core by default. Not more than four per core of them are younger than a
                 second: those compete for the cores, older ones wait or yield to them.
             max_queued: runs that may wait; one more is refused.
+            max_sessions: sessions at once; one more gets the fault ``overloaded``.
+            session_memory_bytes: of all sessions together, a third of the machine's by default; beyond it those that
+                have been idle the longest are ended. Counted by control groups; without them there is no such bound.
             interpreter: the Python that runs the code; its installed packages can be imported.
         """
         cores = len(os.sched_getaffinity(0))
@@ -118,6 +125,9 @@ class SandboxPool:
         """By tier: what is in its forkservers."""
         most = min(max(max_concurrent or _MOST_PER_CORE * cores, 1), MAX_SLOTS - _SPARE_SLOTS)
         self._run_slots = RunSlots(_SHORT_PER_CORE * cores, most, max_queued)
+        self._max_sessions = max_sessions
+        self._session_memory = session_memory_bytes or _memory_ceiling() // 3
+        self._sessions: SessionPool | None = None
         self._interpreter = interpreter
         self._isolation: Isolation | None = None
         self._group: ControlGroup | None = None
@@ -158,7 +168,9 @@ class SandboxPool:
         Raises:
             IsolationError: this machine cannot give the level required.
         """
-        _allow_open_files(_OTHER_FILES + _FILES_PER_RUN * self._run_slots.most)
+        _allow_open_files(
+            _OTHER_FILES + _FILES_PER_RUN * self._run_slots.most + _FILES_PER_SESSION * self._max_sessions
+        )
         found = await asyncio.to_thread(isolations.strongest)
         self._isolation = isolations.require(found, self._required)
         self._group = await asyncio.to_thread(ControlGroup.create, _memory_ceiling())
@@ -183,10 +195,21 @@ class SandboxPool:
         if self._group is not None:
             self._watch = asyncio.get_running_loop().create_task(self._enforcer.watch())
         self._holds = {worker.setup.modules: worker.holds for worker in workers}
+        self._sessions = SessionPool(
+            setups[-1],
+            self._run_slots,
+            self._enforcer,
+            workers=self._workers_wanted,
+            most=self._max_sessions,
+            memory_bytes=self._session_memory,
+            fair_share=self._fair_share,
+        )
 
     async def close(self) -> None:
         """End all runs and forkservers. Runs that wait or go on raise `SandboxError`."""
         self._closed = True
+        if self._sessions is not None:
+            await self._sessions.close()
         tasks = [*self._replacements, *([self._watch] if self._watch is not None else [])]
         for task in tasks:
             task.cancel()
@@ -209,6 +232,7 @@ class SandboxPool:
             slots=self._run_slots.most,
             restarts=self._restarts,
             finished=self._finished,
+            sessions=self._sessions.live if self._sessions is not None else 0,
         )
 
     async def check(self) -> None:
@@ -223,6 +247,24 @@ class SandboxPool:
             raise SandboxError(f"no answer from the sandbox within {_CHECK_SECONDS:g} s") from error
         if result.stdout != "42\n":
             raise SandboxError(f"the sandbox answered {result.output[:200]!r} to print(6 * 7)")
+
+    def session(self, *, limits: SessionLimits | None = None, files: Mapping[str, bytes] = _NO_FILES) -> Session:
+        """A session: Python state, files and programs of one trajectory. `start` it, or use it as a context manager.
+
+        It holds all warm modules. The pool's policy holds in it too.
+
+        Args:
+            limits: of the session; by default the pool's own, with the defaults of `SessionLimits` for the rest.
+            files: put into its folder first; content by path within the folder.
+
+        Raises:
+            ConfigError: a file name would leave the folder, or the files exceed the disk limit.
+            IsolationError: the isolation in force is ``none``.
+            SandboxError: the pool is not running.
+        """
+        if self._closed or self._sessions is None:
+            raise SandboxError("the pool is not running", retryable=True)
+        return self._sessions.new(limits or SessionLimits(**asdict(self._limits)), files)
 
     async def run(
         self,
@@ -322,7 +364,7 @@ class SandboxPool:
             with _closing(ended.folder_fd):
                 ended = oom_kills.judge_without_group(ended, kills, self._fair_share)
                 return self._result(job, ended, limits, fetch_files)
-        group = self._group.take(_group_bytes(worker, limits))
+        group = self._group.take(group_bytes(worker.resident_bytes, limits))
         ended = await self._let_run(worker, job, limits, bool(fetch_files), group)
         with _closing(ended.folder_fd):
             try:
@@ -380,8 +422,7 @@ class SandboxPool:
             raise SandboxError(f"a run could not be set up: {job.failure()}", retryable=True)
         killed_by = os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
         self._finished += 1
-        return _run_result(
-            job,
+        return job.result(
             limits,
             exit_code=None if killed_by else os.WEXITSTATUS(ended.status),
             killed_by=killed_by,
@@ -452,52 +493,9 @@ def _encode(text: str | bytes) -> bytes:
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
 
 
-def _group_bytes(worker: Worker, limits: Limits) -> int:
-    """What a run's group may hold: its memory, its files, and its own copy of all that the warm interpreter has.
-
-    Rounded up, so that groups need no other limit for the next worker of the same kind.
-    """
-    total = limits.memory_bytes + limits.disk_bytes + worker.resident_bytes + _OVERHEAD_BYTES
-    return -(-total // _GROUP_STEP) * _GROUP_STEP
-
-
 def _broke_its_sandbox(job: JobFiles, limits: Limits) -> RunResult:
     """Of a run with which forkservers died each time, also one that it had to itself."""
-    return _run_result(job, limits, exit_code=None, killed_by=signal.SIGKILL, limit_hit="sandbox")
-
-
-def _run_result(
-    job: JobFiles,
-    limits: Limits,
-    *,
-    exit_code: int | None,
-    killed_by: int | None,
-    limit_hit: str | None,
-    wall_seconds: float = 0.0,
-    cpu_seconds: float = 0.0,
-    peak_memory_bytes: int = 0,
-    files: Mapping[str, bytes] = MappingProxyType({}),
-) -> RunResult:
-    """What a run wrote, and how it ended."""
-    output = job.output(limits.output_bytes)
-    return RunResult(
-        stdout=output.stdout.decode(errors="replace"),
-        stderr=output.stderr.decode(errors="replace"),
-        output=output.interleaved.decode(errors="replace"),
-        stdout_bytes=output.stdout_bytes,
-        stderr_bytes=output.stderr_bytes,
-        stdout_truncated=output.stdout_bytes > limits.output_bytes,
-        stderr_truncated=output.stderr_bytes > limits.output_bytes,
-        exit_code=exit_code,
-        signal=killed_by,
-        limit_hit=limit_hit,
-        wall_seconds=wall_seconds,
-        cpu_seconds=cpu_seconds,
-        peak_memory_bytes=peak_memory_bytes,
-        files=dict(files),
-        stdout_raw=output.stdout,
-        stderr_raw=output.stderr,
-    )
+    return job.result(limits, exit_code=None, killed_by=signal.SIGKILL, limit_hit="sandbox")
 
 
 def _check_size(size: int, limits: Limits) -> None:

@@ -51,3 +51,29 @@ class RunResult:
     def ok(self) -> bool:
         """Whether it ended by itself with exit code 0."""
         return self.exit_code == 0
+
+
+@dataclass(frozen=True)
+class CellResult(RunResult):
+    """What one cell of a session gave. Its output is that of the cell alone."""
+
+    state: str = "kept"
+    """What became of the session's Python state. ``kept``: it is as the cell left it, also after an exception.
+    ``rolled_back``: the cell did not come to its end, and variables and modules are as they were before it; files that
+    it wrote stay as they are. ``lost``: all variables are gone, and the next cell starts with a fresh interpreter."""
+    ended_threads: int = 0
+    """Threads that the cell left running, and that were ended with it."""
+    ended_processes: int = 0
+    """Processes of the same kind."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a model should know of the state besides the cell's output, in sentences; often nothing."""
+        told = {
+            "kept": "",
+            "rolled_back": "Variables and modules are as they were before this cell; files that it wrote remain.",
+            "lost": "All variables are lost, and the next cell starts with a fresh interpreter; files remain.",
+        }[self.state]
+        threads = f"Threads left running by the cell were ended: {self.ended_threads}." if self.ended_threads else ""
+        others = f"Processes left running by the cell were ended: {self.ended_processes}."
+        return tuple(note for note in (told, threads, others if self.ended_processes else "") if note)

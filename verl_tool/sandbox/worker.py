@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from verl_tool.errors import IsolationError, SandboxError
@@ -33,6 +33,9 @@ _UIDS_PER_WORKER = 1 << 9
 """Runs have uids of their own, for the kernel counts processes by uid. They are far above any that a host gives out,
 and derived from the worker's pid, so that pools on one machine do not share them."""
 MAX_SLOTS = _UIDS_PER_WORKER
+_SESSION_UID_BASE, _SESSION_UIDS, _SESSION_WORKERS = 1 << 30, 1 << 12, 1 << 17
+"""The same for workers of sessions, of which one holds more."""
+MAX_SESSION_SLOTS = _SESSION_UIDS
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Setup:
     """Runs at once in one worker."""
     group: ControlGroup | None
     """Holds all workers of the pool, where the host lets us make one."""
+    sessions: bool = False
+    """Whether its runs are those of sessions."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,8 @@ class Worker:
             "as_root": setup.isolation.as_root,
             "server_filter": setup.isolation.server_filter.hex(),
             "run_filter": setup.isolation.run_filter.hex(),
-            "uid_base": _UID_BASE + self._process.pid * _UIDS_PER_WORKER,
+            "uid_base": _uid_base(setup, self._process.pid),
+            "sessions": setup.sessions,
             "slots": setup.slots,
             "scratch": self._scratch or "",
             "modules": list(setup.modules),
@@ -186,7 +192,14 @@ class Worker:
         return text[-2000:] or "it ended without a word"
 
     def begin(
-        self, job: JobFiles, limits: Limits, fetch: bool, group: RunGroup | None
+        self,
+        job: JobFiles,
+        limits: Limits,
+        fetch: bool,
+        group: RunGroup | None,
+        kind: int = wire.PROGRAM,
+        box: int = 0,
+        streams: Sequence[int] = (),
     ) -> tuple[int, asyncio.Future[Ended]]:
         """Hand a run to the forkserver.
 
@@ -195,6 +208,9 @@ class Worker:
             limits: what it may use.
             fetch: whether its folder is asked for.
             group: what counts it.
+            kind: as `wire` numbers them.
+            box: that it shares; see `wire.RUN`.
+            streams: its stdout, stderr and stdin, instead of the job's.
 
         Returns:
             The run's id, and a future of its end: an `Ended`, or a `WorkerGone`.
@@ -217,9 +233,12 @@ class Worker:
             limits.disk_files,
             fetch,
             len(procs_files),
+            kind,
+            box,
         )
         try:
-            socket.send_fds(self._channel, [message], [*job.fds, *procs_files])
+            fds = [job.fds[0], *streams] if streams else job.fds
+            socket.send_fds(self._channel, [message], [*fds, *procs_files])
         except OSError as error:
             raise WorkerGone(f"a forkserver takes no more runs: {error}", retryable=True) from error
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -236,6 +255,11 @@ class Worker:
         """End a run early, for a limit that `wire` numbers; its future still tells when it is over."""
         with contextlib.suppress(OSError):  # a dead forkserver has taken its runs with it
             self._channel.send(wire.KILL.pack(wire.OP_KILL, run_id, reason))
+
+    def drop(self, box: int) -> None:
+        """Let go of a box; nothing is left of its runs."""
+        with contextlib.suppress(OSError):
+            self._channel.send(wire.KILL.pack(wire.OP_DROP, box, 0))
 
     def _receive(self) -> None:
         while self._alive:
@@ -294,6 +318,13 @@ class Worker:
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)
+
+
+def _uid_base(setup: Setup, pid: int) -> int:
+    """The user of a worker's first slot."""
+    if setup.sessions:
+        return _SESSION_UID_BASE + pid % _SESSION_WORKERS * _SESSION_UIDS
+    return _UID_BASE + pid * _UIDS_PER_WORKER
 
 
 def _environment(setup: Setup) -> dict[str, str]:

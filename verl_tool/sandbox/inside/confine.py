@@ -16,6 +16,7 @@ _SIGNALS_PENDING = 256
 """Queued signals and POSIX timers."""
 _STACK = 64 << 20
 _CORES = os.cpu_count() or 1
+_LONGEST_CPU_SECONDS = 1 << 30
 
 
 class RunIsolation:
@@ -44,7 +45,8 @@ class Request:
     def __init__(self, message: bytes) -> None:
         """`message`: packed as `wire.RUN`."""
         _, self.id, self.wall, self.cpu, self.memory, self.processes, *others = wire.RUN.unpack(message)
-        self.open_files, self.output, self.disk, self.disk_files, self.fetch, self.procs_files = others
+        self.open_files, self.output, self.disk, self.disk_files, self.fetch, self.procs_files, *others = others
+        self.kind, self.box = others
 
 
 def join_groups(procs_files: list[int]) -> None:
@@ -64,15 +66,19 @@ def die_first() -> None:
 
 
 def enter(place: RunIsolation, request: Request, slot: int, init_fd: int) -> None:
-    """Confine this process for good, all but the seccomp filter. Raises OSError if the kernel refuses any of it."""
+    """Confine this process for good, all but the seccomp filter. Raises OSError if the kernel refuses any of it.
+
+    `slot`: of the run, or of the box that it shares.
+    """
     die_first()
     os.setsid()  # where the kernel groups by session, a run with many busy processes gets no more than one with one
     if place.isolated:
         _enter_namespaces(place, request, slot, init_fd)
     os.nice(_GIVES_WAY)
     box = os.path.dirname(place.work_directory(slot))
-    for name in ("work", "tmp", "shm"):
-        os.mkdir(f"{box}/{name}", 0o700)
+    if not request.box:
+        for name in ("work", "tmp", "shm"):
+            os.mkdir(f"{box}/{name}", 0o700)
     os.chdir(f"{box}/work")
     set_limits(place, request)
 
@@ -81,7 +87,8 @@ def _enter_namespaces(place: RunIsolation, request: Request, slot: int, init_fd:
     """Join the mount namespace of the run's pid 1, mount its own folders there, and give up every privilege."""
     linux.setns(init_fd, linux.CLONE_NEWNS)
     uid = place.uid_base + slot if place.as_root else 0
-    mount_box(uid, request.disk, request.disk_files)
+    if not request.box:
+        mount_box(uid, request.disk, request.disk_files)
     # Read-only: who dies first when memory runs out, for one, is not a run's own to set (`oom_score_adj`).
     flags = linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount(b"proc", b"/proc", flags, None)
@@ -120,5 +127,5 @@ def set_limits(place: RunIsolation, request: Request) -> None:
     limit(resource.RLIMIT_SIGPENDING, _SIGNALS_PENDING)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
     # Per process and in whole seconds: a second line behind `resource_monitor` and the wall limit.
-    seconds = int(request.cpu or request.wall * _CORES) + 1
+    seconds = int(min(request.cpu or request.wall * _CORES, _LONGEST_CPU_SECONDS)) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

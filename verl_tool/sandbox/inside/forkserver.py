@@ -23,7 +23,7 @@ import sys
 import time
 import warnings
 
-from . import confine, linux, policy_hooks, program, streams, warmup, wire
+from . import command, confine, linux, policy_hooks, program, streams, warmup, wire
 from .resource_monitor import ResourceMonitor, Use
 
 TYPE_CHECKING = False  # `typing` itself makes every fork dearer, like `contextlib`, `threading` and `signal`
@@ -41,6 +41,16 @@ _MOST_FILES = 4096
 """File descriptors of the forkserver; a fork closes all that it may have inherited."""
 
 
+class Box:
+    """What the runs of a session share."""
+
+    def __init__(self, slot: int, mounts: int) -> None:
+        self.slot = slot
+        """Decides its user."""
+        self.mounts = mounts
+        """Descriptor of the mount namespace with its folders, of which each of its runs gets a copy."""
+
+
 class Run:
     """One live run."""
 
@@ -54,7 +64,7 @@ class Run:
         """Its pid 1, as the forkserver sees it; -1 without namespaces."""
         self.init_fd = init_fd
         self.started_at = now
-        self.deadline = now + request.wall
+        self.deadline = math.inf if request.kind == wire.KEEPER else now + request.wall
         """When it is killed; once it is ending, when it is answered for at the latest."""
         self.ending = False
         self.limit_hit: int = wire.NO_LIMIT
@@ -67,6 +77,8 @@ class Run:
         self.folder = -1
         self.answered = False
         """Whether the pool knows of its end, though not all of it is gone."""
+        self.handed_over = False
+        """Whether its first process is gone and others go on in its place: so a keeper lives."""
 
 
 class Forkserver:
@@ -86,6 +98,8 @@ class Forkserver:
         self._reached = mmap.mmap(-1, mmap.PAGESIZE * -(-slots // mmap.PAGESIZE))
         """One byte a slot, shared with the forks: 1 once its run has got to the user's code."""
         self._own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._own_mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        self._boxes: dict[int, Box] = {}
         self._runs: dict[int, Run] = {}
         """By request id."""
         self._by_fd: dict[int, Run] = {}
@@ -101,6 +115,8 @@ class Forkserver:
             base_memory=_memory(0),
         )
         self._monitor = ResourceMonitor(self._isolation.isolated)
+        if config["sessions"]:  # else nobody needs what it loads
+            importlib.import_module(f"{__package__}.keeper")
         if config["server_filter"]:
             linux.SeccompFilter(bytes.fromhex(config["server_filter"])).install()
 
@@ -143,6 +159,9 @@ class Forkserver:
             if run is not None:
                 self._kill(run, reason)
             return True
+        if message[0] == wire.OP_DROP:
+            self._drop(wire.KILL.unpack(message)[1])
+            return True
         request = confine.Request(message)
         try:
             self._start(request, fds)
@@ -156,27 +175,65 @@ class Forkserver:
 
     def _start(self, request: confine.Request, fds: list[int]) -> None:
         now = time.monotonic()
-        if not self._free_slots:
-            raise OSError(errno.EAGAIN, "all slots of a forkserver are taken")
-        slot = self._free_slots.pop()
+        slot = self._take_slot()
         init = init_fd = -1
         self._reached[slot] = 0
         try:
+            box = self._box_of(request)
             if self._isolation.isolated:
-                flags = linux.CLONE_NEWPID | linux.CLONE_NEWNS
-                init, init_fd = linux.clone_idle(self._stacks.top(slot), flags)
+                init, init_fd = self._clone_init(request, box, self._stacks.top(slot))
             main = self._fork_into(init_fd)
         except OSError:
             self._discard(init, init_fd)
             self._free_slots.append(slot)
+            self._drop(request.id)
             raise
         if main == 0:
-            self._become_run(request, fds, slot, init_fd)
+            self._become_run(request, fds, slot, box, init_fd)
         run = Run(request, slot, main, init, init_fd, now)
         self._runs[request.id] = run
         self._wait_for(run.main_fd, run)
         if not request.procs_files:  # else the pool looks after it
             self._next_look = min(self._next_look, now + _FIRST_LOOK)
+
+    def _take_slot(self) -> int:
+        if not self._free_slots:
+            raise OSError(errno.EAGAIN, "all slots of a forkserver are taken")
+        return self._free_slots.pop()
+
+    def _box_of(self, request: confine.Request) -> Box | None:
+        """The box of a session's run; a new one has no mounts yet. None: the run is one of its own."""
+        if request.kind == wire.PROGRAM:
+            return None
+        if request.box:
+            box = self._boxes.get(request.box)
+            if box is None:
+                raise OSError(errno.ESTALE, f"there is no box {request.box}")
+            return box
+        self._boxes[request.id] = box = Box(self._take_slot(), -1)
+        return box
+
+    def _drop(self, box_id: int) -> None:
+        box = self._boxes.pop(box_id, None)
+        if box is not None:
+            self._free_slots.append(box.slot)
+            if box.mounts >= 0:
+                os.close(box.mounts)
+
+    def _clone_init(self, request: confine.Request, box: Box | None, stack: int) -> tuple[int, int]:
+        """A run's pid 1, in namespaces of its own."""
+        flags = linux.CLONE_NEWPID | linux.CLONE_NEWNS
+        if box is None:
+            return linux.clone_idle(stack, flags)
+        if box.mounts < 0:
+            init, init_fd = linux.clone_reaper(stack, flags)
+            box.mounts = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            return init, init_fd
+        linux.setns(box.mounts, linux.CLONE_NEWNS)
+        try:
+            return linux.clone_reaper(stack, flags)
+        finally:
+            linux.setns(self._own_mounts, linux.CLONE_NEWNS)
 
     def _fork_into(self, init_fd: int) -> int:
         """Fork; the child is born in the pid namespace of the process behind `init_fd`."""
@@ -198,25 +255,39 @@ class Forkserver:
             os.waitpid(init, 0)
             os.close(init_fd)
 
-    def _become_run(self, request: confine.Request, fds: list[int], slot: int, init_fd: int) -> NoReturn:
+    def _become_run(
+        self, request: confine.Request, fds: list[int], slot: int, box: Box | None, init_fd: int
+    ) -> NoReturn:
         """The fork's life. Whatever happens, it does not return into the forkserver's loop."""
         status = 125
         try:
             journal = linux.map_shared(fds[0], _Journal).cast("Q")
             try:
-                main, job = self._prepare(request, fds, slot, init_fd, journal)
+                main, job = self._prepare(request, fds, slot, box, init_fd, journal)
             except (OSError, MemoryError, ValueError) as error:
                 state = wire.FILES_REFUSED if isinstance(error, program.FilesRefused) else wire.SETUP_FAILED
                 failure = wire.failure_journal(error, state)
                 journal.cast("B")[: len(failure)] = failure
                 os._exit(status)
             journal[wire.STATE] = wire.STARTED
+            if request.kind == wire.COMMAND:
+                command.become(job.code)
+            if request.kind == wire.KEEPER:
+                streams.attach(None, 0)
+                linux.unmap(journal.cast("B"))
+                sys.modules[f"{__package__}.keeper"].keep(main, self._policy_hooks)
             status = program.finish(main, program.execute(job.code, main, self._policy_hooks))
         finally:
             os._exit(status)
 
     def _prepare(
-        self, request: confine.Request, fds: list[int], slot: int, init_fd: int, journal: memoryview
+        self,
+        request: confine.Request,
+        fds: list[int],
+        slot: int,
+        box: Box | None,
+        init_fd: int,
+        journal: memoryview,
     ) -> tuple[program.types.ModuleType, program.Job]:
         """Confine this process, lay out the run's files and streams, and let go of all that is the forkserver's."""
         confine.join_groups(fds[len(fds) - request.procs_files :])
@@ -228,8 +299,9 @@ class Forkserver:
         os.dup2(fds[3] if has_stdin else os.open(os.devnull, os.O_RDONLY), 0)
         if not self._isolation.isolated:
             self._make_scratch(slot)
-        confine.enter(self._isolation, request, slot, init_fd)
-        program.write_files(job)
+        confine.enter(self._isolation, request, slot if box is None else box.slot, init_fd)
+        script = {wire.SCRIPT_NAME: job.code} if request.kind == wire.PROGRAM else {}
+        program.write_files({**script, **job.files})
         main = program.new_main_module()
         program.make_independent()
         streams.attach(streams.Journal(journal), request.output)
@@ -267,6 +339,9 @@ class Forkserver:
     def _main_ended(self, run: Run) -> None:
         _, run.status, use = os.wait4(run.main, 0)
         os.close(run.main_fd)
+        if run.request.kind == wire.KEEPER and not run.ending:
+            run.handed_over = True
+            return
         now = time.monotonic()
         run.wall = now - run.started_at
         run.ending = True
@@ -343,6 +418,8 @@ class Forkserver:
         run.deadline = time.monotonic() + _BURIAL_SECONDS
         if self._isolation.isolated:
             _signal.pidfd_send_signal(run.init_fd, _signal.SIGKILL)
+            if run.handed_over:
+                self._wait_for(run.init_fd, run)
         else:
             _kill_session(run.main)
             _signal.pidfd_send_signal(run.main_fd, _signal.SIGKILL)

@@ -9,6 +9,7 @@ import os
 import struct
 
 CLONE_VM = 0x100
+CLONE_FILES = 0x400
 CLONE_PIDFD = 0x1000
 CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
@@ -32,6 +33,8 @@ _MADV_COLLAPSE = 25
 _HUGE = 2 << 20
 
 _STACK_BYTES = 1 << 14
+_CONTEXT_BYTES, _CONTEXT_STACK = 5 << 10, 2 << 10
+"""At least `sizeof(ucontext_t)`, 968 on x86-64 and 4560 on ARM; the stack of a function that calls the kernel."""
 
 
 def _check(result: int, what: str) -> int:
@@ -85,6 +88,36 @@ def clone_idle(stack: int, flags: int) -> tuple[int, int]:
     return pid, pidfd.value
 
 
+def clone_reaper(stack: int, flags: int) -> tuple[int, int]:
+    """As `clone_idle`; the child ignores SIGCHLD, so that orphans which become its children leave no zombies.
+
+    It shares this process's descriptors too, for a copy would keep them open for as long as it lives. The disposition
+    of the signal is the child's alone, and so it has to set it itself: it runs libc's `sigignore` and then `pause`,
+    in contexts (makecontext(3)) at the lower end of its stack. Where libc has no contexts (musl), zombies stay.
+    """
+    if getattr(_libc, "setcontext", None) is None:
+        return clone_idle(stack, flags)
+    low = stack - _STACK_BYTES
+    waiting, ignoring = low, low + _CONTEXT_BYTES
+    _make_context(waiting, _libc.pause, low + 2 * _CONTEXT_BYTES, 0)
+    _make_context(ignoring, _libc.sigignore, low + 2 * _CONTEXT_BYTES + _CONTEXT_STACK, waiting, SIGCHLD)
+    pidfd = ctypes.c_int(-1)
+    flags |= CLONE_VM | CLONE_FILES | CLONE_PIDFD | SIGCHLD
+    start = ctypes.cast(_libc.setcontext, ctypes.c_void_p)
+    pid = _check(_libc.clone(start, stack, flags, ignoring, ctypes.addressof(pidfd)), f"clone({flags:#x})")
+    return pid, pidfd.value
+
+
+def _make_context(at: int, function: object, stack: int, following: int, *args: int) -> None:
+    """A context at the address `at` that calls `function` on the stack from `stack` up, and then goes on with
+    `following`."""
+    _check(_libc.getcontext(ctypes.c_void_p(at)), "getcontext")
+    # `uc_link`, `uc_stack.ss_sp` and `uc_stack.ss_size`, at the same places on all 64-bit architectures of Linux.
+    for offset, value in ((8, following), (16, stack), (32, _CONTEXT_STACK)):
+        ctypes.c_size_t.from_address(at + offset).value = value
+    _libc.makecontext(ctypes.c_void_p(at), ctypes.cast(function, ctypes.c_void_p), len(args), *args)  # type: ignore[arg-type]
+
+
 def fork() -> int:
     """As `os.fork`, for a process without threads, and without what Python does in the child after it.
 
@@ -105,6 +138,14 @@ def map_shared(fd: int, kind: type[ctypes.Array[ctypes.c_char]]) -> memoryview:
     if address == MAP_FAILED:
         _check(-1, "mmap")
     return memoryview(kind.from_address(address)).cast("B")
+
+
+def unmap(view: memoryview) -> None:
+    """Undo `map_shared`; nothing else may hold the memory."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    length = view.nbytes
+    view.release()
+    _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(length))
 
 
 def recv_fds(channel: _socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:

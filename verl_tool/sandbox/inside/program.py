@@ -47,13 +47,13 @@ def read_job(fd: int) -> Job:
     return Job(code, files)
 
 
-def write_files(job: Job) -> None:
-    """Put the job's files and the code itself into the current directory.
+def write_files(files: dict[str, bytes]) -> None:
+    """Put files into the current directory.
 
     Raises:
         FilesRefused: two of them are in each other's way, or there is no room for them.
     """
-    for name, content in {wire.SCRIPT_NAME: job.code, **job.files}.items():
+    for name, content in files.items():
         try:
             _write_file(name, content)
         except OSError as error:
@@ -105,8 +105,8 @@ def execute(code: bytes, main: types.ModuleType, hooks: PolicyHooks) -> int:
         The exit code, as far as the code itself decides it.
     """
     run = exec  # the builtin itself may be restricted next
-    status = _guarded(lambda: hooks.activate(main))
-    return status or _guarded(lambda: run(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
+    status = guarded(lambda: hooks.activate(main))
+    return status or guarded(lambda: run(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
 
 
 def finish(main: types.ModuleType, status: int) -> int:
@@ -117,9 +117,9 @@ def finish(main: types.ModuleType, status: int) -> int:
     """
     wait_for_threads = getattr(sys.modules.get("threading"), "_shutdown", None)  # which may be the user's own module
     if wait_for_threads is not None:
-        status = _guarded(wait_for_threads) or status
+        status = guarded(wait_for_threads) or status
     atexit._run_exitfuncs()
-    _guarded(lambda: forget(main))
+    guarded(lambda: forget(main))
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -128,7 +128,8 @@ def finish(main: types.ModuleType, status: int) -> int:
     return status
 
 
-def _guarded(step: Callable[[], object]) -> int:
+def guarded(step: Callable[[], object]) -> int:
+    """The exit code of a step of the user's code; an exception is shown as Python would."""
     try:
         step()
     except SystemExit as error:

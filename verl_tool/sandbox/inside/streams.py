@@ -20,7 +20,7 @@ class Journal:
     def switch(self, fd: int) -> None:
         """Note how far the stream now left has got. When the journal is full, order is kept no more."""
         left = self.current
-        _flush(_opened[left])  # a line that was begun there came before this write
+        flush(left)  # a line that was begun there came before this write
         self.current = fd
         count = self._words[wire.COUNT]
         if count < wire.SWITCHES:
@@ -70,9 +70,10 @@ _opened: dict[int, io.TextIOWrapper] = {}
 """The streams of `open_output` by file descriptor."""
 
 
-def _flush(stream: io.TextIOWrapper) -> None:
+def flush(fd: int) -> None:
+    """Write out what the stream on file descriptor 1 or 2 holds."""
     try:
-        stream.flush()
+        _opened[fd].flush()
     except (OSError, ValueError):  # the user's code closed it
         return
 

@@ -7,7 +7,16 @@ The control channel is a unix socket of type SEQPACKET; every message is one pac
     pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr, stdin if it has any, and the
                                           files by which it joins its control groups
     pool -> forkserver   KILL             end a run
+    pool -> forkserver   DROP             nothing is left of a session: let go of its box
     forkserver -> pool   REPLY (+ 1 fd)   the run has ended, all its processes are gone; the fd is its folder
+
+A *box* is what the runs of a session share: their folders and their user. Over a channel of its own, of the same type,
+a session's keeper (`keeper`) is told what to run:
+
+    keeper -> pool       READY + 1 fd     at its start; the fd is the box's folder
+    pool -> keeper       CELL + 3 fds     run a cell: job file, stdout, stderr, stdin if it has any
+    pool -> keeper       CANCEL           end the cell
+    keeper -> pool       DONE             the cell has ended
 
 The job file is an anonymous file (memfd). Its first `JOURNAL_BYTES` are written by the run, the rest by the pool.
 """
@@ -17,15 +26,17 @@ from __future__ import annotations
 import marshal
 import struct
 
-OP_RUN, OP_KILL = 1, 2
+OP_RUN, OP_KILL, OP_DROP = 1, 2, 3
+PROGRAM, KEEPER, COMMAND = range(3)
+"""Kinds of runs: a Python program; a session's Python state (`keeper`); any program (`command`)."""
 
-_MARSHAL_VERSION = 2
+MARSHAL_VERSION = 2
 """Read by every Python. Not JSON, for its module would make every fork of the forkserver dearer."""
 
 
 def first_message(content: dict) -> bytes:
     """A dict of plain values as the channel's first message in either direction."""
-    return marshal.dumps(content, _MARSHAL_VERSION)
+    return marshal.dumps(content, MARSHAL_VERSION)
 
 
 def read_first_message(message: bytes) -> dict:
@@ -33,13 +44,14 @@ def read_first_message(message: bytes) -> dict:
     return marshal.loads(message)
 
 
-RUN = struct.Struct("<BQddQIIQQIII")
+RUN = struct.Struct("<BQddQIIQQIIIIQ")
 """op, id, wall seconds, CPU seconds (0: none), memory bytes, processes, open files, output bytes, disk bytes,
-disk files, whether the run's folder is asked for, how many of the descriptors join it to its control groups."""
+disk files, whether the run's folder is asked for, how many of the descriptors join it to its control groups, its kind,
+and the box that it shares: the id of the run that was given it, or 0 for a new one."""
 MOST_FDS = 8
 """That come with one message."""
 KILL = struct.Struct("<BQB")
-"""op, id, why: one of the limits below."""
+"""op, id, why: one of the limits below. Also of DROP, with the box for id."""
 REPLY = struct.Struct("<QBBBiddQ")
 """id, whether the user's code was reached, whether nothing is left of it, which limit was hit, wait status, wall
 seconds, CPU seconds, peak bytes."""
@@ -71,6 +83,16 @@ JOB = struct.Struct("<QI")
 FILE = struct.Struct("<IQ")
 """Length of name, length of content."""
 
+OP_CELL, OP_CANCEL = 1, 2
+CELL = struct.Struct("<BIBQ")
+"""op, the cell's number, whether it is interactive (`keeper.run_cell`), output bytes. CANCEL: the same."""
+READY, KEPT, UNDONE = range(3)
+"""Outcomes. KEPT: the cell's process is the keeper now. UNDONE: it is gone, and the state is what it was before."""
+DONE = struct.Struct("<BIiIIQ")
+"""outcome, the cell's number, exit code (KEPT) or wait status (UNDONE), threads and processes of the cell that were
+ended, peak bytes. Comes from where user code has run: not to be trusted."""
+
+BOX = "/box"
 WORK_DIRECTORY = "/box/work"
 """The run's own folder, its current directory and home."""
 SCRIPT_NAME = "main.py"

@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from verl_tool.sandbox.limits import Limits
+
 _ROOT = "/sys/fs/cgroup"
 _PREFIX = "verl-tool-"
 _NAME = re.compile(_PREFIX + r"(?P<mark>[0-9a-f]{16})-(?P<salt>[0-9a-f]{12})[0-9]*")
@@ -23,6 +25,9 @@ _REMOVE_SECONDS = 5.0
 _FORKSERVERS = "forkservers"
 _MOST_WEIGHT = 10_000
 """That version 2 takes."""
+_OVERHEAD_BYTES = 16 << 20
+"""Page tables and the like, which the kernel counts as a run's memory too."""
+_GROUP_STEP = 64 << 20
 _V2_CONTROLLERS = "+memory +cpu"
 
 
@@ -131,6 +136,10 @@ class RunGroup:
         self.most_memory = 0
         self._before = self._counts()
 
+    def forgive(self) -> None:
+        """Begin to count processes killed for memory anew; CPU time is counted on."""
+        self._before = (self._kills(), self._refusals(), self._before[2])
+
     def procs_files(self) -> list[int]:
         """Descriptors through which a process joins the group by writing ``0``. They are the group's own."""
         return [self._files.descriptor(f"{folder}/{self._version.procs_file}", os.O_WRONLY) for folder in self._folders]
@@ -141,7 +150,11 @@ class RunGroup:
 
     def look(self) -> None:
         """Note how much memory is in use."""
-        self.most_memory = max(self.most_memory, self._files.number(self._memory, self._version.memory_used, ""))
+        self.most_memory = max(self.most_memory, self.memory_now())
+
+    def memory_now(self) -> int:
+        """Bytes in use."""
+        return self._files.number(self._memory, self._version.memory_used, "")
 
     def lost_process(self) -> bool:
         """Whether the kernel has killed one of its processes for memory."""
@@ -253,6 +266,16 @@ class ControlGroup:
             group.remove(deadline)
         for folder in (f"{self._memory}/{_FORKSERVERS}", *self._folders):
             _remove(folder, deadline)
+
+
+def group_bytes(resident_bytes: int, limits: Limits) -> int:
+    """What a run's group may hold: its memory, its files, and its own copy of all that the warm interpreter has
+    (`resident_bytes`).
+
+    Rounded up, so that groups need no other limit for the next worker of the same kind.
+    """
+    total = limits.memory_bytes + limits.disk_bytes + resident_bytes + _OVERHEAD_BYTES
+    return -(-total // _GROUP_STEP) * _GROUP_STEP
 
 
 def _candidates() -> Iterator[tuple[Version, Sequence[str]]]:

@@ -1,0 +1,131 @@
+"""How many sessions there may be, which are ended, and that nothing is left of any."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from verl_tool.errors import IsolationError, SandboxError, ToolFault
+from verl_tool.protocol import FaultKind
+from verl_tool.sandbox import Level, Limits, SandboxPool, Session, SessionLimits
+from verl_tool.sandbox.isolation import levels
+from verl_tool.sandbox.isolation.levels import Isolation
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+
+def pool_of(**options: object) -> SandboxPool:
+    return SandboxPool(workers=1, warm_modules=(), **options)  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come about within 10 s")
+
+
+async def test_one_too_many_is_overloaded_and_a_closed_one_makes_room() -> None:
+    async with pool_of(max_sessions=1) as pool:
+        async with pool.session():
+            with pytest.raises(ToolFault, match="max_sessions") as caught:
+                await pool.session().start()
+            assert (caught.value.kind, caught.value.retryable) == (FaultKind.OVERLOADED, True)
+            assert pool.stats().sessions == 1
+        async with pool.session() as session:
+            assert (await session.run("print(1)")).stdout == "1\n"
+        assert pool.stats().sessions == 0
+
+
+async def lost(session: Session, reason: str) -> None:
+    for call in (session.run("1"), session.exec("true"), session.read_file("x"), session.write_file("x", b"")):
+        with pytest.raises(ToolFault, match=reason) as caught:
+            await call
+        assert (caught.value.kind, caught.value.retryable) == (FaultKind.STATE_LOST, False)
+
+
+async def test_idle_sessions_are_ended_and_say_so() -> None:
+    async with pool_of() as pool, pool.session(limits=SessionLimits(idle_seconds=0.5)) as session:
+        result = await session.run("import time; time.sleep(2)\nprint('busy is not idle')")
+        assert result.stdout == "busy is not idle\n"
+        await until(lambda: pool.stats().sessions == 0)
+        await lost(session, "idle_seconds=0.5")
+
+
+async def test_the_longest_idle_make_room_when_memory_runs_out() -> None:
+    async with pool_of(session_memory_bytes=150 << 20) as pool:
+        if pool._group is None:
+            pytest.skip("control groups cannot be made here")
+        async with pool.session() as first, pool.session() as second, pool.session() as third:
+            await first.run("x = b'x' * (100 << 20)")
+            await second.run("x = 1")
+            await third.run("x = b'x' * (60 << 20)")
+            await until(lambda: pool.stats().sessions == 2)
+            await lost(first, "session_memory_bytes=157286400")
+            assert (await second.run("print(x)")).stdout == "1\n"
+            assert (await third.run("print(len(x))")).ok
+
+
+async def test_the_death_of_the_forkserver_is_a_fault_and_others_take_over() -> None:
+    async with pool_of() as pool, pool.session() as session:
+        call = asyncio.create_task(session.run("import time; time.sleep(30)"))
+        await asyncio.sleep(0.3)
+        assert session._worker is not None
+        assert session._worker.pid is not None
+        os.killpg(session._worker.pid, signal.SIGKILL)
+        with pytest.raises(ToolFault, match="forkserver of the session died") as caught:
+            await call
+        assert caught.value.kind is FaultKind.STATE_LOST
+        await lost(session, "forkserver of the session died")
+        async with pool.session() as other:
+            assert (await other.run("print(1)")).stdout == "1\n"
+
+
+async def test_nothing_is_left_of_closed_sessions() -> None:
+    async with pool_of() as pool:
+        async with pool.session() as session:
+            await session.run("1")
+            assert session._worker is not None
+            server = psutil.Process(session._worker.pid)
+            before = len(server.children(recursive=True))
+        await until(lambda: len(server.children(recursive=True)) < before)
+        processes, files = len(server.children(recursive=True)), len(os.listdir("/proc/self/fd"))
+        sessions = [pool.session(limits=SessionLimits(wall_seconds=20)) for _ in range(8)]
+        await asyncio.gather(*(session.start() for session in sessions))
+        calls = [asyncio.create_task(session.run("import time; time.sleep(30)")) for session in sessions[:3]]
+        calls += [asyncio.create_task(session.exec("sleep 30 & setsid sleep 30")) for session in sessions[3:5]]
+        await asyncio.sleep(0.3)
+        await asyncio.gather(*(session.close() for session in sessions))
+        for call in calls:
+            with pytest.raises((ToolFault, SandboxError)):
+                await call
+        assert len(server.children(recursive=True)) == processes
+        forkserver = server.children(recursive=True)[-1]
+        assert forkserver.num_fds() < 20
+        assert len(os.listdir("/proc/self/fd")) - files < 12 * 8
+
+
+async def test_runs_go_on_beside_sessions() -> None:
+    async with pool_of(max_concurrent=2) as pool, pool.session() as session, pool.session():
+        results = await asyncio.gather(
+            *(pool.run("print(1)", limits=Limits()) for _ in range(4)), session.run("print(2)")
+        )
+        assert [result.stdout for result in results] == ["1\n"] * 4 + ["2\n"]
+
+
+async def test_without_isolation_there_are_no_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "strongest", lambda: Isolation(Level.none, missing="for the test"))
+    async with pool_of(required_level=Level.none) as pool:
+        with pytest.raises(IsolationError, match="sessions need the isolation level 'full'"):
+            pool.session()
+
+
+async def test_a_pool_that_is_not_running_gives_no_session() -> None:
+    with pytest.raises(SandboxError, match="not running"):
+        pool_of().session()

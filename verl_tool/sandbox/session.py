@@ -1,0 +1,623 @@
+"""A session: Python state, files and programs of one trajectory, isolated and limited as a run is, for as long as it
+lives.
+
+    async with pool.session(files={"data.csv": b"a,b"}) as session:
+        await session.run("rows = open('data.csv').read()")
+        result = await session.run("rows.split(',')", interactive=True)      # result.stdout == "['a', 'b']\\n"
+        listing = await session.exec("ls -l")
+
+Its Python state is a process that forks before each cell (`inside.keeper`): a cell that does not come to its end is
+undone, and the state is that before it. What a fork of the kernel's does not undo stays: files in the session's
+folder, and positions in files that were open before. What no fork can carry is ended with its cell, and told in the
+result: threads, and other processes. A cell has a process id of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import fields, replace
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from verl_tool.errors import ConfigError, SandboxError, ToolFault
+from verl_tool.protocol import FaultKind
+from verl_tool.sandbox import oom_kills
+from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.job import JobFiles, check_names
+from verl_tool.sandbox.result import CellResult, RunResult
+from verl_tool.sandbox.session_files import SessionFiles
+from verl_tool.sandbox.worker import Ended, Worker, WorkerGone
+
+if TYPE_CHECKING:
+    from verl_tool.sandbox.isolation.cgroup import RunGroup
+    from verl_tool.sandbox.limits import SessionLimits
+    from verl_tool.sandbox.session_pool import SessionPool
+
+_START_SECONDS = 20.0
+_CANCEL_SECONDS = 1.0
+"""For a keeper to undo a cell. One that does not is ended, and the state is lost."""
+_ANSWER_SECONDS = 20.0
+"""For a forkserver to end what it was told to end, on an overloaded machine."""
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+
+
+class _KeeperGone(Exception):
+    """The process that held the Python state has ended."""
+
+
+class _Done(NamedTuple):
+    """What a keeper says of a cell: see `wire.DONE`."""
+
+    outcome: int
+    number: int
+    status: int
+    threads: int
+    processes: int
+    peak_bytes: int
+
+
+class SessionProcess:
+    """A program that a session goes on running: see `Session.spawn`."""
+
+    def __init__(self, worker: Worker, run_id: int, ended: asyncio.Future[Ended]) -> None:
+        self._worker, self._run_id, self._ended = worker, run_id, ended
+
+    @property
+    def running(self) -> bool:
+        """Whether it, or anything that it started, is left."""
+        return not self._ended.done()
+
+    def kill(self) -> None:
+        """End it with all that it started; `wait` tells when they are gone."""
+        self._worker.kill(self._run_id)
+
+    async def wait(self) -> Ended:
+        """Until it has ended with all that it started. Raises SandboxError if its forkserver died."""
+        return await asyncio.shield(self._ended)
+
+
+class Session:
+    """One session. `start` and `close` it, or use it as a context manager. Its calls are done one after the other.
+
+    Calls raise `ToolFault` with the kind ``state_lost`` if the session was evicted or has lost its forkserver: neither
+    is its program's doing. What a program brings upon itself is in its result.
+    """
+
+    def __init__(self, pool: SessionPool, limits: SessionLimits, files: Mapping[str, bytes]) -> None:
+        """Nothing is started yet. Raises ConfigError if a file cannot be named so, or they exceed the disk limit."""
+        check_names(files, ())
+        size = sum(map(len, files.values()))
+        if size > limits.disk_bytes:
+            raise ConfigError(f"files are {size} bytes, the limit disk_bytes is {limits.disk_bytes}; raise it")
+        self._pool, self._limits, self._given_files = pool, limits, files
+        self._lock = asyncio.Lock()
+        self._worker: Worker | None = None
+        self._group: RunGroup | None = None
+        self._box = 0
+        self._files: SessionFiles | None = None
+        self._keeper = 0
+        self._keeper_ended: asyncio.Future[Ended] | None = None
+        self._channel: socket.socket | None = None
+        self._answer: asyncio.Future[_Done] | None = None
+        self._cells = 0
+        self._limit_hit: int = wire.NO_LIMIT
+        self._timers: list[asyncio.TimerHandle] = []
+        self._processes: dict[int, SessionProcess] = {}
+        self._wall = 0.0
+        self._lost = "the session has not been started"
+        self._closing: asyncio.Task[None] | None = None
+        self.last_used = time.monotonic()
+        """Of `time.monotonic`."""
+        self.memory_bytes = 0
+        """After its last call, as its control group counts; 0 without one."""
+
+    @property
+    def limits(self) -> SessionLimits:
+        """What it may use."""
+        return self._limits
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call goes on."""
+        return self._lock.locked()
+
+    async def __aenter__(self) -> Session:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Make its folders and its interpreter.
+
+        Raises:
+            ToolFault: ``overloaded``, there are too many sessions already.
+            ConfigError: its files cannot be laid out as they are named.
+            SandboxError: the sandbox failed.
+        """
+        self._pool.admit(self)
+        try:
+            self._worker = await self._pool.worker()
+            self._group = self._pool.take_group(self._worker, self._limits)
+            await self._start_keeper(self._given_files)
+            self._given_files, self._lost = _NO_FILES, ""
+        except BaseException:
+            await self.close()
+            raise
+        self.touch()
+
+    def touch(self) -> None:
+        """Count it as used now: what is idle for too long is evicted."""
+        self.last_used = time.monotonic()
+
+    async def run(
+        self, code: str, *, stdin: str | bytes = "", interactive: bool = False, wall_seconds: float | None = None
+    ) -> CellResult:
+        """Run a cell of Python in the session's state.
+
+        Args:
+            code: the cell's source.
+            stdin: what it reads from standard input.
+            interactive: ``await`` is allowed at the top level, and the value of a last expression goes to
+                `sys.displayhook`, which prints it unless it is None.
+            wall_seconds: instead of the session's limit of one call.
+
+        Raises:
+            ToolFault: ``state_lost``, see the class.
+            SandboxError: the sandbox failed, and the state is that before the cell.
+        """
+        with contextlib.closing(JobFiles(_encode(code), _encode(stdin), {})) as job:
+            async with self._turn():
+                exhausted = self._exhausted()
+                if exhausted:
+                    return self._cell_result(job, None, 0.0, 0.0, exhausted)
+                if self._channel is None:
+                    await self._start_keeper(_NO_FILES)
+                return await self._run_cell(job, interactive, self._wall_left(wall_seconds))
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes = "",
+        wall_seconds: float | None = None,
+        env: Mapping[str, str] = _NOTHING,
+        cwd: str = wire.WORK_DIRECTORY,
+    ) -> RunResult:
+        """Run a program in the session's folders; when it ends, all that it started is ended.
+
+        Args:
+            command: its arguments, or a command line for ``bash -c``.
+            stdin: what it reads from standard input.
+            wall_seconds: instead of the session's limit of one call.
+            env: variables on top of those that every program of the sandbox has.
+            cwd: where it starts; a relative path counts from the session's folder.
+
+        Raises:
+            ToolFault: ``state_lost``, see the class.
+            SandboxError: the sandbox failed.
+        """
+        with contextlib.closing(JobFiles(_packed(command, env, cwd), _encode(stdin), {})) as job:
+            async with self._turn():
+                exhausted = self._exhausted()
+                if exhausted:
+                    return job.result(self._limits, exit_code=None, killed_by=None, limit_hit=exhausted)
+                limits = replace(self._limits, wall_seconds=self._wall_left(wall_seconds))
+                cpu = self._cpu()
+                process = self._begin(job, limits, ())
+                ended = await self._ended(process, limits.wall_seconds + _ANSWER_SECONDS)
+                self._require()
+                return self._exec_result(job, ended, self._cpu() - cpu)
+
+    async def spawn(
+        self,
+        command: str | Sequence[str],
+        *,
+        streams: tuple[int, int, int],
+        env: Mapping[str, str] = _NOTHING,
+        cwd: str = wire.WORK_DIRECTORY,
+        terminal: bool = False,
+    ) -> SessionProcess:
+        """Start a program that goes on running beside the session's calls, until it ends or the session does.
+
+        Args:
+            command: as of `exec`.
+            streams: descriptors of its stdin, stdout and stderr; the caller closes its own.
+            env: as of `exec`.
+            cwd: as of `exec`.
+            terminal: stdin is a terminal (pty(7)), which is to control the program.
+
+        Raises:
+            ToolFault: ``state_lost``, see the class.
+            SandboxError: the sandbox failed.
+        """
+        with contextlib.closing(JobFiles(_packed(command, env, cwd, terminal), b"", {})) as job:
+            async with self._lock:
+                self._require()
+                process = self._begin(job, replace(self._limits, wall_seconds=float("inf")), streams)
+        asyncio.get_running_loop().create_task(self._look_after(process))
+        self.touch()
+        return process
+
+    async def read_file(self, path: str) -> bytes:
+        """A file in the session's folder or in its /tmp. Raises OSError as `open` does; links are not followed."""
+        async with self._lock:
+            self._require()
+            self.touch()
+            assert self._files is not None
+            return self._files.read(path)
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Make or replace such a file, and the folders above it. Raises OSError as `open` does."""
+        async with self._lock:
+            self._require()
+            self.touch()
+            assert self._files is not None
+            self._files.write(path, content)
+
+    async def close(self) -> None:
+        """End all that runs in it, and remove its files."""
+        self._lost = self._lost or "the session was closed"
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    def worker_died(self, worker: Worker) -> None:
+        """Its forkserver, and so all of it, if it is this one."""
+        if worker is self._worker:
+            self.evict("the forkserver of the session died")
+
+    def evict(self, reason: str) -> None:
+        """Close it soon; whoever calls it gets the fault ``state_lost`` with the reason."""
+        if not self._lost:
+            self._lost = reason
+            self._pool.close_soon(self)
+
+    async def _close(self) -> None:
+        gone = await self._end_all()
+        self._hang_up()
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+        if self._worker is not None and self._box and gone:
+            self._worker.drop(self._box)
+        if self._group is not None:
+            self._pool.give_group(self._group, gone=gone)
+        self._pool.forget(self)
+
+    async def _end_all(self) -> bool:
+        """Whether nothing is left of it."""
+        for process in self._processes.values():
+            process.kill()
+        futures = {process._ended for process in self._processes.values()}
+        if self._keeper_ended is not None:
+            futures.add(self._keeper_ended)
+            self._kill_keeper()
+        if futures:
+            _, pending = await asyncio.wait(futures, timeout=_ANSWER_SECONDS)
+            self._stop_timers()
+            for future in pending:
+                future.add_done_callback(_ignore)
+        return all(f.done() and not f.cancelled() and f.exception() is None and f.result().gone for f in futures)
+
+    # The turns of calls.
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One call at a time, and none on a session that has lost its state."""
+        async with self._lock:
+            self._require()
+            slot = await self._pool.run_slots.enter()
+            begun = time.monotonic()
+            try:
+                self._require()
+                if self._group is not None:
+                    self._group.forgive()
+                yield
+            finally:
+                self._pool.run_slots.leave(slot)
+                self._wall += time.monotonic() - begun
+                self.touch()
+                self._measure()
+
+    def _require(self) -> None:
+        if self._lost:
+            raise ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+
+    def _measure(self) -> None:
+        if self._group is not None and not self._lost:
+            self.memory_bytes = self._group.memory_now()
+            self._pool.measured(self._group)
+
+    def _cpu(self) -> float:
+        return self._group.cpu_seconds() if self._group is not None else 0.0
+
+    def _wall_left(self, wanted: float | None) -> float:
+        left = self._limits.total_wall_seconds - self._wall
+        return max(0.01, min(self._limits.wall_seconds if wanted is None else wanted, left))
+
+    def _exhausted(self) -> str | None:
+        """The limit of the whole session that leaves nothing for a further call."""
+        if self._wall >= self._limits.total_wall_seconds:
+            return "total_wall_seconds"
+        if self._limits.cpu_seconds is not None and self._cpu() >= self._limits.cpu_seconds:
+            return "cpu_seconds"
+        return None
+
+    # Programs.
+
+    def _begin(self, job: JobFiles, limits: SessionLimits, streams: Sequence[int]) -> SessionProcess:
+        """Start a command. `streams`: its stdin, stdout and stderr; the job's own if there are none."""
+        assert self._worker is not None
+        order = (streams[1], streams[2], streams[0]) if streams else ()
+        try:
+            run_id, ended = self._worker.begin(job, limits, False, self._group, wire.COMMAND, self._box, order)
+        except WorkerGone as error:
+            raise self._state_lost(error) from error
+        self._processes[run_id] = process = SessionProcess(self._worker, run_id, ended)
+        ended.add_done_callback(_ignore)
+        ended.add_done_callback(lambda _: self._processes.pop(run_id, None))
+        return process
+
+    async def _look_after(self, process: SessionProcess) -> None:
+        """Hold a process of `spawn` to the session's limits while it lives."""
+        with (
+            contextlib.suppress(SandboxError),
+            self._pool.enforced(self._group, self._limits, lambda _: process.kill()),
+        ):
+            await process.wait()
+
+    async def _ended(self, process: SessionProcess, seconds: float) -> Ended:
+        """The end of a command, or its limit's."""
+        assert self._worker is not None
+        timer = asyncio.get_running_loop().call_later(seconds, self._worker.abandon)
+        try:
+            with self._pool.enforced(self._group, self._limits, lambda why: process._worker.kill(process._run_id, why)):
+                return await process.wait()
+        except asyncio.CancelledError:
+            process.kill()
+            await asyncio.wait({process._ended}, timeout=_ANSWER_SECONDS)
+            raise
+        except WorkerGone as error:
+            raise self._state_lost(error) from error
+        finally:
+            timer.cancel()
+
+    def _exec_result(self, job: JobFiles, ended: Ended, cpu_seconds: float) -> RunResult:
+        if not ended.reached and ended.limit_hit is None:
+            raise SandboxError(f"a command could not be set up: {job.failure()}", retryable=True)
+        if self._group is not None:
+            ended = oom_kills.judge_by_group(ended, self._group, self._pool.fair_share)
+        exit_code, killed_by = _ending(ended.status)
+        return job.result(
+            self._limits,
+            exit_code=exit_code,
+            killed_by=killed_by,
+            limit_hit=ended.limit_hit or ("cpu_seconds" if killed_by == signal.SIGXCPU else None),
+            wall_seconds=ended.wall_seconds,
+            cpu_seconds=cpu_seconds if self._group is not None else ended.cpu_seconds,
+            peak_memory_bytes=ended.peak_memory_bytes,
+        )
+
+    # The keeper of the Python state.
+
+    async def _start_keeper(self, files: Mapping[str, bytes]) -> None:
+        """Start a fresh interpreter in the session's folders; in new ones if it has none, with `files` in them."""
+        assert self._worker is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.closing(JobFiles(b"", b"", files)) as job:
+            streams = (*job.fds[1:3], theirs.fileno())
+            try:
+                self._keeper, self._keeper_ended = self._worker.begin(
+                    job, self._limits, False, self._group, wire.KEEPER, self._box, streams
+                )
+            except WorkerGone as error:
+                ours.close()
+                raise self._state_lost(error) if self._box else error from None
+            self._box = self._box or self._keeper
+            self._keeper_ended.add_done_callback(_ignore)
+            self._answer = self._listen(ours)
+            timer = asyncio.get_running_loop().call_later(_START_SECONDS, self._kill_keeper)
+            theirs.close()
+            try:
+                await self._answer
+            except _KeeperGone:
+                await self._bury_keeper()
+                if job.state() == wire.FILES_REFUSED:
+                    raise ConfigError(f"the files of a session cannot be laid out: {job.failure()}") from None
+                raise SandboxError(f"a session could not be set up: {job.failure()}", retryable=True) from None
+            finally:
+                timer.cancel()
+                self._stop_timers()
+
+    def _listen(self, channel: socket.socket) -> asyncio.Future[_Done]:
+        channel.setblocking(False)
+        self._channel = channel
+        loop = asyncio.get_running_loop()
+        loop.add_reader(channel.fileno(), self._receive)
+        return loop.create_future()
+
+    def _hang_up(self) -> None:
+        """Close the channel to the keeper; whoever waits for its answer waits no more."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            asyncio.get_running_loop().remove_reader(channel.fileno())
+            channel.close()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(_KeeperGone())
+
+    def _receive(self) -> None:
+        assert self._channel is not None
+        fds: list[int] = []
+        try:
+            message, fds, _, _ = socket.recv_fds(self._channel, 256, 1, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if len(message) != wire.DONE.size:
+            self._hang_up()
+        else:
+            self._answered(_Done(*wire.DONE.unpack(message)), fds)
+        for fd in fds:
+            os.close(fd)
+
+    def _answered(self, done: _Done, fds: list[int]) -> None:
+        if self._answer is None or self._answer.done() or done.number not in (0, self._cells):
+            self._hang_up()  # only a keeper that the user's code has changed speaks unasked
+            return
+        if done.outcome == wire.READY and self._files is None and fds:
+            self._files = SessionFiles(fds.pop(), self._limits.disk_bytes)
+        self._answer.set_result(done)
+
+    def _send(self, op: int, interactive: bool, job: JobFiles | None) -> None:
+        message = wire.CELL.pack(op, self._cells, interactive, self._limits.output_bytes)
+        try:
+            assert self._channel is not None
+            socket.send_fds(self._channel, [message], job.fds if job is not None else [])
+        except OSError:
+            self._hang_up()
+
+    async def _run_cell(self, job: JobFiles, interactive: bool, wall: float) -> CellResult:
+        self._cells += 1
+        self._limit_hit = wire.NO_LIMIT
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        begun, cpu = time.monotonic(), self._cpu()
+        self._timers.append(loop.call_later(wall, self._cancel, wire.WALL))
+        done: _Done | None = None
+        try:
+            with self._pool.enforced(self._group, self._limits, self._cancel):
+                self._send(wire.OP_CELL, interactive, job)
+                done = await asyncio.shield(self._answer)
+        except asyncio.CancelledError:
+            self._cancel(wire.CANCELLED)
+            await asyncio.wait({self._answer}, timeout=_CANCEL_SECONDS + _ANSWER_SECONDS)
+            if self._answer.done() and self._answer.exception() is not None:
+                await self._bury_keeper()
+            raise
+        except _KeeperGone:
+            await self._bury_keeper()
+        finally:
+            self._stop_timers()
+        return self._cell_result(job, done, time.monotonic() - begun, self._cpu() - cpu, None)
+
+    def _cancel(self, reason: int) -> None:
+        """Have the cell undone. The first reason counts."""
+        if self._limit_hit != wire.NO_LIMIT:
+            return
+        self._limit_hit = reason
+        self._send(wire.OP_CANCEL, False, None)
+        self._timers.append(asyncio.get_running_loop().call_later(_CANCEL_SECONDS, self._kill_keeper))
+
+    def _kill_keeper(self) -> None:
+        """End the interpreter with all that it started, by its forkserver; if that does not answer, with that."""
+        assert self._worker is not None
+        self._worker.kill(self._keeper)
+        if self._keeper_ended is not None and not self._keeper_ended.done():
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(_ANSWER_SECONDS, self._worker.abandon))
+
+    async def _bury_keeper(self) -> None:
+        """See to it that nothing is left of an interpreter that has ended, or is out of reach.
+
+        Raises:
+            ToolFault: its forkserver has died, or the session was closed.
+        """
+        self._hang_up()
+        self._require_unless_starting()
+        assert self._keeper_ended is not None
+        self._kill_keeper()
+        try:
+            await asyncio.shield(self._keeper_ended)
+        except WorkerGone as error:
+            raise self._state_lost(error) from error
+        finally:
+            self._stop_timers()
+        self._keeper_ended = None
+
+    def _require_unless_starting(self) -> None:
+        if self._files is not None:
+            self._require()
+
+    def _stop_timers(self) -> None:
+        while self._timers:
+            self._timers.pop().cancel()
+
+    def _state_lost(self, error: Exception) -> ToolFault:
+        self.evict(f"the forkserver of the session died ({error})")
+        return ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+
+    def _cell_result(
+        self, job: JobFiles, done: _Done | None, wall: float, cpu: float, refused: str | None
+    ) -> CellResult:
+        """`done`: None if the keeper is gone, or the cell was `refused` for a limit."""
+        hit = refused or self._judged_limit(done)
+        state = "kept" if refused else "lost"
+        exit_code, killed_by = None, None if refused else int(signal.SIGKILL)
+        if done is not None and done.outcome == wire.KEPT:
+            state, exit_code, killed_by, hit = "kept", done.status, None, None
+        elif done is not None:
+            state = "rolled_back"
+            exit_code, killed_by = _ending(done.status)
+            hit = hit or ("cpu_seconds" if killed_by == signal.SIGXCPU else None)
+        result = job.result(
+            self._limits,
+            exit_code=exit_code,
+            killed_by=killed_by,
+            limit_hit=hit,
+            wall_seconds=wall,
+            cpu_seconds=cpu,
+            peak_memory_bytes=done.peak_bytes if done is not None else 0,
+        )
+        known = {field.name: getattr(result, field.name) for field in fields(RunResult)}
+        threads, processes = (done.threads, done.processes) if done is not None else (0, 0)
+        return CellResult(**known, state=state, ended_threads=threads, ended_processes=processes)
+
+    def _judged_limit(self, done: _Done | None) -> str | None:
+        """Which limit ended the cell. Raises if the kernel killed it for memory that others had taken."""
+        hit = wire.LIMIT_NAMES[self._limit_hit]
+        if self._group is None or not self._group.lost_process():
+            return hit
+        if self._group.exceeded_memory() or self._group.most_memory > self._pool.fair_share:
+            return "memory_bytes"
+        if done is None:
+            raise self._state_lost(oom_kills.killed_for_others())
+        raise oom_kills.killed_for_others()
+
+
+def _ending(status: int) -> tuple[int | None, int | None]:
+    """Exit code or signal of a wait status."""
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None
+
+
+def _packed(command: str | Sequence[str], env: Mapping[str, str], cwd: str, terminal: bool = False) -> bytes:
+    """What `inside.command` reads."""
+    arguments = ["bash", "-c", command] if isinstance(command, str) else list(command)
+    if not arguments:
+        raise ConfigError("a command has no words; give the program's name at least")
+    folder = os.path.join(wire.WORK_DIRECTORY, cwd)
+    return marshal.dumps((arguments, dict(env), folder, terminal), wire.MARSHAL_VERSION)
+
+
+def _encode(text: str | bytes) -> bytes:
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
+
+
+def _ignore(future: asyncio.Future[Ended]) -> None:
+    """Somebody may never ask for what a future holds; asyncio is not to complain."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,109 @@
+"""The files of a session, read and written from outside while it lives. No link is followed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import posixpath
+import stat
+from collections.abc import Iterator
+
+from verl_tool.sandbox.inside import wire
+
+_AT = {wire.WORK_DIRECTORY: "work", "/tmp": "tmp", "/box/tmp": "tmp", "/dev/shm": "shm", "/box/shm": "shm"}
+"""Folders of a session, by the names under which its programs find them."""
+
+
+class SessionFiles:
+    """The folders of one session. `close` it."""
+
+    def __init__(self, folder_fd: int, most_bytes: int) -> None:
+        """`folder_fd`: of the folder that holds its folders; `most_bytes`: of one file."""
+        self._folder_fd = folder_fd
+        self._most_bytes = most_bytes
+
+    def close(self) -> None:
+        """Let go of the folders."""
+        os.close(self._folder_fd)
+
+    def read(self, path: str) -> bytes:
+        """A plain file's content; see `Session.read_file`."""
+        with _opened(self._folder_fd, _parts(path), os.O_RDONLY, path) as fd:
+            size = os.fstat(fd).st_size
+            if size > self._most_bytes:
+                raise OSError(errno.EFBIG, f"{size} bytes are more than {self._most_bytes}", path)
+            return os.pread(fd, size, 0)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Make a file of this content, or replace what is there; see `Session.write_file`."""
+        parts = _parts(path)
+        if len(content) > self._most_bytes:
+            raise OSError(errno.EFBIG, f"{len(content)} bytes are more than {self._most_bytes}", path)
+        self._make_folders(parts, path)
+        with _opened(self._folder_fd, parts, os.O_WRONLY | os.O_CREAT, path) as fd:
+            self._give_to_owner(fd)
+            os.ftruncate(fd, 0)
+            at = 0
+            while at < len(content):
+                at += os.pwrite(fd, content[at:], at)
+
+    def _make_folders(self, parts: list[str], path: str) -> None:
+        for count in range(2, len(parts)):
+            with _folder(self._folder_fd, parts[: count - 1], path) as above, contextlib.suppress(FileExistsError):
+                os.mkdir(parts[count - 1], 0o755, dir_fd=above)
+                with _folder(above, parts[count - 1 : count], path, readable=True) as made:
+                    self._give_to_owner(made)
+
+    def _give_to_owner(self, fd: int) -> None:
+        owner = os.fstat(self._folder_fd)
+        if os.fstat(fd).st_uid != owner.st_uid:
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+
+
+def _parts(path: str) -> list[str]:
+    """A path's parts, from the folder of folders on. Raises PermissionError if it leads elsewhere."""
+    whole = posixpath.normpath(posixpath.join(wire.WORK_DIRECTORY, path))
+    for folder, name in _AT.items():
+        if whole.startswith(folder + "/") and "\0" not in whole:
+            return [name, *whole[len(folder) + 1 :].split("/")]
+    raise PermissionError(errno.EACCES, f"not a file in the session's folder {wire.WORK_DIRECTORY} or in /tmp", path)
+
+
+@contextlib.contextmanager
+def _folder(folder_fd: int, parts: list[str], path: str, *, readable: bool = False) -> Iterator[int]:
+    """A descriptor of the folder below another."""
+    at = os.dup(folder_fd)
+    try:
+        for part in parts:
+            flags = (0 if readable else os.O_PATH) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            following = _open(part, flags, at, path)
+            os.close(at)
+            at = following
+        yield at
+    finally:
+        os.close(at)
+
+
+@contextlib.contextmanager
+def _opened(folder_fd: int, parts: list[str], flags: int, path: str) -> Iterator[int]:
+    """A descriptor of a plain file."""
+    with _folder(folder_fd, parts[:-1], path) as folder:
+        # O_NONBLOCK: a fifo must not hold us.
+        fd = _open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, folder, path)
+    try:
+        kind = os.fstat(fd).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(kind):
+            raise PermissionError(errno.EACCES, "not a plain file", path)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open(name: str, flags: int, folder_fd: int, path: str) -> int:
+    try:
+        return os.open(name, flags, 0o644, dir_fd=folder_fd)
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None  # with the path that was asked for

@@ -1,0 +1,178 @@
+"""The sessions of a pool: how many there may be, the forkservers that hold them, and the end of those that are idle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from verl_tool.errors import IsolationError, SandboxError, ToolFault
+from verl_tool.protocol import FaultKind
+from verl_tool.sandbox.isolation.cgroup import group_bytes
+from verl_tool.sandbox.isolation.levels import Level
+from verl_tool.sandbox.limits import SessionLimits
+from verl_tool.sandbox.session import Session
+from verl_tool.sandbox.worker import MAX_SESSION_SLOTS, Setup, Worker
+
+if TYPE_CHECKING:
+    from verl_tool.sandbox.isolation.cgroup import RunGroup
+    from verl_tool.sandbox.limit_enforcer import LimitEnforcer
+    from verl_tool.sandbox.run_queue import RunSlots
+
+MAX_SESSIONS = 1024
+"""That one worker may hold: the forkserver has some descriptors for each."""
+_SLOTS_PER_SESSION = 3
+"""For its folders, its interpreter and a command; more are taken from the sessions that do without."""
+_LOOK_SECONDS = 1.0
+_GROUPS_OPEN = 100
+"""Sessions up to which the files of their control groups stay open."""
+
+
+class SessionPool:
+    """The sessions of one pool."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        run_slots: RunSlots,
+        enforcer: LimitEnforcer,
+        *,
+        workers: int,
+        most: int,
+        memory_bytes: int,
+        fair_share: int,
+    ) -> None:
+        """No forkserver is started before the first session.
+
+        Args:
+            setup: of the pool's workers; those of sessions are of their own.
+            run_slots: in which each call takes its turn.
+            enforcer: holds calls to their limits.
+            workers: forkservers, at most.
+            most: sessions at once; one more gets the fault ``overloaded``.
+            memory_bytes: of all sessions together, as far as control groups count it; those longest idle are evicted.
+            fair_share: bytes; as of `oom_kills`.
+        """
+        slots = min(MAX_SESSION_SLOTS, _SLOTS_PER_SESSION * min(most, MAX_SESSIONS))
+        self._setup = replace(setup, sessions=True, slots=slots)
+        self.run_slots, self.fair_share = run_slots, fair_share
+        self._enforcer = enforcer
+        self._most_workers, self._most = workers, min(most, workers * MAX_SESSIONS)
+        self._memory_bytes = memory_bytes
+        self._sessions: dict[Session, None] = {}
+        self._workers: list[Worker] = []
+        self._starting = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def live(self) -> int:
+        """Sessions that there are."""
+        return len(self._sessions)
+
+    def new(self, limits: SessionLimits, files: Mapping[str, bytes]) -> Session:
+        """A session that has not started. Raises IsolationError at the isolation level ``none``."""
+        if self._setup.isolation.level is Level.none:
+            raise IsolationError(
+                "sessions need the isolation level 'full': without pid namespaces nothing could end what a session "
+                f"leaves running. {self._setup.isolation.missing}"
+            )
+        return Session(self, limits, files)
+
+    async def close(self) -> None:
+        """End all sessions and their forkservers."""
+        if self._watch is not None:
+            self._watch.cancel()
+        for session in tuple(self._sessions):
+            session.evict("the sandbox was closed")
+        while self._ending:
+            await asyncio.wait(self._ending)
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+
+    # What sessions ask for.
+
+    def admit(self, session: Session) -> None:
+        """Count a session from now on. Raises ToolFault if there are too many."""
+        if len(self._sessions) >= self._most:
+            message = f"there are {self._most} sessions already, the limit max_sessions; try again later, or raise it"
+            raise ToolFault(FaultKind.OVERLOADED, message, retryable=True)
+        self._sessions[session] = None
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._evict_idle())
+
+    def forget(self, session: Session) -> None:
+        """Nothing is left of it."""
+        self._sessions.pop(session, None)
+
+    def close_soon(self, session: Session) -> None:
+        """Close it in a task of its own."""
+        task = asyncio.get_running_loop().create_task(session.close())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def worker(self) -> Worker:
+        """The forkserver that a new session is to live in.
+
+        Raises:
+            SandboxError: none could be started.
+        """
+        async with self._starting:
+            self._workers = [worker for worker in self._workers if worker.alive]
+            fewest = min(self._workers, key=lambda worker: worker.live, default=None)
+            if fewest is None or (fewest.live and len(self._workers) < self._most_workers):
+                fewest = Worker(self._setup, self._bury)
+                try:
+                    await fewest.start()
+                except IsolationError as error:
+                    raise SandboxError(str(error), retryable=True) from error
+                self._workers.append(fewest)
+            return fewest
+
+    def _bury(self, worker: Worker) -> None:
+        task = asyncio.get_running_loop().create_task(worker.close())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        for session in tuple(self._sessions):
+            session.worker_died(worker)
+
+    def take_group(self, worker: Worker, limits: SessionLimits) -> RunGroup | None:
+        """A control group for a session, where there are any."""
+        group = self._setup.group
+        return group.take(group_bytes(worker.resident_bytes, limits)) if group is not None else None
+
+    def give_group(self, group: RunGroup, *, gone: bool) -> None:
+        """Give it back."""
+        assert self._setup.group is not None
+        self._setup.group.give(group, gone=gone)
+
+    def enforced(
+        self, group: RunGroup | None, limits: SessionLimits, kill: Callable[[int], None]
+    ) -> contextlib.AbstractContextManager[None]:
+        """As `LimitEnforcer.enforced`. Without groups the forkserver sees to the limits."""
+        return contextlib.nullcontext() if group is None else self._enforcer.enforced(group, limits, kill)
+
+    def measured(self, group: RunGroup) -> None:
+        """A session has told what memory it holds: see that all of them together keep to the limit."""
+        if len(self._sessions) > _GROUPS_OPEN:
+            group.close_files()
+        total = sum(session.memory_bytes for session in self._sessions)
+        if total <= self._memory_bytes:
+            return
+        for session in sorted(self._sessions, key=lambda session: session.last_used)[:-1]:
+            if total > self._memory_bytes and not session.busy:
+                total -= session.memory_bytes
+                session.evict(
+                    f"the session was ended, for sessions held more than session_memory_bytes={self._memory_bytes} "
+                    "together, and it was idle the longest"
+                )
+
+    async def _evict_idle(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            for session in tuple(self._sessions):
+                if not session.busy and now - session.last_used > session.limits.idle_seconds:
+                    session.evict(f"the session was idle for more than idle_seconds={session.limits.idle_seconds:g}")
