@@ -26,7 +26,11 @@ TOOLS = import_file(Path(__file__).parents[1] / "train" / "function_calling" / "
 CALLING = "Call a function, and put the number that it gives in \\boxed{}."
 NOT_CALLING = "Put the number in \\boxed{}."
 MEASURES = {"miles": "kilometres", "pounds": "kilograms", "gallons": "litres"}
-WORDS = ("apple", "bread", "cloud", "eagle", "forest", "garden", "honey", "lemon", "ocean", "piano", "river", "tiger")
+FACTORS = {
+    **{"apple": 19, "badge": 49, "beach": 49, "bread": 33, "cabin": 34, "cable": 43, "candle": 25},
+    **{"cloud": 18, "dance": 37, "eagle": 33, "garden": 20, "ocean": 26, "peach": 30},
+}
+"""Words, each with the largest factor; as everywhere here an answer has three digits at most."""
 Arguments = dict[str, Any]
 
 
@@ -43,7 +47,7 @@ class Kind:
 KINDS = (
     Kind(
         "convert",
-        lambda rng: {"amount": rng.randint(10, 999) / 10, "unit": rng.choice(sorted(MEASURES))},
+        lambda rng: {"amount": rng.randint(10, 450) / 10, "unit": rng.choice(sorted(MEASURES))},
         (
             "How many {unit} are {amount} {measure}?",
             "Give {amount} {measure} in {unit}.",
@@ -66,7 +70,7 @@ KINDS = (
     ),
     Kind(
         "letter_sum",
-        lambda rng: {"factor": rng.randint(2, 49), "word": rng.choice(WORDS)},
+        lambda rng: {"factor": rng.randint(2, FACTORS[word := rng.choice(sorted(FACTORS))]), "word": word},
         (
             'What is {factor} times the sum of the letters of "{word}"?',
             'Add up {factor} times the letters of "{word}".',
