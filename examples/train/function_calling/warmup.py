@@ -151,6 +151,12 @@ def texts_of(rows: Sequence[Mapping[str, Any]], tools: Sequence[ToolDescription]
     return texts
 
 
+def words_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The words among the arguments: units, months, and words to spell."""
+    found = (value for row in rows for value in json.loads(row["extra_info"]["arguments"]).values())
+    return sorted({value for value in found if isinstance(value, str)})
+
+
 def common_lines(tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any], tools: InProcessTools) -> list[str]:
     """The lines that the prompts have in common: how to answer, how to call, and the schemas of the tools."""
     system = dict(row["prompt"][0])
@@ -164,7 +170,8 @@ async def made(
     """The tokenizer, what it is told of, what to learn from, and what success is measured by."""
     async with InProcessTools(load_tools(str(HERE / "tools.py"))) as tools:
         tokenizer = make_tokenizer(texts_of(rows[:600], tools.describe()), vocabulary, CHAT_TEMPLATE)
-        tokenizer.add_tokens([*TAGS, *PIECES, *common_lines(tokenizer, rows[0], tools)])
+        # An argument that is one token is copied into a call more surely.
+        tokenizer.add_tokens([*TAGS, *PIECES, *words_in(rows), *common_lines(tokenizer, rows[0], tools)])
         player = Player(tokenizer, tools)
         return tokenizer, player.tools, *await lessons(rows, player, random.Random(seed))
 
