@@ -8,26 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 import toy_mcp_server
 import typer
 from server_command import STOP_SECONDS, gone, start
+from toy_mcp import entry as toy
+from toy_mcp import programs
 
 from verl_tool.client import ToolClient
 from verl_tool.servers.ray_serve import serve_tools
-
-TOY = str(Path(toy_mcp_server.__file__))
 
 
 def servers_file(folder: Path, **servers: Any) -> str:
     file = folder / "servers.json"
     file.write_text(json.dumps({"mcpServers": servers}))
     return str(file)
-
-
-def toy(mode: str = "", **settings: Any) -> dict[str, Any]:
-    args = ["-I", TOY, *([mode] if mode else [])]
-    return {"command": "python", "args": args, "sandbox": False, **settings}
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
@@ -86,7 +82,7 @@ async def test_it_serves_tools_of_both_kinds_and_is_an_mcp_server_itself(tmp_pat
             through = await mcp_client.call_tool("mcp__toy__echo", {"text": "there and back"})
             assert through.content[0].text == "echo: there and back"
         family = server.family()
-        assert any(TOY in " ".join(process.cmdline()) for process in family)
+        assert programs(psutil.Process(server.process.pid))
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=STOP_SECONDS) == 0
         assert gone(family, seconds=10) == []

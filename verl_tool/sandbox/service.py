@@ -233,7 +233,10 @@ def _refuse_unreadable(path: str, by_others: bool) -> None:
 def _program(name: str, path: str) -> str:
     found = shutil.which(os.path.expanduser(name), path=path)
     if found is None:
-        raise ConfigError(f"there is no program {name!r} (looked for in {path}); install it, or give its whole path")
+        apart = ", without its arguments" if " " in name else ""
+        raise ConfigError(
+            f"there is no program {name!r} (looked for in {path}); install it, or give its whole path{apart}"
+        )
     return os.path.abspath(found)
 
 

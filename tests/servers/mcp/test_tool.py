@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import toy_mcp_server
+from toy_mcp import TOY, programs, tools_of, toy
 from toy_tools import text, until
 
 from verl_tool.errors import ConfigError, VerlToolError
@@ -20,27 +20,12 @@ from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.mcp.offers import ask_all
-from verl_tool.servers.mcp.tool import mcp_tools
 from verl_tool.servers.replica_parts import isolation_of
-
-TOY = str(Path(toy_mcp_server.__file__))
-
-
-def toy(mode: str = "", **settings: Any) -> McpConfig:
-    """The toy server, outside the sandbox unless told otherwise, for it starts faster."""
-    args = ["-I", TOY, *([mode] if mode else [])]
-    entry = {"command": "python", "args": args, "sandbox": False, "timeout_seconds": 10, **settings}
-    return McpConfig.parse({"mcpServers": {"toy": entry}})
 
 
 @asynccontextmanager
 async def serving(config: McpConfig, **options: Any) -> AsyncIterator[ToolSet]:
-    offers = []
-    for found in (await ask_all(config)).values():
-        if isinstance(found, VerlToolError):
-            raise found
-        offers += found
-    toolset = ToolSet(mcp_tools(config, offers), **options)
+    toolset = ToolSet(await tools_of(config), **options)
     await toolset.start()
     try:
         yield toolset
@@ -55,10 +40,6 @@ async def ask(
     call = json.dumps({"name": f"mcp__{tool}", "arguments": arguments})
     [result] = await toolset.step([StepRequest(trajectory, call, step, extra={"direct_call": True})])
     return result
-
-
-def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children(recursive=True) if TOY in " ".join(each.cmdline())]
 
 
 class TestCalls:
@@ -85,18 +66,18 @@ class TestCalls:
 
     async def test_each_trajectory_has_a_server_of_its_own_and_leaves_none(self) -> None:
         async with serving(toy()) as toolset:
-            before = len(children())
+            before = len(programs())
             first = await ask(toolset, "toy__count", trajectory="a", step=0)
             again = await ask(toolset, "toy__count", trajectory="a", step=0)
             assert first.observation == again.observation
             assert (await ask(toolset, "toy__count", trajectory="a", step=1)).observation.split()[0] == "2"
             assert (await ask(toolset, "toy__echo", "x", trajectory="a", step=2)).observation == "echo: x"
             assert (await ask(toolset, "toy__count", trajectory="b", step=0)).observation.split()[0] == "1"
-            assert len(children()) == before + 2
+            assert len(programs()) == before + 2
             await toolset.step([StepRequest("a", "", finish=True), StepRequest("b", "", finish=True)])
-            assert len(children()) == before
+            assert len(programs()) == before
             assert (await ask(toolset, "toy__count", trajectory="a", step=0)).observation.split()[0] == "1"
-        assert children() == []
+        assert programs() == []
 
     async def test_a_server_without_state_serves_all_from_one_process(self) -> None:
         async with serving(toy(stateful=False)) as toolset:
@@ -104,8 +85,8 @@ class TestCalls:
             results = await asyncio.gather(*(ask(toolset, "toy__count", trajectory=f"t{i}") for i in range(5)))
             assert sorted(result.observation.split()[0] for result in results) == ["1", "2", "3", "4", "5"]
             assert len({result.observation.split()[1] for result in results}) == 1
-            assert len(children()) == 1
-        assert children() == []
+            assert len(programs()) == 1
+        assert programs() == []
 
     async def test_in_the_sandbox(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VERL_TOOL_API_KEY", "a secret")
@@ -143,7 +124,7 @@ class TestAnswers:
             assert (await ask(toolset, "toy__do", "structured")).observation == '{"a": [1, null]}'
             assert (await ask(toolset, "toy__do", "resource")).observation == "inside"
             assert (await ask(toolset, "toy__do", "print")).observation == "done print"
-            assert len(children()) == 1
+            assert len(programs()) == 1
 
     async def test_an_image_is_carried_and_what_cannot_be_is_refused_by_name(self) -> None:
         async with serving(toy(stateful=False)) as toolset:
@@ -157,7 +138,7 @@ class TestAnswers:
                 fault = (await ask(toolset, "toy__do", words)).fault
                 assert fault is not None
                 assert said in fault.message
-            assert len(children()) == 1
+            assert len(programs()) == 1
 
 
 class TestFaults:
@@ -186,7 +167,7 @@ class TestFaults:
             assert (fault.kind, fault.retryable) == (FaultKind.TIMEOUT, False)
             assert "timeout_seconds=0.5" in fault.message
             assert (await ask(toolset, "toy__echo", "x")).observation == "echo: x"
-            await until(lambda: len(children()) == 1)
+            await until(lambda: len(programs()) == 1)
 
     async def test_a_server_that_cannot_be_started_again_is_unreachable_and_not_asked_all_the_time(
         self, tmp_path: Path
@@ -233,7 +214,7 @@ class TestHostileServers:
         assert isinstance(found, VerlToolError)
         assert said in str(found)
         assert time.monotonic() - began < 30
-        assert children() == []
+        assert programs() == []
 
     async def test_odd_names_become_plain_ones(self) -> None:
         async with serving(toy("odd_names", stateful=False)) as toolset:
@@ -272,6 +253,7 @@ class TestConfig:
             ({"command": "x", "timeout": 5}, "unknown key 'mcpServers.s.timeout'; known here: "),
             ({"command": "${NOT_SET_ANYWHERE}"}, "there is no variable NOT_SET_ANYWHERE"),
             ({"command": "x", "timeout_seconds": -1}, "timeout_seconds"),
+            ({"command": "x", "args": "-v"}, 'mcpServers.s.args: write a list of texts: ["…", "…"]'),
         ],
     )
     def test_what_is_wrong_is_named(self, entry: dict[str, Any], said: str) -> None:
@@ -310,6 +292,26 @@ class TestConfig:
         found = (await ask_all(toy(tools=["echos"])))["toy"]
         assert isinstance(found, ConfigError)
         assert "has no tool 'echos'; it has: echo, count, do" in str(found)
+
+    def test_a_file_that_the_sandbox_does_not_show_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("server.py").touch()
+        found = str(asyncio.run(ask_all(toy(sandbox=True, args=["server.py"])))["toy"])
+        assert "the program has ended" in found
+        assert f'finds no server.py: write {tmp_path}/server.py, and name it or its folder in "readable"' in found
+        assert found.endswith('or run it outside: "sandbox": false')
+
+    def test_a_program_that_ends_though_it_may_read_what_it_is_given_is_told_what_else_it_lacks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script = tmp_path / "server.py"
+        script.touch()
+        monkeypatch.setenv("SCRIPT_OF_TEST", str(script))
+        script_only = toy(sandbox=True, args=["${SCRIPT_OF_TEST}"], readable=["${SCRIPT_OF_TEST}"])
+        found = str(asyncio.run(ask_all(script_only))["toy"])
+        assert 'in the sandbox it finds no file but what is "readable", and no network' in found
 
     async def test_a_program_that_is_not_there_is_named(self) -> None:
         for settings in ({}, {"sandbox": True}):

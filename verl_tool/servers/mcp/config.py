@@ -1,7 +1,7 @@
 """The file that MCP clients share: ``{"mcpServers": {NAME: {"command": …} or {"url": …}}}``, with some keys of our own.
 
-``${NAME}``, ``${NAME:-default}`` and ``${env:NAME}`` in ``command``, ``args``, ``env``, ``cwd``, ``url`` and
-``headers`` stand for variables of the environment, so that no secret need be in the file.
+``${NAME}``, ``${NAME:-default}`` and ``${env:NAME}`` in ``command``, ``args``, ``env``, ``cwd``, ``readable``, ``url``
+and ``headers`` stand for variables of the environment, so that no secret need be in the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from verl_tool.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _VARIABLE = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-_EXPANDED = ("command", "args", "env", "cwd", "url", "headers")
+_EXPANDED = ("command", "args", "env", "cwd", "readable", "url", "headers")
 _TRANSPORTS = {"streamable-http": "http", "streamable_http": "http", "streamableHttp": "http", "streamableHTTP": "http"}
 _ABOUT_PEOPLE = ("description", "autoApprove", "alwaysAllow")
 """Keys of other clients, about what they show and ask people: passed over."""
@@ -155,7 +155,7 @@ class McpConfig(BaseModel):
 def _expanded(content: object) -> object:
     servers = content.get("mcpServers") if isinstance(content, Mapping) else None
     if not isinstance(content, Mapping) or not isinstance(servers, Mapping):
-        raise ConfigError('give an object with the key "mcpServers", which holds an object')
+        raise ConfigError('give an object {"mcpServers": {NAME: {"command": …} or {"url": …}}}')
     return {**content, "mcpServers": {name: _of_server(server) for name, server in servers.items()}}
 
 
@@ -189,4 +189,6 @@ def _explain(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         model: type[BaseModel] = McpServer if len(problem["loc"]) > 1 else McpConfig
         return f"unknown key {where!r}; known here: {', '.join(sorted(model.model_fields))}"
+    if problem["type"] == "tuple_type":
+        return f'{where}: write a list of texts: ["…", "…"]'
     return f"{where or 'the content'}: {problem['msg'].removeprefix('Value error, ')}"

@@ -136,7 +136,10 @@ class Connection:
                 answer = await self._client.session.send_request(CallToolRequest(params=params), _ANSWER)
         except asyncio.TimeoutError:
             self._broken = True
-            words = f"MCP server {self._name}: {tool} took more than timeout_seconds={self._timeout:g}"
+            words = (
+                f"MCP server {self._name}: no answer to a call of {tool} within timeout_seconds={self._timeout:g}; if "
+                "its calls may take longer, raise that in the MCP config"
+            )
             raise ToolFault(FaultKind.TIMEOUT, words, retryable=False) from None
         except MCPError as error:
             raise self._judged(tool, error) from error
@@ -184,10 +187,12 @@ class Connection:
             return ConfigError(f"MCP server {self._name}: {cause}")
         said = self._link.last_words()
         if cause is None:
-            words = f"no answer within start_seconds={self._start_seconds:g}"
+            words = f"no answer within start_seconds={self._start_seconds:g}; if it may take longer, raise that"
         else:
             words = str(cause) if isinstance(cause, (SandboxError, MCPError)) else f"{type(cause).__name__}: {cause}"
-        return Unreachable(f"MCP server {self._name} cannot be reached: {words}{f' ({said})' if said else ''}")
+        if said not in words:
+            words += f" ({said})"
+        return Unreachable(f"MCP server {self._name} cannot be reached: {words}")
 
     def _judged(self, tool: str, error: MCPError) -> VerlToolError:
         """What an error is: one that the model reads, or a fault."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_tool.errors import ConfigError, IsolationError, SandboxError, ToolFault, VerlToolError
@@ -91,7 +93,10 @@ class McpSessions:
         Raises ToolFault: ``unreachable``, or ``overloaded`` if there are too many.
         """
         if len(self._open) >= self._server.max_sessions:
-            words = f"MCP server {self.name} has max_sessions={self._server.max_sessions} clients here; try later"
+            words = (
+                f"MCP server {self.name} has max_sessions={self._server.max_sessions} clients in this replica; try "
+                "later, or raise that in the MCP config"
+            )
             raise ToolFault(FaultKind.OVERLOADED, words, retryable=True)
         return await self._reached()
 
@@ -158,6 +163,8 @@ class McpSessions:
             self._open.discard(connection)
             if isinstance(error, (SandboxError, IsolationError)):
                 raise Unreachable(f"MCP server {self.name} cannot be started: {error}") from error
+            if isinstance(error, Unreachable) and self._server.command is not None and self._server.sandbox:
+                raise Unreachable(f"{error}; {_way_out(self._server.args, self._server.readable)}") from error
             raise
         return connection
 
@@ -194,3 +201,15 @@ class McpSessions:
         with contextlib.suppress(KeyError):
             self._open.remove(connection)
             await connection.close()
+
+
+def _way_out(args: Sequence[str], readable: Sequence[str]) -> str:
+    """What a program in the sandbox may lack that ends before it answers, or never does, and how to give it that."""
+    shown = [Path(path).expanduser().absolute() for path in (*readable, sys.prefix, "/usr/bin", "/usr/lib")]
+    lacks = 'no file but what is "readable", and no network'
+    for arg in args:
+        path = Path(arg)
+        if path.exists() and not (path.is_absolute() and any(path.is_relative_to(each) for each in shown)):
+            lacks = f'no {arg}: write {path.absolute()}, and name it or its folder in "readable"'
+            break
+    return f'in the sandbox it finds {lacks}; or run it outside: "sandbox": false'

@@ -85,6 +85,7 @@ class StdioLink:
                     message = _message(line)
                     if message is not None:
                         await to_us.send(message)
+                self._why = self._why or "the program has ended"
         except (TooMuchError, ValueError, OSError) as error:
             # ValueError: a line above the limit of the stream.
             self._why = str(error) if isinstance(error, TooMuchError) else f"its output cannot be read: {error}"
