@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
@@ -12,10 +13,14 @@ import psutil
 import pytest
 import ray
 from serve_harness import APP, LiveServer, finish, kill, new_cluster, observed, post
+from server_command import gone
+from toy_mcp import TOY, entry, offers_of, programs
 
 from verl_tool.client import ToolClient
+from verl_tool.formats import HERMES
 from verl_tool.protocol import FaultKind, StepRequest
 from verl_tool.servers.cluster.registry import NAMESPACE, registry_name
+from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.settings import AutoscalingSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -214,6 +219,49 @@ async def test_an_update_leaves_living_trajectories_where_they_are(cluster, sess
     await finish(session, cluster.url, ids)
     await deploying
     await asyncio.to_thread(cluster.wait_for, lambda: not cluster.replica_ids() & old, "only new replicas")
+
+
+BOXED, PLAIN = (HERMES.write_call(f"mcp__{server}__count", {}) for server in ("boxed", "plain"))
+"""They count the calls of a trajectory in two MCP servers of its own, one in the sandbox and one beside it."""
+
+
+async def count_by_mcp(client: ToolClient, ids: list[str], step: int) -> dict[str, tuple[int, psutil.Process]]:
+    """Two turns of every trajectory, one with each MCP server: its count, the same in both, and its replica."""
+    boxed = await client.step([StepRequest(t, BOXED, 2 * step) for t in ids])
+    plain = await client.step([StepRequest(t, PLAIN, 2 * step + 1) for t in ids])
+    counts: dict[str, tuple[int, psutil.Process]] = {}
+    for trajectory_id, one, other in zip(ids, boxed, plain, strict=True):
+        assert (one.fault, other.fault) == (None, None)
+        count, pid = map(int, re.findall(r"\d+", other.observation))
+        assert int(re.findall(r"\d+", one.observation)[0]) == count
+        counts[trajectory_id] = count, psutil.Process(psutil.Process(pid).ppid())
+    return counts
+
+
+async def test_an_mcp_server_s_state_is_with_its_trajectory_s_replica_and_is_lost_with_it(cluster):
+    mcp = McpConfig.parse({"mcpServers": {"boxed": entry(sandbox=True, readable=[TOY]), "plain": entry()}})
+    settings = {"tool_type": "", "mcp": mcp, "mcp_offers": await offers_of(mcp)}
+    await asyncio.to_thread(lambda: cluster.deploy("", 2, **settings))
+    ids, new = names("mcp", 8), names("mcp-new", 4)
+    async with ToolClient(cluster.url, timeout=60.0, max_retries=8) as client:
+        first = await count_by_mcp(client, ids, 0)
+        assert {count for count, _ in first.values()} == {1}
+        assert await count_by_mcp(client, ids, 1) == {t: (2, replica) for t, (_, replica) in first.items()}
+        victim = first[ids[0]][1]
+        lost = [t for t in ids if first[t][1] == victim]
+        left = [t for t in ids if t not in lost]
+        servers = programs(victim)
+        assert len(servers) == 2 * len(lost)
+        kill(victim.pid)
+        assert gone(servers, seconds=20) == []
+        for step in (4, None):
+            for result in await client.step([StepRequest(t, PLAIN, step) for t in lost]):
+                assert result.fault is not None
+                assert result.fault.kind == FaultKind.STATE_LOST
+        assert await count_by_mcp(client, left, 2) == {t: (3, first[t][1]) for t in left}
+        assert {count for count, _ in (await count_by_mcp(client, new, 0)).values()} == {1}
+        assert all(result.fault is None for result in await client.finish([*ids, *new]))
+    assert gone(programs(), seconds=20) == []
 
 
 async def test_a_full_replica_refuses_at_both_servers(cluster, session):
