@@ -201,8 +201,8 @@ def command(
             chat_template=run.custom_chat_template if run else None,
             engine=engine,
             options=options,
-            # Tools of a server that is started in place of the run's are told as they are.
-            told_tools=run.told_tools if run and tool_type is None else None,
+            # Tools that are served in place of the run's, or beside them, are told as they are.
+            told_tools=run.told_tools if run and tool_type is None and mcp is None else None,
             sampling=_sampling(run.sampling if run else Sampling(), temperature, top_p, top_k),
             tool_api_key=tool_server_api_key,
             api_key=api_key,
@@ -304,7 +304,8 @@ def _tool_server(start: Start) -> Iterator[ServiceSettings]:
         {name: getattr(settings.options, name) for name in settings.options.model_fields_set} | {"tool_server_url": url}
     )
     with SupervisedServer(tool_command, url, TOOL_SERVER_LOG):
-        console.print(f"tools       {start.tool_type} at {url}, log in {TOOL_SERVER_LOG}", highlight=False)
+        served = start.tool_type or "of MCP servers"
+        console.print(f"tools       {served} at {url}, log in {TOOL_SERVER_LOG}", highlight=False)
         yield settings.model_copy(update={"options": options})
 
 

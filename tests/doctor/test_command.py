@@ -139,14 +139,23 @@ def test_the_command_reads_what_a_run_left(models: Path, tmp_path: Path) -> None
     assert "mistral finds a call of 'calculator'" in own.words
 
 
-def test_a_run_s_tools_are_known_from_its_config_where_its_server_is_gone(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "server",
+    [
+        ("tool_server.start=null", "actor_rollout_ref.agent.tool_server_url=http://127.0.0.1:9"),
+        ("tool_server.start=", "tool_server.args=[--mcp,servers.json]"),
+    ],
+    ids=["another's", "of MCP servers"],
+)
+def test_a_run_s_tools_are_known_from_its_config_where_its_server_is_gone(
+    server: tuple[str, ...], models: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("verl")
     from omegaconf import OmegaConf
     from verl_loop import composed
 
     from verl_tool.agent_loop.verl.told_tools import as_setting
 
-    server = ("tool_server.start=null", "actor_rollout_ref.agent.tool_server_url=http://127.0.0.1:9")
     files = ("data.train_files=[]", "data.val_files=[]", f"actor_rollout_ref.model.path={models}/mistral")
     config = composed(*server, *files, "actor_rollout_ref.agent.enable_mtrl=true", "platform=cpu")
     config.tool_server.tools = as_setting([tool.describe() for tool in load_tools("calculator")])

@@ -86,14 +86,16 @@ def test_a_dry_run_looks_at_prompts_with_the_tools_that_a_server_would_have(tmp_
         check_setup(config_of(tmp_path, "data.max_prompt_length=50"), server_is_up=False)
 
 
-@pytest.mark.parametrize("server", ["mcp", "another's"])
-@pytest.mark.parametrize("by", ["config", "rows"])
+@pytest.mark.parametrize("server", ["mcp", "mcp alone", "another's"])
+@pytest.mark.parametrize("by", ["config", "rows", "nobody"])
 def test_a_dry_run_knows_tools_that_only_a_server_can_tell_of_by_their_names(
     tmp_path: Path, server: str, by: str
 ) -> None:
     (tmp_path / "mcp.json").write_text('{"mcpServers": {"time": {"command": "mcp-server-time", "args": []}}}')
+    mcp = f"tool_server.args=[--mcp,{tmp_path}/mcp.json]"
     of_server = {
-        "mcp": [f"tool_server.args=[--mcp,{tmp_path}/mcp.json]"],
+        "mcp": [mcp],
+        "mcp alone": [mcp, "tool_server.start="],
         "another's": ["tool_server.start=null", f"{AGENT}.tool_server_url=http://127.0.0.1:9"],
     }[server]
     told = [f"{AGENT}.tool_schemas=[mcp__time__now]"] if by == "config" else []

@@ -16,7 +16,7 @@ from eval_service.model.run_config import run_config
 from verl_tool.agent_loop.episode import Tools
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.verl.config import options_in
-from verl_tool.agent_loop.verl.told_tools import ask_for_tools, tools_in
+from verl_tool.agent_loop.verl.told_tools import ask_for_tools, serves_mcp, tools_in
 from verl_tool.client import ToolClient
 from verl_tool.doctor.checks.setup import MADE_UP_TOOL, Row
 from verl_tool.errors import ConfigError, ToolFault
@@ -48,6 +48,7 @@ class OfConfig:
     reward_manager: str
     reward_options: Mapping[str, Any]
     tool_type: str | None
+    """Tools that can be made in this process; None: the run used a server, or tools of MCP servers too."""
     told_tools: tuple[ToolDescription, ...]
 
 
@@ -68,7 +69,7 @@ def read_config(path: Path) -> OfConfig:
             drops_overlong=bool(data.filter_overlong_prompts),
             reward_manager=str(manager.name if manager.source == "register" else manager.module.path),
             reward_options=OmegaConf.to_container(reward.get("reward_kwargs") or OmegaConf.create({})),  # type: ignore[arg-type]
-            tool_type=config.tool_server.start,
+            tool_type=None if serves_mcp(config) else config.tool_server.start,
             told_tools=tools_in(config),
         )
     except (AttributeError, KeyError, TypeError) as error:

@@ -276,7 +276,8 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
         if server.url != agent.tool_server_url:
             agent.tool_server_url = server.url
             OmegaConf.save(config, run / "config.yaml", resolve=True)
-        console.print(f"tool server: {server.url} ({wanted.start}), log in {log.name}", soft_wrap=True, highlight=False)
+        served = wanted.start or "tools of MCP servers"
+        console.print(f"tool server: {server.url} ({served}), log in {log.name}", soft_wrap=True, highlight=False)
 
     server.start()
     try:
@@ -346,7 +347,8 @@ def _choose_tool_server(config: DictConfig) -> None:
     if wanted.start is None:
         if options_in(config).enable_agent and options_in(config).tool_server_url is None:
             raise ConfigError(
-                "no tool server: set tool_server.start=python_code to start one, "
+                "no tool server: set tool_server.start=python_code to start one (empty for tools of MCP servers alone, "
+                "with tool_server.args=[--mcp,servers.json]), "
                 "actor_rollout_ref.agent.tool_server_url=http://127.0.0.1:5000 to use a running one, "
                 "or actor_rollout_ref.agent.enable_agent=false"
             )

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.verl.config import options_in
-from verl_tool.agent_loop.verl.told_tools import ask_for_tools, tools_in
+from verl_tool.agent_loop.verl.told_tools import ask_for_tools, serves_mcp, tools_in
 from verl_tool.agent_workers.reward_manager.grading.manager_process import Graded
 from verl_tool.agent_workers.reward_manager.grading.manager_thread import graded_in_thread
 from verl_tool.doctor.checks import examine, examine_rows
@@ -21,7 +21,7 @@ from verl_tool.doctor.checks.reward import constant_answers, constant_cases, gol
 from verl_tool.doctor.checks.setup import Row, Setup
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
-from verl_tool.trainer.parts_check import args_of, tools_of
+from verl_tool.trainer.parts_check import tools_of
 from verl_tool.trainer.row_files import columns_for_reward, first_rows
 from verl_tool.trainer.told_prompts import files_of, tokenizer_of
 
@@ -85,7 +85,7 @@ def _tools(config: DictConfig, options: EpisodeOptions, server_is_up: bool) -> S
         return ()
     if told := tools_in(config):
         return told
-    if config.tool_server.start is not None:
+    if config.tool_server.start is not None and not (server_is_up and serves_mcp(config)):
         return [tool.describe() for tool in tools_of(config)]
     if not server_is_up:
         return ()
@@ -101,7 +101,7 @@ def _named_only(
     config: DictConfig, options: EpisodeOptions, rows: Sequence[Row], known: Sequence[ToolDescription]
 ) -> Iterator[ToolDescription]:
     """Tools that config and rows name, and that nobody can tell of without the server: of MCP, or of another's."""
-    told_here = config.tool_server.start is not None and not any(arg.startswith("--mcp") for arg in args_of(config))
+    told_here = config.tool_server.start is not None and not serves_mcp(config)
     if told_here or not options.enable_agent:
         return
     names = [] if isinstance(options.tool_schemas, str) else list(options.tool_schemas)

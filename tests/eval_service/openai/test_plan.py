@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from live_server import LiveServers  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer  # noqa: E402
 from scripted_engine import RuleEngine, plain_tokenizer  # noqa: E402
+from toy_mcp import tools_of, toy  # noqa: E402
+from toy_mcp_server import TEXT  # noqa: E402
 from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl_loop import ScriptedEngine, composed, loop_of  # noqa: E402
 
@@ -26,11 +29,14 @@ from eval_service.model.tokenizer import load_tokenizer  # noqa: E402
 from eval_service.openai.plan import chat_plan  # noqa: E402
 from eval_service.openai.requests import ChatRequest, read_request  # noqa: E402
 from eval_service.openai.response_builder import ResponseBuilder  # noqa: E402
-from eval_service.service import Service  # noqa: E402
+from eval_service.service import GenerationJob, Service  # noqa: E402
+from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
+from verl_tool.formats import HERMES  # noqa: E402
 from verl_tool.json_text import encode_json  # noqa: E402
 from verl_tool.servers.api.http import HttpError  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
+from verl_tool.text_environment import TextEnvironment  # noqa: E402
 from verl_tool.trainer.told_prompts import tell_tools  # noqa: E402
 
 AGENT = "actor_rollout_ref.agent"
@@ -61,7 +67,7 @@ MODES = {
 }
 
 
-def written_run(folder: Path, template: str, url: str, *overrides: str) -> Any:
+def written_run(folder: Path, template: str, url: str, *overrides: str, asked: list[dict[str, Any]] = ROWS) -> Any:
     """A run's folder with rows and a tokenizer, and its config."""
     tokenizer = chat_tokenizer(template)
     tokenizer.save_pretrained(folder / "model")
@@ -69,7 +75,7 @@ def written_run(folder: Path, template: str, url: str, *overrides: str) -> Any:
     (folder / "model/model.safetensors").write_bytes(b"x")
     rows = [
         {"data_source": "d", "reward_model": {"ground_truth": "1"}, "use_tool": True, "max_turns": None, **row}
-        for row in ROWS
+        for row in asked
     ]
     parquet.write_table(arrow.Table.from_pylist(rows), folder / "rows.parquet")
     config = composed(
@@ -134,6 +140,39 @@ async def test_the_prompts_of_a_run_that_is_served_are_those_of_its_training(
         text = tokenizer.decode(ids)
         expected = [n for n in TOLD[i] if n == "counter"] if told is None else TOLD[i] if told[i] else []
         assert [name for name in ("calculator", "counter") if name in text] == expected
+
+
+async def test_tools_of_an_mcp_server_are_told_alike_and_called_in_training_endpoint_and_notebook(
+    tmp_path: Path, servers: LiveServers
+) -> None:
+    tool_server = await servers.start(await tools_of(toy(stateful=False)))
+    chat = ("data.max_response_length=512", *(f"{AGENT}.{o}" for o in ("enable_mtrl=true", "formats=[hermes]")))
+    config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, tool_server.url, *chat, asked=[{"prompt": ASKED}])
+    turns = [HERMES.write_call("mcp__toy__echo", {"text": "hi"}), "It said hi."]
+    await asyncio.to_thread(tell_tools, config)
+    engine = ScriptedEngine(tokenizer, *(turn + tokenizer.eos_token for turn in turns))
+    output = await loop_of(config, tokenizer, engine).run({}, raw_prompt=ASKED)
+    trained = Trajectory.from_json(output.extra_fields["trajectory"])
+    prompt = engine.asked[0][1]
+    assert json.dumps(TEXT) in tokenizer.decode(prompt)
+
+    async with ToolClient(tool_server.url, timeout=10) as client:
+        assert await served_prompts(tmp_path, client) == [prompt]
+        run = read_run(tmp_path)
+        model = RuleEngine(plain_tokenizer(), lambda text: turns["<tool_response>" in text], max_model_len=8192)
+        model.tokenizer = chosen = load_tokenizer(run.model)
+        model.vocab_size = chosen.vocab_size
+        service = Service(model, chosen, client, run.options, told_tools=run.told_tools)
+        served = await service.run(GenerationJob("served", prompt))
+
+    how: dict[str, Any] = {"chat": True, "formats": "hermes", "generation_kwargs": {"max_tokens": 256}}
+    notebook = TextEnvironment(model, tokenizer, tool_server.url, **how)
+    [history] = (await asyncio.to_thread(notebook.run, [ASKED[0]["content"]]))[-1]
+    for trajectory in (trained, served, history.trajectory):
+        assert trajectory.prompt_ids == prompt
+        [call] = trajectory.calls
+        assert (call.valid, call.fault) == (True, None)
+        assert "echo: hi" in call.observation
 
 
 async def test_a_run_tells_what_its_training_told_though_its_server_says_other_things_now(

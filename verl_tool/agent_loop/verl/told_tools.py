@@ -40,3 +40,9 @@ def tools_in(config: DictConfig) -> tuple[ToolDescription, ...]:
         return tuple(_LIST.validate_json(written))
     except ValidationError as error:
         raise ConfigError(f"tool_server.tools is no JSON list of tools, as a training writes it: {error}") from error
+
+
+def serves_mcp(config: DictConfig) -> bool:
+    """Whether the server that the run starts has tools of MCP servers, of which only that server can tell."""
+    server = config.get("tool_server", {})
+    return server.get("start") is not None and any(str(arg).startswith("--mcp") for arg in server.get("args") or ())
