@@ -15,6 +15,7 @@ from eval_service.engines.watched_engine import WatchedEngine
 from eval_service.episode_adapter import EpisodeAdapter, StreamObserver
 from eval_service.openai.errors import bad_request, from_fault, overloaded
 from eval_service.settings import Sampling
+from verl_tool.agent_loop.actions import LoopFormats
 from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
 from verl_tool.agent_loop.observation_renderer import renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
@@ -26,12 +27,15 @@ from verl_tool.errors import ToolFault
 from verl_tool.formats import Format, loop_formats
 from verl_tool.json_text import shown
 from verl_tool.protocol import FaultKind, ToolDescription
+from verl_tool.servers.api.http import HttpError
 from verl_tool.servers.execution.admission import Admission
 
 log = logging.getLogger(__name__)
 
 TOOLS_KNOWN_SECONDS = 30.0
 """How long the list of the tool server's tools is believed."""
+QUICK_SECONDS = 5.0
+"""For that list, where a request can be answered without it."""
 CHARACTERS_A_TOKEN = 16
 """More than texts have on average in any language; a prompt with more than that for each token is not read."""
 MODEL_PLACE = "model"
@@ -49,6 +53,8 @@ class GenerationJob:
     """Most tokens that the model writes."""
     tool_names: tuple[str, ...] | None = None
     """The only tools that may be used. None: all; none of them: no tool at all."""
+    formats: tuple[Format, ...] | None = None
+    """Those in which it calls them (`Service.formats_of`). None: those that the options name."""
     max_turns: int | None = None
     """Most tool turns. None: the option's."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -75,7 +81,8 @@ class Service:
         formats: Sequence[Format] | None = None,
         told_tools: Sequence[ToolDescription] | None = None,
     ) -> None:
-        """`told_tools`: what prompts tell of the tools, as a run kept it; None: what the tool server says of them now.
+        """`told_tools`: what the tool server told of its tools, as a run kept it; None: what it says of them now.
+        `formats`: those in which tools are called, in place of those that the options name and the server tells.
 
         Raises ConfigError if options and chat template do not go together.
         """
@@ -87,9 +94,11 @@ class Service:
         self._renderer = renderer_for(options, tokenizer, self.formats)
         self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._given_formats = formats
+        self._loop_formats: tuple[tuple[ToolDescription, ...], LoopFormats] | None = None
         self._told_tools = None if told_tools is None else tuple(told_tools)
         self._known_tools: tuple[ToolDescription, ...] = ()
-        self._known_until = 0.0
+        self._known_until = self._silent_until = 0.0
+        self._asking = asyncio.Lock()
         self._prompts: PromptRenderer | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -146,6 +155,15 @@ class Service:
     def _prompts_without_tools(self) -> PromptRenderer:
         return PromptRenderer(self.tokenizer, self.options, formats=self._given_formats)
 
+    async def formats_of(self, names: Sequence[str] | None) -> tuple[Format, ...]:
+        """The formats in which a trajectory calls tools that may use those of `names` only (None: all)."""
+        if self._given_formats is not None or self.options.formats is not None or not self.uses_tools or names == ():
+            return self.formats
+        known = await self._tools_if_told() if self._told_tools is None else self._told_tools
+        if self._loop_formats is None or self._loop_formats[0] != known:
+            self._loop_formats = known, LoopFormats(None, known)
+        return self._loop_formats[1].of(names)
+
     def listed_tools(self, names: Sequence[str] | None) -> Sequence[str] | None:
         """Those of a request's tools that its trajectory may use; None: it does not say."""
         return names if self.uses_tools else ()
@@ -179,7 +197,8 @@ class Service:
             token_limit=job.token_limit,
             tool_names=job.tool_names,
         )
-        episode = Episode(adapter, adapter, self.tokenizer, self.options, renderer=self._renderer, formats=self.formats)
+        formats = self.formats if job.formats is None else job.formats
+        episode = Episode(adapter, adapter, self.tokenizer, self.options, renderer=self._renderer, formats=formats)
         try:
             async with self.admission.place(MODEL_PLACE):
                 trajectory = await episode.run(
@@ -216,6 +235,18 @@ class Service:
         task = asyncio.create_task(closing)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+    async def _tools_if_told(self) -> tuple[ToolDescription, ...]:
+        """As `_tools_known`; those that were known last if the server does not tell them soon."""
+        async with self._asking:
+            if time.monotonic() > self._silent_until:
+                try:
+                    await asyncio.wait_for(self._tools_known(), QUICK_SECONDS)
+                except (HttpError, asyncio.TimeoutError) as error:
+                    self._silent_until = time.monotonic() + TOOLS_KNOWN_SECONDS
+                    why = str(error) or f"no answer within {QUICK_SECONDS:g} s"
+                    log.warning("the tool server does not tell its tools, and tags of their names are none: %s", why)
+            return self._known_tools
 
     async def _tools_known(self) -> tuple[ToolDescription, ...]:
         if self.tools is None:

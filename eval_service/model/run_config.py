@@ -45,7 +45,7 @@ class Run:
     """The tools that the run itself served; None if it used a server at `options.tool_server_url`."""
     tool_server_args: tuple[str, ...]
     told_tools: tuple[ToolDescription, ...] | None
-    """What its prompts told of the tools; None if they told nothing."""
+    """What it was told of the tools; none if its server told nothing; None if it did not ask."""
 
 
 def read_run(folder: Path, model: str | None = None) -> Run:
@@ -67,7 +67,7 @@ def read_run(folder: Path, model: str | None = None) -> Run:
             tensor_parallel=int(rollout.tensor_model_parallel_size),
             tool_type=config.tool_server.start,
             tool_server_args=tuple(str(arg) for arg in config.tool_server.args),
-            told_tools=tools_in(config) or None,
+            told_tools=None if config.tool_server.get("tools") is None else tools_in(config),
         )
     except OmegaConfBaseException as error:
         raise ConfigError(f"the config of the run {folder} cannot be read: {error}") from error

@@ -21,7 +21,7 @@ from eval_service.openai.streaming.stream_buffer import StreamBuffer
 from eval_service.openai.streaming.text_stream import TurnText, turn_text
 from eval_service.openai.tool_calls import CallLog
 from eval_service.openai.usage import Usage
-from eval_service.service import Service
+from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.trajectory import Author, Trajectory
 from verl_tool.protocol import StepResult
 
@@ -52,14 +52,14 @@ class ChatStream:
         self,
         builder: ResponseBuilder,
         index: int,
-        trajectory_id: str,
+        generation: GenerationJob,
         service: Service,
         stops: Sequence[str],
         buffer: StreamBuffer,
     ) -> None:
         self._builder, self._index, self._buffer = builder, index, buffer
         self._service, self._stops = service, stops
-        self._calls = CallLog(trajectory_id, service.formats)
+        self._calls = CallLog(generation.trajectory_id, generation.formats or service.formats)
         self._turn = self._new_turn()
         self._begun = False
 

@@ -14,7 +14,7 @@ from eval_service.openai.response_builder import ResponseBuilder, ending
 from eval_service.openai.streaming.stream_buffer import StreamBuffer
 from eval_service.openai.streaming.text_stream import TurnText
 from eval_service.openai.usage import Usage
-from eval_service.service import Service
+from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.trajectory import Author, Trajectory
 from verl_tool.protocol import StepResult
 
@@ -40,7 +40,7 @@ class CompletionStream:
         self,
         builder: ResponseBuilder,
         index: int,
-        trajectory_id: str,
+        generation: GenerationJob,
         service: Service,
         stops: Sequence[str],
         buffer: StreamBuffer,

@@ -26,7 +26,7 @@ from eval_service.openai.requests import ChatRequest, CompletionRequest, read_re
 from eval_service.openai.response_builder import ResponseBuilder
 from eval_service.openai.streaming.stream_buffer import StreamBuffer
 from eval_service.openai.usage import Usage, usage_of
-from eval_service.service import Service
+from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.rollout import all_or_none
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError, ToolFault
@@ -61,7 +61,7 @@ class Job:
     stream: bool
     choice: Callable[..., dict[str, Any]]
     """`chat_choice` or `completion_choice`."""
-    streamer: Callable[[ResponseBuilder, int, str, Service, Sequence[str], StreamBuffer], Streamer]
+    streamer: Callable[[ResponseBuilder, int, GenerationJob, Service, Sequence[str], StreamBuffer], Streamer]
 
 
 class Endpoint(WebApp):
@@ -234,7 +234,7 @@ class Endpoint(WebApp):
 
         async def one(i: int) -> Trajectory:
             generation = plan.jobs[i]
-            observer = job.streamer(job.builder, i, generation.trajectory_id, self.service, plan.stops, buffer)
+            observer = job.streamer(job.builder, i, generation, self.service, plan.stops, buffer)
             done[i] = trajectory = await self.service.run(generation, observer)
             finished = [t for t in done if t is not None]
             last = len(finished) == len(done)

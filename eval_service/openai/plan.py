@@ -55,7 +55,7 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
         raise bad_request(str(error)[:_WORDS], param="messages", code="invalid_value") from None
     prompt_ids = await _encoded(text, service, "messages")
     service.check_prompt(prompt_ids, "messages", len(prompts.told(listed)))
-    return _plan(request, service, builder, [prompt_ids])
+    return await _plan(request, service, builder, [prompt_ids])
 
 
 async def completion_plan(request: CompletionRequest, service: Service, builder: ResponseBuilder) -> Plan:
@@ -68,7 +68,7 @@ async def completion_plan(request: CompletionRequest, service: Service, builder:
     for prompt_ids in prompts:
         service.check_prompt(prompt_ids, "prompt")
     await service.check_tool_names(request.tool_names)
-    return _plan(request, service, builder, prompts)
+    return await _plan(request, service, builder, prompts)
 
 
 def _refuse_too_many(request: GenerationRequest, prompts: int, param: str) -> None:
@@ -91,8 +91,11 @@ async def beside_the_loop(work: Callable[[], Result], characters: int) -> Result
     return await asyncio.get_running_loop().run_in_executor(_tokenizing, work)
 
 
-def _plan(request: GenerationRequest, service: Service, builder: ResponseBuilder, prompts: Sequence[list[int]]) -> Plan:
+async def _plan(
+    request: GenerationRequest, service: Service, builder: ResponseBuilder, prompts: Sequence[list[int]]
+) -> Plan:
     n = request.n or 1
+    formats = await service.formats_of(request.tool_names)
     extra = dict(request.extra_fields or {})
     jobs = [
         GenerationJob(
@@ -101,6 +104,7 @@ def _plan(request: GenerationRequest, service: Service, builder: ResponseBuilder
             sampling_params=sampling_params(request, service, j),
             token_limit=request.token_limit,
             tool_names=request.tool_names,
+            formats=formats,
             max_turns=request.max_turns,
             extra=extra,
             record={} if request.user is None else {USER_FIELD: request.user},

@@ -5,6 +5,9 @@ from hypothesis import given
 
 from tests.formats.strategies import plain
 from verl_tool.formats import OPENRLHF, PYTHON_TAGS, SEARCH_TAGS, TOOL_TAGS, Tag, TagFormat
+from verl_tool.formats.tags import NAME_TAGS, OwnTagFormat
+
+REVERSE = OwnTagFormat(NAME_TAGS, [Tag.named("reverse")])
 
 
 def found(fmt: TagFormat, text: str) -> list[tuple[str, str]]:
@@ -21,6 +24,10 @@ def found(fmt: TagFormat, text: str) -> list[tuple[str, str]]:
         (PYTHON_TAGS, "<think>so <python>1</python></think>", [("python", "1")]),
         (PYTHON_TAGS, "<PYTHON>1</PYTHON>", []),
         (PYTHON_TAGS, "<pythonic>1</pythonic>", []),
+        (REVERSE, "<think>so <reverse>1</reverse></think><reverse>2</reverse>", [("reverse", "2")]),
+        (REVERSE, "so <reverse>1</reverse></think>2", []),
+        (REVERSE, "<think>so <reverse>1</reverse>", [("reverse", "1")]),
+        (REVERSE, "<reverse>a</think>b</reverse>", [("reverse", "a</think>b")]),
         (OPENRLHF, "<PYTHON>\nprint(1)\n</PYTHON>", [("PYTHON", "\nprint(1)\n")]),
         (SEARCH_TAGS, "<search>who</search>", [("search", "who")]),
         (TOOL_TAGS, "<tool>print(1)</tool>", [("tool", "print(1)")]),

@@ -45,13 +45,48 @@ def config_of(folder: Path, url: str, rows: list[dict[str, Any]], *overrides: st
 
 
 @pytest.mark.parametrize(
-    "mode", [f"{AGENT}.action_stop_tokens=['</a>']", f"{AGENT}.tool_schemas=none", f"{AGENT}.enable_agent=false"]
+    ("mode", "kept"),
+    [
+        (f"{AGENT}.action_stop_tokens=['</a>']", "[]"),
+        (f"{AGENT}.tool_schemas=none", "[]"),
+        (f"{AGENT}.enable_agent=false", None),
+        (f"{AGENT}.formats=hermes", None),
+    ],
 )
-def test_a_server_is_not_asked_where_no_prompt_tells_of_tools(mode: str, tmp_path: Path) -> None:
-    chat = CHAT if "schemas" in mode else f"{AGENT}.enable_mtrl=false"
-    config = config_of(tmp_path, NOBODY, [SHORT], mode, chat)
+def test_a_server_need_not_tell_its_tools_where_no_prompt_does(
+    mode: str, kept: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked for the tags of their names, unless the formats are named; a run keeps that it was told of none."""
+    chat = f"{AGENT}.enable_mtrl=false" if "agent=" in mode else CHAT
+    config = config_of(tmp_path, NOBODY, [SHORT], mode, chat, f"{AGENT}.tool_schemas=none")
     tell_tools(config)
-    assert config.tool_server.tools is None
+    assert config.tool_server.tools == kept
+    assert ("names the tags" in caplog.text) == (kept is not None)
+    assert (tmp_path / "config.yaml").exists() == (kept is not None)
+
+
+async def test_a_tool_is_called_by_a_tag_of_its_name_in_chat_mode(tmp_path: Path, servers: LiveServers) -> None:
+    """The run keeps what its server told, and finds the same calls whatever the server tells later."""
+    server = await servers.start(load_tools("calculator,finish"))
+    config = config_of(tmp_path, server.url, [SHORT], CHAT, f"{AGENT}.tool_schemas=none")
+    await asyncio.to_thread(tell_tools, config)
+    assert [tool.name for tool in tools_in(config)] == ["calculator", "finish"]
+    config.actor_rollout_ref.agent.tool_server_url = (await servers.start(load_tools("calculator"))).url
+    await asyncio.to_thread(tell_tools, config)
+    assert [tool.name for tool in tools_in(config)] == ["calculator", "finish"]
+    tokenizer = chat_tokenizer(HERMES_TEMPLATE)
+    call, thought = "<calculator>6*7</calculator>", "<think>Not <calculator>1</calculator>.</think>"
+    engine = ScriptedEngine(tokenizer, f"{thought}So {call}", "42", call)
+    loop = loop_of(config, tokenizer, engine)
+    output = await loop.run({}, raw_prompt=[{"role": "user", "content": f"Write {call}."}])
+    [record] = json.loads(output.extra_fields["trajectory"])["calls"]
+    assert (record["names"], record["valid"]) == (["calculator"], True)
+    assert "42" in record["observation"]
+    masked = [token for token, is_call in zip(output.response_ids, output.action_mask, strict=True) if is_call]
+    assert tokenizer.decode(masked) == call
+    other = await loop.run({}, raw_prompt=SHORT["prompt"], extra_info={"tool_selection": ["finish"]})
+    assert json.loads(other.extra_fields["trajectory"])["calls"] == []
+    assert sum(other.action_mask) == 0
 
 
 def test_a_server_that_does_not_tell_its_tools_is_named_with_the_remedy(tmp_path: Path) -> None:

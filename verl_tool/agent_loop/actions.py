@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.formats import Format
+from verl_tool.formats import ALL_FORMATS, Format, loop_formats
+from verl_tool.formats.load import specs_of
+from verl_tool.protocol import ToolDescription
 
 _BYTES_OF_A_CHARACTER = 4
+
+
+class LoopFormats:
+    """The formats in which the loop finds calls, of all trajectories and of those that may use some tools only."""
+
+    def __init__(self, names: Sequence[str] | None, tools: Sequence[ToolDescription] = ()) -> None:
+        """`names`: the option `formats`. `tools`: what ``GET /tools`` of the server tells; empty if nobody knows.
+
+        Raises ConfigError as `loop_formats` does.
+        """
+        self.all = loop_formats(names, tools)
+        self._of_tools = {} if names is not None else {tool.name: tool.formats for tool in tools}
+
+    def of(self, listed: Collection[str] | None) -> tuple[Format, ...]:
+        """Those of a trajectory that may use the `listed` tools only: a tag of any other tool is text to it, as on a
+        server that does not have that tool. None: all."""
+        if listed is None or not self._of_tools:
+            return self.all
+        specs = {spec for name in listed for spec in self._of_tools.get(name, ())}
+        return tuple(fmt for fmt in self.all if fmt in ALL_FORMATS or not specs.isdisjoint(specs_of(fmt)))
 
 
 def stopped_action(text: str, stops: Sequence[str]) -> str | None:

@@ -79,8 +79,8 @@ class Episode:
     ) -> None:
         """`tools` may be None if nothing calls one. `renderer` replaces the one that the options name.
 
-        `formats` find the calls in turns that no stop string ends (`action_stop_tokens` is empty); None: those that
-        `options.formats` names.
+        `formats` are those in which the model calls. They find the calls in turns that no stop string ends
+        (`action_stop_tokens` is empty), and what is told of a call. None: those that `options.formats` names.
         Raises ConfigError if options and chat template do not go together, or a format is unknown.
         """
         self.options = options
@@ -110,12 +110,14 @@ class Episode:
         extra: Mapping[str, Any] | None = None,
         max_turns: int | None = None,
         max_response_length: int | None = None,
+        formats: Sequence[Format] | None = None,
     ) -> Trajectory:
         """One trajectory from `prompt_ids` to its end. Waits for a free place first.
 
         `sampling_params` reach the generator, with the loop's own limits and stop strings added. `use_tool=False`
         gives one turn without tools. `extra` is sent to the tools with every call: put no gold answer into it.
-        `max_turns` and `max_response_length` are this trajectory's own, in place of those of the options.
+        `max_turns` and `max_response_length` are this trajectory's own, in place of those of the options; `formats`,
+        in place of those of the Episode, if it may use some of the tools only.
 
         Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it.
         """
@@ -130,6 +132,7 @@ class Episode:
                 dict(extra or {}),
                 self.options.max_turns if max_turns is None else max_turns,
                 self.options.max_response_length if max_response_length is None else max_response_length,
+                self.formats if formats is None else formats,
             )
             builder.set_prompt(prompt_ids, self._start_limit(), self._tokenizer)
             try:
@@ -163,7 +166,7 @@ class Episode:
             text, over = await self._model_turn(builder)
             if over:
                 return over
-            action = self._action(text, turn) if builder.uses_tools else None
+            action = self._action(text, turn, builder.formats) if builder.uses_tools else None
             if action is None:
                 return StopReason.ANSWERED
             if turn == builder.max_turns:
@@ -259,11 +262,11 @@ class Episode:
         room = self._room(builder)
         return StopReason.MAX_RESPONSE_LENGTH if room is not None and room <= 0 else StopReason.MAX_ACTION_LENGTH
 
-    def _action(self, text: _TurnText, turn: int) -> str | None:
+    def _action(self, text: _TurnText, turn: int, formats: Sequence[Format]) -> str | None:
         if self.options.action_stop_tokens:
             action = stopped_action(text.raw_text, self.options.action_stop_tokens)
         else:
-            action = written_call(text.text, self.formats)
+            action = written_call(text.text, formats)
         return text.text if action is None and turn < self.options.min_turns else action
 
     # The tools' part
@@ -293,8 +296,9 @@ class Episode:
         if result.done:
             return StopReason.TOOL_DONE
         parts = self._renderer.parts(result.observation)
+        calls = find_calls(action, builder.formats)
         segments, truncated = self._placed(
-            parts, self.options.max_obs_length, lambda shown: self._renderer.next(builder.context, shown, action)
+            parts, self.options.max_obs_length, lambda shown: self._renderer.next(builder.context, shown, calls)
         )
         room = self._room(builder)
         if room is None or sum(len(s.tokens) for s in segments) < room:
@@ -311,14 +315,14 @@ class Episode:
         result = await self._ask(builder, action, is_last)
         builder.calling = False
         seconds = now() - started
-        result = self._text_only(action, result)
-        builder.record(action, result, seconds, self._names_called(action, result))
+        result = self._text_only(action, result, builder.formats)
+        builder.record(action, result, seconds, _names_called(action, result, builder.formats))
         if result.fault is not None:
             fault = result.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, builder.trajectory_id)
         return result
 
-    def _text_only(self, action: str, result: StepResult) -> StepResult:
+    def _text_only(self, action: str, result: StepResult, formats: Sequence[Format]) -> StepResult:
         """The answer, without an image or audio, which is not carried; the model, the record and the metrics are told.
 
         Raises ConfigError if no call was ever answered in text: then the tools are of no use here. Later an image is a
@@ -328,7 +332,7 @@ class Episode:
         if not media:
             self._answered_in_text |= result.valid and result.fault is None
             return result
-        told = f"{self._tool_in(action)} answered with {' and '.join(media)}, and this loop carries text only"
+        told = f"{_tool_in(action, formats)} answered with {' and '.join(media)}, and this loop carries text only"
         if not self._answered_in_text:
             raise ConfigError(f"{told}: the model would go on without having seen it. Serve tools that answer in text")
         logger.warning("%s: it was left out, and the model told so", told)
@@ -339,17 +343,6 @@ class Episode:
             audio=None,
             metrics={**(result.metrics or {}), "error": 1.0, "media_excluded": 1.0},
         )
-
-    def _names_called(self, action: str, result: StepResult) -> tuple[str, ...]:
-        """Names of the tools in an action, each once. One that a tool took may be in a tag of the tool's own."""
-        taken = result.valid and result.fault is None
-        calls = (calls_sent if taken else find_calls)(action, self.formats)
-        return tuple(sorted({call.name for call in calls}))
-
-    def _tool_in(self, action: str) -> str:
-        """The tool that an action calls, for a message."""
-        names = [call.name for call in calls_sent(action, self.formats) if call.name]
-        return f"the tool {names[0]!r}" if names else f"the tool that was called by {action[-200:]!r}"
 
     async def _ask(self, builder: TrajectoryBuilder, action: str, is_last: bool) -> StepResult:
         assert self._tools is not None  # run() refuses a row that uses tools without any
@@ -407,6 +400,19 @@ class _TurnText:
     text: str
     """Without the tokens that end the turn."""
     raw_text: str
+
+
+def _names_called(action: str, result: StepResult, formats: Sequence[Format]) -> tuple[str, ...]:
+    """Names of the tools in an action, each once. One that a tool took may be in a tag of the tool's own."""
+    taken = result.valid and result.fault is None
+    calls = (calls_sent if taken else find_calls)(action, formats)
+    return tuple(sorted({call.name for call in calls}))
+
+
+def _tool_in(action: str, formats: Sequence[Format]) -> str:
+    """The tool that an action calls, for a message."""
+    names = [call.name for call in calls_sent(action, formats) if call.name]
+    return f"the tool {names[0]!r}" if names else f"the tool that was called by {action[-200:]!r}"
 
 
 def up_to_stop(generation: Generation, sampling_params: Mapping[str, Any], tokenizer: Tokenizer) -> Generation:

@@ -21,7 +21,7 @@ from verl_tool.agent_loop.rendering.tool_messages import ROLE, ToolMessageRender
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
 from verl_tool.errors import ConfigError
-from verl_tool.formats import ALL_FORMATS, Format
+from verl_tool.formats import ALL_FORMATS, Call, Format
 
 
 class ObservationRenderer(Protocol):
@@ -38,8 +38,8 @@ class ObservationRenderer(Protocol):
         """The texts that an observation is made of, each of which is made safe and cut by itself."""
         ...
 
-    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
-        """The segments to append behind the model's turn, which `context` ends with and in which it wrote `action`."""
+    def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
+        """The segments to append behind the model's turn, which `context` ends with and in which it wrote `calls`."""
         ...
 
 
@@ -58,9 +58,9 @@ class InlineRenderer(_InOnePiece):
         self._tokenizer = tokenizer
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
-        return [_prompt(prompt, self._tokenizer), *self.next(prompt, [observation], "")]
+        return [_prompt(prompt, self._tokenizer), *self.next(prompt, [observation], ())]
 
-    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
+    def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
         [observation] = parts
         tokens = tuple(self._tokenizer.encode(observation))
         return [Segment(Author.TOOL, tokens, text=observation)] if tokens else []
@@ -83,7 +83,7 @@ class SeparatorRenderer(_InOnePiece):
         text = self._before + observation + self._after
         return [_prompt(prompt, self._tokenizer), *self._pieces.split(text, observation)]
 
-    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
+    def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
         [observation] = parts
         text = self._close + self._before + observation + self._after
         return self._pieces.behind(context, self.end_token_ids, text, observation)
@@ -129,7 +129,7 @@ class ChatTemplateRenderer(_InOnePiece):
         text = self._text(observation)[len(self._close) :]
         return [_prompt(kept, self._tokenizer), *self._pieces.split(text, observation)]
 
-    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
+    def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
         [observation] = parts
         return self._pieces.behind(context, self.end_token_ids, self._text(observation), observation)
 

@@ -13,6 +13,7 @@ from verl_tool.agent_loop.observation import without_surrogates
 from verl_tool.agent_loop.options import EpisodeOptions, Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Excluded, Segment, StopReason, Timings, Trajectory
+from verl_tool.formats import Format
 from verl_tool.protocol import Fault, FaultKind, StepResult
 
 _SERVER_GONE = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
@@ -28,6 +29,8 @@ class TrajectoryBuilder:
     extra: dict[str, Any]
     max_turns: int = 0
     max_response_length: int | None = None
+    formats: Sequence[Format] = ()
+    """Those in which its calls are written."""
     started: float = field(default_factory=lambda: now())
     context: list[int] = field(default_factory=list)
     """All tokens so far: what the model is fed next."""

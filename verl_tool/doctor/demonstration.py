@@ -13,7 +13,7 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.doctor.checks.setup import Row, Setup
 from verl_tool.formats import Call
-from verl_tool.formats.find import calls_sent
+from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.protocol import StepResult
 
 ANSWER = "That is the answer."
@@ -82,17 +82,17 @@ async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: 
     first, ended_by = _ended(setup, text, behind_a_call=True)
     last, _ = _ended(setup, ANSWER, behind_a_call=False)
     script = _Script([setup.tokenizer.encode(text) + first, setup.tokenizer.encode(ANSWER) + last])
-    episode = Episode(script, tools, setup.tokenizer, setup.options)
-    uses_tools = row is None or row.listed != ()
-    trajectory = await episode.run(
-        prompt, trajectory_id="doctor", use_tool=uses_tools, extra={} if row is None else row.sent
-    )
+    episode = Episode(script, tools, setup.tokenizer, setup.options, formats=setup.formats)
+    listed = None if row is None else row.listed
+    formats = setup.loop_formats.of(listed)
+    extra = {} if row is None else row.sent
+    trajectory = await episode.run(prompt, trajectory_id="doctor", use_tool=listed != (), extra=extra, formats=formats)
     await episode.aclose()
     return Demonstration(
         trajectory,
-        tuple(action_mask(trajectory, setup.tokenizer, setup.formats)),
+        tuple(action_mask(trajectory, setup.tokenizer, formats)),
         text,
-        tuple(calls_sent(text, setup.formats)),
+        tuple(calls_sent(text, formats)),
         ended_by,
     )
 
@@ -114,7 +114,7 @@ def _end_token(setup: Setup, call: str | None) -> int | None:
     """The end token that the chat template writes behind a call, or behind an answer; else any that is known."""
     if call is not None and setup.options.enable_mtrl:
         renderer = setup.renderer
-        segments = renderer.next(setup.tokenizer.encode(call), renderer.parts("…"), call)
+        segments = renderer.next(setup.tokenizer.encode(call), renderer.parts("…"), find_calls(call, setup.formats))
         behind = [token for segment in segments for token in segment.tokens]
     else:
         behind = setup.tokenizer.encode(setup.closing_text)

@@ -43,8 +43,9 @@ def format_by_name(spec: str) -> Format:
 
 
 def loop_formats(names: Sequence[str] | None, tools: Iterable[ToolDescription] = ()) -> tuple[Format, ...]:
-    """The formats in which a loop looks for calls: those of `names`, else the built-in ones and the tags that `tools`
-    are called by. Raises ConfigError for a name that is unknown, and for an empty list.
+    """The formats in which a loop looks for calls: those of `names`, else the built-in ones and those that `tools` are
+    called by: tags, and formats of installed packages. Raises ConfigError for a name that is unknown, for an empty
+    list, and for what a server tells and is no tag.
 
     A server's word has no file imported: a format of a file must be among `names`.
     """
@@ -52,8 +53,10 @@ def loop_formats(names: Sequence[str] | None, tools: Iterable[ToolDescription] =
         if not names:
             raise ConfigError("formats is empty; name at least one, such as hermes, or leave it out (null)")
         return tuple(dict.fromkeys(map(format_by_name, names)))
-    told = [spec for tool in tools for spec in tool.formats if spec.startswith(("<", "["))]
-    return (*ALL_FORMATS, *map(format_by_name, dict.fromkeys(told)))
+    known = {fmt.name for fmt in ALL_FORMATS}
+    told = dict.fromkeys(spec for tool in tools for spec in tool.formats if spec not in known)
+    loaded = [spec for spec in told if spec.startswith(("<", "[")) or load.is_installed(spec)]
+    return (*ALL_FORMATS, *map(format_by_name, loaded))
 
 
 def rendered_markers(formats: Iterable[Format]) -> frozenset[str]:

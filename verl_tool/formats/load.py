@@ -11,7 +11,7 @@ from pathlib import Path
 from verl_tool.errors import ConfigError
 from verl_tool.formats import markers, scan
 from verl_tool.formats.base import Format
-from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS, Tag, TagFormat
+from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS, OwnTagFormat, Tag, TagFormat
 from verl_tool.plugin import import_file
 
 ENTRY_POINTS = "verl_tool.formats"
@@ -38,6 +38,11 @@ def load_format(spec: str, built_in: Mapping[str, Format]) -> Format:
     raise ConfigError(f"format {spec!r} is unknown; known: {known}; or give a path to a .py file that holds FORMAT")
 
 
+def is_installed(spec: str) -> bool:
+    """Whether an installed package gives a format of that name, as an entry point."""
+    return any(point.name == spec for point in entry_points(group=ENTRY_POINTS))
+
+
 def specs_of(fmt: Format) -> tuple[str, ...]:
     """What names a format: its name; for tags of tools' own names each ``<name>``, and for other tags a JSON list."""
     if isinstance(fmt, TagFormat) and fmt.name == NAME_TAGS:
@@ -53,10 +58,10 @@ def _tags(spec: str) -> Format:
     """The tags that `specs_of` names so. Raises ConfigError."""
     try:
         if spec.startswith("<"):
-            return _checked(TagFormat(NAME_TAGS, [Tag.named(spec.removeprefix("<").removesuffix(">"))]), spec)
+            return _checked(OwnTagFormat(NAME_TAGS, [Tag.named(spec.removeprefix("<").removesuffix(">"))]), spec)
         name, opening, closing, *observation = json.loads(spec)
         start, end = observation
-        return _checked(TagFormat(CUSTOM_TAGS, [Tag(name, opening, closing)], (start, end)), spec)
+        return _checked(OwnTagFormat(CUSTOM_TAGS, [Tag(name, opening, closing)], (start, end)), spec)
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"format {spec!r:.200} is no tag: {error}. Write <name>, or a JSON list of a name, an opening and a "

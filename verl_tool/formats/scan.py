@@ -73,15 +73,18 @@ class Scanner:
         hints: tuple[str, ...],
         observation: tuple[str, str] | None = None,
         thoughts: Mapping[str, str] | None = None,
+        *,
+        searches_open_thoughts: bool = False,
     ) -> None:
         """`opening`: regular expression for what opens a call, in linear time, each of its alternatives beginning with
         a plain character. `hints`: strings one of which every text with a call holds. `observation`: what opens and
         closes this format's own observation block. `thoughts`: what opens and closes text in which no call is looked
-        for, such as `THOUGHTS`; what is not closed reaches to the end of the text."""
+        for, such as `THOUGHTS`; what is not closed reaches to the end of the text, or, with `searches_open_thoughts`,
+        is ordinary text."""
         self._opening, self._hints = opening, hints
         self._thoughts = dict(thoughts or {})
         own = observation[0] if observation else None
-        self._to_the_end = {own, *self._thoughts}
+        self._to_the_end = {own} if searches_open_thoughts else {own, *self._thoughts}
         self._own = dict([observation] if observation else []) | self._thoughts
         self._pattern = self._compiled()
 

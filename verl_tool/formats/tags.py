@@ -8,12 +8,13 @@ is a call with an empty payload. The payload reaches from the first opening tag 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from verl_tool.formats import json_call, markers
 from verl_tool.formats.base import Call
-from verl_tool.formats.scan import Cursor, Scanner
+from verl_tool.formats.scan import THOUGHTS, Cursor, Scanner
 from verl_tool.formats.usage import usage_by_example
 from verl_tool.protocol import ToolDescription
 
@@ -52,6 +53,9 @@ class Tag:
 class TagFormat:
     """One or more tags that share an observation block."""
 
+    thoughts: ClassVar[Mapping[str, str]] = {}
+    """What opens and closes text in which no call is looked for."""
+
     def __init__(
         self, name: str, tags: Sequence[Tag], observation: tuple[str, str] = ("<result>", "</result>")
     ) -> None:
@@ -63,7 +67,7 @@ class TagFormat:
         self._openings = {form: tag for tag in tags for form in (tag.opening, *tag.empty_forms())}
         longest_first = sorted(self._openings, key=len, reverse=True)
         opening = "|".join(re.escape(form) for form in longest_first)
-        self._scanner = Scanner(opening, tuple(self._openings), observation)
+        self._scanner = Scanner(opening, tuple(self._openings), observation, self.thoughts, searches_open_thoughts=True)
 
     def markers(self) -> tuple[str, ...]:
         """The strings that `markers.claim` should know."""
@@ -100,6 +104,13 @@ class TagFormat:
 
     def usage(self, tools: Sequence[ToolDescription]) -> str:
         return usage_by_example(self, tools, lambda tool: self.write(tool.name, "…"))
+
+
+class OwnTagFormat(TagFormat):
+    """Tags of one tool's own. A tag in a thought is no call, unless the thought goes on: a stop string ended the turn
+    within it."""
+
+    thoughts = THOUGHTS
 
 
 class ToolTagFormat(TagFormat):

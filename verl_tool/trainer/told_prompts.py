@@ -1,8 +1,9 @@
-"""What a training tells its model of the tools: asked of the server when it is up, kept in the run's config, and
-checked against the rows before any of them is trained on."""
+"""What the tool server tells of its tools: asked when it is up, kept in the run's config for the prompts and for the
+tags in which the tools are called, and checked against the rows before any of them is trained on."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer, schema_of
 from verl_tool.agent_loop.row import listed_tools, text_messages, uses_tools
 from verl_tool.agent_loop.tokenizer import HFTokenizer
@@ -20,8 +22,12 @@ from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
 from verl_tool.trainer.row_files import read_rows
 
+log = logging.getLogger(__name__)
+
 LONGEST_ROWS = 1000
 """So many prompts of a file are made before the training, the longest ones; the loop looks at each."""
+QUICK_SECONDS = 5.0
+"""For a server's tools, where no prompt needs them."""
 _LISTS = ("extra_info.tools_kwargs.tools", "extra_info.tool_selection")
 
 
@@ -38,17 +44,20 @@ class _Row:
 
 
 def tell_tools(config: DictConfig) -> None:
-    """Put the tools that the prompts may tell of into the config, and look at the longest prompts with them.
+    """Put the tools into the config, and look at the longest prompts that tell of them.
 
-    The server must be up. Nothing is asked where no prompt tells of tools and no row lists any. Raises ConfigError if
-    the server does not answer, if a tool is named that it does not have, if a prompt is too long, or if the tools are
-    others than when this run began.
+    The server must be up. Where no prompt tells of tools and no row lists any, it is asked for the tags in which they
+    are called unless `formats` is set; a run that goes on has those that it began with. Raises ConfigError if a prompt
+    needs the tools and the server does not answer, if a tool is named that it does not have, if a prompt is too long,
+    or if the tools that prompts tell of are others than when this run began.
     """
     options = options_in(config)
     if not options.enable_agent:
         return
     files = files_of(config)
     if not options.tells_of_tools and not any(_lists_tools(path) for path in files):
+        if options.formats is None and config.tool_server.tools is None:
+            _keep(config, _tools_if_told(options))
         return
     try:
         tools = ask_for_tools(options, os.environ.get("VERL_TOOL_API_KEY"))
@@ -58,11 +67,32 @@ def tell_tools(config: DictConfig) -> None:
             "server without GET /tools tell of them in the rows, and set actor_rollout_ref.agent.tool_schemas=none"
         ) from fault
     _refuse_others(tools_in(config), tools)
-    config.tool_server.tools = as_setting(tools)
-    OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
+    _keep(config, tools)
     prompts = PromptRenderer(tokenizer_of(config), options, tools)
     for path in files:
         _check_rows(path, config, prompts)
+
+
+def _tools_if_told(options: EpisodeOptions) -> list[ToolDescription]:
+    """The tools of the server; none if it does not tell them soon, as one of another kind may not."""
+    limits = {"tool_call_timeout": min(QUICK_SECONDS, options.tool_call_timeout), "tool_call_max_retries": 0}
+    try:
+        return ask_for_tools(options.model_copy(update=limits), os.environ.get("VERL_TOOL_API_KEY"))
+    except ToolFault as fault:
+        log.warning(
+            "%s does not tell its tools (%s): calls in tags of their names, such as <calculator>, are found in a turn "
+            "that no stop string ends, in the mask of calls and in the metrics only if actor_rollout_ref.agent.formats "
+            "names the tags",
+            options.tool_server_url,
+            fault.message,
+        )
+        return []
+
+
+def _keep(config: DictConfig, tools: list[ToolDescription]) -> None:
+    """Put `tools` into the config, and into that of the run's folder."""
+    config.tool_server.tools = as_setting(tools)
+    OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
 
 
 def _refuse_others(before: Sequence[ToolDescription], now: Sequence[ToolDescription]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doctor_setups import HERMES_LIKE, PLAIN, TOOLS, chat, family, only, row, setup_of, told
+from doctor_setups import HERMES_LIKE, PLAIN, TOOLS, chat, family, only, setup_of, told
 from real_tokenizers import PLAIN_TEMPLATE, byte_level
 
 from verl_tool.agent_loop.tokenizer import HFTokenizer
@@ -57,14 +57,17 @@ def test_a_tool_that_cannot_be_called_in_the_formats_is_an_error() -> None:
     assert not told(tools_are_called, setup_of(formats=["hermes"]))
 
 
-def test_name_tags_are_not_found_in_chat_mode_without_formats() -> None:
+def test_a_format_of_the_server_that_the_loop_does_not_know_is_told_in_chat_mode_without_formats() -> None:
     only_tags = TOOLS[0].model_copy(update={"formats": ["<calculator>"]})
-    only(told(tools_are_called, setup_of(tools=[only_tags])), ERROR, "set formats=[<calculator>]")
-    taught = [row("Write <calculator>1+1</calculator>.")]
-    only(told(tools_are_called, setup_of(rows=taught)), WARNING, "hold <calculator>", "formats=[<calculator>]")
-    assert not told(tools_are_called, setup_of(rows=taught, formats=["<calculator>", "hermes"]))
-    assert not told(tools_are_called, setup_of(rows=taught, **INLINE, action_stop_tokens=["</calculator>"]))
-    assert not told(tools_are_called, setup_of(rows=[row()]))
+    assert not told(tools_are_called, setup_of(tools=[only_tags]))
+    own = TOOLS[0].model_copy(update={"formats": ["arrows"]})
+    words = (
+        "called by arrows only",
+        "chat mode without formats",
+        "set formats=[path of the file that defines 'arrows'",
+    )
+    only(told(tools_are_called, setup_of(tools=[own])), ERROR, *words)
+    assert not told(tools_are_called, setup_of(tools=[own], **INLINE, action_stop_tokens=["<-"]))
 
 
 def base_model() -> HFTokenizer:

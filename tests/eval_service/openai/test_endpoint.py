@@ -317,6 +317,21 @@ async def test_a_tool_that_the_request_does_not_name_is_not_run() -> None:
     assert "10.1" not in call["observation"]
 
 
+async def test_a_tag_of_a_tool_is_a_call_in_chat_mode_unless_the_request_leaves_the_tool_out() -> None:
+    tag = "<counter></counter>"
+    options = {"enable_mtrl": True, "action_stop_tokens": []}
+    rule = lambda text: "done" if "</result>" in text else tag  # noqa: E731
+    async with live_endpoint(rule, tools="calculator," + COUNTER, options=options) as live:
+        create = client_of(live).chat.completions.create
+        whole = await create(model=MODEL, messages=QUESTION)
+        named = [{"type": "function", "function": {"name": "calculator"}}]
+        left_out = await create(model=MODEL, messages=QUESTION, tools=named)
+        deltas = [chunk.choices[0].delta for chunk in await chunks_of(live)]
+    assert (whole.choices[0].message.content, whole.usage.tool_calls) == ("done", 1)
+    assert (left_out.choices[0].message.content, left_out.usage.tool_calls) == (tag, 0)
+    assert [call.function.name for delta in deltas for call in delta.tool_calls or ()] == ["counter"]
+
+
 async def test_a_stateful_tool_keeps_its_state_over_the_turns_of_one_answer_only() -> None:
     def counts(text: str) -> str:
         asked = text.rpartition("assistant")[2].count("</counter>")

@@ -30,9 +30,11 @@ from eval_service.openai.plan import chat_plan  # noqa: E402
 from eval_service.openai.requests import ChatRequest, read_request  # noqa: E402
 from eval_service.openai.response_builder import ResponseBuilder  # noqa: E402
 from eval_service.service import GenerationJob, Service  # noqa: E402
+from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
-from verl_tool.formats import HERMES  # noqa: E402
+from verl_tool.formats import ALL_FORMATS, HERMES  # noqa: E402
+from verl_tool.formats.find import find_calls  # noqa: E402
 from verl_tool.json_text import encode_json  # noqa: E402
 from verl_tool.servers.api.http import HttpError  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
@@ -42,6 +44,7 @@ from verl_tool.trainer.told_prompts import tell_tools  # noqa: E402
 AGENT = "actor_rollout_ref.agent"
 COUNTER = str(Path(__file__).parents[2] / "servers/data/counter.py")
 ASKED = [{"role": "user", "content": "What is 13.1-3?"}]
+NOBODY = "http://127.0.0.1:9"
 BRIEF = [{"role": "system", "content": "Be brief."}, *ASKED]
 ROWS: list[dict[str, Any]] = [
     {"prompt": ASKED, "extra_info": {"index": 0, "tools_kwargs": {"tools": None}, "tool_selection": None}},
@@ -186,6 +189,41 @@ async def test_a_run_tells_what_its_training_told_though_its_server_says_other_t
     )
     async with ToolClient(now.url, timeout=10) as client:
         assert await served_prompts(tmp_path, client) == trained
+
+
+@pytest.mark.parametrize("server_tells", [True, False])
+async def test_a_run_finds_the_calls_that_its_training_found_whatever_its_server_says_now(
+    server_tells: bool, tmp_path: Path, servers: LiveServers
+) -> None:
+    before = (await servers.start(load_tools("calculator"))).url if server_tells else NOBODY
+    config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, before, *MODES["none"][0])
+    config.actor_rollout_ref.agent.tool_call_max_retries = 0
+    await asyncio.to_thread(tell_tools, config)
+    turn = "<calculator>1</calculator><counter></counter>"
+    trained = loop_of(config, tokenizer, ScriptedEngine(tokenizer))._worker.formats.all
+    assert [call.name for call in find_calls(turn, trained)] == (["calculator"] if server_tells else [])
+    now = await servers.start(load_tools("calculator," + COUNTER))
+    run = read_run(tmp_path)
+    async with ToolClient(now.url, timeout=10) as client:
+        engine = RuleEngine(plain_tokenizer(), lambda text: "")
+        service = Service(engine, plain_tokenizer(), client, run.options, told_tools=run.told_tools)
+        assert await service.formats_of(None) == trained
+        plain = Service(engine, plain_tokenizer(), client, run.options)
+        assert [call.name for call in find_calls(turn, await plain.formats_of(None))] == ["calculator", "counter"]
+        assert [call.name for call in find_calls(turn, await plain.formats_of(("counter",)))] == ["counter"]
+        assert await plain.formats_of(()) == ALL_FORMATS
+
+
+async def test_requests_are_answered_where_the_server_does_not_tell_its_tools() -> None:
+    options = EpisodeOptions(tool_schemas="none", action_stop_tokens=("</a>",), tool_server_url=NOBODY)
+    async with ToolClient(NOBODY, timeout=5, max_retries=0) as client:
+        asked = []
+        tell = client.tools
+        client.tools = lambda: asked.append(1) or tell()  # type: ignore[method-assign,func-returns-value]
+        service = Service(RuleEngine(plain_tokenizer(), lambda text: ""), plain_tokenizer(), client, options)
+        found = await asyncio.gather(*(service.formats_of(None) for _ in range(5)))
+    assert found == [ALL_FORMATS] * 5
+    assert len(asked) == 1, "it is not asked again for a while"
 
 
 async def test_a_request_narrows_what_its_prompt_tells_and_unknown_tools_are_named(

@@ -155,20 +155,20 @@ class ToolMessageRenderer(TemplateCalls):
         own = Segment(Author.PROMPT, kept, text=self._tokenizer.decode(kept))
         return [own, *self._segments((), "", (before, after), text, [output])]
 
-    def next(self, context: Sequence[int], parts: Sequence[str], action: str) -> list[Segment]:
-        """The segments to append behind the model's turn, in which it wrote `action`."""
-        found = find_calls(action, self._formats) if self.found else []
-        calls, shown = _named(found, len(parts)), list(parts)
-        shape = self._shape(calls)
+    def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
+        """The segments to append behind the model's turn, in which it wrote `calls`."""
+        found = calls if self.found else ()
+        told, shown = _named(found, len(parts)), list(parts)
+        shape = self._shape(told)
         if shape is None:  # such as an id that the template does not take
-            calls = _Calls.made_up(len(parts))
-            shape = self._shape(calls)
+            told = _Calls.made_up(len(parts))
+            shape = self._shape(told)
         if shape is None:  # such as several calls, which Llama's refuses
-            calls, shown = _Calls.made_up(1), ["\n".join(parts)]
-            shape = self._shape(calls)
+            told, shown = _Calls.made_up(1), ["\n".join(parts)]
+            shape = self._shape(told)
         assert shape is not None  # it is the one that was tried when the renderer was made
         missing = found[-1].missing if found else ""
-        text = self._render([*shape.messages, *_answers(calls, shown)], True)[shape.head :]
+        text = self._render([*shape.messages, *_answers(told, shown)], True)[shape.head :]
         return self._segments(context, missing, shape.fixed, text, shown)
 
     # What the template writes

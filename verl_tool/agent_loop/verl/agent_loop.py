@@ -20,6 +20,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_tool.agent_loop.action_tokens import action_mask
+from verl_tool.agent_loop.actions import LoopFormats
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.end_tokens import generation_end_tokens
@@ -75,7 +76,8 @@ class _Worker:
             model.get("hf_config_path") or model.path, trust_remote_code=bool(model.get("trust_remote_code", False))
         )
         self.tokenizer = HFTokenizer(tokenizer, template_kwargs, more)
-        self.prompts = PromptRenderer(self.tokenizer, self.options, tools_in(config))
+        tools = tools_in(config)
+        self.prompts = PromptRenderer(self.tokenizer, self.options, tools)
         if self.options.tells_of_tools and not self.prompts.tools:
             raise ConfigError(
                 "the prompts shall tell of the tools, and the config does not have them (tool_server.tools); "
@@ -83,7 +85,10 @@ class _Worker:
                 "actor_rollout_ref.agent.tool_schemas=none"
             )
         self.generator = VerlGenerator(without_detour(client), config.actor_rollout_ref.rollout.get("name"))
-        self.episode = Episode(self.generator, self._tools(), self.tokenizer, self.options)
+        self.formats = LoopFormats(self.options.formats, tools)
+        self.episode = Episode(
+            self.generator, self._tools(), self.tokenizer, self.options, formats=self.formats.all
+        )
         self.progress = ProgressReport() if self.options.enable_tqdm else None
 
     def _tools(self) -> ToolClient | None:
@@ -153,6 +158,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         turns = own_max_turns(max_turns, where)
         with_tools = uses_tools(use_tool, where) and listed != ()
         prompt_ids = worker.prompts.ids(prompt, listed if with_tools else (), where)
+        formats = worker.formats.of(listed)
         trajectory_id = os.urandom(16).hex()
         worker.generator.begin(trajectory_id, int(priority))
         try:
@@ -164,6 +170,7 @@ class VerlToolAgentLoop(AgentLoopBase):
                 extra=sent_to_tools(tools_kwargs, listed),
                 max_turns=limits.max_turns if turns is None else turns,
                 max_response_length=limits.max_response_length,
+                formats=formats,
             )
         finally:
             use = worker.generator.end(trajectory_id)
@@ -173,7 +180,6 @@ class VerlToolAgentLoop(AgentLoopBase):
             use.first_version = use.last_version = int(global_steps)
         record = replace(trajectory, extra={"index": None if index is None else int(index)})
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
-        formats = worker.episode.formats
         return as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
 
 

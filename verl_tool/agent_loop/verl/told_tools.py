@@ -1,5 +1,5 @@
 """What the tool server told of its tools when a run began. It is kept in the run's config (``tool_server.tools``), so that
-all processes, and whoever serves or continues the run, render the same prompts."""
+all processes, and whoever serves or continues the run, render the same prompts and find the same calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def as_setting(tools: list[ToolDescription]) -> str:
 
 
 def tools_in(config: DictConfig) -> tuple[ToolDescription, ...]:
-    """The tools in a run's config; none if it asked for none, or is of before. Raises ConfigError if unreadable."""
+    """The tools in a run's config; none if it asked for none, was told none, or is of before. Raises ConfigError if
+    unreadable."""
     written = config.get("tool_server", {}).get("tools")
     if written is None:
         return ()

@@ -10,9 +10,9 @@ from verl_tool.doctor.checks.example_call import ExampleCall, example_of
 from verl_tool.doctor.checks.finding import Finding, Severity
 from verl_tool.doctor.checks.setup import Setup
 from verl_tool.errors import ConfigError
-from verl_tool.formats import Format
+from verl_tool.formats import Format, format_by_name
+from verl_tool.formats.find import find_calls
 from verl_tool.formats.load import specs_of
-from verl_tool.protocol import ToolDescription
 
 
 def calls_end(setup: Setup) -> Iterator[Finding]:
@@ -62,33 +62,16 @@ def tools_are_called(setup: Setup) -> Iterator[Finding]:
     for tool in deaf:
         where = "in chat mode without formats" if options.formats is None else f"with formats={list(options.formats)}"
         what = f"the tool {tool.name!r} is called by {', '.join(tool.formats)} only: not found {where}"
-        yield Finding("tools_are_called", severity, what, f"set formats=[{', '.join(tool.formats)}]")
-    if options.formats is None:
-        yield from _tags(setup, [tool for tool in told if tool not in deaf])
+        yield Finding("tools_are_called", severity, what, f"set formats=[{', '.join(map(_as_setting, tool.formats))}]")
 
 
-def _tags(setup: Setup, tools: Sequence[ToolDescription]) -> Iterator[Finding]:
-    """Tags of tools' own names that the prompts of the data hold."""
-    for tool in tools:
-        tags = [spec for spec in tool.formats if spec.startswith(("<", "["))]
-        taught = [tag for tag in tags if any(tag in text for text in _texts_of_rows(setup))]
-        if taught:
-            what = (
-                f"prompts of the data hold {', '.join(taught)}, and in chat mode the loop finds calls in such tags "
-                "only if formats names them"
-            )
-            remedy = f"set formats=[{', '.join(taught)}], or action_stop_tokens"
-            yield Finding("tools_are_called", Severity.WARNING, what, remedy)
-
-
-def _texts_of_rows(setup: Setup) -> list[str]:
-    texts = []
-    for row in setup.rows:
-        try:
-            texts.append("\n".join(str(message.get("content") or "") for message in row.messages))
-        except ConfigError:
-            continue  # `columns_are_there` tells of it
-    return texts
+def _as_setting(spec: str) -> str:
+    """What `formats` takes for a format that a server tells by the name `spec`."""
+    try:
+        format_by_name(spec)
+    except ConfigError:
+        return f"path of the file that defines {spec!r}"
+    return spec
 
 
 def turns_end(setup: Setup) -> Iterator[Finding]:
@@ -115,7 +98,8 @@ def _behind_a_call(setup: Setup, example: ExampleCall, known: str) -> Iterator[F
     call = setup.tokenizer.encode(example.text)
     renderer = setup.renderer
     written: list[int] = call[-1:]
-    for segment in renderer.next(call, renderer.parts(example.format.render("…")), example.text):
+    calls = find_calls(example.text, setup.formats)
+    for segment in renderer.next(call, renderer.parts(example.format.render("…")), calls):
         if segment.author is not Author.TEMPLATE:
             break
         written += segment.tokens

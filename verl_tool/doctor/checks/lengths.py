@@ -9,6 +9,7 @@ from verl_tool.doctor.checks.example_call import ExampleCall
 from verl_tool.doctor.checks.finding import Finding, Severity
 from verl_tool.doctor.checks.setup import Row, Setup
 from verl_tool.errors import ConfigError
+from verl_tool.formats.find import find_calls
 
 _LIMITS = ("max_prompt_length", "max_start_length")
 _MANY = 0.5
@@ -86,7 +87,7 @@ def _call_and_around(setup: Setup, example: ExampleCall) -> tuple[int, int]:
     """Tokens of a call, and of what is put around the text of an observation."""
     renderer = setup.renderer
     ids = setup.tokenizer.encode(example.text)
-    segments = renderer.next(ids, renderer.parts(example.format.render("…")), example.text)
+    segments = renderer.next(ids, renderer.parts(example.format.render("…")), find_calls(example.text, setup.formats))
     return len(ids), sum(len(segment.tokens) for segment in segments if segment.author is Author.TEMPLATE)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from verl_tool.agent_loop.actions import LoopFormats
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
@@ -16,7 +17,7 @@ from verl_tool.agent_loop.row import listed_tools, sent_to_tools, text_messages,
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.doctor.checks.example_call import ExampleCall, example_of
 from verl_tool.errors import ConfigError
-from verl_tool.formats import HERMES, Format, loop_formats
+from verl_tool.formats import HERMES, Format
 from verl_tool.formats.native import NATIVE
 from verl_tool.protocol import ToolDescription
 
@@ -100,9 +101,14 @@ class Setup:
         return PromptRenderer(self.tokenizer, self.options, self.tools)
 
     @cached_property
+    def loop_formats(self) -> LoopFormats:
+        """Those in which the loop finds calls, row by row. Raises ConfigError."""
+        return LoopFormats(self.options.formats, self.tools)
+
+    @property
     def formats(self) -> tuple[Format, ...]:
-        """Those in which the loop finds calls. Raises ConfigError."""
-        return loop_formats(self.options.formats)
+        """All of them. Raises ConfigError."""
+        return self.loop_formats.all
 
     @cached_property
     def renderer(self) -> ObservationRenderer:
@@ -121,8 +127,7 @@ class Setup:
         stops = set(self.options.action_stop_tokens)
         named = self.options.formats is not None
         if stops:
-            possible = self.formats if named else loop_formats(None, self.tools)
-            return next((each for each in possible if stops.intersection(each.stop)), possible[0])
+            return next((each for each in self.formats if stops.intersection(each.stop)), self.formats[0])
         ordered = self.formats if named else (HERMES, *NATIVE, *self.formats)
         told = self.prompts.told()
         if told and ordered[0].usage(told).strip() in (self.prompt_text(None) or ""):

@@ -28,7 +28,8 @@ from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, 
 from verl_tool.formats.find import find_calls
 from verl_tool.formats.json_call import decode
 from verl_tool.formats.load import specs_of
-from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS
+from verl_tool.formats.scan import THOUGHTS
+from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS, OwnTagFormat
 from verl_tool.protocol import ToolDescription
 from verl_tool.servers.tools.typed.problems import errors_of, told
 
@@ -296,14 +297,15 @@ def _custom_tags(tool: Tool, options: ToolOptions) -> tuple[TagFormat, ...]:
     if not (options.start_tag and options.end_tag and options.output_start_tag and options.output_end_tag):
         return ()
     tag = Tag(tool.name, options.start_tag, options.end_tag)
-    return (_claimed(tool, TagFormat(CUSTOM_TAGS, [tag], (options.output_start_tag, options.output_end_tag))),)
+    return (_claimed(tool, OwnTagFormat(CUSTOM_TAGS, [tag], (options.output_start_tag, options.output_end_tag))),)
 
 
 def _name_tags(tool: Tool) -> tuple[TagFormat, ...]:
-    """``<name>…</name>`` for each of its names that is not a tag of a built-in format already."""
+    """``<name>…</name>`` for each of its names that is not a tag of a built-in format, or of thoughts, already."""
     names = dict.fromkeys((tool.name, *tool.aliases))
-    tags = [Tag.named(name) for name in names if Tag.can_be(name) and f"<{name}>" not in BUILT_IN_MARKERS]
-    return (_claimed(tool, TagFormat(NAME_TAGS, tags)),) if tags else ()
+    taken = BUILT_IN_MARKERS | THOUGHTS.keys()
+    tags = [Tag.named(name) for name in names if Tag.can_be(name) and f"<{name}>" not in taken]
+    return (_claimed(tool, OwnTagFormat(NAME_TAGS, tags)),) if tags else ()
 
 
 def _claimed(tool: Tool, fmt: TagFormat) -> TagFormat:
