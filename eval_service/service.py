@@ -17,7 +17,7 @@ from eval_service.openai.errors import bad_request, from_fault, overloaded
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.actions import LoopFormats
 from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
-from verl_tool.agent_loop.observation_renderer import renderer_for
+from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import Tokenizer
@@ -55,6 +55,8 @@ class GenerationJob:
     """The only tools that may be used. None: all; none of them: no tool at all."""
     formats: tuple[Format, ...] | None = None
     """Those in which it calls them (`Service.formats_of`). None: those that the options name."""
+    renderer: ObservationRenderer | None = None
+    """Appends observations behind the prompt (`PromptRenderer.observations`). None: as where no tools are listed."""
     max_turns: int | None = None
     """Most tool turns. None: the option's."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -91,7 +93,9 @@ class Service:
         self.sampling = sampling or Sampling()
         self.formats = loop_formats(options.formats) if formats is None else tuple(formats)
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
-        self._renderer = renderer_for(options, tokenizer, self.formats)
+        # What is told is known here of a run; else the first request asks for it.
+        prompts = PromptRenderer(tokenizer, options, told_tools, formats) if told_tools else None
+        self._renderer = prompts.observations() if prompts else renderer_for(options, tokenizer, self.formats)
         self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._given_formats = formats
         self._loop_formats: tuple[tuple[ToolDescription, ...], LoopFormats] | None = None
@@ -146,7 +150,7 @@ class Service:
         """
         if not (self.uses_tools and (self.options.tells_of_tools or listed)):
             return self._prompts_without_tools
-        known = await self._tools_known() if self._told_tools is None else self._told_tools
+        known = self._told_tools or await self._tools_known()
         if self._prompts is None or self._prompts.tools != known:
             self._prompts = PromptRenderer(self.tokenizer, self.options, known, self._given_formats)
         return self._prompts
@@ -198,7 +202,8 @@ class Service:
             tool_names=job.tool_names,
         )
         formats = self.formats if job.formats is None else job.formats
-        episode = Episode(adapter, adapter, self.tokenizer, self.options, renderer=self._renderer, formats=formats)
+        renderer = job.renderer or self._renderer
+        episode = Episode(adapter, adapter, self.tokenizer, self.options, renderer=renderer, formats=formats)
         try:
             async with self.admission.place(MODEL_PLACE):
                 trajectory = await episode.run(

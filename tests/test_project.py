@@ -186,7 +186,7 @@ def test_no_folder_overflows():
 
 
 OF_A_WHOLE_FOLDER = {
-    "agent_loop": "control_tokens properties stops with_server",
+    "agent_loop": "control_tokens properties with_server",
     "agent_workers/reward_manager": "reward_managers",
     "agent_workers/reward_manager/judge": "hacks",
     "doctor/checks": "all_checks",

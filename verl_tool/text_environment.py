@@ -161,7 +161,11 @@ class TextEnvironment:
         told = await self._described_by(tools) if self._options.tells_of_tools else []
         prompts = PromptRenderer(self._tokenizer, self._options, told, self._formats)
         starts = [Start(self._prompt_ids(task, prompts), sampling_params=params) for task in tasks]
-        episode = Episode(self._generator(), tools, self._tokenizer, self._options, formats=self._formats)
+        episode = Episode(
+            *(self._generator(), tools, self._tokenizer, self._options),
+            renderer=prompts.observations(),
+            formats=self._formats,
+        )
         return await rollout(episode, starts)
 
     async def _described_by(self, tools: Tools) -> list[ToolDescription]:

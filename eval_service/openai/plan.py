@@ -12,6 +12,7 @@ from eval_service.openai.errors import TemplateRefusedError, bad_request
 from eval_service.openai.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from eval_service.openai.response_builder import ResponseBuilder
 from eval_service.service import GenerationJob, Service
+from verl_tool.agent_loop.observation_renderer import ObservationRenderer
 
 INLINE_CHARACTERS = 4 << 10
 """Longer texts are rendered and made tokens in a thread."""
@@ -55,7 +56,8 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
         raise bad_request(str(error)[:_WORDS], param="messages", code="invalid_value") from None
     prompt_ids = await _encoded(text, service, "messages")
     service.check_prompt(prompt_ids, "messages", len(prompts.told(listed)))
-    return await _plan(request, service, builder, [prompt_ids])
+    renderer = prompts.observations(listed) if listed != () else None
+    return await _plan(request, service, builder, [prompt_ids], renderer)
 
 
 async def completion_plan(request: CompletionRequest, service: Service, builder: ResponseBuilder) -> Plan:
@@ -92,7 +94,11 @@ async def beside_the_loop(work: Callable[[], Result], characters: int) -> Result
 
 
 async def _plan(
-    request: GenerationRequest, service: Service, builder: ResponseBuilder, prompts: Sequence[list[int]]
+    request: GenerationRequest,
+    service: Service,
+    builder: ResponseBuilder,
+    prompts: Sequence[list[int]],
+    renderer: ObservationRenderer | None = None,
 ) -> Plan:
     n = request.n or 1
     formats = await service.formats_of(request.tool_names)
@@ -105,6 +111,7 @@ async def _plan(
             token_limit=request.token_limit,
             tool_names=request.tool_names,
             formats=formats,
+            renderer=renderer,
             max_turns=request.max_turns,
             extra=extra,
             record={} if request.user is None else {USER_FIELD: request.user},

@@ -111,13 +111,14 @@ class Episode:
         max_turns: int | None = None,
         max_response_length: int | None = None,
         formats: Sequence[Format] | None = None,
+        renderer: ObservationRenderer | None = None,
     ) -> Trajectory:
         """One trajectory from `prompt_ids` to its end. Waits for a free place first.
 
         `sampling_params` reach the generator, with the loop's own limits and stop strings added. `use_tool=False`
         gives one turn without tools. `extra` is sent to the tools with every call: put no gold answer into it.
-        `max_turns` and `max_response_length` are this trajectory's own, in place of those of the options; `formats`,
-        in place of those of the Episode, if it may use some of the tools only.
+        `max_turns` and `max_response_length` are this trajectory's own, in place of those of the options; `formats` and
+        `renderer`, in place of the Episode's, if it may use some of the tools only, or its prompt tells of them.
 
         Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it.
         """
@@ -133,6 +134,7 @@ class Episode:
                 self.options.max_turns if max_turns is None else max_turns,
                 self.options.max_response_length if max_response_length is None else max_response_length,
                 self.formats if formats is None else formats,
+                renderer,
             )
             builder.set_prompt(prompt_ids, self._start_limit(), self._tokenizer)
             try:
@@ -280,8 +282,9 @@ class Episode:
         if options.max_prompt_length is not None:
             limits.append(max(0, options.max_prompt_length - len(builder.context)))
         limit = min((n for n in limits if n is not None), default=None)
+        renderer = builder.renderer or self._renderer
         segments, truncated = self._placed(
-            [result.observation], limit, lambda parts: self._renderer.first(builder.context, parts[0])
+            [result.observation], limit, lambda parts: renderer.first(builder.context, parts[0])
         )
         fitting = segments
         if options.max_prompt_length is not None:
@@ -295,10 +298,11 @@ class Episode:
         result = await self._call(builder, action, is_last=is_last)
         if result.done:
             return StopReason.TOOL_DONE
-        parts = self._renderer.parts(result.observation)
+        renderer = builder.renderer or self._renderer
+        parts = renderer.parts(result.observation)
         calls = find_calls(action, builder.formats)
         segments, truncated = self._placed(
-            parts, self.options.max_obs_length, lambda shown: self._renderer.next(builder.context, shown, calls)
+            parts, self.options.max_obs_length, lambda shown: renderer.next(builder.context, shown, calls)
         )
         room = self._room(builder)
         if room is None or sum(len(s.tokens) for s in segments) < room:

@@ -5,10 +5,12 @@ Whatever is appended is encoded alone. The tokens before it stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.rendering.telling_tokenizer import PROBE, SCHEMA_MARK, TellingTokenizer
 from verl_tool.agent_loop.rendering.template_text import (
     MODEL_MARK,
     TOOL_MARK,
@@ -97,7 +99,8 @@ class ChatTemplateRenderer(_InOnePiece):
     that the model wrote. The result equals the whole conversation rendered at once if the template (a) treats a turn
     alike wherever it stands, (b) separates turns by tokens that merge with no text, and (c) leaves the model's text
     unchanged, and if (d) the model chose the tokens that the tokenizer would. Qwen3's template, which drops thoughts
-    of earlier turns, breaks (c). What the model saw is kept in any case.
+    of earlier turns, breaks (c). What the model saw is kept in any case. `ObservationRenderers` tells the template of
+    the prompt's tools where that matters.
     """
 
     def __init__(
@@ -167,6 +170,48 @@ def renderer_for(
     if options.mtrl_role == ROLE:
         return ToolMessageRenderer(tokenizer, ends, formats, options.turn_end_token)
     return ChatTemplateRenderer(tokenizer, ends, options.mtrl_role, options.turn_end_token)
+
+
+class ObservationRenderers:
+    """The renderers of one model, by the tools of which the chat template itself told in the prompt.
+
+    A template that was told of tools may write another text around an observation: the names of the tools (GigaChat's),
+    another opening of the model's turn (VAETKI's), or a tool's message at all (Falcon-H1's). There it is told of them
+    with each observation too, so that what is fed goes on as the conversation rendered whole. A template that writes
+    the schemas themselves anew with each turn of the user (Mistral's, with ``mtrl_role=user``) is not: rendered whole,
+    they stand before the last such turn only, and nothing that was fed can be taken back. The prompt keeps them.
+    """
+
+    def __init__(self, options: EpisodeOptions, tokenizer: Tokenizer, formats: Sequence[Format]) -> None:
+        self._options, self._tokenizer, self._formats = options, tokenizer, tuple(formats)
+
+    def of(self, schemas: Sequence[Mapping[str, Any]] | None) -> ObservationRenderer:
+        """That behind a prompt in which the template told of `schemas` (None: of none). Raises ConfigError if it cannot
+        serve."""
+        return self._telling(schemas) if schemas and self._told_again else self._plain
+
+    def _telling(self, schemas: Sequence[Mapping[str, Any]]) -> ObservationRenderer:
+        return renderer_for(self._options, TellingTokenizer(self._tokenizer, schemas), self._formats)
+
+    @functools.cached_property
+    def _plain(self) -> ObservationRenderer:
+        return renderer_for(self._options, self._tokenizer, self._formats)
+
+    @functools.cached_property
+    def _told_again(self) -> bool:
+        """Whether tools change what the template writes around an observation, without their schemas being there."""
+        if not self._options.enable_mtrl or self._options.mtrl_sep is not None:
+            return False
+        told = self._around(lambda: self._telling([PROBE]))
+        return told is not None and SCHEMA_MARK not in told and told != self._around(lambda: self._plain)
+
+    def _around(self, renderer: Callable[[], ObservationRenderer]) -> str | None:
+        """An observation as a renderer appends it; None if the template refuses it."""
+        try:
+            segments = renderer().next((), [TOOL_MARK], ())
+        except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
+            return None
+        return "".join(self._tokenizer.decode(segment.tokens) for segment in segments)
 
 
 class _Pieces:

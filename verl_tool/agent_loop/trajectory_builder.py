@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import without_surrogates
+from verl_tool.agent_loop.observation_renderer import ObservationRenderer
 from verl_tool.agent_loop.options import EpisodeOptions, Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Excluded, Segment, StopReason, Timings, Trajectory
@@ -31,6 +32,8 @@ class TrajectoryBuilder:
     max_response_length: int | None = None
     formats: Sequence[Format] = ()
     """Those in which its calls are written."""
+    renderer: ObservationRenderer | None = None
+    """Appends its observations. None: the Episode's."""
     started: float = field(default_factory=lambda: now())
     context: list[int] = field(default_factory=list)
     """All tokens so far: what the model is fed next."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from verl_tool.agent_loop.observation_renderer import ObservationRenderer, ObservationRenderers
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.rendering.tool_messages import TemplateCalls
 from verl_tool.agent_loop.tokenizer import Tokenizer, prompt_text
@@ -53,6 +54,8 @@ class PromptRenderer:
         self._formats = loop_formats(options.formats, tools) if formats is None else tuple(formats)
         self._preferred = HERMES if formats is None and options.formats is None else self._formats[0]
         self._tellings: dict[tuple[str, ...], _Telling] = {}
+        self._renderers = ObservationRenderers(options, tokenizer, self._formats)
+        self._of_schemas: dict[tuple[str, ...], ObservationRenderer] = {}
         if not isinstance(options.tool_schemas, str) and options.enable_agent:
             self.check_names(options.tool_schemas, "tool_schemas")
 
@@ -108,6 +111,15 @@ class PromptRenderer:
                     "(tool_schemas=[...]), or leave the row out"
                 )
         return ids
+
+    def observations(self, listed: Sequence[str] | None = None) -> ObservationRenderer:
+        """How an observation goes on behind the prompt of `text`. Raises ConfigError if the template cannot serve."""
+        tools = self.told(listed)
+        schemas = self._telling(tools).schemas
+        names = tuple(tool.name for tool in tools) if schemas else ()
+        if names not in self._of_schemas:
+            self._of_schemas[names] = self._renderers.of(schemas)
+        return self._of_schemas[names]
 
     def _telling(self, tools: tuple[ToolDescription, ...]) -> _Telling:
         if not tools:

@@ -87,7 +87,7 @@ class _Worker:
         self.generator = VerlGenerator(without_detour(client), config.actor_rollout_ref.rollout.get("name"))
         self.formats = LoopFormats(self.options.formats, tools)
         self.episode = Episode(
-            self.generator, self._tools(), self.tokenizer, self.options, formats=self.formats.all
+            self.generator, self._tools(), self.tokenizer, self.options, renderer=self.prompts.observations(), formats=self.formats.all
         )
         self.progress = ProgressReport() if self.options.enable_tqdm else None
 
@@ -159,6 +159,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         with_tools = uses_tools(use_tool, where) and listed != ()
         prompt_ids = worker.prompts.ids(prompt, listed if with_tools else (), where)
         formats = worker.formats.of(listed)
+        renderer = worker.prompts.observations(listed) if with_tools else None
         trajectory_id = os.urandom(16).hex()
         worker.generator.begin(trajectory_id, int(priority))
         try:
@@ -171,6 +172,7 @@ class VerlToolAgentLoop(AgentLoopBase):
                 max_turns=limits.max_turns if turns is None else turns,
                 max_response_length=limits.max_response_length,
                 formats=formats,
+                renderer=renderer,
             )
         finally:
             use = worker.generator.end(trajectory_id)

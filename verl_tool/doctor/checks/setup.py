@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from verl_tool.agent_loop.actions import LoopFormats
-from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
+from verl_tool.agent_loop.observation_renderer import ObservationRenderer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rendering.template_text import MODEL_MARK
@@ -113,7 +113,7 @@ class Setup:
     @cached_property
     def renderer(self) -> ObservationRenderer:
         """That of the training. Raises ConfigError if the template cannot serve."""
-        return renderer_for(self.options, self.tokenizer, self.formats)
+        return self.prompts.observations()
 
     @cached_property
     def ends(self) -> frozenset[int]:
