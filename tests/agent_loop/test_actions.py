@@ -1,5 +1,5 @@
-"""A turn ends with the token that completes a stop string, however the engine came to its tokens. The formats of the loop
-find what a server with the same tools takes for a call."""
+"""A turn ends with the token that completes a stop string, however the engine came to its tokens. The formats of the
+loop find what a server with the same tools takes for a call."""
 
 from __future__ import annotations
 
