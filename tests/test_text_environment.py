@@ -325,7 +325,7 @@ def test_a_prompt_tells_how_to_call_in_the_first_format(name: str) -> None:
         ([add], [], "formats is empty"),
         ([add], "xml", "format 'xml' is unknown; known: .*fenced"),
         ([lambda query: query], "tags", "'<lambda>' cannot be called by a tag"),
-        ("http://127.0.0.1:1", "tags", "for a tool server give the tags themselves"),
+        ("http://127.0.0.1:1", "tags", r"http://127\.0\.0\.1:1 does not tell them: .* formats=\['<calculator>'\]"),
     ],
 )
 def test_formats_that_cannot_serve_are_refused(tools: Any, formats: Any, words: str) -> None:

@@ -26,15 +26,16 @@ from verl_tool.agent_loop.rollout import Start, rollout
 from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.client import ToolClient
-from verl_tool.errors import ConfigError
-from verl_tool.formats import Format, Tag, TagFormat, claim, format_by_name
+from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.formats import Format, Tag, claim, format_by_name
+from verl_tool.formats.tags import OwnTagFormat
 from verl_tool.protocol import ToolDescription
 from verl_tool.text_history import TextHistory
 
 _Result = TypeVar("_Result")
 RewardFunction = Callable[..., Sequence[Any]]
 OWN_TAGS = "tags"
-"""The format in which each function has a tag of its own name, and ``<finish/>`` ends the trajectory."""
+"""The format in which each tool has a tag of its own name; with functions, ``<finish/>`` ends the trajectory."""
 
 
 class TextEnvironment:
@@ -72,7 +73,8 @@ class TextEnvironment:
         `generation_kwargs`: for ``model.generate``, TRL's ``eos_token_id=-1`` (none ends a turn) included; sampling
         parameters if `model` is a `Generator`.
         `formats`: tool-call formats, by name (see `format_by_name`) or as objects; ``tags`` is ``<name>…</name>`` for
-        each function. A tool server finds calls in the formats of its own tools: there these say where a turn stops.
+        each function, or for each tool of the server, which is asked for them at once. A tool server finds calls in the
+        formats of its own tools: there these say where a turn stops.
         `chat`: a task is a user's message, rendered by the tokenizer's chat template; the model's turn ends where the
         template ends one, and an observation is the next message. Else all is one text, and a turn stops at the
         formats' stop strings.
@@ -80,7 +82,8 @@ class TextEnvironment:
         `tool_schemas`, `tool_prompt`: which tools a chat's prompt tells of, and how; as the loop's options
         (`EpisodeOptions`). Default: all of them.
 
-        Raises ConfigError for arguments that contradict each other.
+        Raises ConfigError for arguments that contradict each other, and for a server that does not tell its tools where
+        `formats` needs them.
         """
         if not chat and tool_schemas not in ("auto", "none"):
             raise ConfigError(
@@ -94,7 +97,7 @@ class TextEnvironment:
         self.tokenizer, self.reward_fn, self.prompt = tokenizer, reward_fn, prompt or ""
         given = [formats] if isinstance(formats, (str, Format)) else list(formats)
         functions = None if isinstance(tools, str) else by_name(tools or ())
-        self._formats = _formats(given, functions)
+        self._formats = _formats(given, tools if functions is None else [*functions, "finish"])
         self._tools = tools if isinstance(tools, str) else FunctionTools(functions or {}, self._formats, most_shown)
         self._kwargs = dict(generation_kwargs or {})
         self._is_generator = inspect.iscoroutinefunction(self.model.generate)
@@ -196,8 +199,8 @@ class TextEnvironment:
         return torch.tensor(ids, dtype=torch.long)
 
 
-def _formats(given: Sequence[str | Format], functions: Mapping[str, Function] | None) -> tuple[Format, ...]:
-    """The formats by name or as they are. `functions`: those that get tags; None with a tool server."""
+def _formats(given: Sequence[str | Format], named: str | Sequence[str]) -> tuple[Format, ...]:
+    """The formats by name or as they are. `named`: what gets tags, names of functions or the URL of a tool server."""
     if not given:
         raise ConfigError("formats is empty; name at least one, such as 'trl' or 'hermes'")
     found: list[Format] = []
@@ -206,23 +209,33 @@ def _formats(given: Sequence[str | Format], functions: Mapping[str, Function] | 
             found.append(each)
         elif each != OWN_TAGS:
             found.append(format_by_name(each))
-        elif functions is None:
-            raise ConfigError(
-                "formats='tags' takes the names of functions; for a tool server give the tags themselves, such as "
-                "TagFormat('own', [Tag.named('calculator')]) of verl_tool.formats"
-            )
         else:
-            found.append(_tags_of([*functions, "finish"]))
+            found.append(_tags_of(_run(_tags_told(named)) if isinstance(named, str) else named))
     return tuple(found)
 
 
-def _tags_of(names: Sequence[str]) -> TagFormat:
+async def _tags_told(url: str) -> list[str]:
+    """The names by which the tools of a server are called as tags. Raises ConfigError if it does not tell any."""
+    try:
+        async with ToolClient(url, max_retries=0) as client:
+            names = [spec[1:-1] for tool in await client.tools() for spec in tool.formats if spec.startswith("<")]
+    except ToolFault as fault:
+        raise ConfigError(
+            f"formats='tags' takes the names of the tools, and {url} does not tell them: {fault.message}; start it, or "
+            "give the tags themselves, such as formats=['<calculator>']"
+        ) from fault
+    if not names:
+        raise ConfigError(f"formats='tags', and no tool of {url} is called by a tag of its name; name other formats")
+    return names
+
+
+def _tags_of(names: Sequence[str]) -> OwnTagFormat:
     wrong = [name for name in names if not Tag.can_be(name)]
     if wrong:
         raise ConfigError(
             f"the tool {wrong[0]!r} cannot be called by a tag; give it a name: tools={{'name': function}}"
         )
-    tags = TagFormat(OWN_TAGS, [Tag.named(name) for name in dict.fromkeys(names)])
+    tags = OwnTagFormat(OWN_TAGS, [Tag.named(name) for name in dict.fromkeys(names)])
     claim(*tags.markers())
     return tags
 

@@ -145,17 +145,20 @@ def calculator_url() -> Iterator[str]:
     thread.join(20)
 
 
+class Characters:
+    """A token a character."""
+
+    eos_token_id = 0
+    all_special_tokens = ("\0",)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        return "".join(map(chr, token_ids))
+
+
 def test_a_notebook_may_use_a_server(calculator_url: str) -> None:
-    class Characters:
-        eos_token_id = 0
-        all_special_tokens = ("\0",)
-
-        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-            return [ord(c) for c in text]
-
-        def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-            return "".join(map(chr, token_ids))
-
     class Solver:
         async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
             task, _, rest = "".join(map(chr, prompt_ids)).partition("=")
@@ -174,3 +177,15 @@ def test_a_notebook_may_use_a_server(calculator_url: str) -> None:
     )
     assert rewards == [1.0]
     assert history.trajectory.stop is StopReason.TOOL_DONE
+
+
+def test_a_notebook_may_use_the_tags_of_a_server_s_tools(calculator_url: str) -> None:
+    class Solver:
+        async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+            asked = "</calculator>" in "".join(map(chr, prompt_ids))
+            return Generation([ord(c) for c in ("<finish/>" if asked else "<calculator>6*7</calculator>")])
+
+    env = TextEnvironment(Solver(), Characters(), calculator_url, formats="tags", max_turns=2)
+    assert "<calculator>…</calculator>" in env.usage()
+    _, responses, *_ = env.run(["6*7="])
+    assert "".join(map(chr, responses[0])).startswith("<calculator>6*7</calculator>\n<result>\n42\n</result>\n")
