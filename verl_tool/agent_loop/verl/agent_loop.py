@@ -87,7 +87,9 @@ class _Worker:
         self.generator = VerlGenerator(without_detour(client), config.actor_rollout_ref.rollout.get("name"))
         self.formats = LoopFormats(self.options.formats, tools)
         self.episode = Episode(
-            self.generator, self._tools(), self.tokenizer, self.options, renderer=self.prompts.observations(), formats=self.formats.all
+            *(self.generator, self._tools(), self.tokenizer, self.options),
+            renderer=self.prompts.observations(),
+            formats=self.formats.all,
         )
         self.progress = ProgressReport() if self.options.enable_tqdm else None
 
