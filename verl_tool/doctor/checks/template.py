@@ -37,6 +37,10 @@ def prompts_render(setup: Setup) -> Iterator[Finding]:
 def observations_render(setup: Setup) -> Iterator[Finding]:
     """The template takes an observation behind the model's turn, as `mtrl_role` and `mtrl_sep` ask."""
     try:
+        _ = setup.prompts
+    except ConfigError:
+        return  # `prompts_render` tells of it
+    try:
         _ = setup.renderer
     except ConfigError as error:
         yield Finding("observations_render", Severity.ERROR, str(error), "")
