@@ -95,7 +95,9 @@ class Service:
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
         # What is told is known here of a run; else the first request asks for it.
         prompts = PromptRenderer(tokenizer, options, told_tools, formats) if told_tools else None
-        self._renderer = prompts.observations() if prompts else renderer_for(options, tokenizer, self.formats)
+        self._renderer: ObservationRenderer = (
+            prompts.observations() if prompts else renderer_for(options, tokenizer, self.formats)
+        )
         self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._given_formats = formats
         self._loop_formats: tuple[tuple[ToolDescription, ...], LoopFormats] | None = None

@@ -97,7 +97,7 @@ class TextEnvironment:
         self.tokenizer, self.reward_fn, self.prompt = tokenizer, reward_fn, prompt or ""
         given = [formats] if isinstance(formats, (str, Format)) else list(formats)
         functions = None if isinstance(tools, str) else by_name(tools or ())
-        self._formats = _formats(given, tools if functions is None else [*functions, "finish"])
+        self._formats = _formats(given, tools if isinstance(tools, str) else [*(functions or {}), "finish"])
         self._tools = tools if isinstance(tools, str) else FunctionTools(functions or {}, self._formats, most_shown)
         self._kwargs = dict(generation_kwargs or {})
         self._is_generator = inspect.iscoroutinefunction(self.model.generate)

@@ -186,6 +186,6 @@ def test_a_notebook_may_use_the_tags_of_a_server_s_tools(calculator_url: str) ->
             return Generation([ord(c) for c in ("<finish/>" if asked else "<calculator>6*7</calculator>")])
 
     env = TextEnvironment(Solver(), Characters(), calculator_url, formats="tags", max_turns=2)
-    assert "<calculator>…</calculator>" in env.usage()
+    assert "\n<calculator>13.1-3</calculator>\n" in env.usage()
     _, responses, *_ = env.run(["6*7="])
     assert "".join(map(chr, responses[0])).startswith("<calculator>6*7</calculator>\n<result>\n42\n</result>\n")

@@ -21,7 +21,8 @@ class LoopFormats:
         Raises ConfigError as `loop_formats` does.
         """
         self.all = loop_formats(names, tools)
-        self._of_tools = {} if names is not None else {tool.name: tool.formats for tool in tools}
+        known = () if names is not None else tools
+        self._of_tools = {tool.name: tool.formats for tool in known}
 
     def of(self, listed: Collection[str] | None) -> tuple[Format, ...]:
         """Those of a trajectory that may use the `listed` tools only: a tag of any other tool is text to it, as on a

@@ -196,7 +196,7 @@ async def test_a_run_finds_the_calls_that_its_training_found_whatever_its_server
     server_tells: bool, tmp_path: Path, servers: LiveServers
 ) -> None:
     before = (await servers.start(load_tools("calculator"))).url if server_tells else NOBODY
-    config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, before, *MODES["none"][0])
+    config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, before, *MODES["none"][0], asked=ROWS[:1])
     config.actor_rollout_ref.agent.tool_call_max_retries = 0
     await asyncio.to_thread(tell_tools, config)
     turn = "<calculator>1</calculator><counter></counter>"
