@@ -19,6 +19,8 @@ from toy_mcp import programs
 from verl_tool.client import ToolClient
 from verl_tool.servers.ray_serve import serve_tools
 
+PAGE = Path(__file__).parents[2] / "assets" / "docs" / "mcp.md"
+
 
 def servers_file(folder: Path, **servers: Any) -> str:
     file = folder / "servers.json"
@@ -49,6 +51,19 @@ def test_the_check_lists_what_there_is_and_fails_for_what_cannot_be_reached(
     assert "cannot find my database" in said
     assert "MCP server three cannot be reached" in said
     assert "echo(text)" in said
+
+
+def test_the_example_of_the_docs_is_served_from_the_sandbox(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## A training with them\n")[2]
+    for kind, file in (("python", "double.py"), ("json", "servers.json")):
+        (tmp_path / file).write_text(section.partition(f"```{kind}\n")[2].partition("```")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    code, said = command(capsys, "--mcp_check", "--mcp", "servers.json")
+    assert code == 0, said
+    assert "mcp__numbers__double" in said
 
 
 def test_what_is_wrong_is_said_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
