@@ -7,10 +7,15 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 from live_server import LiveServers
 
 if TYPE_CHECKING:
     from calculator_run import Calculator
+
+# A deadline for a single example would fail by what else the machine does; pytest's timeout holds for the whole.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -64,7 +64,7 @@ async def run(tokens: list[int], name: str, reason: str | None = None, **options
 
 
 @pytest.mark.parametrize("name", ["merging", "qwen", "gemma", "mistral_v1"])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(pieces=TEXTS)
 def test_the_turn_is_cut_where_an_engine_would_have_ended_it(name: str, pieces: list[str]) -> None:
     tokens = tokenizer(name).encode("".join(pieces))
@@ -161,7 +161,7 @@ PIECES = (
     ),
     *('<tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call>', "<tool>1</tool>"),
 )
-quickly = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+quickly = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 lists = st.none() | st.sets(st.sampled_from(NAMES)).map(sorted)
 

@@ -91,7 +91,7 @@ def test_ordinary_text_is_left_alone(name: str, text: str) -> None:
     assert next(ControlTokens(HFTokenizer(shape(name).tokenizer)).escaped_forms(text)) == text
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.text(max_size=60))
 def test_a_safe_form_can_always_be_encoded(text: str) -> None:
     for form in ControlTokens(HFTokenizer(shape("llama3").tokenizer)).escaped_forms(text + "\ud800"):

@@ -84,7 +84,7 @@ def run_random(template: Template, values: dict[str, Any], replies: list[str], s
     return trajectory, engine, tools, options
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(ANY_TEMPLATE, any_options(), st.lists(REPLIES, min_size=1, max_size=4), st.integers(0, 10**6))
 def test_whatever_happens_masks_log_probs_and_tokens_are_exact(
     template: Template, values: dict[str, Any], replies: list[str], seed: int
@@ -141,7 +141,7 @@ def check_nothing_is_lost(trajectory: Trajectory, tools: ToyTools) -> None:
     assert (trajectory.fault is not None) == (trajectory.stop is StopReason.FAULT)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     SEPARATING,
     st.lists(st.tuples(st.text("ab<>/\n é", max_size=12), st.text(max_size=30)), max_size=4),

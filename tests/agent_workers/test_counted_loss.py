@@ -135,7 +135,7 @@ def critic_loss(mode: str) -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("make", [actor_loss, critic_loss])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_rows_left_out_do_not_change_the_update(mode, make, data):
     rows = list(range(1, 9))

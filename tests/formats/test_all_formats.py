@@ -108,7 +108,7 @@ def test_searching_a_megabyte_of_near_misses_takes_no_quadratic_time(fmt: Format
     fmt.find_calls(piece * (1_000_000 // len(piece)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(formats, st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join))
 def test_no_repetition_takes_quadratic_time(fmt: Format, unit: str) -> None:
     fmt.find_calls(unit * (100_000 // len(unit)))

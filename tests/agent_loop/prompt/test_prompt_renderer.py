@@ -66,7 +66,7 @@ def test_a_row_narrows_them_and_none_are_told_twice(options: dict[str, Any]) -> 
     assert renderer(TAKES_TOOLS, **options).text(ASKED, []) == prompt_text(TAKES_TOOLS, ASKED)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(wanted=st.none() | st.lists(st.sampled_from(NAMES)), listed=st.none() | st.lists(st.sampled_from(NAMES)))
 def test_told_are_the_named_ones_that_the_row_lists_in_the_servers_order(
     wanted: list[str] | None, listed: list[str] | None

@@ -57,7 +57,7 @@ def whole(tokenizer: TemplateTokenizer, output: str, names: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", [*HEEDS, *ALIKE])
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(output=st.text("ab 1\n{}", min_size=1).map(lambda text: f"x{text}x"), finish=st.booleans())
 def test_what_is_appended_ends_the_conversation_rendered_whole(name: str, output: str, finish: bool) -> None:
     tokenizer, prompts = prompts_of(name)

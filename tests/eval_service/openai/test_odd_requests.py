@@ -51,7 +51,7 @@ def running() -> Iterator[Running]:
     it.loop.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(chat=odd_bodies([CHAT]), completion=odd_bodies([COMPLETION]), headers=odd_headers(), parts=st.integers(1, 3))
 def test_any_body_is_answered(
     running: Running, chat: bytes, completion: bytes, headers: list[tuple[bytes, bytes]], parts: int
@@ -63,7 +63,7 @@ def test_any_body_is_answered(
     assert running.endpoint.service.admission.inside == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(method=st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "x\ny"]), path=st.sampled_from(PATHS))
 def test_any_method_and_path_is_answered(running: Running, method: str, path: str) -> None:
     check_answer(*running.ask(method, path, b"{}"))

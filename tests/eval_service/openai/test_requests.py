@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_service.openai.requests import ChatRequest, CompletionRequest, read_request
@@ -87,14 +87,12 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), json_values, max_size=4))
 def test_no_body_raises_anything_but_an_api_error(fields: dict[str, Any]) -> None:
     with contextlib.suppress(HttpError):
         assert isinstance(chat(**fields), ChatRequest)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=30))
 def test_nor_does_rubbish(body: bytes) -> None:
     with pytest.raises(HttpError):

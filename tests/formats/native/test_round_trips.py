@@ -33,7 +33,6 @@ def in_turn(fmt: ToolResponseFormat, call: str) -> str:
     return call if fmt in (LLAMA3, HARMONY) else f"Let me see.\n{call}"
 
 
-@settings(deadline=None)
 @given(formats, names, st.dictionaries(names, values, max_size=3))
 def test_a_call_is_found_as_it_was_written(fmt: ToolResponseFormat, name: str, arguments: dict[str, Any]) -> None:
     if fmt in TAGGED:
@@ -48,7 +47,6 @@ def test_a_call_is_found_as_it_was_written(fmt: ToolResponseFormat, name: str, a
     assert 0 <= call.start < call.end <= len(text)
 
 
-@settings(deadline=None)
 @given(formats, texts)
 def test_no_text_raises_and_calls_do_not_overlap(fmt: ToolResponseFormat, text: str) -> None:
     end = 0
@@ -57,7 +55,6 @@ def test_no_text_raises_and_calls_do_not_overlap(fmt: ToolResponseFormat, text: 
         end = call.end
 
 
-@settings(deadline=None)
 @given(formats, st.text(max_size=30), st.integers(0, 60))
 def test_a_call_that_is_cut_off_anywhere_raises_nothing(fmt: ToolResponseFormat, value: str, length: int) -> None:
     for call in fmt.find_calls(fmt.write_call("weather", {"city": value})[:length]):
@@ -134,7 +131,7 @@ def test_near_misses_take_no_quadratic_time(fmt: ToolResponseFormat, piece: str)
     fmt.find_calls(piece * (200_000 // len(piece)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(formats, st.lists(st.sampled_from((*PIECES, *NEAR_MISSES)), min_size=1, max_size=5).map("".join))
 def test_no_repetition_takes_quadratic_time(fmt: ToolResponseFormat, unit: str) -> None:
     fmt.find_calls(unit * (50_000 // len(unit)))

@@ -53,7 +53,7 @@ def server() -> Iterator[Server]:
     running.loop.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(body=BODIES, headers=odd_headers(), parts=st.integers(1, 3))
 def test_any_body_is_answered(server: Server, body: bytes, headers: list[tuple[bytes, bytes]], parts: int) -> None:
     for path in ("/get_observation", "/run_code") if b'"code"' in body else ("/get_observation",):
@@ -64,7 +64,7 @@ def test_any_body_is_answered(server: Server, body: bytes, headers: list[tuple[b
     assert server.app.bodies.held == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(method=st.sampled_from(METHODS), path=st.sampled_from(PATHS), headers=odd_headers())
 def test_any_method_and_path_is_answered(
     server: Server, method: str, path: str, headers: list[tuple[bytes, bytes]]

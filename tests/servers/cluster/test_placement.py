@@ -162,7 +162,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(CHANGES)
 def test_whatever_happens_a_trajectory_has_one_owner_that_lives(changes):
     placement = Placement(TTL, max_lost=5)

@@ -58,7 +58,7 @@ def advantages(data: DataProto, estimator: AdvantageEstimator, compute=compute_a
 
 @pytest.mark.parametrize("column", [LOOP_FAULT, REWARD_FAULT])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_a_invalid_row_is_as_if_it_had_never_been_sampled(estimator, column, data):
     n = GROUP * data.draw(st.integers(1, 3))

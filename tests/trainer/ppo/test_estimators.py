@@ -214,7 +214,7 @@ def reference(rows: list[Row], estimator: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(rows=rows())
 def test_rows_left_out_change_nothing_for_the_others(estimator, rows):
     found = by_v0(rows, estimator)
@@ -227,7 +227,7 @@ def test_rows_left_out_change_nothing_for_the_others(estimator, rows):
 
 
 @pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if on_v1(name)])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(rows=rows())
 def test_both_trainers_agree(estimator, rows):
     with pytest.MonkeyPatch.context() as patch:
@@ -249,7 +249,7 @@ def test_the_reward_is_seen_whatever_the_last_token(estimator):
     assert (by_v0(cut, estimator)[0] - by_v0(cut, estimator)[2]).abs().max() > 0.1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_no_reward_is_lost_on_the_way_to_a_model_token(data):
     mask = torch.tensor([data.draw(st.lists(st.integers(0, 1), min_size=5, max_size=5)) for _ in range(2)])

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from script_module import load_script
 
@@ -68,7 +68,6 @@ def travelled(value: Any) -> Any:
     return values.Reader(refuse).read(json.loads(json.dumps(values.encode(value, refuse))))
 
 
-@settings(deadline=None)
 @given(ANY)
 def test_a_value_arrives_as_it_was(value: Any) -> None:
     arrived = travelled(value)
@@ -125,7 +124,6 @@ def test_what_is_no_plain_value_is_referred_to() -> None:
     assert values.Reader(lambda data: data[1]).read(["list", [["solution", 7]]]) == [7]
 
 
-@settings(deadline=None)
 @given(st.recursive(st.one_of(st.none(), st.integers(), st.text(max_size=12)), lambda i: st.lists(i, max_size=4)))
 def test_hostile_data_makes_nothing_but_a_value_or_an_error(data: Any) -> None:
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError):

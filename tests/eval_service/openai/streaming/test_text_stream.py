@@ -106,7 +106,7 @@ SCRIPTS = st.text(st.sampled_from("the ansé日本語😀👩\u200d👩\u0301\n\
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(text=SCRIPTS, cuts=st.lists(st.integers(0, 300)))
 def test_a_stream_equals_the_text_at_once(name: str, text: str, cuts: list[int]) -> None:
     tokens = tokenizer(name).encode(text)
@@ -114,7 +114,7 @@ def test_a_stream_equals_the_text_at_once(name: str, text: str, cuts: list[int])
 
 
 @pytest.mark.parametrize("name", ["qwen", "gemma", "mistral_v1", "t5"])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(chance=st.randoms(use_true_random=False), n=st.integers(0, 90), cuts=st.lists(st.integers(0, 300)))
 def test_a_stream_of_any_tokens_equals_the_text_at_once(
     name: str, chance: random.Random, n: int, cuts: list[int]
@@ -126,7 +126,7 @@ def test_a_stream_of_any_tokens_equals_the_text_at_once(
 
 
 @pytest.mark.parametrize("name", ["qwen", "gemma"])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(text=SCRIPTS, stops=st.lists(st.text("the ans\n日", min_size=1, max_size=4), max_size=3))
 def test_a_stream_stops_where_the_text_at_once_stops(name: str, text: str, stops: list[str]) -> None:
     tokens = tokenizer(name).encode(text)

@@ -245,13 +245,13 @@ def read_or_refused(signature: Signature, call: Call) -> None:
 
 
 @given(st.sampled_from(sorted(SIGNATURES)), st.dictionaries(names | st.text(max_size=8), json_values, max_size=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_arguments_are_read_or_refused(name: str, arguments: dict[str, Any]) -> None:
     read_or_refused(SIGNATURES[name], Call(name, json.dumps(arguments), 0, 1, HERMES, arguments))
 
 
 @given(st.sampled_from(sorted(SIGNATURES)), st.text(max_size=60) | json_values.map(json.dumps))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_text_is_read_or_refused(name: str, text: str) -> None:
     read_or_refused(SIGNATURES[name], Call(name, text, 0, 1, HERMES))
     for call in find_calls(f"<{name}>{text}</{name}>\n```{name}\n{text}\n```", ALL_FORMATS, {name}):
@@ -259,6 +259,6 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])).map(lambda text: text.strip()), st.integers(-(10**9), 10**9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_right_arguments_come_through_as_they_are(city: str, days: int) -> None:
     assert of_json("weather", {"city": city, "days": days}) == {"city": city, "days": days}
