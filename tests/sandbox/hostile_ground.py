@@ -9,10 +9,11 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from verl_tool.sandbox import Limits, RunResult, SandboxPool
+from verl_tool.sandbox import Limits, RunResult, SandboxPool, SessionLimits
+from verl_tool.sandbox.worker import Worker
 
 OUTPUT_CAP = 1 << 20
 SETTLE_SECONDS = 0.15
@@ -83,7 +84,8 @@ class HostileGround:
         await self.pool.start()
         self._victim = asyncio.create_task(self.pool.run(_VICTIM, limits=Limits(wall_seconds=600)))
         await asyncio.sleep(1.0)
-        self._servers = {worker.pid for worker in self.pool._workers}
+        async with self.pool.session():  # starts the forkserver of sessions
+            self._servers = {worker.pid for worker in self._workers()}
         self._before = self._processes()
         return self
 
@@ -106,15 +108,25 @@ class HostileGround:
         after = await self.pool.run("print(1+1)")
         return Outcome(result, wall, after.stdout == "2\n")
 
+    async def unleash_in_session(self, code: str, limits: Limits) -> Outcome:
+        """Run one snippet as a cell, then a harmless one in the same session."""
+        code = code.replace("{CANARY_DIR}", str(self.directory)).replace("SBX_PORT", str(self.port))
+        async with self.pool.session(limits=SessionLimits(**asdict(limits))) as session:
+            begun = time.monotonic()
+            result = await session.run(code)
+            wall = time.monotonic() - begun
+            after = await session.run("print(1+1)")
+            return Outcome(result, wall, after.stdout == "2\n")
+
     async def witness(self, outcomes: Iterable[Outcome]) -> dict[str, object]:
         """What became of everything else, once all these have ended."""
         await asyncio.sleep(SETTLE_SECONDS)
         secret = self.secret.encode()
         stats = self.pool.stats()
-        servers = {worker.pid for worker in self.pool._workers}
+        servers = {worker.pid for worker in self._workers()}
         return {
             "leftover": len(self._processes() - self._before),
-            "server_alive": stats.restarts == 0 and servers == self._servers and stats.workers == len(servers),
+            "server_alive": stats.restarts == 0 and servers == self._servers and stats.workers < len(servers),
             "victim_alive": self._victim is not None and not self._victim.done(),
             "canary_leaked": any(secret in o.result.stdout_raw + o.result.stderr_raw for o in outcomes),
             "host_unchanged": self._host_unchanged(),
@@ -129,6 +141,10 @@ class HostileGround:
             "sysv_clean": str(0x5B5B) not in Path("/proc/sysvipc/shm").read_text().split(),
         }
 
+    def _workers(self) -> list[Worker]:
+        assert self.pool._sessions is not None
+        return [*self.pool._workers, *self.pool._sessions._workers]
+
     def _processes(self) -> set[int]:
         """All processes below the pool's workers."""
         parents: dict[int, list[int]] = {}
@@ -137,7 +153,7 @@ class HostileGround:
                 with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
                     parents.setdefault(int(file.read().rpartition(")")[2].split()[1]), []).append(int(name))
         found: set[int] = set()
-        queue = [worker.pid for worker in self.pool._workers if worker.pid]
+        queue = [worker.pid for worker in self._workers() if worker.pid]
         while queue:
             children = parents.get(queue.pop(), [])
             found.update(children)

@@ -8,6 +8,7 @@ import pty
 import signal
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -132,6 +133,23 @@ async def test_a_program_that_ends_its_own_interpreter_is_told_so(session: Sessi
     assert result.wall_seconds < 10
     assert result.notes == ("All variables are lost, and the next cell starts with a fresh interpreter; files remain.",)
     assert await shown(session, "open('kept.txt').read(), 'x' in globals()") == "('kept', False)\n"
+
+
+async def test_an_interpreter_that_dies_between_calls_is_told_of(session: Session) -> None:
+    await session.run("x = 1")
+    assert session._worker is not None
+    forkserver = psutil.Process(session._worker.pid)
+    uid = await _uid(session)
+    keeper = next(each for each in forkserver.children(recursive=True) if each.uids().real == uid)
+    keeper.kill()
+    await asyncio.sleep(0.3)
+    result = await session.run("open('ran', 'w')")
+    assert (result.state, result.stdout, result.exit_code) == ("lost", "", None)
+    assert await shown(session, "import os\n'x' in globals(), os.path.exists('ran')") == "(False, False)\n"
+
+
+async def _uid(session: Session) -> int:
+    return int((await session.exec("id -u")).stdout)
 
 
 async def test_many_cells_leave_nothing_behind(session: Session) -> None:

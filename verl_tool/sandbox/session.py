@@ -109,6 +109,8 @@ class Session:
         self._answer: asyncio.Future[_Done] | None = None
         self._cells = 0
         self._limit_hit: int = wire.NO_LIMIT
+        self._died_idle = False
+        """Whether the keeper has ended between two calls."""
         self._timers: list[asyncio.TimerHandle] = []
         self._processes: dict[int, SessionProcess] = {}
         self._wall = 0.0
@@ -182,6 +184,8 @@ class Session:
                 exhausted = self._exhausted()
                 if exhausted:
                     return self._cell_result(job, None, 0.0, 0.0, exhausted)
+                if self._died_idle:
+                    return await self._told_of_death(job)
                 if self._channel is None:
                     await self._start_keeper(_NO_FILES)
                 return await self._run_cell(job, interactive, self._wall_left(wall_seconds))
@@ -467,6 +471,7 @@ class Session:
         except OSError:
             message = b""
         if len(message) != wire.DONE.size:
+            self._died_idle = self._answer is None or self._answer.done()
             self._hang_up()
         else:
             self._answered(_Done(*wire.DONE.unpack(message)), fds)
@@ -475,6 +480,7 @@ class Session:
 
     def _answered(self, done: _Done, fds: list[int]) -> None:
         if self._answer is None or self._answer.done() or done.number not in (0, self._cells):
+            self._died_idle = True
             self._hang_up()  # only a keeper that the user's code has changed speaks unasked
             return
         if done.outcome == wire.READY and self._files is None and fds:
@@ -512,6 +518,12 @@ class Session:
         finally:
             self._stop_timers()
         return self._cell_result(job, done, time.monotonic() - begun, self._cpu() - cpu, None)
+
+    async def _told_of_death(self, job: JobFiles) -> CellResult:
+        """The result of a cell that is not run, for there is no state in which it could."""
+        self._died_idle, self._limit_hit = False, wire.NO_LIMIT
+        await self._bury_keeper()
+        return self._cell_result(job, None, 0.0, 0.0, None)
 
     def _cancel(self, reason: int) -> None:
         """Have the cell undone. The first reason counts."""

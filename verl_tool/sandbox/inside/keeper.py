@@ -21,6 +21,7 @@ import os
 import resource
 import select
 import sys
+import time
 import traceback
 
 from . import linux, program, streams, wire
@@ -36,7 +37,12 @@ if TYPE_CHECKING:
 _IS_COROUTINE = 0x80
 """Of a code object's flags (inspect.CO_COROUTINE)."""
 _JOURNAL = linux.ctypes.c_char * wire.JOURNAL_BYTES
-_COMMIT = b"c"
+_TOKEN_BYTES = 16
+"""Of what a cell's process says when it takes over: something that no code says by chance that finds the socket."""
+_WALL = 0x40000000
+"""Option of waitpid(2), also known as __WALL: children of every kind."""
+_FORK_SECONDS = 2.0
+"""For the kernel to bury what was killed, so that there is room for a fork."""
 _kill, _exit, _fork = os.kill, os._exit, os.fork
 
 
@@ -76,26 +82,26 @@ class Keeper:
     def _cell(self, number: int, fds: list[int], interactive: bool, output: int) -> None:
         """Return in the process that is the keeper afterwards."""
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        keeper = os.getpid()
-        pid = linux.fork()  # without what Python does after a fork: random numbers, for one, go on as they were
+        keeper, token = os.getpid(), os.urandom(_TOKEN_BYTES)
+        pid = _fork_patiently()
         if pid:
             theirs.close()
             _close(fds)
-            self._watch(pid, ours, number)
+            self._watch(pid, ours, token, number)
             return
         try:
             ours.close()
             self._channel.close()
             own = os.getpid()
             status, threads = self._run(number, fds, interactive, output)
-            self._take_over(theirs)
+            self._take_over(theirs, token)
             others = _end_all_others(keeper, own)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
             self._channel.send(wire.DONE.pack(wire.KEPT, number, status, threads, others, peak))
         except BaseException:  # noqa: BLE001  (the user's code may have left anything in our way)
             _exit(125)
 
-    def _watch(self, pid: int, ours: _socket.socket, number: int) -> None:
+    def _watch(self, pid: int, ours: _socket.socket, token: bytes, number: int) -> None:
         """Stand by while the process `pid` runs a cell: hand over to it, or see to its end."""
         process = os.pidfd_open(pid)
         poll = select.poll()
@@ -105,10 +111,12 @@ class Keeper:
         while not cancelled:
             ready = {fd for fd, _ in poll.poll()}
             if ours.fileno() in ready:
-                if ours.recv(1):
-                    linux.send_fds(ours, _COMMIT, [self._channel.fileno()])
+                message = ours.recv(_TOKEN_BYTES)
+                if message == token:
+                    linux.send_fds(ours, b"c", [self._channel.fileno()])
                     _exit(0)
-                poll.unregister(ours)
+                if not message:
+                    poll.unregister(ours)
             elif process in ready:
                 break
             elif self._channel.fileno() in ready:
@@ -138,6 +146,7 @@ class Keeper:
             os.dup2(fd, number_there)
         _close(fds)
         sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8", errors="replace")
+        streams.reopen()
         streams.attach(streams.Journal(words), output)
         words[wire.STATE] = wire.STARTED
         threading = sys.modules.get("threading")
@@ -155,9 +164,9 @@ class Keeper:
         linux.unmap(journal)
         return status, threads
 
-    def _take_over(self, theirs: _socket.socket) -> None:
+    def _take_over(self, theirs: _socket.socket, token: bytes) -> None:
         """Become the keeper. Raises OSError if the one before is gone: the pool then holds the state for lost."""
-        theirs.send(_COMMIT)
+        theirs.send(token)
         _, fds = linux.recv_fds(theirs, 1, 1)
         if not fds:
             raise OSError("the keeper is gone")
@@ -220,7 +229,8 @@ def _forget_streams() -> None:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.close(null)
+    if null > 2:  # else a cell has closed one of them
+        os.close(null)
 
 
 def _leave_threads() -> None:
@@ -246,7 +256,23 @@ def _end_all_others(keeper: int, own: int) -> int:
     left = sum(_lives(pid) for pid in others)
     if left or own != os.getpid():
         _kill(-1, _signal.SIGKILL)
-    return left
+    try:
+        while True:
+            os.waitpid(-1, _WALL)
+    except ChildProcessError:
+        return left
+
+
+def _fork_patiently() -> int:
+    """Fork without what Python does after it: random numbers, for one, go on as they were."""
+    deadline = time.monotonic() + _FORK_SECONDS
+    while True:
+        try:
+            return linux.fork()
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _close(fds: list[int]) -> None:

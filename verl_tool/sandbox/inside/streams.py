@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 
 from . import wire
 
@@ -85,6 +86,13 @@ def open_output(fd: int) -> io.TextIOWrapper:
     stream.mode = "w"  # type: ignore[misc]
     _opened[fd] = stream
     return stream
+
+
+def reopen() -> None:
+    """Give the run a new stdout or stderr in the place of one that it has closed."""
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        if _opened[fd].closed:
+            setattr(sys, name, open_output(fd))
 
 
 def attach(journal: Journal | None, limit: int) -> None:
