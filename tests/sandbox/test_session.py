@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from verl_tool.errors import ConfigError
+from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox import Limits, Policy, SandboxPool, Session, SessionLimits
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
@@ -232,6 +232,62 @@ async def waited(session: Session, path: str) -> None:
         if (await session.exec(["test", "-s", path])).ok:
             return
     raise AssertionError(f"{path} is still empty")
+
+
+async def test_a_branch_has_the_same_state_and_its_own_files(session: Session) -> None:
+    await session.run("import os, random\nx = [1]\nopen('/box/work/f.txt', 'w').write('both')\nos.chdir('in')")
+    branch = await session.fork()
+    try:
+        for each, word in ((session, "one"), (branch, "two"), (session, "three")):
+            code = f"x.append({word!r})\nopen('/box/work/f.txt', 'a').write({word!r})\nopen('here.txt', 'a').write('!')"
+            await each.run(code)
+        look = "x, open('/box/work/f.txt').read(), os.getcwd(), open('here.txt').read(), random.random()"
+        ours, theirs = await shown(session, look), await shown(branch, look)
+        assert ours.startswith("([1, 'one', 'three'], 'bothonethree', '/box/work/in', '!!', ")
+        assert theirs.startswith("([1, 'two'], 'bothtwo', '/box/work/in', '!', ")
+        assert ours.split()[-1] == theirs.split()[-1]
+        assert (await branch.exec("cat f.txt in/here.txt")).stdout == "bothtwo!"
+        assert (await session.read_file("f.txt"), await branch.read_file("f.txt")) == (b"bothonethree", b"bothtwo")
+        with pytest.raises(SandboxError, match="shares its folders"):
+            await branch.spawn("true", streams=(0, 1, 2))
+    finally:
+        await branch.close()
+    assert await shown(session, "x, os.listdir('/box')") == "([1, 'one', 'three'], ['shm', 'tmp', 'work'])\n"
+
+
+async def test_a_branch_outlives_its_origin_and_what_happens_to_the_other(pool: SandboxPool) -> None:
+    bomb = "import os, time\nx = 0\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.01)"
+    async with pool.session(files={"a": b"a"}, limits=SessionLimits(processes=16)) as origin:
+        await origin.run("x = 1")
+        branch = await origin.fork()
+        undone = await branch.run(bomb, wall_seconds=0.5)
+        assert (undone.state, undone.limit_hit) == ("rolled_back", "wall_seconds")
+        assert await shown(origin, "x") == "1\n"
+        third = await branch.fork()
+        await third.run("x = 3")
+    try:
+        assert await shown(branch, "x, open('a').read()") == "(1, 'a')\n"
+        lost = await branch.run("import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(9)")
+        assert lost.state == "lost"
+        assert (await third.run("x")).state == "lost"
+        assert await shown(third, "open('a').read()") == "'a'\n"
+    finally:
+        await asyncio.gather(branch.close(), third.close())
+    assert pool.stats().sessions <= 1
+
+
+async def test_what_cannot_be_copied_is_refused(pool: SandboxPool) -> None:
+    async with pool.session(limits=SessionLimits(disk_bytes=1 << 20)) as session:
+        program = await session.spawn("sleep 600", streams=(0, 1, 2))
+        with pytest.raises(SandboxError, match="running cannot be copied") as caught:
+            await session.fork()
+        assert not caught.value.retryable
+        program.kill()
+        await program.wait()
+        await session.run("open('big', 'wb').write(bytes(700_000))")
+        with pytest.raises(SandboxError, match=r"cannot be copied: cp: .*No space left"):
+            await session.fork()
+        assert await shown(session, "import os\nos.path.getsize('big')") == "700000\n"
 
 
 async def test_files_from_outside(session: Session) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import marshal
 import os
 import signal
@@ -32,7 +33,7 @@ from verl_tool.sandbox import oom_kills
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.job import JobFiles, check_names
 from verl_tool.sandbox.result import CellResult, RunResult
-from verl_tool.sandbox.session_files import SessionFiles
+from verl_tool.sandbox.session_files import FOLDERS, SessionFiles
 from verl_tool.sandbox.worker import Ended, Worker, WorkerGone
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class _Done(NamedTuple):
     threads: int
     processes: int
     peak_bytes: int
+    pid: int
 
 
 class SessionProcess:
@@ -113,6 +115,12 @@ class Session:
         """Whether the keeper has ended between two calls."""
         self._timers: list[asyncio.TimerHandle] = []
         self._processes: dict[int, SessionProcess] = {}
+        self._branches: list[Session] = [self]
+        """All that share its folders, its limits and its lock: itself, and what was forked from it or with it."""
+        self._number = 0
+        self._numbers = itertools.count(1)
+        self._keeper_pid = 0
+        """As its programs see it."""
         self._wall = 0.0
         self._lost = "the session has not been started"
         self._closing: asyncio.Task[None] | None = None
@@ -249,26 +257,94 @@ class Session:
         with contextlib.closing(JobFiles(_packed(command, env, cwd, terminal), b"", {})) as job:
             async with self._lock:
                 self._require()
+                if len(self._branches) > 1:
+                    raise SandboxError(
+                        "a session that shares its folders with a branch cannot start a program that goes on running",
+                        retryable=False,
+                    )
                 process = self._begin(job, replace(self._limits, wall_seconds=float("inf")), streams)
         asyncio.get_running_loop().create_task(self._look_after(process))
         self.touch()
         return process
+
+    async def fork(self) -> Session:
+        """A second session with the same Python state and files.
+
+        The two share one confinement: user, limits (of disk, memory, processes and CPU time), and the turns of their
+        calls. Each finds its own files at the usual paths. Programs of one are not kept from harming the other on
+        purpose, as by killing its processes. Files that were open are shared, with their positions; random generators
+        go on alike in both.
+
+        Raises:
+            ToolFault: ``overloaded``, there are too many sessions already; ``state_lost``, see the class.
+            SandboxError: a program of `spawn` is running, which cannot be copied; there is no room for the files; or
+                the Python state was lost, and no cell has told so yet.
+        """
+        branch = Session(self._pool, self._limits, {})
+        self._pool.admit(branch)
+        try:
+            async with self._turn():
+                if self._processes:
+                    raise SandboxError("a program that is running cannot be copied; end it first", retryable=False)
+                if self._channel is None:
+                    raise SandboxError("the session has no Python state; run a cell first", retryable=False)
+                branch._join(self)
+                await self._copy_files(branch._number)
+                await self._fork_keeper(branch)
+        except BaseException:
+            await branch.close()
+            raise
+        return branch
+
+    def _join(self, other: Session) -> None:
+        self._lock, self._worker, self._group = other._lock, other._worker, other._group
+        self._box, self._files, self._processes = other._box, other._files, other._processes
+        self._keeper, self._keeper_ended = other._keeper, other._keeper_ended
+        self._branches, self._numbers, self._number = other._branches, other._numbers, next(other._numbers)
+        self._wall, self._cells = other._wall, other._cells
+        self._branches.append(self)
+
+    async def _copy_files(self, number: int) -> None:
+        target = wire.BRANCH_FOLDER.format(number=number, name="$f")
+        copy = f"cd {wire.BOX} && for f in {' '.join(FOLDERS)}; do cp -aT $f {target} || exit; done"
+        ended, said = await self._command(copy)
+        if ended.status != 0:
+            raise SandboxError(f"the session's files cannot be copied: {said}", retryable=False)
+
+    async def _command(self, line: str) -> tuple[Ended, str]:
+        """Run a command of ours in the session's confinement; its end and what it complained of."""
+        with contextlib.closing(JobFiles(_packed(line, _NOTHING, wire.BOX), b"", {})) as job:
+            ended = await self._ended(self._begin(job, self._limits, ()), self._limits.wall_seconds + _ANSWER_SECONDS)
+            return ended, job.output(1000).stderr.decode(errors="replace").strip()
+
+    async def _fork_keeper(self, branch: Session) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        branch._answer = branch._listen(ours)
+        timer = asyncio.get_running_loop().call_later(_START_SECONDS, branch._hang_up)
+        with theirs:
+            self._send(wire.OP_FORK, branch._number, False, [theirs.fileno()])
+        try:
+            branch._keeper_pid = (await branch._answer).pid
+            branch._lost = ""
+            branch.touch()
+        except _KeeperGone:
+            raise SandboxError("the session's interpreter could not be forked", retryable=False) from None
+        finally:
+            timer.cancel()
 
     async def read_file(self, path: str) -> bytes:
         """A file in the session's folder or in its /tmp. Raises OSError as `open` does; links are not followed."""
         async with self._lock:
             self._require()
             self.touch()
-            assert self._files is not None
-            return self._files.read(path)
+            return self._own_files().read(path)
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Make or replace such a file, and the folders above it. Raises OSError as `open` does."""
         async with self._lock:
             self._require()
             self.touch()
-            assert self._files is not None
-            self._files.write(path, content)
+            self._own_files().write(path, content)
 
     async def close(self) -> None:
         """End all that runs in it, and remove its files."""
@@ -288,9 +364,43 @@ class Session:
             self._lost = reason
             self._pool.close_soon(self)
 
+    def _own_files(self) -> SessionFiles:
+        """Its files, in their places."""
+        assert self._files is not None
+        try:
+            self._files.show(self._number)
+        except OSError as error:
+            for branch in self._branches:
+                branch.evict(f"a program of the session has moved its folders ({error})")
+            self._require()
+        return self._files
+
+    async def _leave(self, other: Session) -> None:
+        """Take its own files away, and leave the rest to the other branches. Its keeper ends when its channel does."""
+        if self._keeper_ended is not None and all(each._keeper != self._keeper for each in self._branches):
+            self._kill_keeper()
+            await asyncio.wait({self._keeper_ended}, timeout=_ANSWER_SECONDS)
+            self._stop_timers()
+        with contextlib.suppress(ToolFault, SandboxError):  # then all of them end
+            other._own_files()
+            names = [wire.BRANCH_FOLDER.format(number=self._number, name=name) for name in FOLDERS]
+            await other._command(f"cd {wire.BOX} && rm -rf {' '.join(names)}")
+
     async def _close(self) -> None:
-        gone = await self._end_all()
         self._hang_up()
+        if len(self._branches) == 1:
+            for process in self._processes.values():
+                process.kill()
+        async with self._lock:
+            self._branches.remove(self)
+            if self._branches:
+                await self._leave(self._branches[0])
+        if not self._branches:
+            await self._close_all()
+        self._pool.forget(self)
+
+    async def _close_all(self) -> None:
+        gone = await self._end_all()
         if self._files is not None:
             self._files.close()
             self._files = None
@@ -298,7 +408,6 @@ class Session:
             self._worker.drop(self._box)
         if self._group is not None:
             self._pool.give_group(self._group, gone=gone)
-        self._pool.forget(self)
 
     async def _end_all(self) -> bool:
         """Whether nothing is left of it."""
@@ -326,6 +435,7 @@ class Session:
             begun = time.monotonic()
             try:
                 self._require()
+                self._own_files()
                 if self._group is not None:
                     self._group.forgive()
                 yield
@@ -341,7 +451,8 @@ class Session:
 
     def _measure(self) -> None:
         if self._group is not None and not self._lost:
-            self.memory_bytes = self._group.memory_now()
+            for branch in self._branches:
+                branch.memory_bytes = self._group.memory_now() // len(self._branches)
             self._pool.measured(self._group)
 
     def _cpu(self) -> float:
@@ -435,7 +546,7 @@ class Session:
             timer = asyncio.get_running_loop().call_later(_START_SECONDS, self._kill_keeper)
             theirs.close()
             try:
-                await self._answer
+                self._keeper_pid = (await self._answer).pid
             except _KeeperGone:
                 await self._bury_keeper()
                 if job.state() == wire.FILES_REFUSED:
@@ -487,11 +598,13 @@ class Session:
             self._files = SessionFiles(fds.pop(), self._limits.disk_bytes)
         self._answer.set_result(done)
 
-    def _send(self, op: int, interactive: bool, job: JobFiles | None) -> None:
-        message = wire.CELL.pack(op, self._cells, interactive, self._limits.output_bytes)
+    def _send(self, op: int, number: int, interactive: bool, fds: Sequence[int]) -> None:
+        others = [other for other in self._branches if other is not self and other._keeper == self._keeper]
+        spared = b"".join(wire.PID.pack(other._keeper_pid) for other in others)
+        message = wire.CELL.pack(op, number, interactive, self._limits.output_bytes) + spared
         try:
             assert self._channel is not None
-            socket.send_fds(self._channel, [message], job.fds if job is not None else [])
+            socket.send_fds(self._channel, [message], fds)
         except OSError:
             self._hang_up()
 
@@ -505,8 +618,9 @@ class Session:
         done: _Done | None = None
         try:
             with self._pool.enforced(self._group, self._limits, self._cancel):
-                self._send(wire.OP_CELL, interactive, job)
+                self._send(wire.OP_CELL, self._cells, interactive, job.fds)
                 done = await asyncio.shield(self._answer)
+                self._keeper_pid = done.pid
         except asyncio.CancelledError:
             self._cancel(wire.CANCELLED)
             await asyncio.wait({self._answer}, timeout=_CANCEL_SECONDS + _ANSWER_SECONDS)
@@ -530,7 +644,7 @@ class Session:
         if self._limit_hit != wire.NO_LIMIT:
             return
         self._limit_hit = reason
-        self._send(wire.OP_CANCEL, False, None)
+        self._send(wire.OP_CANCEL, self._cells, False, ())
         self._timers.append(asyncio.get_running_loop().call_later(_CANCEL_SECONDS, self._kill_keeper))
 
     def _kill_keeper(self) -> None:

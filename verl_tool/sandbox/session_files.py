@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from verl_tool.sandbox.inside import wire
 
+FOLDERS = ("work", "tmp", "shm")
 _AT = {wire.WORK_DIRECTORY: "work", "/tmp": "tmp", "/box/tmp": "tmp", "/dev/shm": "shm", "/box/shm": "shm"}
 """Folders of a session, by the names under which its programs find them."""
 
@@ -22,6 +23,7 @@ class SessionFiles:
         """`folder_fd`: of the folder that holds its folders; `most_bytes`: of one file."""
         self._folder_fd = folder_fd
         self._most_bytes = most_bytes
+        self._shown = 0
 
     def close(self) -> None:
         """Let go of the folders."""
@@ -47,6 +49,20 @@ class SessionFiles:
             at = 0
             while at < len(content):
                 at += os.pwrite(fd, content[at:], at)
+
+    def show(self, number: int) -> None:
+        """Put the folders of a branch in their places, and set those aside that are there; 0 is the first of all.
+
+        Raises OSError if the session's programs have put something in the way.
+        """
+        if number == self._shown:
+            return
+        for name in FOLDERS:
+            aside = wire.BRANCH_FOLDER.format(number=self._shown, name=name)
+            own = wire.BRANCH_FOLDER.format(number=number, name=name)
+            os.rename(name, aside, src_dir_fd=self._folder_fd, dst_dir_fd=self._folder_fd)
+            os.rename(own, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._folder_fd)
+        self._shown = number
 
     def _make_folders(self, parts: list[str], path: str) -> None:
         for count in range(2, len(parts)):

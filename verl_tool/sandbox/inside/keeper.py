@@ -15,6 +15,7 @@ from __future__ import annotations
 import _signal
 import _socket
 import ast
+import contextlib
 import io
 import linecache
 import os
@@ -63,21 +64,44 @@ class Keeper:
     def __init__(self, channel: _socket.socket, main: types.ModuleType) -> None:
         self._channel = channel
         self._main = main
+        self._spared: set[int] = set()
+        """Other keepers in the same pid namespace: those of branches."""
         self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         """Signals that the user's code blocks."""
 
     def serve(self) -> NoReturn:
         """Run cells until the pool lets go of the session."""
-        box = os.open(wire.BOX, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        linux.send_fds(self._channel, wire.DONE.pack(wire.READY, 0, 0, 0, 0, 0), [box])
-        os.close(box)
+        self._greet()
         while True:
-            message, fds = linux.recv_fds(self._channel, 256, wire.MOST_FDS)
+            message, fds = linux.recv_fds(self._channel, 1 << 16, wire.MOST_FDS)
             if not message:
                 _exit(0)
-            op, number, interactive, output = wire.CELL.unpack(message)
+            op, number, interactive, output = wire.CELL.unpack_from(message)
+            self._spared = {pid for (pid,) in wire.PID.iter_unpack(message[wire.CELL.size :])}
             if op == wire.OP_CELL:
                 self._cell(number, fds, bool(interactive), output)
+            elif op == wire.OP_FORK:
+                self._branch(number, fds)
+
+    def _greet(self) -> None:
+        box = os.open(wire.BOX, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        linux.send_fds(self._channel, wire.DONE.pack(wire.READY, 0, 0, 0, 0, 0, os.getpid()), [box])
+        os.close(box)
+
+    def _branch(self, number: int, fds: list[int]) -> None:
+        """Make a second keeper of the same state, in the copy of the folders that it was given."""
+        if _fork_patiently():
+            _close(fds)
+            return
+        self._channel.close()
+        self._channel = _socket.socket(fileno=fds[0])
+        own = f"{wire.BOX}/{wire.BRANCH_FOLDER.format(number=number, name='work')}"
+        try:
+            beneath = os.path.relpath(os.getcwd(), wire.WORK_DIRECTORY)
+            os.chdir(own if beneath.startswith("..") else os.path.join(own, beneath))
+        except OSError:  # its folder was removed
+            os.chdir(own)
+        self._greet()
 
     def _cell(self, number: int, fds: list[int], interactive: bool, output: int) -> None:
         """Return in the process that is the keeper afterwards."""
@@ -95,9 +119,9 @@ class Keeper:
             own = os.getpid()
             status, threads = self._run(number, fds, interactive, output)
             self._take_over(theirs, token)
-            others = _end_all_others(keeper, own)
+            others = _end_all_others(keeper, own, self._spared)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-            self._channel.send(wire.DONE.pack(wire.KEPT, number, status, threads, others, peak))
+            self._channel.send(wire.DONE.pack(wire.KEPT, number, status, threads, others, peak, os.getpid()))
         except BaseException:  # noqa: BLE001  (the user's code may have left anything in our way)
             _exit(125)
 
@@ -107,8 +131,8 @@ class Keeper:
         poll = select.poll()
         for each in (self._channel, ours, process):
             poll.register(each, select.POLLIN)
-        cancelled = False
-        while not cancelled:
+        cancelled = closed = False
+        while not (cancelled or closed):
             ready = {fd for fd, _ in poll.poll()}
             if ours.fileno() in ready:
                 message = ours.recv(_TOKEN_BYTES)
@@ -120,15 +144,16 @@ class Keeper:
             elif process in ready:
                 break
             elif self._channel.fileno() in ready:
-                message = self._channel.recv(256)
-                if not message:
-                    _exit(0)
-                cancelled = wire.CELL.unpack(message)[:2] == (wire.OP_CANCEL, number)
-        _kill(-1, _signal.SIGKILL)  # all of the pid namespace but its pid 1 and this process
+                message = self._channel.recv(1 << 16)
+                closed = not message
+                cancelled = not closed and wire.CELL.unpack_from(message)[:2] == (wire.OP_CANCEL, number)
+        _kill_all_but(self._spared)
+        if closed:
+            _exit(0)
         _, status = os.waitpid(pid, 0)
         os.close(process)
         ours.close()
-        self._channel.send(wire.DONE.pack(wire.UNDONE, number, status, 0, 0, 0))
+        self._channel.send(wire.DONE.pack(wire.UNDONE, number, status, 0, 0, 0, os.getpid()))
 
     def _run(self, number: int, fds: list[int], interactive: bool, output: int) -> tuple[int, int]:
         """Run a cell in this process, which is a fork for it.
@@ -231,6 +256,8 @@ def _forget_streams() -> None:
         os.dup2(null, fd)
     if null > 2:  # else a cell has closed one of them
         os.close(null)
+    for fd in (1, 2):
+        streams.flush(fd)  # what could not be written is not the next cell's
 
 
 def _leave_threads() -> None:
@@ -245,22 +272,40 @@ def _leave_threads() -> None:
         random.setstate(state)  # Python seeds it anew after a fork
 
 
-def _end_all_others(keeper: int, own: int) -> int:
-    """Kill all other processes of the session's Python: also the `keeper` before, and the one that ran the cell.
+def _end_all_others(keeper: int, own: int, spared: set[int]) -> int:
+    """Kill all other processes of the session's Python but `spared`: also the `keeper` before, and the one that ran
+    the cell.
 
     Returns:
         How many others the cell had left.
     """
-    known = {1, os.getpid(), keeper, own}
-    others = [pid for name in os.listdir("/proc") if name.isdigit() and (pid := int(name)) not in known]
-    left = sum(_lives(pid) for pid in others)
+    left = len(_live_but({1, os.getpid(), keeper, own} | spared))
     if left or own != os.getpid():
-        _kill(-1, _signal.SIGKILL)
+        _kill_all_but(spared)
     try:
         while True:
             os.waitpid(-1, _WALL)
     except ChildProcessError:
         return left
+
+
+def _kill_all_but(spared: set[int]) -> None:
+    """Kill all processes of the pid namespace but its pid 1, this one, and other branches' keepers."""
+    deadline = time.monotonic() + _FORK_SECONDS
+    while spared and time.monotonic() < deadline:
+        others = _live_but({1, os.getpid()} | spared)
+        if not others:
+            return
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                _kill(pid, _signal.SIGKILL)
+        time.sleep(0.001)
+    _kill(-1, _signal.SIGKILL)  # nothing that forks can evade this one
+
+
+def _live_but(known: set[int]) -> list[int]:
+    found = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in known]
+    return [pid for pid in found if _lives(pid)]
 
 
 def _fork_patiently() -> int:

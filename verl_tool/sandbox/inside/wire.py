@@ -16,6 +16,7 @@ a session's keeper (`keeper`) is told what to run:
     keeper -> pool       READY + 1 fd     at its start; the fd is the box's folder
     pool -> keeper       CELL + 3 fds     run a cell: job file, stdout, stderr, stdin if it has any
     pool -> keeper       CANCEL           end the cell
+    pool -> keeper       FORK + 1 fd      make a second keeper, whose channel the fd is
     keeper -> pool       DONE             the cell has ended
 
 The job file is an anonymous file (memfd). Its first `JOURNAL_BYTES` are written by the run, the rest by the pool.
@@ -83,17 +84,21 @@ JOB = struct.Struct("<QI")
 FILE = struct.Struct("<IQ")
 """Length of name, length of content."""
 
-OP_CELL, OP_CANCEL = 1, 2
+OP_CELL, OP_CANCEL, OP_FORK = 1, 2, 3
 CELL = struct.Struct("<BIBQ")
-"""op, the cell's number, whether it is interactive (`keeper.run_cell`), output bytes. CANCEL: the same."""
+"""op, the cell's number, whether it is interactive (`keeper.run_cell`), output bytes. Behind it, as `PID`, the process
+ids of other keepers in the same pid namespace. CANCEL: the same. FORK: the same, with the branch's number."""
+PID = struct.Struct("<I")
 READY, KEPT, UNDONE = range(3)
 """Outcomes. KEPT: the cell's process is the keeper now. UNDONE: it is gone, and the state is what it was before."""
-DONE = struct.Struct("<BIiIIQ")
+DONE = struct.Struct("<BIiIIQI")
 """outcome, the cell's number, exit code (KEPT) or wait status (UNDONE), threads and processes of the cell that were
-ended, peak bytes. Comes from where user code has run: not to be trusted."""
+ended, peak bytes, the keeper's process id. Comes from where user code has run: not to be trusted."""
 
 BOX = "/box"
 WORK_DIRECTORY = "/box/work"
+BRANCH_FOLDER = ".branch-{number}-{name}"
+"""In the box: where a folder of a branch waits while another branch's is in its place."""
 """The run's own folder, its current directory and home."""
 SCRIPT_NAME = "main.py"
 """The file within it that holds the code."""
