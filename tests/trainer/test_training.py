@@ -12,7 +12,10 @@ from verl_tool.trainer.monitoring.time_by_phase import time_by_phase
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.timeout(1500)]
 
 
-@pytest.fixture(scope="module", params=["false", "true"], ids=["v0", "v1"])
+BOTH_TRAINERS = [pytest.param("false", id="v0", marks=pytest.mark.e2e), pytest.param("true", id="v1")]
+
+
+@pytest.fixture(scope="module", params=BOTH_TRAINERS)
 def finished(request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp(f"grpo_{request.param}")
