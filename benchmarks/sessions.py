@@ -103,15 +103,26 @@ class Row:
 
 
 def _pss(known: set[int]) -> float:
-    """MiB of all processes below this one but the `known`."""
+    """MiB of all processes below this one but the `known`, and but the first ones of sessions' pid namespaces, whose
+    memory is the forkserver's."""
     total = 0
     for process in psutil.Process().children(recursive=True):
-        if process.pid not in known:
+        if process.pid not in known and not _is_init(process.pid):
             try:
                 total += process.memory_full_info().pss
             except psutil.Error:  # it has just ended
                 continue
     return total / (1 << 20)
+
+
+def _is_init(pid: int) -> bool:
+    """Whether a process is the first of a pid namespace within a forkserver's."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    inside = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
+    return len(inside) > 2 and inside[-1] == "1"
 
 
 async def _measure(kind: str, new: Callable[[], Interpreter], live: int, known: set[int]) -> Row:
