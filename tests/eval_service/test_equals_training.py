@@ -5,9 +5,11 @@ The inline mode is shown by test_live, whose service answers as a run of that mo
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import mcp_run
 import pytest
 from live_service import live_service
 from validated_run import answers, assert_equal, validated_run
@@ -32,3 +34,15 @@ async def test_tokens_masks_and_calls_of_chats_are_those_of_the_trainers_validat
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=300) as client:
             served = await answers(client, run.model.name, run.questions)
     assert_equal(served, run.trajectories)
+
+
+async def test_a_run_with_tools_of_an_mcp_server_is_served_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = await asyncio.to_thread(mcp_run.prepare, tmp_path, monkeypatch)
+    run = validated_run(tmp_path / "run", start, *mcp_run.OVERRIDES)
+    with live_service(run.service_arguments, tmp_path) as service:
+        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=300) as client:
+            served = await answers(client, run.model.name, run.questions)
+    assert_equal(served, run.trajectories)
+    assert any(call.valid for t in served for call in t.calls)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
+import mcp_run
 import psutil
 import pytest
 from calculator_run import ACTOR, AGENT, TRAINS_ON_CPU, Calculator, Run, small_run
@@ -86,6 +88,42 @@ class TestInterrupted:
         assert "model.layers.0.self_attn.q_proj.weight" in grown
         assert "model.embed_tokens.weight" not in grown
         assert run.steps()[2]["training/rollout_probs_diff_max"] < 1e-4
+
+
+class TestToolsOfAnMcpServer:
+    """GRPO in chat mode on verl's newer trainer; the only tool is that of an MCP server in the sandbox."""
+
+    ASKED = re.compile(
+        r'<tool_call>\n{"name": "mcp__numbers__double", "arguments": {"number": ([1-9]\d{0,5})}}\n</tool_call>'
+    )
+
+    @pytest.fixture(scope="class")
+    def run(self, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        folder = tmp_path_factory.mktemp("mcp")
+        with pytest.MonkeyPatch.context() as patch:
+            start = mcp_run.prepare(folder, patch)
+            run = small_run(folder / "run", start, *mcp_run.OVERRIDES, "trainer.use_v1=true")
+            run.finish()
+        return run
+
+    def test_it_trains_on_its_answers(self, run):
+        trained = run.steps()
+        assert set(trained) == {1, 2}
+        for data in trained.values():
+            assert data["actor/grad_norm"] > 0
+            assert data["training/rollout_probs_diff_max"] < 1e-4
+            assert data["agent/tool_calls/mean"] > 0.2
+            assert data["agent/tool_calls/faults"] == data["agent/faulted"] == 0
+
+    def test_calls_are_answered_by_the_server(self, run):
+        calls = [call for step in (1, 2) for t in trajectories(run, step) for call in t.calls]
+        asked = [(int(n), call.observation) for call in calls for n in self.ASKED.findall(call.action)]
+        assert len(asked) > 16
+        assert all(str(2 * number) in answer for number, answer in asked)
+
+    def test_nothing_is_left_running(self, run):
+        assert run.processes() == {}
+        assert not [p for p in psutil.process_iter(["cmdline"]) if str(run.folder.parent) in str(p.info["cmdline"])]
 
 
 class TestServerKilled:
