@@ -94,9 +94,9 @@ class Service:
         self.formats = loop_formats(options.formats) if formats is None else tuple(formats)
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
         # What is told is known here of a run; else the first request asks for it.
-        prompts = PromptRenderer(tokenizer, options, told_tools, formats) if told_tools else None
+        self._prompts = PromptRenderer(tokenizer, options, told_tools, formats) if told_tools else None
         self._renderer: ObservationRenderer = (
-            prompts.observations() if prompts else renderer_for(options, tokenizer, self.formats)
+            self._prompts.observations() if self._prompts else renderer_for(options, tokenizer, self.formats)
         )
         self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._given_formats = formats
@@ -105,7 +105,6 @@ class Service:
         self._known_tools: tuple[ToolDescription, ...] = ()
         self._known_until = self._silent_until = 0.0
         self._asking = asyncio.Lock()
-        self._prompts: PromptRenderer | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
