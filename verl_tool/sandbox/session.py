@@ -77,9 +77,9 @@ class SessionProcess:
         """Whether it, or anything that it started, is left."""
         return not self._ended.done()
 
-    def kill(self) -> None:
-        """End it with all that it started; `wait` tells when they are gone."""
-        self._worker.kill(self._run_id)
+    def kill(self, reason: int = wire.CANCELLED) -> None:
+        """End it with all that it started, for a limit that `wire` numbers; `wait` tells when they are gone."""
+        self._worker.kill(self._run_id, reason)
 
     async def wait(self) -> Ended:
         """Until it has ended with all that it started. Raises SandboxError if its forkserver died."""
@@ -498,7 +498,7 @@ class Session:
         assert self._worker is not None
         timer = asyncio.get_running_loop().call_later(seconds, self._worker.abandon)
         try:
-            with self._pool.enforced(self._group, self._limits, lambda why: process._worker.kill(process._run_id, why)):
+            with self._pool.enforced(self._group, self._limits, process.kill):
                 return await process.wait()
         except asyncio.CancelledError:
             process.kill()
