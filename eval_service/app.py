@@ -86,7 +86,7 @@ def command(
         str | None, typer.Option("--tool_type", help="Start a tool server with these tools, separated by commas.")
     ] = None,
     tool_config: Annotated[
-        Path | None, typer.Option("--tool_config", help="With --tool_type: JSON file of the tool server.")
+        str | None, typer.Option("--tool_config", help="With --tool_type: JSON of the tool server, or its file.")
     ] = None,
     mcp: Annotated[
         Path | None, typer.Option("--mcp", help="JSON file of MCP servers, whose tools the tool server serves too.")
@@ -281,11 +281,11 @@ def _tools_to_start(
     return None
 
 
-def _tool_args(tool_type: str | None, tool_config: Path | None, mcp: Path | None, run: Run | None) -> tuple[str, ...]:
+def _tool_args(tool_type: str | None, tool_config: str | None, mcp: Path | None, run: Run | None) -> tuple[str, ...]:
     """Further options of the tool server: the run's, if its tools are served, and the config files."""
     own = run.tool_server_args if run is not None and tool_type is None else ()
-    files = {"--tool_config": tool_config, "--mcp": mcp}
-    return (*own, *(part for name, file in files.items() if file is not None for part in (name, str(file))))
+    given = {"--tool_config": tool_config, "--mcp": mcp}
+    return (*own, *(part for name, value in given.items() if value is not None for part in (name, str(value))))
 
 
 @contextlib.contextmanager

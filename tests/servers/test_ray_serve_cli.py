@@ -173,6 +173,7 @@ def test_the_help_tells_every_option():
             "calculator",
             "python -m verl_tool.servers.tests.test_calculator_tool calculator --url=http://h/get_observation",
         ),
+        ("sql", "python -m verl_tool.servers.tests.test_sql_tool sql --db_id=ID --url=http://h/get_observation"),
         (
             "echo",
             """curl -s http://h/get_observation -d '{"trajectory_ids": ["a"], "actions": ["<echo>it'"'"'s</echo>"]}'""",

@@ -119,6 +119,18 @@ def test_what_is_wrong_is_named(content: object, words: str) -> None:
     assert words in str(caught.value)
 
 
+def test_a_command_line_gives_a_file_or_the_text_itself(tmp_path: Path) -> None:
+    text = '{"tools": [{"name": "sandbox_fusion", "url": "http://a//b"}]}'
+    (tmp_path / "tools.json").write_text(text)
+    for given in (text, f" {text}", str(tmp_path / "tools.json")):
+        [entry] = ToolConfig.given(given).tools
+        assert (entry.name, entry.options()) == ("sandbox_fusion", {"url": "http://a//b"})
+    with pytest.raises(ConfigError, match=r'tool config \{"tools": is not JSON'):
+        ToolConfig.given('{"tools":')
+    with pytest.raises(ConfigError, match="unknown key 'tool'"):
+        ToolConfig.given('{"tool": []}')
+
+
 def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tool config .*none\.json cannot be read"):
         ToolConfig.from_file(tmp_path / "none.json")

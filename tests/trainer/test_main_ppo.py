@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from ray.exceptions import RayTaskError  # noqa: E402
+from rich.console import Console  # noqa: E402
 from verl_loop import composed  # noqa: E402
 
 from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions  # noqa: E402
@@ -37,7 +38,7 @@ SIZES = (
 def prepared(tmp_path: Path, *overrides: str) -> DictConfig:
     """A config after all checks."""
     config = composed("platform=cpu", f"run_dir={tmp_path}", "algorithm.adv_estimator=grpo", *SIZES, *overrides)
-    main_ppo.prepare(config)
+    main_ppo.prepare(config, Console())
     return config
 
 

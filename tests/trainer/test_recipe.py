@@ -11,7 +11,7 @@ from rich.console import Console
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer import recipe
-from verl_tool.trainer.recipe import RecipeError, make_inputs
+from verl_tool.trainer.recipe import RecipeError, make_inputs, make_tool_data
 
 SCRIPT = """
 import sys, pathlib
@@ -40,6 +40,8 @@ def make(tmp_path, console):
             "model": "some/model",
             "data": "${run_dir}/data",
             "size": 3,
+            "tool_data": None,
+            "make_tool_data": [f"{script} ${{recipe.tool_data}}/database ${{recipe.size}}"],
             "make_source": [f"{script} ${{recipe.data}}/source ${{recipe.size}}"],
             "make_data": [f"{script} ${{recipe.data}}/train.parquet ${{files}} ${{recipe.empty}}"],
             "make_model": [f"{script} ${{run_dir}}/model/model.safetensors tiny"],
@@ -48,6 +50,7 @@ def make(tmp_path, console):
         }
         files = ["${recipe.data}/a b", "c"]
         config = OmegaConf.create({"run_dir": f"{tmp_path}/the run", "files": files, "recipe": values | settings})
+        config.tool_data_was_made = make_tool_data(config, console)
         config.was_made = make_inputs(config, console)
         return config
 
@@ -62,6 +65,18 @@ def test_data_and_a_tiny_model_are_made_once(make, tmp_path):
     assert (run / "data" / "train.parquet").read_text() == f"[{run}/data/a b,c]\n"
     assert (run / "model" / "model.safetensors").read_text() == "tiny\n"
     assert (tmp_path / "console").read_text().count("made") == 3
+
+
+def test_what_tools_read_is_made_once(make, tmp_path):
+    folder = tmp_path / "databases"
+    assert make(tool_data=str(folder)).tool_data_was_made
+    assert not make(tool_data=str(folder)).tool_data_was_made
+    assert (folder / "database").read_text() == "3\n"
+    with pytest.raises(ConfigError, match="database 4"):
+        make(tool_data=str(folder), size=4)
+    with pytest.raises(RecipeError, match=f"made no {tmp_path}/none"):
+        make(tool_data=f"{tmp_path}/none", make_tool_data=[f"{tmp_path}/make.py {tmp_path}/elsewhere"])
+    assert not make().tool_data_was_made
 
 
 def test_a_model_that_is_given_is_not_made(make, tmp_path):

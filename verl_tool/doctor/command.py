@@ -44,7 +44,7 @@ def examine_model(
         str | None, typer.Option("--tool_type", help="Tools to run in this process: names, or paths of .py files.")
     ] = None,
     tool_config: Annotated[
-        Path | None, typer.Option("--tool_config", help="Their options, as for verl_tool.servers.ray_serve.")
+        str | None, typer.Option("--tool_config", help="Their options, as for verl_tool.servers.ray_serve.")
     ] = None,
     data: Annotated[
         list[Path] | None, typer.Option("--data", help="Rows, .parquet, .json or .jsonl; may be repeated.")

@@ -43,7 +43,7 @@ class Examination:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
     tool_type: str | None = None
-    tool_config: Path | None = None
+    tool_config: str | None = None
     data: tuple[Path, ...] = ()
     row: int = 0
     turn: str | None = None

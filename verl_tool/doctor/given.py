@@ -123,7 +123,7 @@ class GivenTools:
     """Tools in this process, on a server, or none."""
 
     tool_type: str | None = None
-    tool_config: Path | None = None
+    tool_config: str | None = None
     options: EpisodeOptions = field(default_factory=lambda: EpisodeOptions(enable_agent=False))
     """Name the server, if the tools are on one."""
     known: tuple[ToolDescription, ...] = ()
@@ -159,7 +159,7 @@ class GivenTools:
             yield None
 
     def _config(self) -> ToolConfig | None:
-        return ToolConfig.from_file(self.tool_config) if self.tool_config is not None else None
+        return ToolConfig.given(self.tool_config) if self.tool_config is not None else None
 
 
 def api_key() -> str | None:

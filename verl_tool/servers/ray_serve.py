@@ -74,7 +74,10 @@ def serve_tools(
         int, typer.Option("--max_queued_requests", min=1, help="Calls that wait in one replica before it answers 503.")
     ] = 4096,
     tool_config: Annotated[
-        Path | None, typer.Option("--tool_config", help="JSON file with the sections tools, execution, security.")
+        str | None,
+        typer.Option(
+            "--tool_config", help="JSON with the sections tools, execution, security: a file, or the text itself."
+        ),
     ] = None,
     mcp: Annotated[
         Path | None,
@@ -181,7 +184,7 @@ def serve_tools(
             app_name=app_name,
             server=server,
             tool_type=tool_type,
-            tool_config=ToolConfig.from_file(tool_config) if tool_config else None,
+            tool_config=ToolConfig.given(tool_config) if tool_config else None,
             mcp=servers,
             mcp_offers=find_offers(servers, isolation) if servers else (),
             workers_per_tool=workers_per_tool or _workers(num_replicas, ray_address),

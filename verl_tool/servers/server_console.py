@@ -23,6 +23,8 @@ from verl_tool.servers.tools import inactive_tools
 from verl_tool.servers.tools.base import Tool
 
 console = Console(stderr=True)
+_CHECK_COMMANDS = {"python_code": "python", "sql": "sql --db_id=ID"}
+"""What stands behind the module of a tool's check, where that is not the tool's name alone."""
 
 
 def print_start_table(settings: ReplicaSettings, *, isolation: str, ingress: str, runs_on: str, url: str) -> None:
@@ -89,7 +91,7 @@ def way_to_try(tools: Sequence[Tool], url: str) -> str:
     first = tools[0]
     check = f"verl_tool.servers.tests.test_{first.name}_tool"
     if importlib.util.find_spec(check) is not None:
-        return f"python -m {check} {'python' if first.name == 'python_code' else first.name} --url={url}"
+        return f"python -m {check} {_CHECK_COMMANDS.get(first.name, first.name)} --url={url}"
     if not first.example_actions:
         return ""
     body = json.dumps({"trajectory_ids": ["a"], "actions": [first.example_actions[0]]}, ensure_ascii=False)

@@ -105,6 +105,18 @@ class ToolConfig(BaseModel):
         return cls.parse(content, f"tool config {path}")
 
     @classmethod
+    def given(cls, given: str) -> ToolConfig:
+        """What a command line gives: the path of such a file, or its text, which begins with a brace. Raises
+        ConfigError."""
+        if not given.lstrip().startswith("{"):
+            return cls.from_file(Path(given))
+        try:
+            content = json.loads(given)
+        except ValueError as error:
+            raise ConfigError(f"tool config {given:.200} is not JSON: {error}") from error
+        return cls.parse(content)
+
+    @classmethod
     def parse(cls, content: object, origin: str = "tool config") -> ToolConfig:
         """Check the content of such a file. Raises ConfigError naming the key at fault and the known ones."""
         try:

@@ -41,7 +41,7 @@ from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
-from verl_tool.trainer.recipe import make_inputs, report
+from verl_tool.trainer.recipe import make_inputs, make_tool_data, report
 from verl_tool.trainer.row_files import check_columns, check_rows, columns_for_reward
 from verl_tool.trainer.told_prompts import files_of, tell_tools
 
@@ -87,7 +87,7 @@ def train_as_configured(config: DictConfig) -> None:
             dry_run(config)
             return
         with console_of(config) as console, preloaded(config):
-            prepare(config)
+            prepare(config, console)
             with tool_server(config, console) as wait_until_up:
                 make_what_is_missing(config, console)
                 check_data(config)
@@ -165,12 +165,14 @@ def look_at_setup(config: DictConfig, *, server_is_up: bool) -> None:
     check_setup(config, server_is_up=server_is_up)
 
 
-def prepare(config: DictConfig) -> None:
-    """`complete` the config and leave it in the run's folder. Raises ConfigError before anything starts."""
+def prepare(config: DictConfig, console: Console) -> None:
+    """`complete` the config, make what its tools read, and leave it in the run's folder. Raises ConfigError, or
+    RecipeError, before anything starts."""
     from verl_tool.trainer.parts_check import check_parts
     from verl_tool.trainer.same_run import check_same_run
 
     complete(config)
+    make_tool_data(config, console)
     check_parts(config)
     check_same_run(config)
     _save(config)

@@ -181,14 +181,14 @@ def tools_of(config: DictConfig) -> list[Tool]:
     app = typer.Typer()
     app.command()(ray_serve.serve_tools)
     context = typer.main.get_command(app).make_context("tool_server.args", args_of(config))
-    file, servers = context.params["tool_config"], context.params["mcp"]
+    given, servers = context.params["tool_config"], context.params["mcp"]
     if servers is not None:
         # Whether they can be reached is seen when the server starts; --mcp_check tells before.
         McpConfig.from_file(servers)
         require_sdk()
     if not config.tool_server.start and servers is not None:
         return []
-    return load_tools(config.tool_server.start, ToolConfig.from_file(file) if file else None)
+    return load_tools(config.tool_server.start, ToolConfig.given(given) if given else None)
 
 
 def args_of(config: DictConfig) -> list[str]:

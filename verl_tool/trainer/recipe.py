@@ -1,4 +1,4 @@
-"""What a recipe does before a training, where data or a tiny model are missing, and behind it: its report.
+"""What a recipe does before a training, where databases, data or a tiny model are missing, and behind it: its report.
 
 The commands are in the config (`config/recipe.yaml`). A folder that they made keeps them, and is refused under others.
 """
@@ -26,6 +26,18 @@ class RecipeError(VerlToolError):
     """A command of a recipe failed."""
 
 
+def make_tool_data(config: DictConfig, console: Console) -> bool:
+    """Make what tools and reward manager of the config's recipe read (databases, an index), unless it is there: they
+    are checked, and started, with it.
+
+    Returns whether there was anything to make. Raises as `make_inputs`.
+    """
+    if config.recipe is None or config.recipe.tool_data is None:
+        return False
+    folder = Path(config.recipe.tool_data)
+    return _make(config, folder, folder / MADE_BY, ("make_tool_data",), console)
+
+
 def make_inputs(config: DictConfig, console: Console) -> bool:
     """Make data and model of the config's recipe, unless they are there. What the commands print goes to the console.
 
@@ -34,9 +46,10 @@ def make_inputs(config: DictConfig, console: Console) -> bool:
     """
     if config.recipe is None:
         return False
-    made = _make(config, Path(config.recipe.data) / "train.parquet", ("make_source", "make_data"), console)
+    data, model = Path(config.recipe.data), Path(config.run_dir) / "model"
+    made = _make(config, data, data / "train.parquet", ("make_source", "make_data"), console)
     if config.recipe.model == TINY:
-        made |= _make(config, Path(config.run_dir) / "model" / "model.safetensors", ("make_model",), console)
+        made |= _make(config, model, model / "model.safetensors", ("make_model",), console)
     return made
 
 
@@ -62,14 +75,15 @@ def _word(value: object) -> str:
     return f"[{','.join(map(str, value))}]" if isinstance(value, ListConfig) else str(value)
 
 
-def _make(config: DictConfig, file: Path, names: Sequence[str], console: Console) -> bool:
-    made_by = file.parent / MADE_BY
+def _make(config: DictConfig, folder: Path, file: Path, names: Sequence[str], console: Console) -> bool:
+    """Make `folder` by the commands of these names. It is there if `file` is."""
+    made_by = folder / MADE_BY
     now = _lines(_with_folders_named(config), names)
     if file.exists():
         was = made_by.read_text(encoding="utf-8") if made_by.exists() else now
         if was != now:
             raise ConfigError(
-                f"{file.parent} was made by\n{was}and now it would be by\n{now}"
+                f"{folder} was made by\n{was}and now it would be by\n{now}"
                 "take another RUN or DATA, or delete that folder"
             )
         return False
@@ -80,8 +94,9 @@ def _make(config: DictConfig, file: Path, names: Sequence[str], console: Console
         code = subprocess.run([sys.executable, *command], stdout=console.file, stderr=console.file).returncode
         if code:
             raise RecipeError(f"`python {shlex.join(command)}` ended with exit code {code}; the lines above say why")
-    if not file.exists():
-        raise RecipeError(f"{' and '.join(names)} of the recipe ended without an error and made no {file}")
+    wanted = folder if file == made_by else file
+    if not wanted.exists():
+        raise RecipeError(f"{' and '.join(names)} of the recipe ended without an error and made no {wanted}")
     made_by.write_text(now, encoding="utf-8")
     return True
 
