@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -348,6 +349,25 @@ async def test_files_from_outside(session: Session) -> None:
     cell = "open('new/deep/b.bin', 'ab').write(b'!')\nopen('new/deep/d', 'w')\nopen('/tmp/c.txt').read()"
     assert await shown(session, cell) == "'c'\n"
     assert await session.read_file("/box/work/new/deep/b.bin") == b"\0\xff!"
+
+
+async def test_folders_go_in_and_out(session: Session, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    (source / "sub").mkdir(parents=True)
+    (source / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "sub" / "data").write_bytes(bytes(3000))
+    await session.upload(source, "task")
+    await session.upload(source / "sub" / "data", "one")
+    assert (await session.exec("./task/run.sh; cat task/sub/data one | wc -c")).stdout == "ran\n6000\n"
+    await session.download("task", tmp_path / "out")
+    await session.download("one", tmp_path / "one")
+    assert (tmp_path / "out" / "sub" / "data").read_bytes() == (tmp_path / "one").read_bytes() == bytes(3000)
+    with pytest.raises(FileNotFoundError):
+        await session.download("nowhere", tmp_path / "x")
+    await session.exec("mkfifo task/pipe")
+    with pytest.raises(OSError, match="neither file nor folder"):
+        await session.download("task", tmp_path / "y")
 
 
 async def test_limits_hold_for_the_whole_session(pool: SandboxPool) -> None:

@@ -23,12 +23,14 @@ import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import oom_kills
+from verl_tool.sandbox.backends import transfer
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.job import JobFiles, check_names
 from verl_tool.sandbox.result import CellResult, RunResult
@@ -342,6 +344,18 @@ class Session:
             self._require()
             self.touch()
             self._own_files().write(path, content)
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a file, or what is in a folder, of this machine to `target`. Raises OSError."""
+        await transfer.upload(self, source, target, self._limits.disk_bytes)
+
+    async def download(self, source: str, target: Path) -> None:
+        """Copy a file, or what is in a folder, to `target` on this machine. See `Sandbox.download`."""
+        await transfer.download(self, source, target)
+
+    async def stop(self) -> None:
+        """As `close`."""
+        await self.close()
 
     async def close(self) -> None:
         """End all that runs in it, and remove its files."""

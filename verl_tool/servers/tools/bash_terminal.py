@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic import AliasChoices, Field
 
 from verl_tool.formats import Call
-from verl_tool.sandbox import Session
+from verl_tool.sandbox.backends import Sandbox
 from verl_tool.servers.tools._programs import cut_middle, written_by
 from verl_tool.servers.tools.base import CallError, Context, InvalidCall, ToolResult
 from verl_tool.servers.tools.workspace.screen import plain_text
@@ -108,7 +108,7 @@ class BashTerminalTool(WorkspaceTool):
         shown = await workspace.part(Terminal).type(typed, min(seconds, self.options.timeout_seconds), self._bytes)
         return self._told(shown, seconds)
 
-    async def _run_alone(self, command: str, seconds: float, session: Session) -> ToolResult:
+    async def _run_alone(self, command: str, seconds: float, session: Sandbox) -> ToolResult:
         result = await session.exec(command, wall_seconds=seconds)
         output = cut_middle(plain_text(written_by(result).encode()), self.options.max_output_length)
         first, _, rest = output.partition("\n")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from verl_tool.formats import Call
-from verl_tool.sandbox import Session
+from verl_tool.sandbox.backends import Sandbox
 from verl_tool.sandbox.inside import wire
 from verl_tool.servers.tools._programs import cut_middle
 from verl_tool.servers.tools.base import CallError, Context, InvalidCall, ToolResult
@@ -88,7 +88,7 @@ class StrReplaceEditorTool(WorkspaceTool):
             return ToolResult(f"{asked.path!a} cannot be a path", error=True)
         return ToolResult(cut_middle(text, self.options.max_output_length))
 
-    async def _done(self, asked: EditorArguments, path: str, session: Session, edits: Edits) -> str:
+    async def _done(self, asked: EditorArguments, path: str, session: Sandbox, edits: Edits) -> str:
         """What the model reads. Raises CallError, OSError, InvalidCall."""
         if asked.command == "view":
             return await self._view(asked, path, session)
@@ -102,7 +102,7 @@ class StrReplaceEditorTool(WorkspaceTool):
         edits.add(path, content, edited.file.encoded())
         return f"The file {asked.path} has been edited. Around the edit it reads now:\n{edited.snippet()}"
 
-    async def _view(self, asked: EditorArguments, path: str, session: Session) -> str:
+    async def _view(self, asked: EditorArguments, path: str, session: Sandbox) -> str:
         try:
             if path in _FOLDERS:
                 raise IsADirectoryError
@@ -116,7 +116,7 @@ class StrReplaceEditorTool(WorkspaceTool):
         return numbered(lines, first, last) or "(the file is empty)"
 
 
-async def _create(asked: EditorArguments, path: str, session: Session, edits: Edits) -> str:
+async def _create(asked: EditorArguments, path: str, session: Sandbox, edits: Edits) -> str:
     content = Text(_required(asked.file_text, "file_text", "create")).encoded()
     try:
         await session.read_file(path)
@@ -136,7 +136,7 @@ def _edited(asked: EditorArguments, file: Text) -> Edited:
     return insert_after(file, line, _required(given, "new_str", "insert"))
 
 
-async def _undo(asked: EditorArguments, path: str, session: Session, edits: Edits, content: bytes) -> str:
+async def _undo(asked: EditorArguments, path: str, session: Sandbox, edits: Edits, content: bytes) -> str:
     before = edits.last(path, content)
     if before is None:
         await _remove(session, path)
@@ -148,7 +148,7 @@ async def _undo(asked: EditorArguments, path: str, session: Session, edits: Edit
     return f"The last edit of {asked.path} is undone. It reads now:\n{numbered(Text.of(before, asked.path).lines)}"
 
 
-async def _write(session: Session, path: str, content: bytes, before: bytes | None) -> None:
+async def _write(session: Sandbox, path: str, content: bytes, before: bytes | None) -> None:
     """Write a file, all or nothing as far as there is room. Raises OSError."""
     try:
         await session.write_file(path, content)
@@ -161,11 +161,11 @@ async def _write(session: Session, path: str, content: bytes, before: bytes | No
         raise
 
 
-async def _remove(session: Session, path: str) -> None:
+async def _remove(session: Sandbox, path: str) -> None:
     await session.exec(["rm", "-f", "--", path])
 
 
-async def _listing(shown: str, path: str, session: Session) -> str:
+async def _listing(shown: str, path: str, session: Sandbox) -> str:
     """A folder's content, hidden files left out."""
     hidden = ["-name", ".*", "-prune", "-o"]
     command = ["find", path, "-mindepth", "1", "-maxdepth", str(_DEPTH), *hidden, "-printf", "%y%P\\0"]

@@ -6,7 +6,7 @@ import zlib
 from collections import deque
 from dataclasses import dataclass
 
-from verl_tool.sandbox import Session
+from verl_tool.sandbox.backends import WorkspaceSandbox
 from verl_tool.servers.tools.base import CallError
 
 SNIPPET_LINES = 4
@@ -125,11 +125,11 @@ class _Edit:
 class Edits:
     """The edits of one workspace that can be taken back."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: WorkspaceSandbox) -> None:
         self._edits: deque[_Edit] = deque()
         self._kept = 0
 
-    def copy_for(self, session: Session) -> Edits:
+    def copy_for(self, session: WorkspaceSandbox) -> Edits:
         """Those of a fork, which may be taken back in it as well."""
         copy = Edits(session)
         copy._edits, copy._kept = self._edits.copy(), self._kept

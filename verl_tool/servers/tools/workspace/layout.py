@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from verl_tool.errors import ConfigError
 from verl_tool.packed_files import PackedFile
 from verl_tool.sandbox import SandboxPool, Session, SessionLimits
+from verl_tool.sandbox.backends import Container, Sandbox
 
 
 async def started(pool: SandboxPool, limits: SessionLimits | None, files: Mapping[str, PackedFile]) -> Session:
@@ -20,14 +22,28 @@ async def started(pool: SandboxPool, limits: SessionLimits | None, files: Mappin
     return session
 
 
-async def lay_out(session: Session, files: Mapping[str, PackedFile], folder: str) -> None:
+async def started_container(container: Container, files: Mapping[str, PackedFile]) -> Container:
+    """The same of a container. Raises ConfigError if a file cannot be laid out, and what `Container.start` does."""
+    await container.start()
+    try:
+        await lay_out(container, files, ".")
+    except OSError as error:
+        await container.stop()
+        raise ConfigError(str(error)) from error
+    except BaseException:
+        await container.stop()
+        raise
+    return container
+
+
+async def lay_out(session: Sandbox, files: Mapping[str, PackedFile], folder: str) -> None:
     """Write `files` below a folder that is there. Raises OSError as `Session.write_file` does, and what `exec` does."""
     for path, file in files.items():
         await session.write_file(f"{folder}/{path}", file.content)
     await _mark_executable(session, files, folder)
 
 
-async def _mark_executable(session: Session, files: Mapping[str, PackedFile], folder: str) -> None:
+async def _mark_executable(session: Sandbox, files: Mapping[str, PackedFile], folder: str) -> None:
     programs = [f"{folder}/{path}" for path, file in files.items() if file.executable]
     if programs:
         await session.exec(["chmod", "u+x", "--", *programs])

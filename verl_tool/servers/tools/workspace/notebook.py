@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from verl_tool.sandbox import CellResult, Session
+from verl_tool.sandbox import CellResult
+from verl_tool.sandbox.backends import WorkspaceSandbox
 from verl_tool.servers.tools.workspace import kernel
 from verl_tool.servers.tools.workspace.cells import Cell
 
@@ -21,13 +22,13 @@ _SAVED = "print(get_ipython().saved_figures())"
 class Notebook:
     """Runs cells, with IPython's names where they are used, and takes the figures that they leave."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: WorkspaceSandbox) -> None:
         self._session = session
         self._installed = False
         self._draws = False
         """Whether a cell has named matplotlib: a function of it may draw in any later one."""
 
-    def copy_for(self, session: Session) -> Notebook:
+    def copy_for(self, session: WorkspaceSandbox) -> Notebook:
         """That of a fork: the same names are installed in it."""
         copy = Notebook(session)
         copy._installed, copy._draws = self._installed, self._draws

@@ -12,6 +12,8 @@ import termios
 import time
 from collections.abc import Callable
 
+from verl_tool.sandbox.backends import ContainerProgram
+
 _ROWS, _COLUMNS = 50, 200
 _TIOCGSID, _TIOCSIG = 0x5429, 0x40045436
 _READS_AT_ONCE = 16
@@ -43,6 +45,8 @@ class PseudoTerminal:
         """Whether no program has it open any more."""
         self.written = 0
         """Bytes that programs have written since it is watched."""
+        self.relayed: ContainerProgram | None = None
+        """What passes it on to a terminal in a container, if something does: there are the programs."""
         self._watched = True
         self._pause: asyncio.TimerHandle | None = None
         self._listen()
@@ -81,19 +85,24 @@ class PseudoTerminal:
                 raise TerminalGone from None
 
     def reset_modes(self) -> None:
-        """Undo what programs have set. Raises TerminalGone."""
+        """Undo what programs have set; not in a container. Raises TerminalGone."""
         if self.closed:
             raise TerminalGone
+        if self.relayed is not None:
+            return
         try:
             termios.tcsetattr(self._ours, termios.TCSANOW, self._modes)
         except (OSError, termios.error):
             raise TerminalGone from None
 
-    def runs_a_program(self) -> bool:
+    async def runs_a_program(self) -> bool:
         """Whether another program than the one that was started with the terminal is in the foreground."""
+        if not self.closed and self.relayed is not None:
+            leader, group = await self.relayed.foreground()
+            return group != leader
         return not self.closed and self._foreground() not in (0, self._leader())
 
-    def signal(self, number: signal.Signals) -> bool:
+    async def signal(self, number: signal.Signals) -> bool:
         """Send SIGINT or SIGQUIT to what is in the foreground, SIGKILL to a program that another one has started there.
 
         Returns:
@@ -101,6 +110,8 @@ class PseudoTerminal:
         """
         if self.closed:  # the descriptor may be another's
             return False
+        if self.relayed is not None:
+            return await self.relayed.foreground(number) != (0, 0)
         group, leader = self._foreground(), self._leader()
         try:
             if number is not signal.SIGKILL:

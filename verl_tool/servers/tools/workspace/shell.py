@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from verl_tool.errors import SandboxError
-from verl_tool.sandbox import Session, SessionProcess
+from verl_tool.sandbox.backends import ContainerProgram, Program, WorkspaceSandbox
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.worker import Ended
 from verl_tool.servers.tools.workspace.pseudo_terminal import PseudoTerminal, TerminalGone
@@ -48,7 +48,7 @@ class Shell:
     def __init__(self, show: Callable[[bytes], None]) -> None:
         """`show`: is called with what its programs write, as it comes."""
         self._show = show
-        self._process: SessionProcess | None = None
+        self._process: Program | None = None
         self._begun = b""
         """Read, and maybe the beginning of a marker."""
         self._word = b""
@@ -67,7 +67,7 @@ class Shell:
         """Whether it takes commands or keys."""
         return not self.terminal.closed
 
-    async def start(self, session: Session, folder: bytes) -> None:
+    async def start(self, session: WorkspaceSandbox, folder: bytes) -> None:
         """Start bash in a directory, or in the workspace's if there is no such any more.
 
         Raises:
@@ -79,6 +79,11 @@ class Shell:
             self._process = await session.spawn(_BASH, streams=ends, env=_VARIABLES, cwd="/", terminal=True)
         finally:
             self.terminal.close_theirs()
+        if isinstance(self._process, ContainerProgram):
+            self.terminal.relayed = self._process
+            begun = time.monotonic()
+            while not self.terminal.written and time.monotonic() < begun + _START_SECONDS:
+                await self._news_by(begun + _START_SECONDS)
         await self.terminal.type(f"exec {_MARKERS_FD}>&2\n".encode(), time.monotonic() + _START_SECONDS)
         enter = b"\\builtin cd -- %b 2>/dev/null || \\builtin cd 2>/dev/null; :" % _quoted(folder)
         if not await self.run(enter, _START_SECONDS):
@@ -92,7 +97,7 @@ class Shell:
         """
         self.terminal.reset_modes()
         if self._typed:
-            self.terminal.signal(signal.SIGINT)
+            await self.terminal.signal(signal.SIGINT)
             await self._quiet_by(time.monotonic() + _AFTER_SIGNAL_SECONDS)
             self._typed = False
         deadline = time.monotonic() + seconds
@@ -104,7 +109,7 @@ class Shell:
     async def interrupt(self) -> None:
         """End the command and bring the shell back. Raises TerminalGone if nothing does."""
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGINT):
-            if self.terminal.signal(number) and await self._ended_by(time.monotonic() + _AFTER_SIGNAL_SECONDS):
+            if await self.terminal.signal(number) and await self._ended_by(time.monotonic() + _AFTER_SIGNAL_SECONDS):
                 self.exit_code = None
                 return
         raise TerminalGone
@@ -211,7 +216,7 @@ def _quoted(text: bytes) -> bytes:
     return "\\\n".join(f"$'{part}'" for part in parts).encode("ascii")
 
 
-async def _end_of(process: SessionProcess) -> Ended:
+async def _end_of(process: Program) -> Ended:
     """The end of a shell that has left its terminal, or was killed. Raises SandboxError."""
     with contextlib.suppress(asyncio.TimeoutError):
         return await asyncio.wait_for(process.wait(), _AFTER_SIGNAL_SECONDS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.sandbox import Session
+from verl_tool.sandbox.backends import WorkspaceSandbox
 from verl_tool.sandbox.inside import wire
 from verl_tool.servers.tools.base import CallError
 from verl_tool.servers.tools.workspace.pseudo_terminal import TerminalGone
@@ -45,13 +45,13 @@ class Shown:
 class Terminal:
     """Its shell is started at the first call."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: WorkspaceSandbox) -> None:
         self._session = session
         self._shell: Shell | None = None
         self._folder = wire.WORK_DIRECTORY.encode()
         self._shown = HeadAndTail(_BETWEEN_CALLS_BYTES)
 
-    def copy_for(self, session: Session) -> Terminal:
+    def copy_for(self, session: WorkspaceSandbox) -> Terminal:
         """That of a fork. Raises ToolFault ``not_forkable`` if there is a shell."""
         if self._shell is not None:
             words = (
@@ -76,7 +76,7 @@ class Terminal:
         if b"\0" in typed:
             raise CallError("the command holds a NUL character, which no shell can take")
         async with self._call(output_bytes) as (shell, lost):
-            if shell.terminal.runs_a_program():
+            if await shell.terminal.runs_a_program():
                 raise CallError('a program runs in the foreground; send it keys, such as "C-c" to interrupt it, first')
             interrupted = False
             try:
@@ -101,7 +101,7 @@ class Terminal:
             except TerminalGone:
                 return await self._replaced(lost, False)
             drawn = "\n".join(line.rstrip() for line in self._text().split("\n"))
-            return Shown(drawn, running=shell.terminal.runs_a_program(), lost=lost)
+            return Shown(drawn, running=await shell.terminal.runs_a_program(), lost=lost)
 
     @contextlib.asynccontextmanager
     async def _call(self, output_bytes: int) -> AsyncIterator[tuple[Shell, str]]:

@@ -7,17 +7,18 @@ the tool is first called.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
+from verl_tool.sandbox.backends import Container, ContainerSettings, WorkspaceSandbox
 from verl_tool.servers.tools._sandboxed import SandboxTool
 from verl_tool.servers.tools.base import Context, Tool, ToolOptions
-from verl_tool.servers.tools.workspace.layout import started
+from verl_tool.servers.tools.workspace.layout import started, started_container
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
 from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.verification import Verdict, Verification
@@ -27,6 +28,12 @@ class WorkspaceOptions(ToolOptions):
     """The limits of a call, of a workspace, and of all workspaces. All but the first two, and what `ToolOptions` has,
     must be the same for tools that are served together, for they share workspaces."""
 
+    backend: Literal["sandbox", "docker", "podman"] = "sandbox"
+    """Where workspaces are: sessions of this project's sandbox, or a container for each trajectory."""
+    image: str = ""
+    """Of the containers. It needs bash, and what the tools use: python3 for ``ipython_code``."""
+    cpus: float = Field(default=1.0, gt=0)
+    """CPU time a second of one container."""
     timeout_seconds: float = Field(default=10.0, gt=0, validation_alias=AliasChoices("timeout_seconds", "timeout"))
     """Wall time of one call."""
     max_output_length: int = Field(default=4000, ge=100)
@@ -56,17 +63,29 @@ class WorkspaceOptions(ToolOptions):
     warm_modules: tuple[str, ...] = WARM_MODULES
     """Modules that are imported once for all workspaces; any other is imported by each that uses it."""
 
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> WorkspaceOptions:
+        other = _OF_CONTAINERS if self.backend == "sandbox" else _OF_THE_SANDBOX
+        given = [name for name in other if getattr(self, name) != WorkspaceOptions.model_fields[name].default]
+        if given:
+            raise ValueError(f"{given[0]} has no effect with backend={self.backend!r}; leave it out")
+        if self.backend != "sandbox" and not self.image:
+            raise ValueError(f"backend={self.backend!r} needs image, the name of one that is there or can be pulled")
+        return self
 
+
+_OF_CONTAINERS = ("image", "cpus")
+_OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "isolation", "workers", "warm_modules")
 _OF_EACH_TOOL = {*ToolOptions.model_fields, "timeout_seconds", "max_output_length"}
 
 
 class Part(Protocol):
     """What one tool keeps in a workspace."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: WorkspaceSandbox) -> None:
         """Nothing is started yet."""
 
-    def copy_for(self, session: Session) -> Part:
+    def copy_for(self, session: WorkspaceSandbox) -> Part:
         """The same for a session that was forked from its own. Raises ToolFault ``not_forkable``."""
 
     async def close(self) -> None:
@@ -79,7 +98,7 @@ P = TypeVar("P", bound=Part)
 class Workspace:
     """The session of one trajectory, with the parts of its tools."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: WorkspaceSandbox) -> None:
         """`session`: started; `close` ends it."""
         self.session = session
         self._parts: dict[type, Part] = {}
@@ -93,6 +112,9 @@ class Workspace:
 
     async def verify(self, verification: Verification) -> Verdict:
         """What the verifier says of it, when all that its tools run has been ended; see `verifier.verify`."""
+        if not isinstance(self.session, Session):
+            words = "a verifier runs in a session of the sandbox only; serve the tools without backend"
+            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         parts, self._parts = self._parts, {}
         for part in parts.values():
             await part.close()
@@ -114,7 +136,7 @@ class Workspace:
             branch = Workspace(session)
             branch._parts = {kind: part.copy_for(session) for kind, part in self._parts.items()}
         except BaseException:
-            await session.close()
+            await session.stop()
             raise
         return branch
 
@@ -124,7 +146,7 @@ class Workspace:
             for part in self._parts.values():
                 await part.close()
         finally:
-            await self.session.close()
+            await self.session.stop()
 
 
 class WorkspaceTool(SandboxTool):
@@ -154,13 +176,18 @@ class WorkspaceTool(SandboxTool):
         # Each call brings its own wall time.
         shared = SessionLimits(**{**vars(self._limits), "wall_seconds": SessionLimits.wall_seconds})
         self._settings = PoolSettings(chosen.workers, chosen.warm_modules, chosen.max_sessions, policy, level, shared)
+        self._containers: ContainerSettings | None = None
+        if chosen.backend != "sandbox":
+            self._containers = ContainerSettings(chosen.backend, chosen.image, chosen.cpus)
+            # What a pool sees to for its sessions, the server sees to for containers.
+            self.max_live, self.ttl_seconds = chosen.max_sessions, chosen.idle_seconds  # type: ignore[misc]
 
     @property
     def state_group(self) -> str:
         return "workspace"
 
     def refuse_beside(self, other: Tool) -> None:
-        if not isinstance(other, WorkspaceTool) or other._settings == self._settings:
+        if not isinstance(other, WorkspaceTool):
             return
         own, others = self.options.model_dump(), other.options.model_dump()
         for name in WorkspaceOptions.model_fields:
@@ -170,13 +197,27 @@ class WorkspaceTool(SandboxTool):
                     "workspaces; set it to the same value for both"
                 )
 
+    def isolation_in_force(self) -> str:
+        if self._containers is None:
+            return super().isolation_in_force()
+        return f"a container of {self._containers.command} for each trajectory, image {self._containers.image}"
+
     async def start(self) -> None:
-        self.sandbox = await take_pool(self._settings)
+        if self._containers is None:
+            self.sandbox = await take_pool(self._settings)
+            return
+        async with Container(self._containers, self._settings.limits) as container:
+            if not (await container.exec("true")).ok:
+                raise SandboxError(f"the image {self._containers.image} has no bash, which tools need", retryable=False)
 
     async def close(self) -> None:
         if self.sandbox is not None:
             self.sandbox = None
             await give_pool(self._settings)
+
+    async def check(self) -> None:
+        if self._containers is None:
+            await super().check()
 
     async def new_state(self, context: Context) -> Workspace:
         packed = context.extra.get(FILES_FIELD)
@@ -186,7 +227,9 @@ class WorkspaceTool(SandboxTool):
         except ConfigError as error:
             raise ToolFault(FaultKind.BAD_REQUEST, f"{FILES_FIELD}: {error}", retryable=False) from None
         try:
-            return Workspace(await started(self._pool(), self._settings.limits, files))
+            if self._containers is None:
+                return Workspace(await started(self._pool(), self._settings.limits, files))
+            return Workspace(await started_container(Container(self._containers, self._settings.limits), files))
         except ConfigError as error:
             message = f"{FILES_FIELD} cannot be laid out in a workspace: {error}"
             raise ToolFault(FaultKind.SANDBOX, message, retryable=False) from None

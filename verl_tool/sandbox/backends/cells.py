@@ -1,0 +1,145 @@
+"""The Python state of a container: our end of what `cell_server` runs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import secrets
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_tool.errors import SandboxError
+from verl_tool.sandbox.backends import cell_server
+from verl_tool.sandbox.backends.engine import end
+from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.result import CellResult
+
+if TYPE_CHECKING:
+    from verl_tool.sandbox.backends.container import Container
+
+_MARGIN_SECONDS = 10.0 + cell_server.DIE_SECONDS
+_NO_PYTHON = (126, 127)
+"""Exit codes of a command that cannot be run."""
+
+
+class Cells:
+    """Starts the server at the first cell."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._server: asyncio.subprocess.Process | None = None
+        self._mark = ""
+        self._cancelled = False
+        """The state was given up with a call that was cancelled, and no result has told so yet."""
+
+    def refused(self, limit: str) -> CellResult:
+        """The result of a cell that is not run."""
+        return self._result({"state": "kept", "timed_out": False, "wall_seconds": 0.0}, limit)
+
+    async def run(self, code: str, stdin: bytes, interactive: bool, counted: bool, seconds: float) -> CellResult:
+        """See `Container.run`. Raises SandboxError if the image has no python3, ToolFault if the container is gone."""
+        request = {
+            "code": base64.b64encode(code.encode("utf-8", "surrogatepass")).decode(),
+            "stdin": base64.b64encode(stdin).decode(),
+            "interactive": interactive,
+            "counted": counted,
+            "seconds": seconds,
+            "output_bytes": self._container.limits.output_bytes,
+        }
+        if self._server is not None and self._server.returncode is not None:
+            return await self._lost(self._server)
+        if self._cancelled:
+            self._cancelled = False
+            return self._result({"state": "lost", "timed_out": False, "wall_seconds": 0.0}, None)
+        if self._server is None:
+            self._mark = secrets.token_hex(8)
+            arguments = self._container.exec_arguments(self._mark, {}, wire.WORK_DIRECTORY, "--interactive")
+            command = ("python3", "-u", "-c", _source())
+            self._server = await self._container.engine.start(*arguments, *command, stderr=asyncio.subprocess.DEVNULL)
+        try:
+            answer = await asyncio.wait_for(self._asked(self._server, request), seconds + _MARGIN_SECONDS)
+        except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            return await self._lost(self._server, seconds if isinstance(error, asyncio.TimeoutError) else None)
+        except BaseException:
+            # What it says of this cell later must not be taken for the next one's.
+            self._cancelled = True
+            await asyncio.shield(self.stop())
+            raise
+        return self._result(answer, "wall_seconds" if answer["timed_out"] else None)
+
+    async def stop(self) -> None:
+        """End the server; the state is lost."""
+        await self.hang_up()
+        await self._container.kill(self._mark)
+
+    async def hang_up(self) -> None:
+        """Let go of the server; what runs in the container is not ended by it."""
+        server, self._server = self._server, None
+        if server is not None:
+            await end(server)
+
+    async def _asked(self, server: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        body = json.dumps(request).encode()
+        server.stdin.write(cell_server.LENGTH.pack(len(body)) + body)
+        await server.stdin.drain()
+        (length,) = cell_server.LENGTH.unpack(await server.stdout.readexactly(cell_server.LENGTH.size))
+        answer: dict[str, Any] = json.loads(await server.stdout.readexactly(length))
+        return answer
+
+    async def _lost(self, server: asyncio.subprocess.Process, seconds: float | None = None) -> CellResult:
+        """The server is gone, or did not answer in so many seconds."""
+        code, timed_out = None, seconds is not None
+        with contextlib.suppress(asyncio.TimeoutError):
+            code = await asyncio.wait_for(server.wait(), 1.0)
+        await self._container.look()
+        if code in _NO_PYTHON:
+            raise SandboxError("the image has no python3, which cells need", retryable=False)
+        await self.stop()
+        told = {"state": "lost", "timed_out": timed_out, "wall_seconds": seconds or 0.0}
+        return self._result(told, "wall_seconds" if timed_out else None)
+
+    def _result(self, told: dict[str, Any], limit_hit: str | None) -> CellResult:
+        out, err = (base64.b64decode(told.get(name, "")) for name in ("stdout", "stderr"))
+        out_bytes, err_bytes = (int(told.get(f"{name}_bytes", 0)) for name in ("stdout", "stderr"))
+        stdout, stderr = out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
+        exit_code, signal = _ending(told, limit_hit)
+        return CellResult(
+            stdout=stdout,
+            stderr=stderr,
+            output=stdout + stderr,
+            stdout_bytes=out_bytes,
+            stderr_bytes=err_bytes,
+            stdout_truncated=out_bytes > len(out),
+            stderr_truncated=err_bytes > len(err),
+            exit_code=exit_code,
+            signal=signal,
+            limit_hit=limit_hit,
+            wall_seconds=told["wall_seconds"],
+            cpu_seconds=0.0,
+            peak_memory_bytes=0,
+            stdout_raw=out,
+            stderr_raw=err,
+            state=told["state"],
+            ended_threads=int(told.get("threads", 0)),
+        )
+
+
+def _ending(told: dict[str, Any], limit_hit: str | None) -> tuple[int | None, int | None]:
+    """Exit code or signal."""
+    if limit_hit == "total_wall_seconds":
+        return None, None
+    if "exit_code" in told:
+        return int(told["exit_code"]), None
+    status = int(told.get("wait_status", 9))
+    return (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
+
+
+@cache
+def _source() -> str:
+    return Path(cell_server.__file__).read_text(encoding="utf-8")
