@@ -22,7 +22,7 @@ from verl_tool.sandbox.limits import SessionLimits
 
 pytestmark = pytest.mark.timeout(120)
 
-LIMITS = SessionLimits(wall_seconds=10, output_bytes=2000, disk_bytes=8 << 20, processes=20, total_wall_seconds=100)
+LIMITS = SessionLimits(wall_seconds=30, output_bytes=2000, disk_bytes=8 << 20, processes=20, total_wall_seconds=100)
 
 
 @pytest.fixture(params=["stand-in", "docker", "podman"])
@@ -77,7 +77,10 @@ async def test_it_knows_nothing_of_our_environment(
 
 
 async def test_a_command_that_takes_too_long_is_ended_with_what_it_started(container: Container) -> None:
-    result = await container.exec("sleep 333 & echo begun; sleep 334", wall_seconds=1)
+    for seconds in (1, 5, 25):  # a busy machine needs a while to get into the container
+        result = await container.exec("sleep 333 & echo begun; sleep 334", wall_seconds=seconds)
+        if result.stdout:
+            break
     assert (result.limit_hit, result.timed_out, result.stdout) == ("wall_seconds", True, "begun\n")
     found = await container.exec("for f in /proc/[0-9]*; do tr '\\0' ' ' < $f/cmdline; echo; done 2>/dev/null")
     assert "sleep 33" not in found.stdout.replace("sleep 33[", "")

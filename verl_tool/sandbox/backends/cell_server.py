@@ -23,6 +23,8 @@ import traceback
 import types
 
 LENGTH = struct.Struct(">I")
+START_SECONDS = 10.0
+"""For the state to fork; a cell's own time begins then."""
 DIE_SECONDS = 5.0
 _COROUTINE = 0x80
 _run = eval
@@ -83,7 +85,7 @@ def _answer(channel, request, number):
         begun = time.monotonic()
         try:
             socket.send_fds(channel, [b"%d %d" % (number, request["interactive"])], files)
-            told = _end_of(channel, begun + request["seconds"])
+            told = _end_of(channel, request["seconds"])
         except OSError:
             told = {"state": "lost", "timed_out": False}
         told["wall_seconds"] = time.monotonic() - begun
@@ -96,9 +98,9 @@ def _answer(channel, request, number):
             os.close(fd)
 
 
-def _end_of(channel, deadline):
-    """Wait for a cell; end it at the deadline."""
-    pid, timed_out = 0, False
+def _end_of(channel, seconds):
+    """Wait for a cell; end it after so many seconds."""
+    pid, timed_out, deadline = 0, False, time.monotonic() + START_SECONDS
     while True:
         left = max(0.0, deadline - time.monotonic())
         if not select.select([channel], [], [], left)[0]:
@@ -110,7 +112,7 @@ def _end_of(channel, deadline):
             continue
         kind, _, rest = channel.recv(64).partition(b" ")
         if kind == b"pid":
-            pid = int(rest)
+            pid, deadline = int(rest), time.monotonic() + seconds
         elif kind == b"kept":
             status, threads = map(int, rest.split())
             return {"state": "kept", "timed_out": False, "exit_code": status, "threads": threads}

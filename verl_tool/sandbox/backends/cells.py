@@ -21,7 +21,7 @@ from verl_tool.sandbox.result import CellResult
 if TYPE_CHECKING:
     from verl_tool.sandbox.backends.container import Container
 
-_MARGIN_SECONDS = 10.0 + cell_server.DIE_SECONDS
+_MARGIN_SECONDS = 10.0 + cell_server.START_SECONDS + cell_server.DIE_SECONDS
 _NO_PYTHON = (126, 127)
 """Exit codes of a command that cannot be run."""
 
