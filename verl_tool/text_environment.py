@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from verl_tool.agent_loop.episode import Episode, Tools
@@ -23,19 +24,31 @@ from verl_tool.agent_loop.generators.base import Generator
 from verl_tool.agent_loop.options import EpisodeOptions, ToolPrompt, ToolSchemas
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rollout import Start, rollout
+from verl_tool.agent_loop.row import sent_to_tools
 from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import Excluded, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Format, Tag, claim, format_by_name
 from verl_tool.formats.tags import OwnTagFormat
-from verl_tool.protocol import ToolDescription
+from verl_tool.protocol import FILES_FIELD, ToolDescription
 from verl_tool.text_history import TextHistory
+from verl_tool.verification import MARGIN_SECONDS, Verification, read_verification
 
 _Result = TypeVar("_Result")
 RewardFunction = Callable[..., Sequence[Any]]
 OWN_TAGS = "tags"
 """The format in which each tool has a tag of its own name; with functions, ``<finish/>`` ends the trajectory."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One of those that `TextEnvironment.run` is given."""
+
+    text: str
+    extra: Mapping[str, Any]
+    """Sent to the tools."""
+    verification: Verification | None
 
 
 class TextEnvironment:
@@ -125,16 +138,31 @@ class TextEnvironment:
         return self._formats[0].usage(_run(self._descriptions()))
 
     def run(
-        self, tasks: Sequence[str] | None = None, *, queries: Sequence[str] | None = None, **rewards_kwargs: Any
+        self,
+        tasks: Sequence[str] | None = None,
+        *,
+        queries: Sequence[str] | None = None,
+        files: Sequence[Any] | None = None,
+        verifications: Sequence[Any] | None = None,
+        **rewards_kwargs: Any,
     ) -> tuple[list[Any], list[Any], list[Any], list[Any], list[TextHistory]]:
         """Queries, responses, masks, rewards and histories, one a task, in order.
 
         Token ids and masks are tensors if the model is transformers', else lists. A mask is 1 on tokens of the model;
         it is 0 throughout if the tool server failed (`TextHistory.fault`). Works within a running event loop too.
-        `queries` is TRL's name of `tasks`. Raises ConfigError if they are no texts, or if a tool answers with an image.
+        `queries` is TRL's name of `tasks`.
+
+        `files`, one a task: what is in its workspace when its first call comes, as a row's ``workspace_files``, or
+        None. `verifications`, one a task: what looks at the workspace after the trajectory's end and gives the reward
+        in place of `reward_fn`, as a `Verification`, its JSON or a mapping, or None: the reward is 0. Both need a tool
+        server with a workspace.
+
+        Raises ConfigError if tasks are no texts, files or a verification cannot be read or have no workspace, or if a
+        tool answers with an image.
         """
-        trajectories = _run(self._trajectories(_texts(_only_one(tasks=tasks, queries=queries))))
-        histories = [TextHistory(trajectory) for trajectory in trajectories]
+        asked = self._asked(_texts(_only_one(tasks=tasks, queries=queries)), files, verifications)
+        trajectories = [_graded(trajectory) for trajectory in _run(self._trajectories(asked))]
+        histories = [TextHistory(trajectory, trajectory.reward or 0.0) for trajectory in trajectories]
         if self.reward_fn is not None:
             rewards = self.reward_fn([history.last_text_segment for history in histories], **rewards_kwargs)
             for history, reward in zip(histories, rewards, strict=True):
@@ -153,19 +181,50 @@ class TextEnvironment:
         async with ToolClient(self._tools) as client:
             return await client.tools()
 
-    async def _trajectories(self, tasks: Sequence[str]) -> list[Trajectory]:
-        if isinstance(self._tools, str):
-            async with ToolClient(self._tools) as client:
-                return await self._rollout(client, tasks)
-        return await self._rollout(self._tools, tasks)
+    def _asked(
+        self, texts: Sequence[str], files: Sequence[Any] | None, verifications: Sequence[Any] | None
+    ) -> list[_Task]:
+        if not isinstance(self._tools, str) and (files is not None or verifications is not None):
+            raise ConfigError(
+                "files and verifications need a workspace, and functions have none; give as `tools` the URL of a tool "
+                "server that has one, such as bash_terminal's"
+            )
+        if verifications is not None and self.reward_fn is not None:
+            raise ConfigError("reward_fn and verifications both give the reward; leave one of them out")
+        asked = []
+        for i, (text, packed, verification) in enumerate(
+            zip(texts, _one_each("files", files, texts), _one_each("verifications", verifications, texts), strict=True)
+        ):
+            extra = sent_to_tools({FILES_FIELD: packed}, None, f"task {i}")
+            if not isinstance(verification, Verification | None):
+                verification = read_verification(verification, f"task {i}")
+            asked.append(_Task(text, extra, verification))
+        return asked
 
-    async def _rollout(self, tools: Tools, tasks: Sequence[str]) -> list[Trajectory]:
+    async def _trajectories(self, tasks: Sequence[_Task]) -> list[Trajectory]:
+        if not isinstance(self._tools, str):
+            return await self._rollout(self._tools, tasks, self._options)
+        verifiers = [task.verification.timeout_seconds + MARGIN_SECONDS for task in tasks if task.verification]
+        seconds = max([self._options.tool_call_timeout, *verifiers])
+        options = self._options.model_copy(update={"tool_call_timeout": seconds})
+        async with ToolClient(self._tools, timeout=seconds) as client:
+            return await self._rollout(client, tasks, options)
+
+    async def _rollout(self, tools: Tools, tasks: Sequence[_Task], options: EpisodeOptions) -> list[Trajectory]:
         params = self._kwargs if self._is_generator else {}
         told = await self._described_by(tools) if self._options.tells_of_tools else []
         prompts = PromptRenderer(self._tokenizer, self._options, told, self._formats)
-        starts = [Start(self._prompt_ids(task, prompts), sampling_params=params) for task in tasks]
+        starts = [
+            Start(
+                self._prompt_ids(task.text, prompts),
+                sampling_params=params,
+                extra=task.extra,
+                verification=task.verification,
+            )
+            for task in tasks
+        ]
         episode = Episode(
-            *(self._generator(), tools, self._tokenizer, self._options),
+            *(self._generator(), tools, self._tokenizer, options),
             renderer=prompts.observations(),
             formats=self._formats,
         )
@@ -254,6 +313,24 @@ def _only_one(**names: _Result | None) -> _Result | None:
     if any(value is not first and value != first for value in given.values()):
         raise ConfigError(f"{' and '.join(given)} are one argument under two names; give just one of them")
     return first
+
+
+def _one_each(name: str, given: Sequence[Any] | None, tasks: Sequence[str]) -> Sequence[Any]:
+    if given is None:
+        return [None] * len(tasks)
+    if len(given) != len(tasks):
+        raise ConfigError(f"{name} has {len(given)} entries for {len(tasks)} tasks; give one a task, None for none")
+    return given
+
+
+def _graded(trajectory: Trajectory) -> Trajectory:
+    """With its verifier's reward, as the reward manager ``terminal`` gives it; without one, out of the loss."""
+    if trajectory.verdict is None:
+        return trajectory
+    score = trajectory.verdict.score
+    if score is None:
+        return replace(trajectory, excluded=trajectory.excluded or Excluded.GRADER)
+    return trajectory.with_reward(score)
 
 
 def _texts(tasks: Sequence[str] | None) -> Sequence[str]:

@@ -78,8 +78,9 @@ class TextHistory:
 
     @property
     def fault(self) -> Fault | None:
-        """The infrastructure's failure that ended it, if one did; its mask is 0 then."""
-        return self.trajectory.fault
+        """The infrastructure's failure that ended it, or that kept its verifier from running; its mask is 0 then."""
+        verdict = self.trajectory.verdict
+        return self.trajectory.fault or (verdict.fault if verdict is not None else None)
 
     def show_text(self, show_legend: bool = False) -> None:
         """Print the text, coloured by who wrote it."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from verl_tool.errors import ConfigError
 from verl_tool.packed_files import unpack
-from verl_tool.protocol import Fault
+from verl_tool.protocol import Fault, FaultKind
 
 STYLE = "workspace_verifier"
 """``reward_model.style`` of a row whose ``ground_truth`` is a `Verification` as JSON."""
@@ -66,6 +66,24 @@ class Verdict:
     fault: Fault | None = None
     seconds: float = 0.0
     """That it all took."""
+
+    @property
+    def score(self) -> float | None:
+        """What the trajectory gets: the reward if it is from 0 to 1, else 0, since code of the workspace may have
+        written it. None: the verifier could not be run, by no fault of the trajectory's."""
+        if self.fault is not None and not _by_the_workspace(self.fault):
+            return None
+        return self.reward if self.counts else 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether there is a reward, from 0 to 1."""
+        return self.reward is not None and 0.0 <= self.reward <= 1.0
+
+
+def _by_the_workspace(fault: Fault) -> bool:
+    """Whether a workspace may bring it about. What is sent for a verification is not the model's."""
+    return fault.kind.provokable and fault.kind is not FaultKind.BAD_REQUEST
 
 
 def read_verification(value: object, where: str) -> Verification:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from toy_model import ScriptedEngine, ToyTokenizer
+from toy_model import Characters, ScriptedEngine, ToyTokenizer
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
@@ -143,19 +143,6 @@ def calculator_url() -> Iterator[str]:
     loop, done = stop[0]
     loop.call_soon_threadsafe(done.set)
     thread.join(20)
-
-
-class Characters:
-    """A token a character."""
-
-    eos_token_id = 0
-    all_special_tokens = ("\0",)
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [ord(c) for c in text]
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-        return "".join(map(chr, token_ids))
 
 
 def test_a_notebook_may_use_a_server(calculator_url: str) -> None:

@@ -35,6 +35,19 @@ class Template:
         return text + (self.open.format(role="assistant") if add_generation_prompt else "")
 
 
+class Characters:
+    """A token a character."""
+
+    eos_token_id = 0
+    all_special_tokens = ("\0",)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        return "".join(map(chr, token_ids))
+
+
 class ToyTokenizer:
     """Ids 0-255 are bytes; then the special tokens, then `words`: ordinary tokens, longest match first."""
 

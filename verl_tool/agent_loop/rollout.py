@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.verification import Verification
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Start:
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     use_tool: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
+    verification: Verification | None = None
 
 
 async def rollout(episode: Episode, starts: Sequence[Start], title: str = "rollout") -> list[Trajectory]:
@@ -41,6 +43,7 @@ async def rollout(episode: Episode, starts: Sequence[Start], title: str = "rollo
                 trajectory_id=start.trajectory_id,
                 use_tool=start.use_tool,
                 extra=start.extra,
+                verification=start.verification,
             )
             progress.advance(bar)
             return trajectory

@@ -14,7 +14,6 @@ from verl.experimental.reward_loop.reward_manager import register
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
-from verl_tool.protocol import Fault, FaultKind
 from verl_tool.verification import STYLE
 
 
@@ -40,14 +39,9 @@ class TerminalRewardManager(GradingRewardManager[TerminalOptions]):
         if verdict is None:
             words = f"its row needs reward_model.style={STYLE!r}, and verl-tool's agent loop"
             raise GraderFault(f"the trajectory was not verified: {words}")
-        if verdict.fault is not None and not _provokable(verdict.fault):
-            raise GraderFault(f"the verifier was not run: {verdict.fault.kind.value}: {verdict.fault.message}")
-        verified = verdict.reward is not None and 0.0 <= verdict.reward <= 1.0
-        score = verdict.reward if verdict.reward is not None and verified else 0.0
-        details = {"verified": verified, "verify_seconds": verdict.seconds}
+        score = verdict.score
+        if score is None:
+            told = verdict.fault and f"{verdict.fault.kind.value}: {verdict.fault.message}"
+            raise GraderFault(f"the verifier was not run: {told}")
+        details = {"verified": verdict.counts, "verify_seconds": verdict.seconds}
         return Grade(score, score >= self.options.right_from, details)
-
-
-def _provokable(fault: Fault) -> bool:
-    """Whether a workspace may bring it about. What is sent for a verification is not the model's."""
-    return fault.kind.provokable and fault.kind is not FaultKind.BAD_REQUEST

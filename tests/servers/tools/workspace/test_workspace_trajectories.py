@@ -3,15 +3,17 @@ real sandbox."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from live_server import LiveServers
-from toy_model import ScriptedEngine, ToyTokenizer
+from toy_model import Characters, ScriptedEngine, ToyTokenizer
 
 from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
@@ -20,6 +22,7 @@ from verl_tool.packed_files import PackedFile, pack_files
 from verl_tool.protocol import FILES_FIELD, VERIFY_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
+from verl_tool.text_environment import TextEnvironment
 from verl_tool.verification import Verification
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -128,3 +131,58 @@ async def test_what_cannot_be_verified_is_refused(url: str) -> None:
         await run(url, ["done"], seconds=50.0)
     with pytest.raises(ConfigError, match="uses no tools"):
         await run(url, ["done"], enable_agent=False)
+
+
+class Solver:
+    """Solves the task in one call, unless the task is to be idle."""
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+        text = "".join(map(chr, prompt_ids))
+        return Generation([ord(c) for c in ("done" if "</bash>" in text or "idle" in text else RIGHT)])
+
+
+async def test_a_notebook_gives_the_reward_of_training(url: str, toolset: ToolSet) -> None:
+    env = TextEnvironment(Solver(), Characters(), url, formats="<bash>")
+    verification = Verification(files=pack_files(TESTS), timeout_seconds=50)
+    _, _, masks, rewards, histories = await asyncio.to_thread(
+        env.run,
+        ["right", "idle", "unfiled", "unasked"],
+        files=[FILES[FILES_FIELD], [{"path": "in.txt", "text": "7"}], None, None],
+        verifications=[verification, verification.model_dump(), verification.model_dump_json(), None],
+    )
+    assert rewards == [1.0, 0.0, 0.0, 0.0] == [history.reward for history in histories], histories
+    assert [history.trajectory.verdict is None for history in histories] == [False, False, False, True]
+    assert all(map(any, masks))
+    assert len(toolset) == 0
+
+
+async def test_a_notebook_whose_workspace_is_lost_has_no_mask(url: str, toolset: ToolSet) -> None:
+    class Evicting(Solver):
+        async def generate(self, *args: Any) -> Generation:
+            for session in tuple(toolset.tools[0].sandbox._sessions._sessions):  # type: ignore[union-attr]
+                session.evict("the test evicts it")
+            return await super().generate(*args)
+
+    env = TextEnvironment(Evicting(), Characters(), url, formats="<bash>")
+    verification = Verification(files=pack_files(TESTS), timeout_seconds=5)
+    _, _, [mask], [reward], [history] = await asyncio.to_thread(env.run, ["right"], verifications=[verification])
+    assert (any(mask), reward) == (False, 0.0)
+    assert history.fault is not None
+    assert history.fault.kind is FaultKind.STATE_LOST
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"files": [None, None]}, "files has 2 entries for 1 tasks"),
+        ({"files": ["no base64"]}, "task 0: tools_kwargs.workspace_files: .* is not base64"),
+        ({"verifications": [{"files": ""}]}, "task 0: the verification at files"),
+        ({"verifications": [None], "reward_fn": lambda texts: [0.0]}, "reward_fn and verifications both"),
+        ({"files": [None], "tools": [len]}, "functions have none"),
+    ],
+)
+async def test_a_notebook_refuses_files_and_verifiers_that_it_cannot_use(more: dict[str, Any], words: str) -> None:
+    made = {name: more[name] for name in ("tools", "reward_fn") if name in more}
+    env = TextEnvironment(Solver(), Characters(), **{"tools": "http://127.0.0.1:9", "formats": "<bash>", **made})
+    with pytest.raises(ConfigError, match=words):
+        env.run(["right"], **{name: value for name, value in more.items() if name not in made})
