@@ -65,7 +65,9 @@ async def test_commands_and_files(container: Container) -> None:
         await container.read_file("/dev/zero")
     long = await container.exec("head -c 5000 /dev/zero")
     assert (long.stdout_bytes, len(long.stdout_raw), long.stdout_truncated) == (5000, 2000, True)
-    assert (await container.exec(["no-such-program"])).exit_code in (1, 126, 127)
+    for command in (["no-such-program"], ["echo", "a\0b"], ["echo", "a" * 200_000]):
+        assert (await container.exec(command)).exit_code in (1, 126, 127)
+    assert (await container.exec(["printf", "%s", "\ud800"])).stdout_raw == b"\xed\xa0\x80"
 
 
 async def test_it_knows_nothing_of_our_environment(
@@ -151,6 +153,10 @@ async def test_files_and_folders_go_in_and_out(container: Container, tmp_path: P
 
 async def test_what_it_is_started_with(alone: ContainerSettings, tmp_path: Path) -> None:
     async with Container(alone, LIMITS) as container:
+        container.engine._path = str(tmp_path / "gone")
+        with pytest.raises(SandboxError, match="docker cannot be run"):
+            await container.exec("true")
+        container.engine._path = str(tmp_path / "bin" / "docker")
         options = json.loads((tmp_path / "containers" / container.name / "options.json").read_text())
     assert options["--network"] == ["none"]
     assert (options["--memory"], options["--memory-swap"]) == ([str(2 << 30)], [str(2 << 30)])

@@ -14,6 +14,7 @@ from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.tools.base import Context, InvalidCall, ToolResult
 from verl_tool.servers.tools.bash_terminal import BashTerminalTool
+from verl_tool.servers.tools.workspace.pseudo_terminal import PseudoTerminal
 from verl_tool.servers.tools.workspace.workspace import Workspace
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -222,6 +223,21 @@ async def test_a_lost_session_is_a_fault(tool: BashTerminalTool) -> None:
             await call
         assert caught.value.kind is FaultKind.STATE_LOST
     await tool.close_state(workspace)
+
+
+async def test_a_forkserver_that_dies_under_a_starting_shell_is_a_lost_state(
+    tool: BashTerminalTool, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, close_theirs = workspace.session, PseudoTerminal.close_theirs
+
+    def started(terminal: PseudoTerminal) -> None:
+        close_theirs(terminal)
+        session._worker.abandon()
+
+    monkeypatch.setattr(PseudoTerminal, "close_theirs", started)
+    with pytest.raises(ToolFault, match="forkserver") as caught:
+        await text(tool, "<bash>true</bash>", state=workspace)
+    assert (caught.value.kind, caught.value.retryable) == (FaultKind.STATE_LOST, False)
 
 
 async def test_a_workspace_that_is_closed_under_a_call_is_a_fault(tool: BashTerminalTool) -> None:

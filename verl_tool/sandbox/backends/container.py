@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -43,6 +44,7 @@ _MARGIN_SECONDS = 10.0
 _OWN_PROCESSES = 8
 """That are not the model's: the init process, what the container lives by, what runs cells."""
 _USER = "65534:65534"
+_CANNOT_RUN = 126
 _READY = b"ready\n"
 _ALIVE = f"printf '{_READY.decode().strip()}\\n'; exec cat > /dev/null"
 COMMAND_VARIABLE = "VERL_TOOL_COMMAND"
@@ -231,7 +233,8 @@ class Container:
     async def inside(
         self, command: Sequence[str], stdin: bytes, seconds: float, env: Mapping[str, str], cwd: str, most: int
     ) -> Ran:
-        """Run a command in the container; one whose time is up is killed with what it has started.
+        """Run a command in the container; one whose time is up is killed with what it has started. One that no program
+        can be given has the exit code of a shell, 126.
 
         Raises ToolFault ``state_lost`` if the container has ended.
         """
@@ -241,6 +244,9 @@ class Container:
         try:
             ran = await self.engine.run(arguments, seconds=seconds, stdin=stdin, most=most)
             whole = ran.code is not None
+        except OSError as error:
+            whole, said = True, os.strerror(error.errno or errno.EINVAL).encode()
+            return Ran(_CANNOT_RUN, b"", said, 0, len(said))
         finally:
             if not whole:
                 await asyncio.shield(self.kill(mark))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_tool.errors import ConfigError
+from verl_tool.errors import ConfigError, SandboxError
 
 _PASSED = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 _PASSED_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "PODMAN_")
@@ -46,14 +47,27 @@ class Engine:
         self, *arguments: str, streams: tuple[int, int, int] | None = None, stderr: int = asyncio.subprocess.PIPE
     ) -> asyncio.subprocess.Process:
         """Start one that goes on running, on pipes or on the descriptors given. A Ctrl-C in our terminal does not reach
-        it, and of our environment it has what the command line itself needs."""
+        it, and of our environment it has what the command line itself needs.
+
+        Raises:
+            OSError: with the number EINVAL or E2BIG, for arguments that no program can be given.
+            SandboxError: the command line cannot be run.
+        """
         stdin, stdout, err = streams or (asyncio.subprocess.PIPE, asyncio.subprocess.PIPE, stderr)
-        return await asyncio.create_subprocess_exec(
-            self._path, *arguments, stdin=stdin, stdout=stdout, stderr=err, env=_environment(), start_new_session=True
-        )
+        words = [word.encode("utf-8", "surrogatepass") for word in arguments]
+        if any(b"\0" in word for word in words):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        try:
+            return await asyncio.create_subprocess_exec(
+                self._path, *words, stdin=stdin, stdout=stdout, stderr=err, env=_environment(), start_new_session=True
+            )
+        except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise
+            raise SandboxError(f"{self.command} cannot be run: {error}", retryable=True) from error
 
     async def run(self, arguments: Sequence[str], *, seconds: float, stdin: bytes = b"", most: int = 1 << 20) -> Ran:
-        """Run one to its end, or until `seconds` are over; `most` bytes of each stream are kept."""
+        """Run one to its end, or until `seconds` are over; `most` bytes of each stream are kept. Raises as `start`."""
         process = await self.start(*arguments)
         out, err = _Kept(most), _Kept(most)
         assert process.stdin is not None

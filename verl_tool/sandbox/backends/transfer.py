@@ -91,6 +91,8 @@ _NUMBERS = {
     "Disk quota exceeded": errno.EDQUOT,
     "Read-only file system": errno.EROFS,
     "File name too long": errno.ENAMETOOLONG,
+    "Argument list too long": errno.ENAMETOOLONG,
+    "Invalid argument": errno.EINVAL,
     "Too many levels of symbolic links": errno.ELOOP,
 }
 

@@ -110,6 +110,11 @@ class Session:
         """Whether a call goes on."""
         return self._lock.locked()
 
+    @property
+    def shared(self) -> bool:
+        """Whether there are branches of it, or it is one, whose others live."""
+        return len(self._branches) > 1
+
     async def __aenter__(self) -> Session:
         await self.start()
         return self
@@ -235,7 +240,7 @@ class Session:
         with contextlib.closing(JobFiles(_packed(command, env, cwd, terminal), b"", {})) as job:
             async with self._lock:
                 self._require()
-                if len(self._branches) > 1:
+                if self.shared:
                     raise SandboxError(
                         "a session that shares its folders with a branch cannot start a program that goes on running",
                         retryable=False,
@@ -315,7 +320,7 @@ class Session:
         """
         async with self._lock:
             self._require()
-            if len(self._branches) > 1:
+            if self.shared:
                 raise SandboxError(
                     "a session that shares its folders with a branch cannot be had alone; close the branch first",
                     retryable=False,

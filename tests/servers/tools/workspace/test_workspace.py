@@ -7,10 +7,12 @@ import json
 import pytest
 
 from verl_tool.errors import ConfigError
-from verl_tool.protocol import StepRequest
+from verl_tool.packed_files import PackedFile, pack_files
+from verl_tool.protocol import VERIFY_FIELD, StepRequest
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.workspace import pools
+from verl_tool.verification import Verification
 
 TOGETHER = {"workers": 1, "warm_modules": (), "max_sessions": 1}
 
@@ -67,12 +69,19 @@ async def test_a_forked_trajectory_goes_on_with_the_same_python_files_and_edits(
         assert "second\\ntwo" in await step("two", "<python>open('a.txt').read()</python>", 5)
         assert "was changed since" in await step("two", edit(command="undo_edit", path="a.txt"), 6)
 
+        verifier = Verification(files=pack_files({"test.sh": PackedFile(b"true")})).model_dump()
+        request = StepRequest("two", "", 7, extra={VERIFY_FIELD: verifier})
+        [answer] = await served.step([request], timeout_seconds=60)
+        assert answer.fault is not None
+        assert (answer.fault.kind.value, answer.fault.retryable) == ("bad_request", False)
+        assert "finish the other trajectories first" in answer.fault.message
+
         assert (await served.fork("two", "three", timeout_seconds=60)).fault is None
         assert "overloaded" in await refused("three", "four")
         for trajectory in ("one", "two"):
             await served.step([StepRequest(trajectory, "", finish=True)], timeout_seconds=60)
-        assert "[1, 2]" in await step("three", "<python>x</python>", 7)
-        await step("three", "<bash>y=1</bash>", 8)
+        assert "[1, 2]" in await step("three", "<python>x</python>", 8)
+        await step("three", "<bash>y=1</bash>", 9)
         assert "not_forkable a program that is running cannot be copied" in await refused("three", "four")
         assert served.trajectories() == ["three"]
     finally:

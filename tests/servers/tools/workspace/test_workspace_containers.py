@@ -63,6 +63,8 @@ async def test_the_tools_share_the_container_of_their_trajectory(served: ToolSet
     assert "does not exist" in await step(served, "a", call(editor, command="view", path="nowhere"))
     assert "1\tone" in await step(served, "a", call(editor, command="undo_edit", path="d/a.txt"))
     assert "one" in await step(served, "a", "<python>!cat d/a.txt</python>")
+    for path, words in (("a\0b", "Invalid argument"), ("a" * 200_000, "too long"), ("a" * 5000, "too long")):
+        assert words in await step(served, "a", call(editor, command="view", path=path))
     assert len(os.listdir(tmp_path / "containers")) == 1
     fault = (await served.fork("a", "c", timeout_seconds=60)).fault
     assert fault is not None

@@ -142,6 +142,7 @@ class Terminal:
         except BaseException as error:
             self._drop()
             if isinstance(error, TerminalGone):
+                await self._session.exec(["true"])  # raises if it is the session that is gone
                 raise SandboxError(f"a shell could not be started: {self._text()!r:.300}", retryable=True) from None
             raise
         return shell

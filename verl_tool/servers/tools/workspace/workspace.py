@@ -111,10 +111,20 @@ class Workspace:
         return found
 
     async def verify(self, verification: Verification) -> Verdict:
-        """What the verifier says of it, when all that its tools run has been ended; see `verifier.verify`."""
+        """What the verifier says of it, when all that its tools run has been ended; see `verifier.verify`.
+
+        Raises ToolFault: ``bad_request`` if a branch lives, whose programs have the same user and could reach the
+        verifier; ``misconfigured`` in a container; ``state_lost``.
+        """
         if not isinstance(self.session, Session):
             words = "a verifier runs in a session of the sandbox only; serve the tools without backend"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
+        if self.session.shared:
+            words = (
+                "a workspace cannot be verified while one that was forked from it, or with it, lives: programs of that "
+                "one could reach the verifier; finish the other trajectories first"
+            )
+            raise ToolFault(FaultKind.BAD_REQUEST, words, retryable=False)
         parts, self._parts = self._parts, {}
         for part in parts.values():
             await part.close()
