@@ -75,10 +75,11 @@ ARROWS = {
     "platforms": "protocol",
     "client": "protocol",
     "sql": "protocol",
+    "web": "protocol sandbox",
     "servers.tool_config": "protocol",
     "servers.metrics": "protocol",
     "servers.supervised_server": "protocol",
-    "servers.tools": "protocol formats sandbox judge retrieval sql servers.tool_config",
+    "servers.tools": "protocol formats sandbox judge retrieval sql web servers.tool_config",
     "tasks": "protocol sandbox servers.tools",
     "servers.tests": "protocol client",
     "servers.execution": "protocol formats servers.metrics servers.tools",
@@ -122,7 +123,7 @@ GROUND = (
     "verification",
 )
 """Modules of the room ``protocol``."""
-LIGHT = ("protocol", "formats", "sandbox", "judge", "retrieval", "sql", "client", "servers", "tasks")
+LIGHT = ("protocol", "formats", "sandbox", "judge", "retrieval", "sql", "web", "client", "servers", "tasks")
 HEAVY = {"torch", "transformers", "verl", "vllm"}
 
 
@@ -183,6 +184,7 @@ def test_serving_tools_needs_no_torch(path: Path):
 MOST_FILES = 14
 FULL_FOLDERS = {
     "verl_tool/servers/tools": "one file a tool",
+    "verl_tool/servers/tests": "one check a tool",
     "tests/servers/tools": "one file a tool",
     "verl_tool/agent_workers/reward_manager": "one a manager",
     "tests/helpers": "one a helper, all on the path of the tests",

@@ -159,12 +159,23 @@ class Retriever:
     [
         (PlainTextResponse("boom", 500), FaultKind.UNREACHABLE, True, "HTTP 500: boom"),
         (PlainTextResponse("later", 503), FaultKind.OVERLOADED, True, "HTTP 503: later"),
-        (PlainTextResponse("key", 401), FaultKind.UNREACHABLE, False, "HTTP 401: key"),
-        (PlainTextResponse("<html>"), FaultKind.UNREACHABLE, False, "answered with something else"),
-        (Response(b'{"result":[]}'), FaultKind.UNREACHABLE, False, "it must be a list of 1, one for each query"),
-        (Response(b'{"result":[[{"id":"1"}]]}'), FaultKind.UNREACHABLE, False, "must have a text 'contents'"),
-        (Response(b'{"result":[{"contents":"a"}]}'), FaultKind.UNREACHABLE, False, "it must be a list"),
-        (None, FaultKind.OVERLOADED, True, "no answer of the retriever within 0.3 s"),
+        (
+            PlainTextResponse("key", 401),
+            FaultKind.MISCONFIGURED,
+            False,
+            "HTTP 401: key; see to the option url, or RETRI",
+        ),
+        (PlainTextResponse("what", 400), FaultKind.UNREACHABLE, False, "refuses a search: HTTP 400: what"),
+        (
+            PlainTextResponse("<html>"),
+            FaultKind.UNREACHABLE,
+            True,
+            "an answer of another form than the retriever's: <html>",
+        ),
+        (Response(b'{"result":[]}'), FaultKind.UNREACHABLE, True, "it must be a list of 1, one for each query"),
+        (Response(b'{"result":[[{"id":"1"}]]}'), FaultKind.UNREACHABLE, True, "must have a text 'contents'"),
+        (Response(b'{"result":[{"contents":"a"}]}'), FaultKind.UNREACHABLE, True, "it must be a list"),
+        (None, FaultKind.OVERLOADED, True, "no answer within 0.3 s"),
     ],
 )
 async def test_a_retriever_that_fails_is_a_fault_that_no_model_reads(
@@ -189,7 +200,7 @@ async def test_through_a_tool_server_it_is_a_fault_of_the_step_and_an_answer_onc
     retriever.response = PlainTextResponse("boom", 401)
     async with ToolClient(live.url) as client:
         [failed] = await client.step([StepRequest("t", "<search>a</search>", 0)])
-        assert (failed.observation, failed.fault and failed.fault.kind) == ("", FaultKind.UNREACHABLE)
+        assert (failed.observation, failed.fault and failed.fault.kind) == ("", FaultKind.MISCONFIGURED)
         retriever.response = Response(b'{"result":[[{"document":{"id":1,"contents":"A\\nb"},"score":1}]]}')
         [good] = await client.step([StepRequest("u", "<search>a</search>", 0)])
     assert good.observation == "\n\n<information>Doc 1(Title: A) b</information>\n\n"
@@ -203,13 +214,11 @@ async def test_documents_without_scores_are_read_too(started: Any, served: Any) 
 
 
 async def test_it_does_not_start_without_a_place_to_search(started: Any, tmp_path: Path) -> None:
-    with pytest.raises(
-        StartError, match=r"cannot be reached: .*verl_tool\.retrieval serve --index DIR, or set its option"
-    ):
+    with pytest.raises(StartError, match=r"no connection: .*verl_tool\.retrieval serve --index DIR, or set its option"):
         await started(url="http://127.0.0.1:9")
     with pytest.raises(RetrievalError, match="there is no index in"):
         await started(index=tmp_path)
-    with pytest.raises(ConfigError, match="the retriever's URL is 'localhost'"):
+    with pytest.raises(ConfigError, match="option url is 'localhost'; give an address"):
         await started(url="localhost")
     with pytest.raises(ConfigError, match="index and url are two places"):
         SearchRetrievalTool(index=tmp_path, url="http://127.0.0.1:9")

@@ -14,7 +14,7 @@ from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.tools._programs import NO_CODE, NO_OUTPUT, code_of, cut_middle, joined, stdin_of
-from verl_tool.servers.tools._service import MAX_ANSWER_BYTES, RefusedError, Service, TooLongError, base_url
+from verl_tool.servers.tools._service import MAX_ANSWER_BYTES, CodeService, RefusedError, TooLongError, base_url
 from verl_tool.servers.tools._without_policy import WithoutPolicy
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 
@@ -125,7 +125,7 @@ class RemoteCodeTool(Tool):
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
         key = self.options.api_key
-        self.service = Service(
+        self.service = CodeService(
             self.service_name,
             self.service_url(base_url(self.name, self.options.url)),
             key.get_secret_value() if key is not None else None,

@@ -1,4 +1,4 @@
-"""Requests to a service that runs programs, over HTTP, and which faults its failures are."""
+"""Requests to a service over HTTP, whose answers are JSON, and which faults its failures are."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import aiohttp
 
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind
+from verl_tool.web.patience import BusyFault, seconds_of
 
 CONNECT_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 3.0
 """Services close an idle connection after 5 s or more; one that is kept longer may be closed as it is used."""
 MAX_ANSWER_BYTES = 16 << 20
-"""Of an answer, decompressed. What a program writes is most of it."""
+"""Of an answer, decompressed."""
 _CHUNK = 1 << 16
-_NOT_OURS = (401, 403, 404, 405, 407)
-"""Statuses that tell of a wrong address or key."""
+_NOT_OURS = (401, 402, 403, 404, 405, 407, 432, 433)
+"""Statuses that tell of a wrong address or key, or of a plan that is used up (402; 432 and 433 are Tavily's)."""
 _BUSY = (429, 503)
 
 
 class TooLongError(Exception):
-    """The answer is longer than `MAX_ANSWER_BYTES`: the program has written too much."""
+    """The answer is longer than `MAX_ANSWER_BYTES`."""
 
 
 class RefusedError(Exception):
@@ -35,16 +36,32 @@ class RefusedError(Exception):
 class Service:
     """One service at `url`. Use it in one event loop; `close` it there.
 
-    A program that it runs leaves nothing behind, so a request is safe to be sent again even if it was run: each fault
-    says so, except those that no second request would mend or that a program may have provoked by its own slowness.
+    A request leaves nothing behind there, so it is safe to be sent again even if it was answered: each fault says so,
+    except those that no second request would mend. `api_key` is sent in the header `key_header`, and no error holds it.
+    `settings`: where address and key are set, for errors.
     """
 
-    def __init__(self, name: str, url: str, api_key: str | None, max_concurrent: int, queue_seconds: float) -> None:
+    failing, slow = FaultKind.UNREACHABLE, FaultKind.OVERLOADED
+    """What it is if the service fails, and if it gives no answer in time."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        api_key: str | None,
+        max_concurrent: int,
+        queue_seconds: float,
+        *,
+        key_header: str = "authorization",
+        settings: str = "the options url and api_key",
+    ) -> None:
         self.url = url
         self._name = name
+        self._settings = settings
+        self._key = api_key
         self._headers = {"content-type": "application/json"}
         if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+            self._headers[key_header] = f"Bearer {api_key}" if key_header == "authorization" else api_key
         self._places = asyncio.Semaphore(max_concurrent)
         self._queue_seconds = queue_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -66,41 +83,43 @@ class Service:
             words = f"no place for a request to {self._name} within {self._queue_seconds:g} s (queue_seconds)"
             raise ToolFault(FaultKind.OVERLOADED, words, retryable=True) from error
         try:
-            status, text = await self._exchange(method, f"{self.url}{path}", body, seconds)
+            status, text, retry_after = await self._exchange(method, f"{self.url}{path}", body, seconds)
         finally:
             self._places.release()
-        return self._read(status, text)
+        return self._read(status, text, retry_after)
 
     async def _exchange(
         self, method: str, url: str, body: Mapping[str, Any] | None, seconds: float
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, bytes, str | None]:
+        """Status, body, and the header ``Retry-After``."""
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, CONNECT_SECONDS))
         options: dict[str, Any] = {"timeout": timeout, "allow_redirects": False, "headers": self._headers}
         # Half a surrogate pair, which a model may write, is no Unicode: a service would fail at it.
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         try:
             async with self._open().request(method, url, data=data, **options) as response:
-                return response.status, await _bounded(response)
+                return response.status, await _bounded(response), response.headers.get("retry-after")
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise self._fault(FaultKind.UNREACHABLE, f"no connection: {error}") from error
         except asyncio.TimeoutError as error:
-            raise self._fault(FaultKind.TIMEOUT, f"no answer within {seconds:.3g} s", retryable=False) from error
+            retryable = self.slow is not FaultKind.TIMEOUT
+            raise self._fault(self.slow, f"no answer within {seconds:.3g} s", retryable) from error
         except (aiohttp.ClientError, OSError) as error:
             words = str(error) or type(error).__name__
             raise self._fault(FaultKind.UNREACHABLE, f"the connection broke: {words}") from error
 
-    def _read(self, status: int, text: bytes) -> Any:
-        words = f"HTTP {status}: {text[:300].decode('utf-8', 'replace')}"
+    def _read(self, status: int, text: bytes, retry_after: str | None) -> Any:
+        words = f"HTTP {status}: {self._without_key(text.decode('utf-8', 'replace'))[:300]}"
         if 300 <= status < 400:
             raise self._fault(FaultKind.MISCONFIGURED, f"HTTP {status}: redirects are not followed", retryable=False)
         if status in _NOT_OURS:
-            raise self._fault(FaultKind.MISCONFIGURED, f"{words}; see to the options url and api_key", retryable=False)
+            raise self._fault(FaultKind.MISCONFIGURED, f"{words}; see to {self._settings}", retryable=False)
         if status in _BUSY:
-            raise self._fault(FaultKind.OVERLOADED, words)
+            raise BusyFault(f"{self._name} at {self.url}: {words}", seconds_of(retry_after))
         if 400 <= status < 500:
             raise RefusedError(words)
         if status != 200:
-            raise self._fault(FaultKind.SANDBOX, words)
+            raise self._fault(self.failing, words)
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -108,16 +127,27 @@ class Service:
 
     def malformed(self, answer: object) -> ToolFault:
         """The fault of an answer that is not of the service's form."""
-        return self._fault(FaultKind.SANDBOX, f"an answer of another form than {self._name}'s: {str(answer)[:300]}")
+        shown = self._without_key(str(answer))[:300]
+        return self._fault(self.failing, f"an answer of another form than {self._name}'s: {shown}")
 
     def _fault(self, kind: FaultKind, words: str, retryable: bool = True) -> ToolFault:
         return ToolFault(kind, f"{self._name} at {self.url}: {words}", retryable)
+
+    def _without_key(self, text: str) -> str:
+        """Some services quote the key that they do not know."""
+        return text.replace(self._key, "[the key]") if self._key else text
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
+
+
+class CodeService(Service):
+    """One that runs programs, which may be the cause that it is slow."""
+
+    failing, slow = FaultKind.SANDBOX, FaultKind.TIMEOUT
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -1,0 +1,1 @@
+"""The public web: search providers, pages, what was answered before. Knows nothing of tools."""
