@@ -1,9 +1,9 @@
 # Source this: `source scripts/env.sh [EXTRA...]`. Makes .venv on a fresh machine, activates it, and is a no-op in under a
 # second when all is there.
 #
-# EXTRA: dev (tests, linters), mcp (Model Context Protocol), retrieval (search), cpu (training without an accelerator), gpu
-# (training on GPUs), train (cpu or gpu, by what this machine has). Without any, only what serves tools is installed.
-# Extras add up over calls.
+# EXTRA: dev (tests, linters), mcp (Model Context Protocol), retrieval (search), web (reading pages), cpu (training without an
+# accelerator), gpu (training on GPUs), train (cpu or gpu, by what this machine has). Without any, only what serves tools is
+# installed. Extras add up over calls.
 #
 # VERL_TOOL_VENV         where the environment lives (default: .venv in the project)
 # VERL_TOOL_VERL         version of verl (default: the one that scripts/constraints/verl.txt pins)
@@ -47,9 +47,9 @@ verl_tool_extras() {
     local extra names=""
     for extra in "$@" $(cat "$verl_tool_venv/.extras" 2>/dev/null); do
         case "$extra" in
-            dev | mcp | retrieval | cpu | gpu) names+="$extra"$'\n' ;;
+            dev | mcp | retrieval | web | cpu | gpu) names+="$extra"$'\n' ;;
             train) if verl_tool_has_gpu; then names+=$'gpu\n'; else names+=$'cpu\n'; fi ;;
-            *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, cpu, gpu, train"; return 1 ;;
+            *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, web, cpu, gpu, train"; return 1 ;;
         esac
     done
     printf '%s' "$names" | sort -u

@@ -12,6 +12,7 @@ import typer
 from databases import make_singers
 from live_server import LiveServers
 from piston_service import PistonService
+from search_providers import Pages, Providers
 from typer.testing import CliRunner
 
 from verl_tool.servers.tests import test_bash_terminal_tool as bash_check
@@ -24,6 +25,8 @@ from verl_tool.servers.tests import test_python_oj_tool as oj_check
 from verl_tool.servers.tests import test_sandbox_fusion_tool as fusion_check
 from verl_tool.servers.tests import test_sql_tool as sql_check
 from verl_tool.servers.tests import test_str_replace_editor_tool as editor_check
+from verl_tool.servers.tests import test_web_page_tool as page_check
+from verl_tool.servers.tests import test_web_search_tool as web_check
 from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, run_cases
 from verl_tool.servers.tools import tool_class
 from verl_tool.servers.tools.base import Tool, ToolResult
@@ -102,6 +105,32 @@ async def test_piston_holds(servers: LiveServers) -> None:
     finally:
         await servers.stop()
         await service.stop()
+
+
+async def test_web_search_holds(servers: LiveServers) -> None:
+    providers = Providers()
+    await providers.start()
+    try:
+        tool = tool_class("web_search")(provider="searxng", url=providers.url)
+        assert await problems(servers, [tool], "web_search", web_check.CASES) == {}
+        assert len(providers.asked) == 2, "each query is asked once"
+    finally:
+        await servers.stop()
+        await providers.stop()
+
+
+async def test_web_page_holds(servers: LiveServers) -> None:
+    pages = Pages()
+    await pages.start()
+    try:
+        tool = tool_class("web_page")(allow_private_addresses=True, workers=1)
+        assert await problems(servers, [tool], "web_page", page_check.cases(f"{pages.url}/article", False)) == {}
+        refusing = tool_class("web_page")(workers=1)
+        [private] = page_check.cases("https://a.example")[-1:]
+        assert await problems(servers, [refusing], "web_page", [private]) == {}
+    finally:
+        await servers.stop()
+        await pages.stop()
 
 
 class WrongCalculator(tool_class("calculator")):

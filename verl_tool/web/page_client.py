@@ -1,0 +1,232 @@
+"""Getting a page of the web: within limits of time and size, and from public addresses only."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+from verl_tool.errors import ToolFault
+from verl_tool.protocol import FaultKind
+from verl_tool.web.addresses import Address, CheckedResolver, ForbiddenAddress, anything, check_literal, is_public
+from verl_tool.web.patience import seconds_of
+
+MAX_REDIRECTS = 5
+MAX_URL_CHARACTERS = 2000
+CONNECT_SECONDS = 10.0
+KNOWN_HOST = "example.org"
+"""Looked up to see whether this machine has a network when another name could not be."""
+KEEP_ALIVE_SECONDS = 3.0
+_CHUNK = 1 << 16
+_REDIRECTS = (301, 302, 303, 307, 308)
+_BUSY = (429, 503)
+_LONGEST_PAUSE = 10.0
+"""Seconds that a busy site is waited for, once."""
+_HTML = ("text/html", "application/xhtml+xml")
+_TEXT = ("application/json", "application/xml", "application/ld+json", "application/rss+xml", "application/atom+xml")
+_WITHOUT_SCHEME = re.compile(r"[\w-]+(\.[\w-]+)*\.[a-z]{2,}(:\d+)?([/?#].*)?", re.IGNORECASE)
+
+
+class PageRefused(Exception):
+    """There is no page to read; the message says why, for the model."""
+
+    def __init__(self, message: str, lasting: bool = True) -> None:
+        super().__init__(message)
+        self.lasting = lasting
+        """Whether another try would most likely fail in the same way."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a server sent."""
+
+    url: str
+    """After all redirects."""
+    is_html: bool
+    charset: str | None
+    """As the server told it."""
+    body: bytes
+
+
+class PageClient:
+    """A pool of connections. Use it in one event loop; `close` it there."""
+
+    def __init__(
+        self,
+        *,
+        user_agent: str,
+        max_bytes: int,
+        max_concurrent: int,
+        max_per_host: int,
+        allow_private_addresses: bool = False,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        """`max_bytes`: of a page, decompressed. `resolver`: what looks names up, in place of the system's."""
+        self._allowed: Callable[[Address], bool] = anything if allow_private_addresses else is_public
+        self._user_agent = user_agent
+        self._max_bytes = max_bytes
+        self._max_concurrent, self._max_per_host = max_concurrent, max_per_host
+        self._given = resolver
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close all connections. Doing so twice is no error."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    @property
+    def _looks_up(self) -> AbstractResolver:
+        return self._given or aiohttp.ThreadedResolver()
+
+    async def get(self, address: str, seconds: float) -> Page:
+        """The page at `address`, which must be there within `seconds`.
+
+        Raises PageRefused for all that a page, its server or its address may be the cause of, and ToolFault if this
+        machine has no network.
+        """
+        url = checked_url(address)
+        try:
+            return await asyncio.wait_for(self._follow(url), seconds)
+        except asyncio.TimeoutError:
+            raise PageRefused(f"no answer within {seconds:g} seconds", lasting=False) from None
+
+    async def _follow(self, url: URL) -> Page:
+        paused = False
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = await self._once(url)
+            if isinstance(answer, _Busy) and not paused and answer.seconds <= _LONGEST_PAUSE:
+                paused = True
+                await asyncio.sleep(answer.seconds)
+                answer = await self._once(url)
+            if isinstance(answer, _Busy):
+                raise PageRefused(_status_words(answer.status), lasting=False)
+            if isinstance(answer, Page):
+                return answer
+            url = answer
+        raise PageRefused(f"more than {MAX_REDIRECTS} redirects")
+
+    async def _once(self, url: URL) -> Page | URL | _Busy:
+        """The page, where to go instead, or that the site is busy."""
+        try:
+            check_literal(url.host or "", self._allowed)
+            async with self._open().get(url, allow_redirects=False) as response:
+                return await self._read(url, response)
+        except ForbiddenAddress as error:
+            raise PageRefused(f"{error}, and only those may be read", lasting=False) from error
+        except aiohttp.ClientConnectorError as error:
+            if isinstance(error, aiohttp.ClientConnectorDNSError) and error.os_error.errno == socket.EAI_AGAIN:
+                await self._check_network()
+            raise _unreached(error) from error
+        except aiohttp.InvalidURL as error:
+            raise PageRefused("this is no address of a page") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise PageRefused(f"the connection failed ({type(error).__name__})", lasting=False) from error
+
+    async def _read(self, url: URL, response: aiohttp.ClientResponse) -> Page | URL | _Busy:
+        status = response.status
+        if status in _REDIRECTS and "location" in response.headers:
+            return checked_url(response.headers["location"], base=url)
+        if status in _BUSY:
+            return _Busy(status, seconds_of(response.headers.get("retry-after")) or 1.0)
+        if status != 200:
+            raise PageRefused(_status_words(status), lasting=400 <= status < 500)
+        kind = response.content_type
+        if kind not in (*_HTML, *_TEXT) and not kind.startswith("text/"):
+            raise PageRefused(f"it is {kind}; only HTML and plain text can be read")
+        return Page(str(url), kind in _HTML, response.charset, await self._bounded(response))
+
+    async def _bounded(self, response: aiohttp.ClientResponse) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        async for part in response.content.iter_chunked(_CHUNK):
+            size += len(part)
+            if size > self._max_bytes:
+                raise PageRefused(f"it is larger than {self._max_bytes >> 10} KB")
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _check_network(self) -> None:
+        """Raises ToolFault if no name can be looked up here: that is no page's doing."""
+        try:
+            await self._looks_up.resolve(KNOWN_HOST)
+        except OSError as error:
+            words = f"no name can be looked up on this machine, {KNOWN_HOST} neither: {error}"
+            raise ToolFault(FaultKind.UNREACHABLE, words, retryable=True) from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=self._max_concurrent,
+                limit_per_host=self._max_per_host,
+                keepalive_timeout=KEEP_ALIVE_SECONDS,
+                use_dns_cache=False,
+                resolver=CheckedResolver(self._allowed, self._looks_up),
+            )
+            headers = {"user-agent": self._user_agent, "accept": "text/html, text/*;q=0.9, */*;q=0.1"}
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                connector_owner=True,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            )
+        return self._session
+
+
+@dataclass(frozen=True)
+class _Busy:
+    status: int
+    seconds: float
+    """Until it should be asked again."""
+
+
+def checked_url(address: str, base: URL | None = None) -> URL:
+    """`address` (relative to `base`, if there is one) as a URL to connect to, without its fragment.
+
+    An address without a scheme, such as ``example.org/a``, is taken for one of https. Raises PageRefused.
+    """
+    text = address.strip()
+    if len(text) > MAX_URL_CHARACTERS:
+        raise PageRefused(f"the address has {len(text)} characters; at most {MAX_URL_CHARACTERS} are taken")
+    if base is None and "://" not in text and _WITHOUT_SCHEME.fullmatch(text):
+        text = f"https://{text}"
+    try:
+        url = URL(text) if base is None else base.join(URL(text))
+        host = url.host
+    except ValueError:
+        raise PageRefused(f"{text[:200]!r} is no address of a page") from None
+    if url.scheme not in ("http", "https"):
+        raise PageRefused(f"{text[:200]!r} is no address that begins with http:// or https://")
+    if not host:
+        raise PageRefused(f"{text[:200]!r} names no host")
+    if url.user is not None or url.password is not None:
+        raise PageRefused("the address holds a user name or password; leave it out")
+    return url.with_fragment(None)
+
+
+def _unreached(error: aiohttp.ClientConnectorError) -> PageRefused:
+    """What a connection that was not made tells the model."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return PageRefused("its certificate is not valid")
+    if isinstance(error, aiohttp.ClientSSLError):
+        return PageRefused("no secure connection could be made")
+    if isinstance(error.os_error, ForbiddenAddress):
+        return PageRefused(f"{error.os_error}, and only those may be read", lasting=False)
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return PageRefused("there is no such host", lasting=False)
+    return PageRefused("the host could not be connected to", lasting=False)
+
+
+def _status_words(status: int) -> str:
+    try:
+        return f"HTTP {status} ({HTTPStatus(status).phrase})"
+    except ValueError:
+        return f"HTTP {status}"
