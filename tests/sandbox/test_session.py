@@ -437,3 +437,25 @@ async def test_refused_arguments(pool: SandboxPool) -> None:
     with pytest.raises(ConfigError, match="idle_seconds"):
         SessionLimits(idle_seconds=0)
     assert pool.session().limits.memory_bytes == Limits().memory_bytes
+
+
+async def test_a_cell_for_which_no_process_is_left_is_not_run_and_loses_nothing(pool: SandboxPool) -> None:
+    bomb = (
+        "import os, time\ntry:\n    while os.fork(): pass\nexcept OSError:\n    os.mkdir('full')\n"
+        "os.close(0), time.sleep(100)"
+    )
+    async with pool.session(limits=SessionLimits(processes=6)) as session:
+        await session.run("x = [1]")
+        null = os.open(os.devnull, os.O_RDWR)
+        program = await session.spawn(["python3", "-c", bomb], streams=(null, null, null))
+        os.close(null)
+        while (await session.exec("ls")).output != "full\n":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        refused = await session.run("x.append(2)")
+        assert (refused.state, refused.exit_code, refused.limit_hit) == ("rolled_back", 1, None)
+        assert "was not run" in refused.output
+        late = await session.run("x.append(3)", wall_seconds=0.1)
+        assert (late.state, late.limit_hit) == ("rolled_back", "wall_seconds")
+        program.kill()
+        await program.wait()
+        assert await shown(session, "x") == "[1]\n"

@@ -46,6 +46,7 @@ _BURIAL_SECONDS = 0.5
 """For what was killed after a cell, and for the keeper before, to be gone: else the next cell would be told of it."""
 _FORK_SECONDS = 2.0
 """For the kernel to bury what was killed, so that there is room for a fork."""
+_NO_ROOM = b"The cell was not run: the processes that are running leave no room for one more. End some of them.\n"
 _kill, _exit, _fork = os.kill, os._exit, os.fork
 
 
@@ -92,7 +93,11 @@ class Keeper:
 
     def _branch(self, number: int, fds: list[int]) -> None:
         """Make a second keeper of the same state, in the copy of the folders that it was given."""
-        if _fork_patiently():
+        try:
+            pid = self._fork()
+        except BlockingIOError:
+            pid = -1  # the pool sees that nobody holds the new channel
+        if pid:
             _close(fds)
             return
         self._channel.close()
@@ -110,7 +115,11 @@ class Keeper:
         _wait_for_the_end_of_all_but({1, os.getpid()} | self._spared)
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         keeper, token = os.getpid(), os.urandom(_TOKEN_BYTES)
-        pid = _fork_patiently()
+        try:
+            pid = self._fork()
+        except BlockingIOError:
+            self._refuse(number, fds)
+            return
         if pid:
             theirs.close()
             _close(fds)
@@ -127,6 +136,27 @@ class Keeper:
             self._channel.send(wire.DONE.pack(wire.KEPT, number, status, threads, others, peak, os.getpid()))
         except BaseException:  # noqa: BLE001  (the user's code may have left anything in our way)
             _exit(125)
+
+    def _fork(self) -> int:
+        """Fork without what Python does after it: random numbers, for one, go on as they were.
+
+        Raises BlockingIOError if the session's processes leave no room for another.
+        """
+        waiting = select.poll()
+        waiting.register(self._channel, select.POLLIN)
+        deadline = time.monotonic() + _FORK_SECONDS
+        while True:
+            try:
+                return linux.fork()
+            except BlockingIOError:
+                if waiting.poll(10) or time.monotonic() > deadline:  # or the cell is cancelled
+                    raise
+
+    def _refuse(self, number: int, fds: list[int]) -> None:
+        with contextlib.suppress(OSError):  # its disk may be full
+            os.write(fds[2], _NO_ROOM)
+        _close(fds)
+        self._channel.send(wire.DONE.pack(wire.UNDONE, number, 1 << 8, 0, 0, 0, os.getpid()))
 
     def _watch(self, pid: int, ours: _socket.socket, token: bytes, number: int) -> None:
         """Stand by while the process `pid` runs a cell: hand over to it, or see to its end."""
@@ -316,18 +346,6 @@ def _wait_for_the_end_of_all_but(known: set[int]) -> None:
 def _live_but(known: set[int]) -> list[int]:
     found = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in known]
     return [pid for pid in found if _lives(pid)]
-
-
-def _fork_patiently() -> int:
-    """Fork without what Python does after it: random numbers, for one, go on as they were."""
-    deadline = time.monotonic() + _FORK_SECONDS
-    while True:
-        try:
-            return linux.fork()
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
 
 
 def _close(fds: list[int]) -> None:
