@@ -176,7 +176,7 @@ class Tool(ABC):
             known = ", ".join(sorted(cls.Options.model_fields))
             raise ConfigError(f"tool {cls.name} has no option {where!r}; known: {known}")
         given = f"option {where} is {problem['input']!r:.80}: " if where else ""
-        raise ConfigError(f"tool {cls.name}: {given}{problem['msg']}")
+        raise ConfigError(f"tool {cls.name}: {given}{problem['msg'].removeprefix('Value error, ')}")
 
     def isolation_in_force(self) -> str:
         """How code of others is confined, in words; empty if the tool runs none. Known once it has started."""

@@ -59,7 +59,7 @@ class WorkspaceOptions(ToolOptions):
     isolation: str = Level.full.name
     """The lowest level of isolation with which the tool agrees to start."""
     workers: int | None = Field(default=None, ge=1)
-    """Warm processes that workspaces are forked from; None: one a core."""
+    """Warm processes that workspaces are forked from; None: one a core. Containers have none."""
     warm_modules: tuple[str, ...] = WARM_MODULES
     """Modules that are imported once for all workspaces; any other is imported by each that uses it."""
 
@@ -75,7 +75,8 @@ class WorkspaceOptions(ToolOptions):
 
 
 _OF_CONTAINERS = ("image", "cpus")
-_OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "isolation", "workers", "warm_modules")
+_OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "isolation", "warm_modules")
+"""And ``workers``, which a server gives to all of its tools."""
 _OF_EACH_TOOL = {*ToolOptions.model_fields, "timeout_seconds", "max_output_length"}
 
 
