@@ -95,7 +95,7 @@ def read_verification(value: object, where: str) -> Verification:
     except ValidationError as error:
         problem = error.errors()[0]
     at = ".".join(str(part) for part in problem["loc"])
-    raise ConfigError(f"{where}: the verification{f' at {at}' if at else ''}: {problem['msg']}")
+    raise ConfigError(f"{where}: the verification{f' at {at}' if at else ''}: {problem['msg'].removeprefix('Value error, ')}")
 
 
 def verification_of(reward_model: object, where: str) -> Verification | None:

@@ -147,4 +147,4 @@ def _explain(error: ValidationError) -> str:
         return f"unknown key {where!r}; known here: {', '.join(sorted(section.model_fields))}"
     if problem["type"] == "missing":
         return f"key {where!r} is missing"
-    return f"{where or 'the content'} is {problem['input']!r:.80}: {problem['msg']}"
+    return f"{where or 'the content'} is {problem['input']!r:.80}: {problem['msg'].removeprefix('Value error, ')}"
