@@ -95,7 +95,8 @@ def read_verification(value: object, where: str) -> Verification:
     except ValidationError as error:
         problem = error.errors()[0]
     at = ".".join(str(part) for part in problem["loc"])
-    raise ConfigError(f"{where}: the verification{f' at {at}' if at else ''}: {problem['msg'].removeprefix('Value error, ')}")
+    why = problem["msg"].removeprefix("Value error, ")
+    raise ConfigError(f"{where}: the verification{f' at {at}' if at else ''}: {why}")
 
 
 def verification_of(reward_model: object, where: str) -> Verification | None:
