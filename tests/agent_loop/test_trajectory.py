@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,33 @@ def test_a_file_holds_one_line_a_trajectory(tmp_path: Path) -> None:
     assert list(read_jsonl(path)) == some
     assert len(path.read_text().splitlines()) == 3
     assert some[0].with_reward(1.0).reward == 1.0
+
+
+def test_turns_are_numbered_and_each_knows_its_call() -> None:
+    segments = [(Author.MODEL, (3, 4)), (Author.TOOL, (5,)), (Author.TEMPLATE, (6,)), (Author.MODEL, (7,))]
+    prompt = (Segment(Author.PROMPT, (1, 2)),)
+    response = tuple(Segment(author, tokens) for author, tokens in segments)
+    asked = Trajectory("a", prompt + response, StopReason.ANSWERED, calls=(CallRecord(0, "search"),))
+    assert asked.turn_ids == [1, 1, 0, 0, 2]
+    assert asked.turn_calls == asked.calls
+    shown_first = replace(
+        asked,
+        segments=(*prompt, Segment(Author.TOOL, (9,)), *response),
+        prompt_segments=2,
+        calls=(CallRecord(0, ""), CallRecord(1, "search")),
+    )
+    assert shown_first.turn_ids == [1, 1, 0, 0, 2]
+    assert shown_first.turn_calls == shown_first.calls[1:]
+    ended_at_once = replace(asked, segments=prompt, calls=(CallRecord(0, ""),))
+    assert ended_at_once.turn_ids == []
+    assert ended_at_once.turn_calls == ()
+
+
+@given(TRAJECTORIES)
+def test_turn_ids_tell_who_wrote_what(trajectory: Trajectory) -> None:
+    assert [int(turn > 0) for turn in trajectory.turn_ids] == trajectory.response_mask
+    assert max(trajectory.turn_ids, default=0) <= trajectory.num_turns
+    assert len(trajectory.turn_calls) <= trajectory.num_turns
 
 
 def test_a_line_that_is_no_trajectory_is_refused() -> None:

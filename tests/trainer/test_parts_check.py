@@ -151,6 +151,23 @@ def test_a_reward_manager_of_one_s_own_is_found(tmp_path, name, told):
     assert bool(problem) == bool(told)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("gsm8k", [], "mt_grpo needs a reward for each turn, and the reward manager tells none"),
+        ("search_f1", [], "turn_rewards={}"),
+        ("search_f1", ["++reward.reward_kwargs.turn_rewards={}"], ""),
+        ("search_f1", ["++reward.reward_kwargs.turn_rewards.weight=1"], "counts them twice"),
+        ("mt_torl", [], "counts them twice"),
+        ("mt_torl", ["++reward.reward_kwargs.turn_weight=0"], ""),
+    ],
+)
+def test_estimator_and_reward_manager_must_agree_on_turns(name, options, told):
+    problem = problems(f"{REWARD}.name={name}", "algorithm.adv_estimator=mt_grpo", *options)
+    assert told in problem
+    assert bool(problem) == bool(told)
+
+
 @pytest.mark.parametrize(("there", "address", "refused"), [(0, "", True), (1, "", False), (0, "auto", False)])
 def test_a_missing_gpu_is_named_unless_a_cluster_is_joined(monkeypatch, there, address, refused):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)

@@ -186,6 +186,23 @@ class Trajectory:
         return self.response_mask
 
     @property
+    def turn_ids(self) -> list[int]:
+        """k on tokens of the model's k-th turn, counted from 1, and 0 on all others. [response_length]"""
+        ids, turn = [], 0
+        for segment in self.response:
+            turn += segment.author is Author.MODEL
+            ids += [turn if segment.author is Author.MODEL else 0] * len(segment.tokens)
+        return ids
+
+    @property
+    def turn_calls(self) -> tuple[CallRecord, ...]:
+        """The calls that the model made: the k-th ended its k-th turn. That of `call_tool_first` is not among them."""
+        turns = self.num_turns
+        asked_first = bool(self.calls) and not self.calls[0].action
+        loops_own = asked_first and (self.prompt_segments > 1 or len(self.calls) > turns)
+        return self.calls[loops_own:][:turns]
+
+    @property
     def response_log_probs(self) -> list[float] | None:
         """Log-probabilities by the generator, 0.0 on tokens that it did not write. [response_length]
 

@@ -18,9 +18,12 @@ from pydantic import ValidationError
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
+from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManager
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
+from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""
@@ -78,6 +81,8 @@ RANGES = (
     Range("actor_rollout_ref.model.lora_rank", 0),
     Range("algorithm.gamma", 0, 1),
     Range("algorithm.lam", 0, 1),
+    Range("algorithm.mt_grpo.discount", 0, 1),
+    Range("algorithm.mt_grpo.turn_weight", 0),
     Range("trainer.nnodes", 1),
     Range("trainer.n_gpus_per_node", 1),
     Range("trainer.total_epochs", 1),
@@ -225,13 +230,14 @@ def _of_reward_manager(config: DictConfig) -> Iterator[str]:
     told = f"reward.reward_manager.name={wanted.name}"
     try:
         kind = resolve_reward_manager_cls(config)
-        kind(
+        made = kind(
             config=config,
             tokenizer=_NoTokenizer(),
             compute_score=get_custom_reward_fn(config),
             reward_router_address=None,
             reward_model_tokenizer=None,
         )
+        yield from _of_turn_rewards(config, made)
     except _TokenizerAskedForError:
         return
     except VerlToolError as error:
@@ -241,3 +247,18 @@ def _of_reward_manager(config: DictConfig) -> Iterator[str]:
         yield f"{told}: {error}{known}"
     except Exception as error:  # noqa: BLE001 - a manager is anybody's code, and may raise anything
         yield f"{told}: {type(error).__name__}: {error}"
+
+
+def _of_turn_rewards(config: DictConfig, manager: Any) -> Iterator[str]:
+    """Whether the estimator and one of verl-tool's managers agree; any other is heard when it has graded."""
+    estimator = str(config.algorithm.adv_estimator)
+    if not isinstance(manager, (GradingRewardManager, BySourceRewardManager)) or not takes_turn_rewards(estimator):
+        return
+    if not manager.by_turns:
+        yield none_told(estimator)
+    elif manager.turn_weight:
+        yield (
+            f"algorithm.adv_estimator={estimator} with turn rewards of which the score holds the sum, times "
+            f"{manager.turn_weight:g}, counts them twice; set the weight in reward.reward_kwargs (turn_weight, or "
+            "turn_rewards.weight) to 0"
+        )

@@ -91,7 +91,7 @@ async def test_nothing_of_the_gold_answer_reaches_the_server():
     assert record["stop"] == "fault"
     assert output.extra_fields["excluded_from_group"] is True
     assert not any(output.response_mask)
-    assert sum(output.action_mask) == len("<request><calculator>6*7<call>")
+    assert sum(output.action_mask) == sum(output.turn_ids) == len("<request><calculator>6*7<call>")
 
 
 async def test_a_row_and_a_validation_have_their_own_limits(servers: LiveServers):
@@ -158,7 +158,7 @@ def test_a_trajectory_without_tokens_still_fills_a_row():
     empty = Trajectory("t", (Segment(Author.PROMPT, (1,)),), StopReason.FAULT, excluded=Excluded.FAULT)
     output = as_verl_output(empty, EngineUse(), ToyTokenizer())
     assert (len(output.response_ids), output.response_mask, output.response_logprobs) == (1, [0], [0.0])
-    assert output.as_dict()["action_mask"].tolist() == [0]
+    assert output.as_dict()["action_mask"].tolist() == output.as_dict()["turn_ids"].tolist() == [0]
 
 
 @pytest.mark.parametrize("asked", [True, False])

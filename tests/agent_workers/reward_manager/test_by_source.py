@@ -54,6 +54,13 @@ async def test_all_rows_tell_the_same_values() -> None:
     assert infos[1]["f1"] == 0.0
 
 
+async def test_rows_of_a_manager_that_rewards_no_turns_have_an_empty_list() -> None:
+    managers = MANAGERS | {"nq*": {"name": "search_f1", "kwargs": {"turn_rewards": {}}}}
+    assert manager("by_source", managers=managers).by_turns
+    for source, rewards in (("nq", "[0.2]"), ("gsm8k", "[]")):
+        assert (await told("#### 72", "72", source, managers=managers))["reward_extra_info"]["turn_rewards"] == rewards
+
+
 async def test_the_ability_may_pick() -> None:
     assert (await told("#### 72", "72", "?", by="ability", managers={"math": {"name": "gsm8k"}}))["reward_score"] == 1.0
 

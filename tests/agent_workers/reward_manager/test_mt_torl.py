@@ -35,18 +35,16 @@ def test_calls_for_their_own_sake_pay_no_more_than_so_much() -> None:
     assert sum(rewards) < 0.5
 
 
-def test_the_loops_own_first_call_is_no_turn() -> None:
-    assert len(turn_rewards((CallRecord(0, "", "hello"), GOOD), TurnOptions())) == 1
-
-
 async def told(answer: str, *calls: CallRecord, of: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
     graded = manager("mt_torl", compare_processes=1, **(of or {}))
-    return await graded.run_single(data(trajectory(("model", answer), calls=calls, **fields), "72"))
+    turns = [("model", "<python>"), ("tool", "seen")] * len(calls)
+    return await graded.run_single(data(trajectory(*turns, ("model", answer), calls=calls, **fields), "72"))
 
 
 async def test_the_score_is_the_answers_and_the_turns() -> None:
     right = await told("\\boxed{72}", GOOD, BAD)
     assert right["reward_score"] == pytest.approx(1.2)
+    assert right["reward_extra_info"]["base_score"] == 1.0
     assert right["reward_extra_info"]["turn_reward"] == pytest.approx(0.2)
     assert json.loads(right["reward_extra_info"]["turn_rewards"]) == pytest.approx([0.2, 0.0])
     alone = await told("\\boxed{72}", GOOD, of={"turn_weight": 0.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from tensordict import TensorDict  # noqa: E402
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, FixedKLController  # noqa: E402
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: E402
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories  # noqa: E402
 from verl_loop import composed  # noqa: E402
 
 from verl import DataProto  # noqa: E402
@@ -29,6 +31,7 @@ from verl_tool.trainer.ppo import v1_trainer  # noqa: E402
 from verl_tool.trainer.ppo.advantage import compares_within_groups, on_model_tokens, without_invalid  # noqa: E402
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss  # noqa: E402
 from verl_tool.trainer.ppo.estimators import ONLY_V0, check_algorithm  # noqa: E402
+from verl_tool.trainer.ppo.turns.turn_columns import with_turns  # noqa: E402
 
 LENGTH, GROUP, KL_WEIGHT = 6, 3, 0.1
 ESTIMATORS = sorted(ADV_ESTIMATOR_REGISTRY)
@@ -48,6 +51,18 @@ class Row:
     """"loop" or "grader", if a failure of that infrastructure invalidated it."""
     seed: int = 0
 
+    @property
+    def turn_ids(self) -> list[int]:
+        """A turn is a run of the model's tokens."""
+        begins = [own > before for own, before in zip(self.mask, (0, *self.mask), strict=False)]
+        return [own * sum(begins[: i + 1]) for i, own in enumerate(self.mask)]
+
+    @property
+    def turn_rewards(self) -> str:
+        """One for each turn, in JSON; none where grading failed."""
+        turns = 0 if self.out else max(self.turn_ids, default=0)
+        return json.dumps([(self.seed * 7 + 3 * turn) % 5 / 4 for turn in range(turns)])
+
 
 def algorithm(estimator: str, **more: Any) -> DictConfig:
     """verl's part of the config."""
@@ -62,6 +77,7 @@ def algorithm(estimator: str, **more: Any) -> DictConfig:
             "use_kl_in_reward": False,
             "kl_penalty": "kl",
             "rollout_correction": None,
+            "mt_grpo": {"discount": 0.9, "turn_weight": 0.5},
             **keys,
             **more,
         }
@@ -77,16 +93,18 @@ def batch_of(rows: list[Row], estimator: str) -> DataProto:
     """As the older trainer has it: padded, the reward on the last token of the response."""
     n = len(rows)
     mask, rewards = torch.zeros(n, LENGTH, dtype=torch.int64), torch.zeros(n, LENGTH)
-    attention = torch.zeros(n, LENGTH, dtype=torch.int64)
+    attention, turns = torch.zeros(n, LENGTH, dtype=torch.int64), torch.zeros(n, LENGTH, dtype=torch.int64)
     for i, row in enumerate(rows):
         length = len(row.mask)
         attention[i, :length] = 1
         rewards[i, length - 1] = row.reward
         mask[i, :length] = torch.tensor(row.mask) * (not row.out)
+        turns[i, :length] = torch.tensor(row.turn_ids)
     tensors = {
         "token_level_rewards": rewards,
         "token_level_scores": rewards.clone(),
         "response_mask": mask,
+        "turn_ids": turns,
         "values": torch.stack([numbers(row, "values") for row in rows]),
         "old_log_probs": -torch.stack([numbers(row, "log_probs") for row in rows]),
         "sum_pi_squared": torch.stack([numbers(row, "squares") for row in rows]),
@@ -101,6 +119,7 @@ def batch_of(rows: list[Row], estimator: str) -> DataProto:
         REWARD_FAULT: ["grader: gone" if row.out == "grader" else "" for row in rows],
         "acc": [float("nan") if row.out else row.reward for row in rows],
         "style": [float("nan") if row.out else float(row.seed % 2) for row in rows],
+        "turn_rewards": [row.turn_rewards for row in rows],
     }
     return DataProto(
         batch=TensorDict(tensors, batch_size=n),
@@ -136,6 +155,9 @@ def by_v1(rows: list[Row], estimator: str, monkeypatch: pytest.MonkeyPatch, **mo
             patch.setattr(f"verl.trainer.ppo.v1.{module}.tq", store, raising=False)
         patch.setattr("verl_tool.trainer.ppo.v1_trainer.tq", store)
         patch.setattr("verl_tool.trainer.ppo.replay.tq", store)
+        patch.setattr("verl_tool.trainer.ppo.turns.turn_columns.tq", store)
+        base = "verl.trainer.ppo.v1.trainer_base.compute_advantage_for_multi_trajectories"
+        patch.setattr(base, with_turns(compute_advantage_for_multi_trajectories))
         patch.setattr("verl.trainer.ppo.v1.utils.compute_advantage", REPLACED)
         patch.setattr("verl.trainer.ppo.v1.trainer_base.apply_kl_penalty", of_rows_in_the_loss(apply_kl_penalty))
         batch = store.put({f"g{row.group}_{i}_0": stored(row) for i, row in enumerate(rows)})
@@ -154,12 +176,14 @@ def stored(row: Row) -> dict[str, Any]:
     mask = torch.tensor(row.mask) * (row.out != "loop")
     rewards = torch.zeros(length)
     rewards[-1] = row.reward
-    told = {"reward_extra_info": {REWARD_FAULT: "grader: gone" if row.out == "grader" else ""}}
+    fault = "grader: gone" if row.out == "grader" else ""
+    told = {"reward_extra_info": {REWARD_FAULT: fault, "turn_rewards": row.turn_rewards}}
     return {
         "uid": f"g{row.group}",
         "responses": torch.ones(length, dtype=torch.int64),
         "response_mask": mask,
         "loss_mask": mask.clone(),
+        "turn_ids": torch.tensor(row.turn_ids),
         "rm_scores": rewards,
         "values": numbers(row, "values")[:length],
         "old_log_probs": -numbers(row, "log_probs")[:length],
@@ -356,6 +380,7 @@ def test_a_row_that_fills_up_the_batch_does_not_count(monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
+        (["algorithm.adv_estimator=grpo", "algorithm.mt_grpo.discount=0.9"], r"mt_grpo\.discount=0\.9 has no effect"),
         (["algorithm.adv_estimator=magic"], "adv_estimator=magic is unknown"),
         (["algorithm.adv_estimator=remax", "trainer.use_v1=true"], "reward_baselines"),
         (["algorithm.adv_estimator=gdpo", "trainer.use_v1=true"], "use_v1=true"),

@@ -47,15 +47,18 @@ from verl_tool.verification import verification_of
 
 
 class ToolLoopOutput(AgentLoopOutput):
-    """What verl takes from an agent loop, and which tokens are calls."""
+    """What verl takes from an agent loop, which tokens are calls, and which turn each is of."""
 
     action_mask: list[int] = Field(default_factory=list)
     """1 on tokens of a call. [response_length]"""
+    turn_ids: list[int] = Field(default_factory=list)
+    """As `Trajectory.turn_ids`. [response_length]"""
 
     def as_dict(self) -> dict[str, Any]:
         """verl's newer trainer stores these fields as they are."""
         fields = super().as_dict()
-        fields["action_mask"] = torch.tensor(fields["action_mask"], dtype=torch.int64)
+        for name in ("action_mask", "turn_ids"):
+            fields[name] = torch.tensor(fields[name], dtype=torch.int64)
         extra = fields["extra_fields"]
         if extra[LOOP_FAULT]:
             # A filter of groups must not take faults for answers that are all wrong, and sample anew for ever.
@@ -205,9 +208,9 @@ def as_verl_output(
     all rows of a batch must have them or none. `formats`: those in which the loop found the calls.
     """
     ids, mask, log_probs = trajectory.response_ids, trajectory.loss_mask, trajectory.response_log_probs
-    calls = action_mask(trajectory, tokenizer, formats)
+    calls, turns = action_mask(trajectory, tokenizer, formats), trajectory.turn_ids
     if not ids:
-        ids, mask, log_probs, calls = [min(tokenizer.eos_token_ids, default=0)], [0], [0.0], [0]
+        ids, mask, log_probs, calls, turns = [min(tokenizer.eos_token_ids, default=0)], [0], [0.0], [0], [0]
     return ToolLoopOutput(
         prompt_ids=trajectory.prompt_ids,
         response_ids=ids,
@@ -220,10 +223,12 @@ def as_verl_output(
             num_preempted=use.preemptions,
         ),
         action_mask=calls,
+        turn_ids=turns,
         extra_fields={
             "trajectory": trajectory.to_json(),
             LOOP_FAULT: trajectory.excluded in (Excluded.FAULT, Excluded.ABORTED),
             "action_mask": calls,
+            "turn_ids": turns,
             "turn_scores": [],
             "tool_rewards": trajectory.tool_rewards,
             "min_global_steps": use.first_version,

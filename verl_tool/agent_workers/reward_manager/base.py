@@ -27,8 +27,9 @@ from verl_tool.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-TURN_REWARDS = "turn_rewards"
-"""Key of ``reward_extra_info``: rewards of single turns, as JSON, since verl makes an array of a batch's values."""
+TURN_REWARDS, TURN_REWARD = "turn_rewards", "turn_reward"
+"""Keys of ``reward_extra_info``: rewards of single turns, as JSON, since verl makes an array of a batch's values; and
+their sum."""
 PLACEHOLDER = 0.0
 """``reward_score`` of a row without reward, since verl's tensors need a number there."""
 
@@ -51,14 +52,14 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
     """One `grade` a trajectory, plus shaping.
 
     ``reward_extra_info`` has the same keys for every trajectory: ``acc`` (0 or 1), ``base_score``, ``reward_fault``,
-    ``reward_provoked``, each of `details`, and ``shaping/<term>``. Where there is no reward the numbers are NaN.
+    ``reward_provoked``, each of `details`, and ``shaping/<term>``; of a manager that rewards turns also
+    ``turn_rewards``, a list in JSON, and ``turn_reward``, its sum. Where there is no reward the numbers are NaN, and
+    the list is empty.
     """
 
     Options: ClassVar[type[RewardOptions]] = RewardOptions
     details: ClassVar[tuple[str, ...]] = ()
     """Names of all that `Grade.details` may hold."""
-    by_turns: ClassVar[bool] = False
-    """Whether `Grade.turn_rewards` is told, as ``turn_rewards``: a list in JSON, empty where there is no reward."""
     partial_credit: bool = False
     """Whether an answer that is not right may score above a wrong one, as a share of the right one's score."""
 
@@ -73,6 +74,17 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         """The last three are verl's, and without use here. Raises ConfigError if an option is unknown or wrong."""
         super().__init__(config, tokenizer, compute_score)
         self.options: OptionsT = options_in(config, self.Options, type(self).__name__)  # type: ignore[assignment]
+
+    @property
+    def by_turns(self) -> bool:
+        """Whether it rewards turns: `Grade.turn_rewards` is told."""
+        return False
+
+    @property
+    def turn_weight(self) -> float:
+        """Of the sum of the turns' rewards in the score. An estimator that takes turn rewards needs 0, or they count
+        twice."""
+        return 0.0
 
     @abstractmethod
     async def grade(self, sample: Sample) -> Grade:
@@ -125,9 +137,12 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         told = {REWARD_FAULT: "", PROVOKED: provoked, "acc": float(grade.correct), "base_score": grade.score}
         told |= {name: float(grade.details.get(name, math.nan)) for name in self.details}
         told |= {f"shaping/{name}": value for name, value in shaping.items()}
+        score = grade.score + sum(shaping.values())
         if self.by_turns:
-            told[TURN_REWARDS] = json.dumps(grade.turn_rewards)
-        return {"reward_score": grade.score + sum(shaping.values()), "reward_extra_info": told}
+            total = sum(grade.turn_rewards, 0.0)
+            told |= {TURN_REWARDS: json.dumps(grade.turn_rewards), TURN_REWARD: total}
+            score += self.turn_weight * total
+        return {"reward_score": score, "reward_extra_info": told}
 
     def _without_reward(self, why: str) -> dict[str, Any]:
         return without_reward(why, self.nothing_told())
@@ -136,7 +151,7 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         """What ``reward_extra_info`` holds besides faults where there is no reward: the same keys as where there is."""
         terms = (f"shaping/{name}" for name in self.options.shaping.terms())
         told: dict[str, Any] = dict.fromkeys(("acc", "base_score", *self.details, *terms), math.nan)
-        return told | {TURN_REWARDS: "[]"} if self.by_turns else told
+        return told | {TURN_REWARDS: "[]", TURN_REWARD: math.nan} if self.by_turns else told
 
 
 def without_reward(why: str, told: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,16 @@ class BySourceRewardManager(RewardManagerBase):
         """As of `GradingRewardManager`, of any of them."""
         return any(manager.partial_credit for manager in self._managers.values())
 
+    @property
+    def by_turns(self) -> bool:
+        """As of `GradingRewardManager`, of any of them: rows of the others have no turn rewards."""
+        return any(manager.by_turns for manager in self._managers.values())
+
+    @property
+    def turn_weight(self) -> float:
+        """The largest of theirs."""
+        return max(manager.turn_weight for manager in self._managers.values())
+
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """verl's entry point, as of `GradingRewardManager`; the same keys for every row."""
         row = data[-1].non_tensor_batch

@@ -19,7 +19,8 @@ class Grade:
     details: Mapping[str, float] = field(default_factory=dict)
     """Values for the logs, under the names that the manager declares."""
     turn_rewards: tuple[float, ...] = ()
-    """A reward for each call, in their order, of managers that give them (`GradingRewardManager.by_turns`)."""
+    """A reward for each turn of the model's from the first on, of managers that reward turns
+    (`GradingRewardManager.by_turns`); later turns have none. `Trajectory.turn_calls` tells what they called."""
 
 
 class GraderFault(VerlToolError):

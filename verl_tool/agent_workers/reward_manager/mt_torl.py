@@ -6,25 +6,22 @@ plus 0.05 a success. No more than `most_turns` successes are rewarded: calls for
 an answer.
 
 The score is the answer's (`torl`) plus `turn_weight` times the sum: with 1, GRPO trains on what the paper calls merged
-reward. ``turn_rewards`` in the extra information has one number a call, for an estimator that gives each turn its own
-advantage; with such a one, set `turn_weight` to 0.
+reward. With ``algorithm.adv_estimator=mt_grpo``, which gives each turn its own advantage, set `turn_weight` to 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from pydantic import Field
 from verl.experimental.reward_loop.reward_manager import register
 
 from verl_tool.agent_loop.trajectory import CallRecord
-from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.agent_workers.reward_manager.grading.shaping import failed
-from verl_tool.agent_workers.reward_manager.torl import DETAILS, MathJudge, MathOptions
+from verl_tool.agent_workers.reward_manager.torl import MathOptions, ToRLRewardManager
 
 
 class TurnOptions(MathOptions):
@@ -41,40 +38,31 @@ class TurnOptions(MathOptions):
 
 
 @register("mt_torl")
-class MTToRLRewardManager(GradingRewardManager[TurnOptions]):
+class MTToRLRewardManager(ToRLRewardManager):
     """Boxed answers by math-verify, and calls by whether they succeeded."""
 
     Options = TurnOptions
-    details = (*DETAILS, "turn_reward")
-    by_turns = True
+    options: TurnOptions
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._judge = MathJudge(self.options)
+    @property
+    def by_turns(self) -> bool:
+        return True
 
-    def seconds(self, sample: Sample) -> None:
-        """`MathGrader` keeps the deadlines."""
+    @property
+    def turn_weight(self) -> float:
+        return self.options.turn_weight
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault if no process starts, or the ground truth cannot be read."""
-        answer = await self._judge.grade(sample)
-        turns = turn_rewards(sample.trajectory.calls, self.options)
-        total = sum(turns)
-        return replace(
-            answer,
-            score=answer.score + self.options.turn_weight * total,
-            details={**answer.details, "turn_reward": total},
-            turn_rewards=turns,
-        )
+        turns = turn_rewards(sample.trajectory.turn_calls, self.options)
+        return replace(await super().grade(sample), turn_rewards=turns)
 
 
 def turn_rewards(calls: Sequence[CallRecord], options: TurnOptions) -> tuple[float, ...]:
-    """One a call of the model's, in their order: the k-th call ends the model's k-th turn. A call with an empty action
-    is the loop's own (`call_tool_first`) and has none."""
-    own = [call for call in calls if call.action]
+    """One for each of the model's calls, in their order."""
     rewards, left = [], options.most_turns
-    for call in own:
+    for call in calls:
         good = call.valid and call.fault is None and not failed(call) and left > 0
-        rewards.append(options.turn_share / len(own) + options.turn_each if good else 0.0)
+        rewards.append(options.turn_share / len(calls) + options.turn_each if good else 0.0)
         left -= good
     return tuple(rewards)

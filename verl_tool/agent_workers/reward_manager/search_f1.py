@@ -3,41 +3,33 @@
 The last ``<answer>…</answer>`` of the model's own text against the golden answers, in SQuAD's F1 (Rajpurkar et al.
 2016) of the normal forms of `search_r1_qa_em`: the words that both have, against the words of each. Score: from `wrong`
 (0) to `right` (1) by the best F1, or `no_answer` (0). ``acc`` is exact match. A yes or no has no part that is right, as
-in HotpotQA's script.
+in HotpotQA's script. Turns are rewarded as by `search_r1_qa_em`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.grade import Grade
-from verl_tool.agent_workers.reward_manager.grading.answers import last_tagged
-from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.agent_workers.reward_manager.search_r1_qa_em import (
-    SearchOptions,
-    golden_answers,
+    VERDICTS,
+    SearchRewardManager,
     normalised,
     same_answer,
 )
 
-_WHOLE = frozenset({"yes", "no", "noanswer"})
-
 
 @register("search_f1")
-class SearchF1RewardManager(GradingRewardManager[SearchOptions]):
+class SearchF1RewardManager(SearchRewardManager):
     """Shares of words. A list that holds the right answer among others gets a share too."""
 
-    Options = SearchOptions
     details = ("answered", "f1")
     partial_credit = True
 
-    async def grade(self, sample: Sample) -> Grade:
-        """Raises ValueError if the row has no golden answer."""
-        golden = golden_answers(sample.ground_truth)
-        answer = last_tagged(sample.text, "answer")
+    def grade_answer(self, answer: str | None, golden: Sequence[str]) -> Grade:
         if answer is None:
             return Grade(self.options.no_answer, False, {"answered": 0.0, "f1": 0.0})
         right = any(same_answer(answer, gold) for gold in golden)
@@ -49,7 +41,7 @@ class SearchF1RewardManager(GradingRewardManager[SearchOptions]):
 def f1(answer: str, gold: str) -> float:
     """Harmonic mean of precision and recall of words, 0 to 1."""
     given, wanted = normalised(answer), normalised(gold)
-    if given != wanted and (given in _WHOLE or wanted in _WHOLE):
+    if given != wanted and (given in VERDICTS or wanted in VERDICTS):
         return 0.0
     words, golden = given.split(), wanted.split()
     common = sum((Counter(words) & Counter(golden)).values())

@@ -3,6 +3,8 @@
 The last ``<answer>…</answer>`` of the model's own text must equal one of the golden answers after SQuAD's
 normalisation: lower case, no punctuation, no articles, single spaces. Score: `right` (1), or `wrong` (0), or
 `no_answer` (0).
+
+``reward_kwargs.turn_rewards={}`` also rewards turns (`SearchTurns`), for ``algorithm.adv_estimator=mt_grpo``.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verl.experimental.reward_loop.reward_manager import register
@@ -19,10 +23,13 @@ from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, Re
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.grading.answers import last_tagged
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
+from verl_tool.agent_workers.reward_manager.grading.search_turns import SearchTurns, search_turn_rewards
 
 _PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+VERDICTS = frozenset({"yes", "no", "noanswer"})
+"""Answers that are right or wrong as a whole, and that any text may hold."""
 
 
 class SearchOptions(RewardOptions):
@@ -31,23 +38,59 @@ class SearchOptions(RewardOptions):
     right: float = 1.0
     wrong: float = 0.0
     no_answer: float = 0.0
+    turn_rewards: SearchTurns | None = None
+    """How turns are rewarded, beside the answer; null: they are not."""
 
 
-@register("search_r1_qa_em")
-class SearchR1RewardManager(GradingRewardManager[SearchOptions]):
-    """Exact match of normalised answers."""
+class SearchRewardManager(GradingRewardManager[SearchOptions]):
+    """An answer in tags against golden answers, and the searches on the way to it."""
 
     Options = SearchOptions
-    details = ("answered",)
+
+    @property
+    def by_turns(self) -> bool:
+        return self.options.turn_rewards is not None
+
+    @property
+    def turn_weight(self) -> float:
+        return 0.0 if self.options.turn_rewards is None else self.options.turn_rewards.weight
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises ValueError if the row has no golden answer."""
         golden = golden_answers(sample.ground_truth)
-        answer = last_tagged(sample.text, "answer")
+        grade = self.grade_answer(last_tagged(sample.text, "answer"), golden)
+        if self.options.turn_rewards is None:
+            return grade
+        turns = search_turn_rewards(
+            sample.trajectory.turn_calls, lambda text: mentions(text, golden), self.options.turn_rewards
+        )
+        return replace(grade, turn_rewards=turns)
+
+    @abstractmethod
+    def grade_answer(self, answer: str | None, golden: Sequence[str]) -> Grade:
+        """Of the last answer, None if there is none."""
+
+
+@register("search_r1_qa_em")
+class SearchR1RewardManager(SearchRewardManager):
+    """Exact match of normalised answers."""
+
+    details = ("answered",)
+
+    def grade_answer(self, answer: str | None, golden: Sequence[str]) -> Grade:
         if answer is None:
             return Grade(self.options.no_answer, False, {"answered": 0.0})
         right = any(same_answer(answer, gold) for gold in golden)
         return Grade(self.options.right if right else self.options.wrong, right, {"answered": 1.0})
+
+
+def mentions(text: str, golden: Sequence[str]) -> bool:
+    """Whether the normal form of a golden answer stands in that of `text`, as whole words.
+
+    That of a yes or no says nothing, nor one of which nothing is left.
+    """
+    words = f" {normalised(text)} "
+    return any(f" {wanted} " in words for gold in golden if (wanted := normalised(gold)) and wanted not in VERDICTS)
 
 
 def same_answer(answer: str, gold: str) -> bool:

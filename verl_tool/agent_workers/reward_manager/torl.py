@@ -7,7 +7,7 @@ code.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from verl.experimental.reward_loop.reward_manager import register
@@ -66,7 +66,7 @@ class MathJudge:
 class ToRLRewardManager(GradingRewardManager[MathOptions]):
     """Boxed answers by math-verify."""
 
-    Options = MathOptions
+    Options: ClassVar[type[MathOptions]] = MathOptions
     details = DETAILS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -15,6 +15,8 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from verl import DataProto
 from verl_tool.trainer.ppo.invalid import invalid_rows, lone_rows
+from verl_tool.trainer.ppo.turns import mt_grpo as mt_grpo  # registers its estimator
+from verl_tool.trainer.ppo.turns.turn_columns import by_turns, takes_turns
 
 Compute = Callable[..., DataProto]
 """verl's ``compute_advantage(data, adv_estimator=…, …)``, which returns the batch with advantages and returns."""
@@ -27,7 +29,8 @@ def without_invalid(compute: Compute) -> Compute:
     is resampled takes its place among the rows that count. Besides invalid rows, these do not count: the only one left
     of a group, for an estimator whose baseline is the group; and those whose own baseline is NaN (ReMax).
 
-    Rewards are moved to tokens that the model wrote first: several estimators see no other.
+    Rewards are moved to tokens that the model wrote first: several estimators see no other. Estimators that take turns
+    are told of them (`turns.turn_columns`).
     """
 
     def compute_advantage(data: DataProto, adv_estimator: str, *args: Any, **kwargs: Any) -> DataProto:
@@ -80,11 +83,13 @@ def _counted(data: DataProto, adv_estimator: str, sampled: int) -> np.ndarray:
     return counted & ~lone_rows(data.non_tensor_batch["uid"], comparable, sampled)
 
 
-def _computed(compute: Compute, data: DataProto, *args: Any, **kwargs: Any) -> DataProto:
+def _computed(compute: Compute, data: DataProto, adv_estimator: str, *args: Any, **kwargs: Any) -> DataProto:
     mask = data.batch["response_mask"]
     data.batch["token_level_rewards"] = on_model_tokens(data.batch["token_level_rewards"], mask)
+    if takes_turns(adv_estimator):
+        return by_turns(data, adv_estimator, kwargs.get("config"))
     try:
-        done = compute(data, *args, **kwargs)
+        done = compute(data, adv_estimator, *args, **kwargs)
     except ValueError:
         if mask.sum() > 1:
             raise

@@ -11,10 +11,16 @@ from collections.abc import Iterator
 from omegaconf import DictConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
+from verl_tool.agent_workers.reward_manager.base import TURN_REWARDS
 from verl_tool.errors import ConfigError
+from verl_tool.trainer.ppo.turns.mt_grpo import MT_GRPO
+from verl_tool.trainer.ppo.turns.turn_columns import TURN_IDS
 
 PASSED = frozenset(
-    ("token_level_rewards", "response_mask", "config", "index", "values", "gamma", "lam", "norm_adv_by_std_in_grpo")
+    (
+        *("token_level_rewards", "response_mask", "config", "index", "values", "gamma", "lam"),
+        *("norm_adv_by_std_in_grpo", TURN_IDS, TURN_REWARDS),
+    )
 )
 """What both trainers hand to an estimator."""
 ONLY_V0 = frozenset(("reward_baselines", "sum_pi_squared", "old_log_probs", "batch", "non_tensor_batch"))
@@ -55,6 +61,9 @@ def _of_estimator(config: DictConfig) -> Iterator[str]:
         yield f"{told} needs actor_rollout_ref.actor.calculate_sum_pi_squared=true"
     if name == "gdpo" and not config.algorithm.get("gdpo_reward_keys"):
         yield f"{told} needs algorithm.gdpo_reward_keys, names of what the reward manager tells (acc, base_score, …)"
+    changed = [f"algorithm.mt_grpo.{key}={value}" for key, value in config.algorithm.mt_grpo.items() if value != 1]
+    if changed and name != MT_GRPO:
+        yield f"{changed[0]} has no effect with {told}; set one of them"
 
 
 def _of_resampling(config: DictConfig) -> Iterator[str]:

@@ -23,6 +23,8 @@ from verl_tool.trainer.ppo.invalid import invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.step_report import tracking_patch
+from verl_tool.trainer.ppo.turns.turn_columns import TURN_IDS, takes_turns
+from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
@@ -74,6 +76,9 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         output.batch["response_mask"][invalid] = 0
         masks = output.non_tensor_batch.pop("action_mask")
         output.batch["action_mask"] = _padded(masks, output.batch["response_mask"])
+        turns = output.non_tensor_batch.pop(TURN_IDS)
+        if takes_turns(self.config.algorithm.adv_estimator):
+            output.batch[TURN_IDS] = _padded(turns, output.batch["response_mask"])
         step, validation = int(prompts.meta_info["global_steps"]), _validates(prompts)
         rewards = output.batch["rm_scores"].sum(-1).numpy() if "rm_scores" in output.batch else None
         sampled = np.array(prompts.non_tensor_batch.get("__do_sample__", np.ones(len(output))), dtype=bool)
@@ -102,7 +107,12 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         return self._with_tool_metrics(super()._update_critic(batch))
 
     def _update_actor(self, batch: DataProto) -> DataProto:
-        return self._with_tool_metrics(super()._update_actor(batch))
+        told = {}
+        if takes_turns(self.config.algorithm.adv_estimator):
+            told = variance_share(batch.batch["advantages"], batch.batch["response_mask"])
+        output = self._with_tool_metrics(super()._update_actor(batch))
+        output.meta_info["metrics"].update(told)
+        return output
 
     def _with_tool_metrics(self, output: DataProto) -> DataProto:
         self._progress.alive()
@@ -144,7 +154,7 @@ def _validates(prompts: DataProto) -> bool:
 
 
 def _padded(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    """Lists of 0 and 1 as a tensor, zeros at the right. [batch, response_length]"""
+    """Lists of integers as a tensor, zeros at the right. [batch, response_length]"""
     padded = torch.zeros_like(like)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = torch.tensor(row, dtype=like.dtype)

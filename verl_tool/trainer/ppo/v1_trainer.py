@@ -41,6 +41,8 @@ from verl_tool.trainer.ppo.replay import (
 from verl_tool.trainer.ppo.rollout_log import rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.step_report import tracking_patch
+from verl_tool.trainer.ppo.turns.turn_columns import takes_turns, with_turns
+from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
@@ -56,6 +58,7 @@ def _patch(module: str, attribute: str, replace: Callable[[Any], Any]) -> Patch:
 
 PATCHES = (
     _patch("utils", "compute_advantage", without_invalid),
+    _patch("trainer_base", "compute_advantage_for_multi_trajectories", with_turns),
     _patch("trainer_base", "apply_kl_penalty", of_rows_in_the_loss),
     _patch("trainer_base", "ReplayBuffer", filtering_by_what_counts),
     _patch("trainer_base", "ReplayBufferAsync", filtering_by_what_counts),
@@ -149,6 +152,14 @@ class AgentTrainerMixin(PPOTrainer):
         self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        done = self._advantages_of_counted(batch, metrics)
+        if takes_turns(self.config.algorithm.adv_estimator):
+            names = ["advantages", "response_mask"]
+            fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+            metrics.update(variance_share(*(fields.to_padded_tensor()[name] for name in names)))
+        return done
+
+    def _advantages_of_counted(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         counted = self._counted(batch)
         if all(counted):
             return super()._compute_advantage(batch, metrics)

@@ -198,8 +198,7 @@ class RepeatTerm(Term):
 
     def value(self, sample: Sample) -> float:
         """0 to 1."""
-        calls = sample.trajectory.calls
-        told = [(_said(call.action), _REMINDER.sub("", call.observation)) for call in calls]
+        told = [exchange(call) for call in sample.trajectory.calls]
         return 1 - len(set(told)) / len(told) if told else 0.0
 
 
@@ -249,7 +248,12 @@ def failed(call: CallRecord) -> bool:
     return any(text in call.observation for text in ERROR_TEXTS)
 
 
-def _said(action: str) -> str:
+def exchange(call: CallRecord) -> tuple[str, str]:
+    """What a call said and how it was answered, alike for calls that repeat one another."""
+    return said(call.action), _REMINDER.sub("", call.observation)
+
+
+def said(action: str) -> str:
     """The calls of an action without the words around them, white space regarded as one; all of it, if it has none."""
     calls = calls_sent(action, ALL_FORMATS)
     texts = [f"{call.name} {_payload(call)}" for call in calls] or [action]
