@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import pytest
 from calculator_run import ACTOR, AGENT, TRAINS_ON_CPU, Calculator, Run, small_run
 from safetensors.torch import load_file
 from torch import equal
+from turn_reference import row_of, share_within, written_out
 
 from verl_tool.agent_loop.trajectory import Excluded, Trajectory, read_jsonl
 
@@ -124,6 +126,61 @@ class TestToolsOfAnMcpServer:
     def test_nothing_is_left_running(self, run):
         assert run.processes() == {}
         assert not [p for p in psutil.process_iter(["cmdline"]) if str(run.folder.parent) in str(p.info["cmdline"])]
+
+
+class TestTurns:
+    """MT-GRPO on both of verl's trainers, with a reward manager of a user's own that rewards turns."""
+
+    MANAGER = """
+from dataclasses import replace
+
+from verl_tool.agent_workers.reward_manager.calculator import CalculatorRewardManager
+
+
+class Turns(CalculatorRewardManager):
+    by_turns = True
+
+    async def grade(self, sample):
+        turns = tuple(len(call.action) % 3 / 2 for call in sample.trajectory.turn_calls)
+        return replace(await super().grade(sample), turn_rewards=turns)
+"""
+
+    @pytest.fixture(scope="class", params=["false", "true"], ids=["v0", "v1"])
+    def run(
+        self, request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory
+    ) -> Run:
+        folder = tmp_path_factory.mktemp(f"turns_{request.param}")
+        manager = folder / "turns.py"
+        manager.write_text(self.MANAGER)
+        run = small_run(
+            folder / "run",
+            calculator,
+            *(f"trainer.use_v1={request.param}", "algorithm.adv_estimator=mt_grpo", "algorithm.mt_grpo.discount=0.5"),
+            *("reward.reward_manager.source=importlib", "reward.reward_manager.name=Turns"),
+            *(f"reward.reward_manager.module.path={manager}", "trainer.val_before_train=false"),
+            *("trainer.save_freq=-1", "trainer.test_freq=-1"),
+        )
+        run.finish()
+        return run
+
+    def test_it_trains(self, run):
+        trained = run.steps()
+        assert set(trained) == {1, 2}
+        for data in trained.values():
+            assert data["actor/grad_norm"] > 0
+            assert data["training/rollout_probs_diff_max"] < 1e-4
+
+    def test_the_advantages_are_those_of_the_equation(self, run):
+        """As far as a metric made from the trainer's own tensor tells: it would be 0 were they alike in all turns."""
+        for step, data in run.steps().items():
+            records = trajectories(run, step)
+            rewards = [json.loads(t.extra["reward_extra_info"]["turn_rewards"]) for t in records]
+            rows = [row_of(*each) for each in zip(records, rewards, strict=True)]
+            expected = share_within(rows, written_out(rows, discount=0.5))
+            assert expected > 0.01
+            assert data["agent/turn_advantage/variance_share"] == pytest.approx(expected, abs=1e-3)
+            first = [turns[0] for turns in rewards if turns]
+            assert data["agent/turn_reward/1"] == pytest.approx(sum(first) / len(rows))
 
 
 class TestServerKilled:

@@ -31,7 +31,7 @@ from verl_tool.trainer.ppo import v1_trainer  # noqa: E402
 from verl_tool.trainer.ppo.advantage import compares_within_groups, on_model_tokens, without_invalid  # noqa: E402
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss  # noqa: E402
 from verl_tool.trainer.ppo.estimators import ONLY_V0, check_algorithm  # noqa: E402
-from verl_tool.trainer.ppo.turns.turn_columns import with_turns  # noqa: E402
+from verl_tool.trainer.ppo.turns.turn_columns import by_turns, takes_turns, with_turns  # noqa: E402
 
 LENGTH, GROUP, KL_WEIGHT = 6, 3, 0.1
 ESTIMATORS = sorted(ADV_ESTIMATOR_REGISTRY)
@@ -234,7 +234,11 @@ def left(rows: list[Row], estimator: str) -> list[int]:
 def reference(rows: list[Row], estimator: str) -> torch.Tensor:
     """verl's own result for these rows alone, each with its reward on the model's last token."""
     moved = [Row(r.group, r.reward, r.mask[: len(r.mask) - r.mask[::-1].index(1)], "", r.seed) for r in rows]
-    return by_v0(moved, estimator, compute_advantage)
+    return by_v0(moved, estimator, told_of_turns if takes_turns(estimator) else compute_advantage)
+
+
+def told_of_turns(data: DataProto, adv_estimator: str, config: DictConfig, **_others: Any) -> DataProto:
+    return by_turns(data, adv_estimator, config)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -407,5 +411,5 @@ def test_each_estimator_is_taken_by_a_trainer(estimator):
 
 
 def test_the_newer_trainers_own_method_is_still_called():
-    assert "super()._compute_advantage" in inspect.getsource(v1_trainer.AgentTrainerMixin._compute_advantage)
+    assert "super()._compute_advantage" in inspect.getsource(v1_trainer.AgentTrainerMixin._advantages_of_counted)
     assert callable(PPOTrainer._compute_advantage)

@@ -156,7 +156,8 @@ class AgentTrainerMixin(PPOTrainer):
         if takes_turns(self.config.algorithm.adv_estimator):
             names = ["advantages", "response_mask"]
             fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-            metrics.update(variance_share(*(fields.to_padded_tensor()[name] for name in names)))
+            padded = fields.to_padded_tensor()
+            metrics.update(variance_share(*(padded[name] for name in names)))
         return done
 
     def _advantages_of_counted(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

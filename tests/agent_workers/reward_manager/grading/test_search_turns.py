@@ -35,9 +35,7 @@ def rewards(*calls: CallRecord, **options: float) -> tuple[float, ...]:
         ((), ()),
     ],
 )
-def test_a_search_is_rewarded_for_what_it_brings(
-    calls: tuple[CallRecord, ...], expected: tuple[float, ...]
-) -> None:
+def test_a_search_is_rewarded_for_what_it_brings(calls: tuple[CallRecord, ...], expected: tuple[float, ...]) -> None:
     assert rewards(*calls) == pytest.approx(expected)
 
 

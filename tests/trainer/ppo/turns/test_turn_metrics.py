@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,27 +7,28 @@ pytest.importorskip("verl")
 
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from trajectories import faulted, solved  # noqa: E402
 
+from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory  # noqa: E402
 from verl_tool.trainer.ppo.causes import Outcome  # noqa: E402
 from verl_tool.trainer.ppo.turns.turn_metrics import SHARE, turn_reward_metrics, variance_share  # noqa: E402
 
 
-def outcome(turns: str, **fields: object) -> Outcome:
-    """Of two turns."""
-    return Outcome(replace(solved(), **{"reward": 1.0, **fields}), reward_extra_info={"turn_rewards": turns})
+def outcome(told: str | None, turns: int = 2, reward: float | None = 1.0) -> Outcome:
+    """Of so many turns, with the turn rewards that are told."""
+    written = (Segment(Author.MODEL, (3,)), Segment(Author.TOOL, (4,))) * turns
+    trajectory = Trajectory("a", (Segment(Author.PROMPT, (1,)), *written), StopReason.ANSWERED, reward=reward)
+    return Outcome(trajectory, reward_extra_info={} if told is None else {"turn_rewards": told})
 
 
 def test_each_turn_has_its_mean_over_who_has_it():
-    one_turn = outcome("[0.4]", segments=solved().segments[:2])
-    lost = Outcome(faulted(), reward_extra_info={"turn_rewards": "[]"})
-    metrics = turn_reward_metrics([outcome("[0.2]"), outcome("[0.6, 0.5]"), one_turn, lost])
-    assert metrics == pytest.approx({"agent/turn_reward/sum": 1.7 / 3, "agent/turn_reward/1": 0.4, "agent/turn_reward/2": 0.25})
+    ungraded = outcome("[]", reward=None)
+    metrics = turn_reward_metrics([outcome("[0.2]"), outcome("[0.6, 0.5]"), outcome("[0.4]", turns=1), ungraded])
+    expected = {"sum": 1.7 / 3, "1": 0.4, "2": 0.25}
+    assert metrics == pytest.approx({f"agent/turn_reward/{name}": mean for name, mean in expected.items()})
 
 
 def test_nothing_is_told_where_no_turn_is_rewarded():
-    assert turn_reward_metrics([Outcome(solved().with_reward(1.0))]) == {}
-    assert turn_reward_metrics([Outcome(faulted(), reward_extra_info={"turn_rewards": "[]"})]) == {}
+    assert turn_reward_metrics([outcome(None)]) == turn_reward_metrics([outcome("[]", reward=None)]) == {}
 
 
 def test_the_share_is_that_within_trajectories():
