@@ -21,10 +21,11 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from verl_tool.agent_loop.trajectory import CallRecord, StopReason
 from verl_tool.agent_workers.reward_manager import registry
-from verl_tool.agent_workers.reward_manager.base import PROVOKED, REWARD_FAULT, GradingRewardManager
+from verl_tool.agent_workers.reward_manager.base import PROVOKED, REWARD_FAULT, GradingRewardManager, options_in
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.code_grader import suite_of
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
+from verl_tool.agent_workers.reward_manager.gsm8k import Gsm8kOptions
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import Fault, FaultKind
@@ -383,3 +384,8 @@ def test_suites_of_all_kinds_of_rows() -> None:
     assert len(suite_of(json.dumps({"tests": asserts, "programs": [["1", "2"]]}), {}, 2)) == 2
     with pytest.raises(ValueError, match="no test"):
         suite_of("", {}, 64)
+
+
+def test_an_option_may_refer_to_another_part_of_the_config() -> None:
+    config = OmegaConf.create({"recipe": {"right": 3.0}, "reward": {"reward_kwargs": {"right": "${recipe.right}"}}})
+    assert options_in(config, Gsm8kOptions, "gsm8k").right == 3.0

@@ -162,7 +162,9 @@ def without_reward(why: str, told: Mapping[str, Any]) -> dict[str, Any]:
 
 def options_in(config: DictConfig, kind: type[_Model], manager: str) -> _Model:
     """``reward.reward_kwargs`` as `kind`. Raises ConfigError that names the option and those that `manager` has."""
-    given = OmegaConf.to_container(OmegaConf.create(config.reward.get("reward_kwargs") or {}), resolve=True)
+    # In its place, where it may refer to other parts of the config.
+    kwargs = config.reward.get("reward_kwargs") or {}
+    given = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
     try:
         return kind.model_validate(given)
     except ValidationError as error:

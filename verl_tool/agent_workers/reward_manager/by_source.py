@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,10 +53,12 @@ class BySourceOptions(BaseModel):
 class BySourceRewardManager(RewardManagerBase):
     """Hands each row to one of several managers."""
 
+    Options: ClassVar[type[BySourceOptions]] = BySourceOptions
+
     def __init__(self, config: DictConfig, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         """Raises ConfigError that names the entry whose manager cannot be made."""
         super().__init__(config, tokenizer, kwargs.get("compute_score"))
-        self.options = options_in(config, BySourceOptions, type(self).__name__)
+        self.options = options_in(config, self.Options, type(self).__name__)
         self._managers = {key: _made(config, tokenizer, key, entry) for key, entry in self.options.managers.items()}
         self._nothing: dict[str, Any] = {}
         for manager in self._managers.values():
