@@ -11,7 +11,7 @@ from rich.console import Console
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer import recipe
-from verl_tool.trainer.recipe import RecipeError, make_inputs, make_tool_data
+from verl_tool.trainer.recipe import RecipeError, make_inputs, make_tool_data, tool_data_to_make
 
 SCRIPT = """
 import sys, pathlib
@@ -69,8 +69,11 @@ def test_data_and_a_tiny_model_are_made_once(make, tmp_path):
 
 def test_what_tools_read_is_made_once(make, tmp_path):
     folder = tmp_path / "databases"
+    told = OmegaConf.create({"recipe": {"tool_data": str(folder), "make_tool_data": ["make.py"]}})
+    assert tool_data_to_make(told) == folder
     assert make(tool_data=str(folder)).tool_data_was_made
     assert not make(tool_data=str(folder)).tool_data_was_made
+    assert tool_data_to_make(told) is None
     assert (folder / "database").read_text() == "3\n"
     with pytest.raises(ConfigError, match="database 4"):
         make(tool_data=str(folder), size=4)

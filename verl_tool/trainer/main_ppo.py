@@ -41,7 +41,7 @@ from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
-from verl_tool.trainer.recipe import make_inputs, make_tool_data, report
+from verl_tool.trainer.recipe import make_inputs, make_tool_data, report, tool_data_to_make
 from verl_tool.trainer.row_files import check_columns, check_rows, columns_for_reward
 from verl_tool.trainer.told_prompts import files_of, tell_tools
 
@@ -153,6 +153,12 @@ def dry_run(config: DictConfig) -> None:
     print(OmegaConf.to_yaml(config, resolve=True), flush=True)
     for problem in missing_files(config):
         print(f"not there yet: {problem}", file=sys.stderr)
+    if (folder := tool_data_to_make(config)) is not None:
+        print(
+            f"not there yet: recipe.tool_data: the recipe makes {folder} for its tools, then they are checked",
+            file=sys.stderr,
+        )
+        return
     check_parts(config)
     _check_rows(config)
     look_at_setup(config, server_is_up=False)

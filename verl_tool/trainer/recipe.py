@@ -26,6 +26,14 @@ class RecipeError(VerlToolError):
     """A command of a recipe failed."""
 
 
+def tool_data_to_make(config: DictConfig) -> Path | None:
+    """The folder that `make_tool_data` would make."""
+    if config.recipe is None or config.recipe.tool_data is None or not config.recipe.make_tool_data:
+        return None
+    folder = Path(config.recipe.tool_data)
+    return None if (folder / MADE_BY).exists() else folder
+
+
 def make_tool_data(config: DictConfig, console: Console) -> bool:
     """Make what tools and reward manager of the config's recipe read (databases, an index), unless it is there: they
     are checked, and started, with it.
