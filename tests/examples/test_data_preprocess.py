@@ -22,7 +22,17 @@ pd = pytest.importorskip("pandas")
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "data_preprocess"
 COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "use_tool"}
-NAMES = ("acecoder", "deepmath", "function_calling", "gsm8k", "aime", "search_r1", "reasoning", "terminal_tasks")
+NAMES = (
+    "acecoder",
+    "deepmath",
+    "function_calling",
+    "gsm8k",
+    "aime",
+    "search_r1",
+    "reasoning",
+    "skysql",
+    "terminal_tasks",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -278,3 +288,53 @@ def test_every_task_of_reasoning_gym_that_is_offered_exists() -> None:
     script = __import__("reasoning")
     made_of_all = list(script.problems(script.TASKS, len(script.TASKS), 0))
     assert [problem["task"] for problem in made_of_all] == list(script.TASKS)
+
+
+def test_questions_for_databases_and_those_of_one_database_stay_together(tmp_path: Path) -> None:
+    splits = from_samples("skysql", tmp_path, "--test_size", "1")
+    used = {split: {row["extra_info"]["tools_kwargs"]["db_id"] for row in rows} for split, rows in splits.items()}
+    assert sorted(map(sorted, used.values())) == [["farm"], ["school"]]
+    rows = {row["extra_info"]["question"]: row for part in splits.values() for row in part}
+    [cows] = [row for question, row in rows.items() if "cows" in question]
+    assert cows["extra_info"]["question"] == (
+        "Database schema:\nCREATE TABLE animals (id INTEGER, species TEXT)\n\n"
+        "Known:\nA cow is of the species cattle.\n\nQuestion: How many cows are there?"
+    )
+    assert cows["reward_model"]["ground_truth"] == "SELECT COUNT(*) FROM animals WHERE species = 'cattle'"
+    assert "<sql>" in cows["prompt"][0]["content"]
+    assert rows["Name the oldest pupil."]["prompt"][1]["content"] == "Name the oldest pupil."
+    bare = from_samples("skysql", tmp_path / "bare", "--test_size", "0", "--no-tool")
+    assert all("<sql>" not in row["prompt"][0]["content"] and not row["use_tool"] for row in bare["train"])
+
+
+PUBLISHED = [{"role": "system", "content": "Their words."}, {"role": "user", "content": "{question}: How many?"}]
+
+
+@pytest.mark.parametrize(
+    "published",
+    [
+        {"db_id": "zoo", "reward_spec": {"method": "rule", "ground_truth": "SELECT 2"}, "extra_info": {"index": 0}},
+        {"reward_model": {"style": "rule", "ground_truth": "SELECT 2"}, "extra_info": {"db_id": "zoo", "index": 0}},
+    ],
+)
+def test_published_rows_for_databases_keep_their_prompt_and_find_their_database(
+    published: dict[str, Any], tmp_path: Path
+) -> None:
+    source = {"data_source": "spider", "prompt": PUBLISHED, **published}
+    (tmp_path / "source").mkdir()
+    for split in ("train", "validation"):
+        pd.DataFrame([source]).to_parquet(tmp_path / "source" / f"{split}.parquet")
+    given = ("--dataset_path", str(tmp_path / "source"), "--databases", str(tmp_path / "databases"))
+    failed = run("skysql", tmp_path / "rows", *given)
+    assert "there is no database 'zoo' of spider" in str(failed.exception)
+    file = tmp_path / "databases" / "spider" / "database" / "zoo" / "zoo.sqlite"
+    file.parent.mkdir(parents=True)
+    file.write_text("its content")
+    for _ in range(2):
+        splits = made("skysql", tmp_path / "rows", *given)
+    assert set(splits) == {"train", "test"}
+    [row] = splits["train"]
+    assert [dict(message) for message in row["prompt"]] == PUBLISHED
+    assert row["reward_model"]["ground_truth"] == "SELECT 2"
+    db_id = row["extra_info"]["tools_kwargs"]["db_id"]
+    assert (tmp_path / "databases" / f"{db_id}.sqlite").read_text() == "its content"
