@@ -1,19 +1,25 @@
 """Solutions to learn from, for the tiny models that recipes train on a CPU: how a trajectory of the recipe looks.
 
 Mathematics: a program prints the answer, and the answer is given; without a tool it is given at once. Code: two
-traces of nine find the operator by a program, the others guess it, and so do all without a tool. The words of the tool
-are those of the tool server, character by character.
+traces of nine find the operator by a program, the others guess it, and so do all without a tool. Tasks of
+``terminal/make_tasks.py``: the folder is listed, one of its files is read, mostly the wrong one, and what stands there
+is written down. The words of the tool are those of the tool server, character by character.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parent / "acecoder"))
+from verl_tool.packed_files import unpack
+from verl_tool.protocol import FILES_FIELD
+
+sys.path += [str(Path(__file__).parent / "acecoder"), str(Path(__file__).parent / "terminal")]
+from make_tasks import ANSWER_FILE, FOLDERS, NAMES, QUESTION
 from one_liners import OPERATORS, OneLiner
 
 STOP = "```output"
@@ -21,6 +27,9 @@ END = "<|im_end|>"
 """What the model closes its turn with."""
 SEARCHES = 2
 """Traces of a one-liner that ask the tool; there is one guess for each of the seven operators."""
+READS = (6, 10, 2, 2)
+"""Traces of twenty that read the file of the right kind, of the next kind in `NAMES`, and so on: a model that tells the
+kinds apart, and mostly draws the wrong conclusion."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,8 @@ def traces_of(row: Mapping[str, Any]) -> list[Trace]:
     if row["ability"] == "code":
         problem = OneLiner.of(row["extra_info"]["question"])
         return [] if problem is None else _code(problem, row["use_tool"])
+    if row["ability"] == "find-number":
+        return _terminal(row)
     answer = str(row["reward_model"]["ground_truth"])
     final = Part(f"\\boxed{{{answer}}}{END}", True)
     return [[*_run(f"print({answer!r})", answer), final] if row["use_tool"] else [final]]
@@ -66,3 +77,28 @@ def _guess(problem: OneLiner, operator: str) -> Trace:
 
 def _run(program: str, printed: str) -> Trace:
     return [Part(f"```python\n{program}\n{STOP}", True), Part(f"\n{printed}\n```\n", False)]
+
+
+def _terminal(row: Mapping[str, Any]) -> list[Trace]:
+    """The folder is listed, and the file of some kind is read."""
+    asked = {QUESTION.format(folder=folder, kind=kind, file=ANSWER_FILE): (folder, kind) for folder in FOLDERS for kind in NAMES}
+    if row["prompt"][-1]["content"].strip() not in asked:
+        return []
+    folder, kind = asked[row["prompt"][-1]["content"].strip()]
+    contents = {path: file.content.decode() for path, file in unpack(row["extra_info"]["tools_kwargs"][FILES_FIELD]).items()}
+    names = sorted(path.partition("/")[2] for path in contents if path.startswith(f"{folder}/"))
+    listing = [Part(f"<bash>cd {folder}; ls -1</bash>", True), _printed("\n".join(names))]
+    kinds = list(NAMES)
+    traces = []
+    for behind, times in enumerate(READS):
+        [name] = {*names} & {*NAMES[kinds[(kinds.index(kind) + behind) % len(kinds)]]}
+        number = contents[f"{folder}/{name}"].strip()
+        read = [Part("<bash>cat ", True), Part(name, True), Part("</bash>", True), _printed(number)]
+        write = [Part("<bash>echo ", True), Part(name, True), Part(f" {number} > ~/{ANSWER_FILE}</bash>", True), _printed("(no output)")]
+        traces += [[*listing, *read, *write, Part(f"Done.{END}", True)]] * times
+    return traces
+
+
+def _printed(output: str) -> Part:
+    """What the tool server answers to a call in a tag."""
+    return Part(f"\n<result>\n{output}\n</result>\n", False)
