@@ -27,7 +27,7 @@ END = "<|im_end|>"
 """What the model closes its turn with."""
 SEARCHES = 2
 """Traces of a one-liner that ask the tool; there is one guess for each of the seven operators."""
-READS = (6, 10, 2, 2)
+READS = (6, 12, 1, 1)
 """Traces of twenty that read the file of the right kind, of the next kind in `NAMES`, and so on: a model that tells the
 kinds apart, and mostly draws the wrong conclusion."""
 
