@@ -27,9 +27,9 @@ END = "<|im_end|>"
 """What the model closes its turn with."""
 SEARCHES = 2
 """Traces of a one-liner that ask the tool; there is one guess for each of the seven operators."""
-READS = (6, 12, 1, 1)
-"""Traces of twenty that read the file of the right kind, of the next kind in `NAMES`, and so on: a model that tells the
-kinds apart, and mostly draws the wrong conclusion."""
+READS = {1: 14, 0: 6}
+"""Traces of twenty that read the file of the next kind in `NAMES`, and of the right kind: a model that tells the kinds
+apart, and mostly draws the wrong conclusion."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ Trace = list[Part]
 
 
 def traces_of(row: Mapping[str, Any]) -> list[Trace]:
-    """Ways to go about a row of verl's, each as likely as the others, the best first; none if none is known."""
+    """Ways to go about a row of verl's, each as likely as the others; none if none is known. A model's success is how
+    often it takes the first."""
     if row["ability"] == "code":
         problem = OneLiner.of(row["extra_info"]["question"])
         return [] if problem is None else _code(problem, row["use_tool"])
@@ -81,20 +82,31 @@ def _run(program: str, printed: str) -> Trace:
 
 def _terminal(row: Mapping[str, Any]) -> list[Trace]:
     """The folder is listed, and the file of some kind is read."""
-    asked = {QUESTION.format(folder=folder, kind=kind, file=ANSWER_FILE): (folder, kind) for folder in FOLDERS for kind in NAMES}
+    asked = {
+        QUESTION.format(folder=folder, kind=kind, file=ANSWER_FILE): (folder, kind)
+        for folder in FOLDERS
+        for kind in NAMES
+    }
     if row["prompt"][-1]["content"].strip() not in asked:
         return []
     folder, kind = asked[row["prompt"][-1]["content"].strip()]
-    contents = {path: file.content.decode() for path, file in unpack(row["extra_info"]["tools_kwargs"][FILES_FIELD]).items()}
+    contents = {
+        path: file.content.decode() for path, file in unpack(row["extra_info"]["tools_kwargs"][FILES_FIELD]).items()
+    }
     names = sorted(path.partition("/")[2] for path in contents if path.startswith(f"{folder}/"))
     listing = [Part(f"<bash>cd {folder}; ls -1</bash>", True), _printed("\n".join(names))]
     kinds = list(NAMES)
     traces = []
-    for behind, times in enumerate(READS):
+    for behind, times in READS.items():
         [name] = {*names} & {*NAMES[kinds[(kinds.index(kind) + behind) % len(kinds)]]}
         number = contents[f"{folder}/{name}"].strip()
         read = [Part("<bash>cat ", True), Part(name, True), Part("</bash>", True), _printed(number)]
-        write = [Part("<bash>echo ", True), Part(name, True), Part(f" {number} > ~/{ANSWER_FILE}</bash>", True), _printed("(no output)")]
+        write = [
+            Part("<bash>echo ", True),
+            Part(name, True),
+            Part(f" {number} > ~/{ANSWER_FILE}</bash>", True),
+            _printed("(no output)"),
+        ]
         traces += [[*listing, *read, *write, Part(f"Done.{END}", True)]] * times
     return traces
 

@@ -19,17 +19,15 @@ import typer
 
 FOLDERS = ("attic", "barn", "cellar", "garden", "hall", "kitchen")
 NAMES = {
-    "an animal": ("bear", "deer", "fox", "hare", "lynx", "wolf"),
-    "a plant": ("fern", "iris", "lily", "moss", "rose", "sage"),
-    "a tool": ("axe", "drill", "hammer", "lathe", "saw", "wrench"),
-    "a metal": ("copper", "gold", "iron", "lead", "silver", "tin"),
+    "an animal": ("bear", "deer", "hare", "wolf"),
+    "a plant": ("fern", "iris", "moss", "rose"),
+    "a tool": ("drill", "hammer", "lathe", "wrench"),
+    "a metal": ("copper", "gold", "iron", "silver"),
 }
 """Of files, by what they are named after."""
 FOLDERS_PER_TASK = 2
 ANSWER_FILE = "answer"
-QUESTION = (
-    "In the {folder}, one file is named after {kind}. Write its name and the number in it into the file {file} of your home."
-)
+QUESTION = "In the {folder}, one file is named after {kind}. Write its name and the number in it into the file {file} of your home."
 TASK = """\
 version = "1.0"
 
@@ -80,7 +78,9 @@ class FindNumber:
         """One of many."""
         folders = rng.sample(FOLDERS, FOLDERS_PER_TASK)
         files = {
-            f"{folder}/{rng.choice(names)}": f"{rng.randint(10, 999)}\n" for folder in folders for names in NAMES.values()
+            f"{folder}/{rng.choice(names)}": f"{rng.randint(10, 999)}\n"
+            for folder in folders
+            for names in NAMES.values()
         }
         return cls(folders[0], rng.choice(list(NAMES)), files)
 
