@@ -8,7 +8,6 @@ is written down. The words of the tool are those of the tool server, character b
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -27,7 +27,10 @@ NAMES = {
 """Of files, by what they are named after."""
 FOLDERS_PER_TASK = 2
 ANSWER_FILE = "answer"
-QUESTION = "In the {folder}, one file is named after {kind}. Write its name and the number in it into the file {file} of your home."
+QUESTION = (
+    "In the {folder}, one file is named after {kind}. "
+    "Write its name and the number in it into the file {file} of your home."
+)
 TASK = """\
 version = "1.0"
 
