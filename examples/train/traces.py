@@ -100,13 +100,8 @@ def _terminal(row: Mapping[str, Any]) -> list[Trace]:
         [name] = {*names} & {*NAMES[kinds[(kinds.index(kind) + behind) % len(kinds)]]}
         number = contents[f"{folder}/{name}"].strip()
         read = [Part("<bash>cat ", True), Part(name, True), Part("</bash>", True), _printed(number)]
-        write = [
-            Part("<bash>echo ", True),
-            Part(name, True),
-            Part(f" {number} > ~/{ANSWER_FILE}</bash>", True),
-            _printed("(no output)"),
-        ]
-        traces += [[*listing, *read, *write, Part(f"Done.{END}", True)]] * times
+        write = [Part("<bash>echo ", True), Part(name, True), Part(f" {number} > ~/{ANSWER_FILE}</bash>", True)]
+        traces += [[*listing, *read, *write]] * times
     return traces
 
 
