@@ -22,7 +22,6 @@ NAMES = {
     "an animal": ("bear", "deer", "hare", "wolf"),
     "a plant": ("fern", "iris", "moss", "rose"),
     "a tool": ("drill", "hammer", "lathe", "wrench"),
-    "a metal": ("copper", "gold", "iron", "silver"),
 }
 """Of files, by what they are named after."""
 FOLDERS_PER_TASK = 2
@@ -81,7 +80,7 @@ class FindNumber:
         """One of many."""
         folders = rng.sample(FOLDERS, FOLDERS_PER_TASK)
         files = {
-            f"{folder}/{rng.choice(names)}": f"{rng.randint(10, 999)}\n"
+            f"{folder}/{rng.choice(names)}": f"{rng.randint(10, 99)}\n"
             for folder in folders
             for names in NAMES.values()
         }
