@@ -99,7 +99,7 @@ def _terminal(row: Mapping[str, Any]) -> list[Trace]:
     for behind, times in READS.items():
         [name] = {*names} & {*NAMES[kinds[(kinds.index(kind) + behind) % len(kinds)]]}
         number = contents[f"{folder}/{name}"].strip()
-        read = [Part("<bash>cat ", True), Part(name, True, free=True), Part("</bash>", True), _printed(number)]
+        read = [Part("<bash>cat ", True), Part(name, True), Part("</bash>", True), _printed(number)]
         write = [Part("<bash>echo ", True), Part(name, True), Part(f" {number} > ~/{ANSWER_FILE}</bash>", True)]
         traces += [[*listing, *read, *write]] * times
     return traces
