@@ -26,7 +26,7 @@ END = "<|im_end|>"
 """What the model closes its turn with."""
 SEARCHES = 2
 """Traces of a one-liner that ask the tool; there is one guess for each of the seven operators."""
-READS = {1: 14, 0: 6}
+READS = {1: 12, 0: 8}
 """Traces of twenty that read the file of the next kind in `NAMES`, and of the right kind: a model that tells the kinds
 apart, and mostly draws the wrong conclusion."""
 
