@@ -49,7 +49,8 @@ class Recipe:
     """Of `after`, at the end."""
 
 
-CALCULATOR, ACECODER, NO_TOOL, FUNCTIONS = "calculator", "acecoder", "acecoder_no_tool", "function_calling"
+CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
+FUNCTIONS, TERMINAL = "function_calling", "terminal"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -67,6 +68,7 @@ RECIPE: dict[str, Recipe] = {
     FUNCTIONS: Recipe(
         RECIPES / "function_calling" / "train.sh", "val-core/function_calling/acc/mean@1", None, wanted=0.9
     ),
+    TERMINAL: Recipe(RECIPES / "terminal" / "train.sh", "val-core/terminal_tasks/acc/mean@1", None, wanted=0.9),
 }
 RecipeName = Enum("RecipeName", {name: name for name in RECIPE}, type=str)
 
