@@ -117,6 +117,10 @@ async def test_cells_share_state_and_one_that_does_not_end_is_undone(container: 
     assert (await container.run("raise SystemExit(4)")).exit_code == 4
     flood = await container.run("print('x' * 5000)")
     assert (flood.stdout_bytes, len(flood.stdout_raw)) == (5001, 2000)
+    await container.run("import os\ndef full(): os.fork = forks; raise BlockingIOError\nforks, os.fork = os.fork, full")
+    refused = await container.run("x.append(4)")
+    assert (refused.state, refused.exit_code, "was not run" in refused.stderr) == ("rolled_back", 1, True)
+    assert await shown("x") == "[1]\n"
     lost = await container.run("import os\nos.kill(os.getppid(), 9)\nimport time; time.sleep(60)", wall_seconds=1)
     assert lost.state in ("lost", "rolled_back")
     assert (await container.run("1", interactive=True)).stdout == "1\n"
