@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("verl")
 
+from omegaconf import OmegaConf  # noqa: E402
 from stored_rows import StoredRows  # noqa: E402
 from trajectories import faulted, solved  # noqa: E402
 
@@ -143,6 +144,7 @@ def older_trainer(log: RolloutLog) -> AgentRayPPOTrainer:
     trainer = AgentRayPPOTrainer.__new__(AgentRayPPOTrainer)
     trainer._rollouts, trainer._progress = log, _Quiet()
     trainer.global_steps = trainer.total_training_steps = 1
+    trainer.config = OmegaConf.create({"algorithm": {"adv_estimator": "remax"}})
     return trainer
 
 
@@ -164,6 +166,7 @@ def test_greedy_baselines_are_no_trajectories_of_the_training(tmp_path):
             "trajectory": column([t.to_json() for t in trajectories]),
             LOOP_FAULT: column([False] * 5 + [True]),
             "action_mask": column([[0, 0, 0]] * n),
+            "turn_ids": column([[1, 1, 1]] * n),
         },
     )
     prompts = DataProto.from_dict(
