@@ -21,6 +21,8 @@ from verl_tool.trainer.ppo.rollout_log import Rewards
 
 REWARD = "reward"
 """What group filtering by ``algorithm.filter_groups.metric=reward`` compares, in verl 0.9.0 too: the rewards."""
+POLL_SECONDS = 0.25
+"""Between looks at what has come; verl's two seconds are a tenth of a short step."""
 Told = dict[str, Any]
 """A row's ``extra_fields``: the loop's, and the reward manager's under ``reward_extra_info``."""
 
@@ -59,6 +61,7 @@ class FiltersCounted(ReplayBuffer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.poll_interval = min(self.poll_interval, POLL_SECONDS)
         self._filtered: list[Outcome] = []
         self._raised: list[str] = []
 
