@@ -27,7 +27,7 @@ from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError, StartError, VerlToolError
 from verl_tool.json_text import BadJsonError, decode_json
-from verl_tool.servers.ray_serve import LogLevel
+from verl_tool.servers import command_options
 from verl_tool.servers.serve.ingress import find_ingress_mode
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.running_server import Signals
@@ -91,9 +91,7 @@ def command(
     mcp: Annotated[
         Path | None, typer.Option("--mcp", help="JSON file of MCP servers, whose tools the tool server serves too.")
     ] = None,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to serve at. 0.0.0.0 opens it to the network.")
-    ] = "127.0.0.1",
+    host: command_options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
     num_models: Annotated[int, typer.Option("--num_models", min=1, help="Replicas of the model.")] = 1,
     tensor_parallel_size: Annotated[
@@ -129,16 +127,7 @@ def command(
     ] = None,
     top_p: Annotated[float | None, typer.Option("--top_p", min=0.0, max=1.0, help="The same.")] = None,
     top_k: Annotated[int | None, typer.Option("--top_k", min=-1, help="The same.")] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api_key",
-            envvar="VERL_TOOL_EVAL_API_KEY",
-            show_envvar=True,
-            help="Bearer token that every request must bring. Every user of this machine can read a command line: "
-            "prefer the variable.",
-        ),
-    ] = None,
+    api_key: Annotated[str | None, command_options.api_key_option("VERL_TOOL_EVAL_API_KEY")] = None,
     tool_server_api_key: Annotated[
         str | None,
         typer.Option("--tool_server_api_key", envvar="VERL_TOOL_API_KEY", show_envvar=True, help="The tool server's."),
@@ -152,24 +141,9 @@ def command(
     drain_seconds: Annotated[
         float, typer.Option("--drain_seconds", min=0.1, help="The longest that stopping waits for running answers.")
     ] = 60.0,
-    allowed_hosts: Annotated[
-        str,
-        typer.Option(
-            "--allowed_hosts",
-            help="Further names by which clients may call a service on a loopback address, separated by commas, each "
-            "with a port or for all ports. Web pages that call it by another name are refused.",
-        ),
-    ] = "",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray_address",
-            envvar="RAY_ADDRESS",
-            show_envvar=True,
-            help="Ray cluster to join, such as 'auto'. Default: start a local one.",
-        ),
-    ] = None,
-    log_level: Annotated[LogLevel, typer.Option("--log_level", help="What the replicas log.")] = LogLevel.INFO,
+    allowed_hosts: command_options.AllowedHosts = "",
+    ray_address: command_options.RayAddress = None,
+    log_level: command_options.ReplicasLogLevel = command_options.LogLevel.INFO,
     **episode: Any,
 ) -> None:
     """Serve a model with its tools as an OpenAI API: what was trained is what answers."""
@@ -211,7 +185,7 @@ def command(
             drain_seconds=drain_seconds,
             listen_host=host,
             listen_port=port,
-            allowed_hosts=tuple(name.strip() for name in allowed_hosts.split(",") if name.strip()),
+            allowed_hosts=command_options.host_names(allowed_hosts),
             log_level=log_level.value,
         )
         tools = _tools_to_start(options, tool_type, mcp, run, "tool_server_url" in given)

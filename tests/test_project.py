@@ -76,6 +76,7 @@ ARROWS = {
     "client": "protocol",
     "sql": "protocol",
     "web": "protocol sandbox",
+    "servers.command_options": "",
     "servers.tool_config": "protocol",
     "servers.metrics": "protocol",
     "servers.supervised_server": "protocol",
@@ -96,10 +97,11 @@ ARROWS = {
     "servers.settings servers.supervised_server servers.replica_log servers.replica_parts servers.server_console",
     "servers.embedded": "protocol servers.api servers.cluster servers.settings servers.supervised_server "
     "servers.replica_log servers.replica_parts servers.server_console servers.serve",
-    "servers.ray_serve": "protocol servers.tool_config servers.mcp servers.settings servers.replica_parts "
-    "servers.server_console servers.serve servers.embedded",
-    "retrieval.serving": "protocol retrieval servers.metrics servers.supervised_server servers.execution servers.api "
-    "servers.cluster servers.settings servers.replica_log servers.server_console servers.serve",
+    "servers.ray_serve": "protocol servers.command_options servers.tool_config servers.mcp servers.settings "
+    "servers.replica_parts servers.server_console servers.serve servers.embedded",
+    "retrieval.serving": "protocol retrieval servers.command_options servers.metrics servers.supervised_server "
+    "servers.execution servers.api servers.cluster servers.settings servers.replica_log servers.server_console "
+    "servers.serve",
     "retrieval.__main__": "protocol retrieval retrieval.serving",
     "agent_loop": "protocol formats",
     "agent_loop.verl": "protocol formats agent_loop client",
@@ -112,8 +114,8 @@ ARROWS = {
     "trainer": "protocol formats platforms servers.supervised_server servers.tool_config servers.tools servers.mcp "
     "servers.serve servers.ray_serve agent_loop agent_loop.verl agent_workers doctor.checks trainer.monitoring "
     "trainer.progress",
-    "eval_service": "protocol formats client agent_loop agent_loop.verl servers.metrics servers.supervised_server "
-    "servers.server_console servers.execution servers.api servers.settings servers.serve servers.ray_serve",
+    "eval_service": "protocol formats client agent_loop agent_loop.verl servers.command_options servers.metrics "
+    "servers.supervised_server servers.server_console servers.execution servers.api servers.settings servers.serve",
     "doctor": "protocol formats client agent_loop agent_loop.verl servers.tool_config servers.tools servers.execution "
     "agent_workers doctor.checks trainer eval_service",
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from verl_tool.errors import ConfigError, StartError, VerlToolError
+from verl_tool.servers import command_options
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.mcp.offers import find_offers
 from verl_tool.servers.replica_parts import make_tools
@@ -34,20 +34,9 @@ OF_RAY = (
 """Options that are without meaning beside ``--embedded``."""
 
 
-class LogLevel(str, Enum):
-    """Levels of the standard library."""
-
-    DEBUG = "DEBUG"
-    INFO = "INFO"
-    WARNING = "WARNING"
-    ERROR = "ERROR"
-
-
 def serve_tools(
     context: typer.Context,
-    host: Annotated[
-        str, typer.Option("--host", help="Address of the ingress. 0.0.0.0 opens it to the network.")
-    ] = "127.0.0.1",
+    host: command_options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the ingress.")] = 5000,
     tool_type: Annotated[
         str,
@@ -91,46 +80,12 @@ def serve_tools(
         bool,
         typer.Option("--mcp_check", help="List what each server of --mcp offers, and end; 1 if one cannot be reached."),
     ] = False,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api_key",
-            envvar="VERL_TOOL_API_KEY",
-            show_envvar=True,
-            help="Bearer token that every request must bring. Every user of this machine can read a command line (ps): "
-            "prefer the variable.",
-        ),
-    ] = None,
-    allowed_hosts: Annotated[
-        str,
-        typer.Option(
-            "--allowed_hosts",
-            help="Further names by which clients may call a server on a loopback address, separated by commas, each "
-            "with a port or for all ports. Web pages that call it by another name are refused.",
-        ),
-    ] = "",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray_address",
-            envvar="RAY_ADDRESS",
-            show_envvar=True,
-            help="Ray cluster to join, such as 'auto'. Default: start a local one.",
-        ),
-    ] = None,
-    app_name: Annotated[
-        str, typer.Option("--app_name", help="Name of the server on its Ray cluster; each server there has its own.")
-    ] = APP_NAME,
-    route_prefix: Annotated[
-        str | None,
-        typer.Option(
-            "--route_prefix",
-            help="Path of the server below the ingress. Default: /, or /APP_NAME where Ray Serve runs already.",
-        ),
-    ] = None,
-    url_file: Annotated[
-        Path | None, typer.Option("--url_file", help="File into which the server's base URL is written once it serves.")
-    ] = None,
+    api_key: Annotated[str | None, command_options.api_key_option("VERL_TOOL_API_KEY")] = None,
+    allowed_hosts: command_options.AllowedHosts = "",
+    ray_address: command_options.RayAddress = None,
+    app_name: command_options.AppName = APP_NAME,
+    route_prefix: command_options.RoutePrefix = None,
+    url_file: command_options.UrlFile = None,
     cpus_per_replica: Annotated[
         float, typer.Option("--cpus_per_replica", min=0.0, help="CPUs that Ray reserves for a replica.")
     ] = 1.0,
@@ -156,7 +111,7 @@ def serve_tools(
             "--drain_seconds", min=0.1, help="The longest that a replica taken away waits for its trajectories to end."
         ),
     ] = 60.0,
-    log_level: Annotated[LogLevel, typer.Option("--log_level", help="What the replicas log.")] = LogLevel.INFO,
+    log_level: command_options.ReplicasLogLevel = command_options.LogLevel.INFO,
     embedded: Annotated[
         bool,
         typer.Option(
@@ -199,7 +154,7 @@ def serve_tools(
             peer_key=peer_key,
             listen_host=host,
             listen_port=port,
-            allowed_hosts=tuple(name.strip() for name in allowed_hosts.split(",") if name.strip()),
+            allowed_hosts=command_options.host_names(allowed_hosts),
             several_nodes=ray_address is not None,
             log_level=log_level.value,
         )

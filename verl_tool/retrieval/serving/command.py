@@ -17,6 +17,7 @@ from verl_tool.retrieval.manifest import Manifest
 from verl_tool.retrieval.passage import RetrievalError
 from verl_tool.retrieval.search_batcher import MAX_BATCH
 from verl_tool.retrieval.serving.settings import APP_NAME, RetrievalSettings
+from verl_tool.servers import command_options
 from verl_tool.servers.server_console import console, describe_error, print_address
 from verl_tool.servers.settings import new_peer_key, new_server_name
 from verl_tool.servers.supervised_server import write_url_file
@@ -33,9 +34,7 @@ def serve(
         str | None, typer.Option("--embedder", help="Where its model is here; default: where it was at the build.")
     ] = None,
     topk: Annotated[int, typer.Option("--topk", min=1, max=MAX_TOPK, help="Passages, if a request does not say.")] = 3,
-    host: Annotated[
-        str, typer.Option("--host", help="Address of the ingress. 0.0.0.0 opens it to the network.")
-    ] = "127.0.0.1",
+    host: command_options.Host = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the ingress.")] = 8000,
     num_replicas: Annotated[int, typer.Option("--num_replicas", min=1, help="Processes that search.")] = 1,
     cpus_per_replica: Annotated[
@@ -51,42 +50,13 @@ def serve(
     request_timeout: Annotated[
         float, typer.Option("--request_timeout", min=0.1, help="Seconds after which a request is answered with 504.")
     ] = 60.0,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api_key",
-            envvar="VERL_TOOL_RETRIEVAL_API_KEY",
-            show_envvar=True,
-            help="Bearer token that every request must bring. Every user of this machine can read a command line (ps): "
-            "prefer the variable.",
-        ),
-    ] = None,
-    allowed_hosts: Annotated[
-        str,
-        typer.Option(
-            "--allowed_hosts",
-            help="Further names by which clients may call a server on a loopback address, separated by commas.",
-        ),
-    ] = "",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray_address",
-            envvar="RAY_ADDRESS",
-            show_envvar=True,
-            help="Ray cluster to join, such as 'auto'. Default: start a local one.",
-        ),
-    ] = None,
-    app_name: Annotated[
-        str, typer.Option("--app_name", help="Name of the server on its Ray cluster; each server there has its own.")
-    ] = APP_NAME,
-    route_prefix: Annotated[
-        str | None, typer.Option("--route_prefix", help="Path of the server below the ingress.")
-    ] = None,
-    url_file: Annotated[
-        Path | None, typer.Option("--url_file", help="File into which the server's base URL is written once it serves.")
-    ] = None,
-    log_level: Annotated[str, typer.Option("--log_level", help="What the replicas log.")] = "INFO",
+    api_key: Annotated[str | None, command_options.api_key_option("VERL_TOOL_RETRIEVAL_API_KEY")] = None,
+    allowed_hosts: command_options.AllowedHosts = "",
+    ray_address: command_options.RayAddress = None,
+    app_name: command_options.AppName = APP_NAME,
+    route_prefix: command_options.RoutePrefix = None,
+    url_file: command_options.UrlFile = None,
+    log_level: command_options.ReplicasLogLevel = command_options.LogLevel.INFO,
 ) -> None:
     """Serve an index over HTTP on Ray Serve, by Search-R1's POST /retrieve."""
     cpus = cpus_per_replica or max(1, (os.cpu_count() or 1) // num_replicas)
@@ -106,9 +76,9 @@ def serve(
             app_name=app_name,
             listen_host=host,
             listen_port=port,
-            allowed_hosts=tuple(name.strip() for name in allowed_hosts.split(",") if name.strip()),
+            allowed_hosts=command_options.host_names(allowed_hosts),
             several_nodes=ray_address is not None,
-            log_level=log_level,
+            log_level=log_level.value,
         )
         _serve(_Start(settings, manifest, num_replicas, cpus, ray_address, route_prefix, url_file))
     except (VerlToolError, ValidationError) as error:
