@@ -61,7 +61,7 @@ class FiltersCounted(ReplayBuffer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.poll_interval = min(self.poll_interval, POLL_SECONDS)
+        self.poll_interval: float = min(self.poll_interval, POLL_SECONDS)
         self._filtered: list[Outcome] = []
         self._raised: list[str] = []
 
