@@ -55,6 +55,7 @@ REQUESTS = st.builds(
     finish=st.booleans(),
     is_last_step=st.booleans(),
     extra=st.dictionaries(TEXT, JSON_VALUES, max_size=3),
+    known_media=st.lists(st.text("0123456789abcdef", min_size=64, max_size=64), max_size=2).map(tuple),
 )
 
 

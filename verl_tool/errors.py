@@ -21,6 +21,10 @@ class IsolationError(VerlToolError):
     """This machine cannot give the isolation that was asked for."""
 
 
+class ContentError(VerlToolError, ValueError):
+    """An image or audio is broken, of a type that is not taken, too large, or one too many."""
+
+
 class SandboxError(VerlToolError):
     """The sandbox itself failed; the code that it was given is not to blame."""
 

@@ -24,6 +24,8 @@ MAX_ID_CHARACTERS = 256
 MAX_ACTION_CHARACTERS = 256 << 10
 """Of one action: about 64k tokens of text. A search of a longer one would hold up the event loop from its thread."""
 MAX_STEP = 2**31 - 1
+MAX_KNOWN_MEDIA = 256
+"""Most images and audios that an entry may say to have already."""
 MAX_FURTHER_FIELDS = 64
 """Most fields of a request that this page does not know."""
 
@@ -134,6 +136,8 @@ class StepRequest:
     is_last_step: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     """This trajectory's entry of ``extra_fields``, and of every further top-level list."""
+    known_media: Sequence[str] = ()
+    """Images and audios that the caller has already, by the SHA-256 of their files: the answer only names them."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,8 @@ class StepResult:
 
     trajectory_id: str
     observation: str = ""
+    """What the model reads. ``<image>`` and ``<audio>`` in it stand for what `image` and `audio` hold, in their order;
+    `verl_tool.content.parts_of` takes them together."""
     done: bool = False
     """The trajectory is over: it called `finish`, or the tool ended it."""
     valid: bool = True
@@ -149,7 +155,10 @@ class StepResult:
     fault: Fault | None = None
     reward: float | None = None
     image: Any | None = None
+    """The observation's images: a list of `verl_tool.content.ImagePart`. From a tool, or a server, of verl-tool's kind
+    also one data URI; on the wire data URIs and references."""
     audio: Any | None = None
+    """As `image`."""
     invalid_reason: str | None = None
     metrics: Mapping[str, float] | None = None
 
@@ -181,6 +190,8 @@ def request_body(requests: Sequence[StepRequest], extras: Sequence[object] | Non
         columns["finish"] = [request.finish for request in requests]
     if any(request.is_last_step for request in requests):
         columns["is_last_step"] = [request.is_last_step for request in requests]
+    if any(request.known_media for request in requests):
+        columns["known_media"] = [list(request.known_media) for request in requests]
     if any(request.extra for request in requests):
         columns["extra_fields"] = [dict(request.extra) for request in requests] if extras is None else list(extras)
     return encode_json(columns)
@@ -202,6 +213,7 @@ class ObservationRequest(BaseModel):
     finish: list[Any] | None = None
     is_last_step: list[Any] | None = None
     steps: list[Any] | None = None
+    known_media: list[Any] | None = None
 
     @model_validator(mode="after")
     def _one_entry_a_trajectory(self) -> ObservationRequest:
@@ -227,7 +239,7 @@ class ObservationRequest(BaseModel):
         return self
 
     def _columns(self) -> list[tuple[str, Any]]:
-        own = ("actions", "extra_fields", "finish", "is_last_step", "steps")
+        own = ("actions", "extra_fields", "finish", "is_last_step", "steps", "known_media")
         return [(name, getattr(self, name)) for name in own] + list((self.model_extra or {}).items())
 
     def step_requests(self) -> list[StepRequest | Fault]:
@@ -243,6 +255,7 @@ class ObservationRequest(BaseModel):
         finish = self.finish[i] if self.finish is not None else None
         last = self.is_last_step[i] if self.is_last_step is not None else None
         step = self.steps[i] if self.steps is not None else None
+        known = self.known_media[i] if self.known_media is not None else None
         well_formed = (
             is_trajectory_id(trajectory_id)
             and isinstance(action, str)
@@ -251,14 +264,17 @@ class ObservationRequest(BaseModel):
             and (finish is None or isinstance(finish, bool))
             and (last is None or isinstance(last, bool))
             and (step is None or (type(step) is int and 0 <= step <= MAX_STEP))
+            and (known is None or _are_hashes(known))
         )
         if not well_formed:
-            return self._malformed(i, trajectory_id, action, extra, finish, last, step)
+            return self._malformed(i, trajectory_id, action, extra, finish, last, step, known)
         merged = {name: column[i] for name, column in extra_columns.items()} | (extra or {})
-        return StepRequest(trajectory_id, action, step, bool(finish), bool(last), merged)
+        return StepRequest(trajectory_id, action, step, bool(finish), bool(last), merged, tuple(known or ()))
 
     @staticmethod
-    def _malformed(i: int, trajectory_id: Any, action: Any, extra: Any, finish: Any, last: Any, step: Any) -> Fault:
+    def _malformed(
+        i: int, trajectory_id: Any, action: Any, extra: Any, finish: Any, last: Any, step: Any, known: Any
+    ) -> Fault:
         """The fault that names the first wrong value of entry `i`."""
         checks = (
             ("trajectory_ids", trajectory_id, is_trajectory_id(trajectory_id), A_TRAJECTORY_ID),
@@ -266,7 +282,13 @@ class ObservationRequest(BaseModel):
             ("extra_fields", extra, extra is None or isinstance(extra, dict), "an object or null"),
             ("finish", finish, finish is None or isinstance(finish, bool), "true, false or null"),
             ("is_last_step", last, last is None or isinstance(last, bool), "true, false or null"),
-            ("steps", step, False, f"a whole number from 0 to {MAX_STEP}, or null"),
+            (
+                "steps",
+                step,
+                step is None or (type(step) is int and 0 <= step <= MAX_STEP),
+                f"a whole number from 0 to {MAX_STEP}, or null",
+            ),
+            ("known_media", known, False, _HASHES),
         )
         name, value, _, wanted = next(check for check in checks if not check[2])
         message = f"{name}[{i}] is {shown(value)} ({type(value).__name__}); send {wanted}"
@@ -276,11 +298,20 @@ class ObservationRequest(BaseModel):
 A_TRAJECTORY_ID = f"a string of 1 to {MAX_ID_CHARACTERS} printable characters"
 """What `is_trajectory_id` asks for, in words."""
 _AN_ACTION = f"a string of at most {MAX_ACTION_CHARACTERS} characters"
+_HASHES = f"a list of at most {MAX_KNOWN_MEDIA} SHA-256 hashes of 64 hexadecimal digits, or null"
 
 
 def is_trajectory_id(value: object) -> bool:
     """Whether `value` may name a trajectory."""
     return isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARACTERS and value.isprintable()
+
+
+def _are_hashes(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_KNOWN_MEDIA
+        and all(isinstance(each, str) and len(each) == 64 for each in value)
+    )
 
 
 class ForkRequest(BaseModel):

@@ -6,10 +6,18 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from PIL import Image
+
+from verl_tool.content import ImagePart, encode_image
 from verl_tool.errors import SandboxError, ToolFault, VerlToolError
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
+
+
+def picture(red: int, size: tuple[int, int] = (4, 3)) -> ImagePart:
+    """A small PNG of one colour."""
+    return encode_image(Image.new("RGB", size, (red, 0, 0)))
 
 
 class Puppet(Tool):
@@ -59,6 +67,9 @@ class Puppet(Tool):
             return ToolResult(rest, reward=float(rest), metrics={"rewarded": 1.0})
         if verb == "image":
             return ToolResult("an image", image=rest)
+        if verb == "pictures":
+            # One for each number, red in so many parts of 255.
+            return ToolResult(parts=["see ", *map(picture, map(int, rest.split())), " above"])
         if verb == "bytes":
             return ToolResult("an object", image=object())
         if verb == "surrogate":

@@ -11,6 +11,9 @@ observation. What is retried, until the call's deadline or `max_retries`:
   request carries its step (the server answers a repeated step from its record), it only frees a trajectory, or all
   tools of the server are stateless.
 
+An image or audio comes once in a trajectory: a request names those that are here (`known_media`), and in the result
+they are parts again (`verl_tool.content`).
+
 Only the entries that failed are sent again. A retry waits `retry_delay` seconds, twice as long each time, with jitter,
 and at least as long as the server asks by ``Retry-After``.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -28,8 +31,10 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from verl_tool.client.exchange import Answer, Connections, ExchangeError, StrangerError
+from verl_tool.client.media_store import MediaStore, read_media_of
 from verl_tool.client.pacing import Pacer
 from verl_tool.client.replica_map import ReplicaMap
+from verl_tool.content import MediaPart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.json_text import BadJsonError, decode_json, encode_json
 from verl_tool.protocol import (
@@ -64,6 +69,8 @@ class _Entry:
     request: StepRequest
     extra: msgspec.Raw
     """`request.extra` as JSON."""
+    media: Mapping[str, MediaPart]
+    """What `request.known_media` names."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,7 @@ class ToolClient:
         self._pacer = Pacer(max_workers, request_interval)
         self._connections = Connections(api_key, self.url)
         self._map = ReplicaMap(self.url)
+        self._media = MediaStore()
         self._server = ""
         """Name of the server, which every request names; empty until it has told it."""
         self._map_lock = asyncio.Lock()
@@ -132,13 +140,19 @@ class ToolClient:
 
         Raises TypeError or ValueError for entries that cannot be sent, ConfigError if the server refuses the api key.
         """
-        entries = [_entry(position, request) for position, request in enumerate(requests)]
+        entries = [
+            _entry(position, request, self._media.held_by(request.trajectory_id))
+            for position, request in enumerate(requests)
+        ]
         deadline = self._now() + self._timeout
         results: list[StepResult | None] = [None] * len(requests)
         await self._deliver(entries, results, deadline, attempt=0)
         for request, result in zip(requests, results, strict=True):
             if request.finish or (result is not None and result.done and not request.extra.get(KEEP_FIELD)):
                 self._map.forget(request.trajectory_id)
+                self._media.forget(request.trajectory_id)
+            elif result is not None:
+                self._media.keep(result)
         return [result for result in results if result is not None]
 
     async def call(
@@ -182,6 +196,7 @@ class ToolClient:
             fault = forked.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, trajectory_id)
         self._map.place(new_trajectory_id, forked.replica)
+        self._media.fork(trajectory_id, new_trajectory_id)
 
     async def health(self) -> HealthReport:
         """What the server says of itself, asked once. Raises ToolFault if it gives no answer that can be read."""
@@ -271,7 +286,7 @@ class ToolClient:
             return await self._send(url, entries[:half], deadline) + await self._send(url, entries[half:], deadline)
         response = _response_in(answer)
         if response is not None:
-            return _outcomes(entries, response, answer.retry_after())
+            return await _outcomes(entries, response, answer.retry_after())
         return await self._refused(url, entries, answer)
 
     async def _refused(self, url: str, entries: Sequence[_Entry], answer: Answer) -> list[_Outcome]:
@@ -407,7 +422,7 @@ class ToolClient:
         return asyncio.get_running_loop().time()
 
 
-def _entry(position: int, request: StepRequest) -> _Entry:
+def _entry(position: int, request: StepRequest, media: Mapping[str, MediaPart]) -> _Entry:
     """Raises TypeError or ValueError that names what cannot be sent."""
     if not isinstance(request.trajectory_id, str) or not request.trajectory_id:
         raise ValueError(f"trajectory_id is {request.trajectory_id!r}; give a text that is not empty")
@@ -419,7 +434,7 @@ def _entry(position: int, request: StepRequest) -> _Entry:
         extra = msgspec.Raw(encode_json(dict(request.extra)))
     except TypeError as error:
         raise TypeError(f"extra of trajectory {request.trajectory_id!r} cannot be sent as JSON: {error}") from error
-    return _Entry(position, request, extra)
+    return _Entry(position, replace(request, known_media=tuple(media)) if media else request, extra, media)
 
 
 def _batches(entries: Sequence[_Entry], max_batch: int) -> list[list[_Entry]]:
@@ -449,12 +464,15 @@ def _response_in(answer: Answer) -> ObservationResponse | None:
         return None
 
 
-def _outcomes(entries: Sequence[_Entry], response: ObservationResponse, wait: float) -> list[_Outcome]:
+async def _outcomes(entries: Sequence[_Entry], response: ObservationResponse, wait: float) -> list[_Outcome]:
     try:
         results = response.step_results([entry.request.trajectory_id for entry in entries])
     except ValueError as error:
         return _faulted(entries, FaultKind.BAD_REQUEST, str(error), retryable=False)
-    return [_Outcome(entry, result, wait) for entry, result in zip(entries, results, strict=True)]
+    return [
+        _Outcome(entry, await read_media_of(result, entry.media), wait)
+        for entry, result in zip(entries, results, strict=True)
+    ]
 
 
 def _faulted(

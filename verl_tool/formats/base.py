@@ -6,11 +6,17 @@ no tool; which tool takes a call is decided by the call's name.
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from verl_tool.content import Part, TextPart
+from verl_tool.errors import ContentError
 from verl_tool.protocol import ToolDescription
+
+_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
@@ -67,3 +73,20 @@ class Format(Protocol):
     def usage(self, tools: Sequence[ToolDescription]) -> str:
         """A paragraph for a system prompt that tells how to call these tools."""
         ...
+
+
+def render_parts(fmt: Format, parts: Sequence[Part], call: Call | None = None) -> list[Part]:
+    """The observation of an output that is not text alone: what `fmt` makes of its texts, with the images and audios
+    where they stood among them.
+
+    Raises ContentError if the format leaves one out, or changes their order.
+    """
+    for _ in range(_ATTEMPTS):
+        # Each is rendered as a word that no output holds. If the format breaks one up, another may be left whole.
+        media = {secrets.token_hex(8): part for part in parts if not isinstance(part, TextPart)}
+        words = iter(media)
+        output = "".join(part.text if isinstance(part, TextPart) else next(words) for part in parts)
+        pieces = re.split(f"({'|'.join(media) or '(?!)'})", fmt.render(output, call))
+        if pieces[1::2] == list(media):
+            return [media.get(piece) or TextPart(piece) for piece in pieces if piece]
+    raise ContentError(f"the format {fmt.name!r} leaves out an image or audio of an output; let render keep all of it")

@@ -8,10 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 from serve_harness import DATA, observed
+from toy_tools import Puppet, picture
 
+from verl_tool.content import to_wire
+from verl_tool.json_text import decode_json
 from verl_tool.protocol import FaultKind, ReplicaInfo, StepRequest
 from verl_tool.servers.api.asgi_app import ToolServerApp
 from verl_tool.servers.api.router import PEER_KEY_HEADER
+from verl_tool.servers.api.wire import encode_response
 from verl_tool.servers.cluster.direct_server import DirectServer, guarded, listen_at
 from verl_tool.servers.cluster.peers import (
     PeerAwayError,
@@ -68,6 +72,20 @@ async def test_results_come_back_in_order(direct, peers):
     results = await peers.step(peer_at(direct.url), requests("a:0.1", "b:0", "c:0.05"))
     assert [observed(result.observation)[0] for result in results] == ["a", "b", "c"]
     assert [result.trajectory_id for result in results] == ["trajectory-a:0.1", "trajectory-b:0", "trajectory-c:0.05"]
+
+
+async def test_images_pass_through_as_they_were_asked_for(peers):
+    toolset = ToolSet([Puppet()])
+    direct = DirectServer(listen_at("127.0.0.1", 0))
+    await direct.open(guarded(ToolServerApp(toolset, peer_key="key"), "key"))
+    one, two = picture(1), picture(2)
+    request = StepRequest("t", "<puppet>pictures 1 2</puppet>", known_media=[two.sha256])
+    results = await peers.step(peer_at(direct.url), [request])
+    assert results[0].image == [to_wire(one), f"sha256:{two.sha256}"]
+    sent = decode_json(encode_response(results, 0.0, None, [request.known_media]))["observations"][0]
+    assert sent["image"] == results[0].image
+    await direct.close(grace_seconds=5.0)
+    await toolset.close(grace_seconds=0.1)
 
 
 @pytest.mark.parametrize("stranger", ["another server", "another replica"])

@@ -134,7 +134,8 @@ class ToolServerApp(WebApp):
         results = await self.answer(entries, forwarded)
         milliseconds = (time.perf_counter() - began) * 1e3
         status, error = (200, None) if forwarded else _status_of(results)
-        body = await encoded(partial(encode_response, results, milliseconds, error), size_of(results))
+        known = [entry.known_media if isinstance(entry, StepRequest) else () for entry in entries]
+        body = await encoded(partial(encode_response, results, milliseconds, error, known), size_of(results))
         return JsonResponse(body, status, RETRY_AFTER if status == 503 else None)
 
     async def answer(self, entries: Sequence[StepRequest | Fault], forwarded: bool = False) -> list[StepResult]:

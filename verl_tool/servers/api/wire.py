@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import repeat
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from verl_tool.content import AudioPart, ImagePart, encoded_bytes, to_wire
 from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
 from verl_tool.protocol import Fault, FaultKind, ObservationRequest, StepRequest, StepResult
 from verl_tool.servers.api.http import HttpError
@@ -48,15 +51,8 @@ def size_of(results: Sequence[StepResult]) -> int:
     for result in results:
         size += len(result.observation)
         if result.image is not None or result.audio is not None:
-            size += _length(result.image) + _length(result.audio)
+            size += 2 * (encoded_bytes(result.image) + encoded_bytes(result.audio))
     return size
-
-
-def _length(value: object) -> int:
-    """Of an image or audio, which is no text only by mistake."""
-    if value is None:
-        return 0
-    return len(value) if isinstance(value, (str, bytes)) else INLINE_BYTES
 
 
 def decode_request(body: bytes, most: int) -> list[StepRequest | Fault]:
@@ -87,17 +83,35 @@ def decode_model(body: bytes, model: type[Model]) -> Model:
 
 
 def encode_response(
-    results: Sequence[StepResult], processing_time_ms: float, error: Mapping[str, str | None] | None = None
+    results: Sequence[StepResult],
+    processing_time_ms: float,
+    error: Mapping[str, str | None] | None = None,
+    known_media: Sequence[Collection[str]] | None = None,
 ) -> bytes:
     """Answer of ``POST /get_observation``: what `ObservationResponse` spells, faster; ``error`` beside it if given.
 
+    `known_media`: for each result, the images and audios that its caller has already, by their hashes.
     A result that JSON cannot hold (an image that is no text, say) becomes the fault ``tool_crashed``.
     """
     beside = {} if error is None else {"error": error}
+    sent = [_with_media(*pair) for pair in zip(results, known_media or repeat(()), strict=False)]
     try:
-        return encode_json(beside | _response(results, processing_time_ms))
+        return encode_json(beside | _response(sent, processing_time_ms))
     except (TypeError, ValueError, RecursionError):
-        return encode_json(beside | _response([_encodable(result) for result in results], processing_time_ms))
+        return encode_json(beside | _response([_encodable(result) for result in sent], processing_time_ms))
+
+
+def _with_media(result: StepResult, known: Collection[str]) -> StepResult:
+    """The result with data URIs, and references to what is `known`, in place of parts."""
+    if result.image is None and result.audio is None:
+        return result
+    return replace(result, image=_told(result.image, known), audio=_told(result.audio, known))
+
+
+def _told(media: object, known: Collection[str]) -> object:
+    if not isinstance(media, list):
+        return media
+    return [to_wire(each, known) if isinstance(each, (ImagePart, AudioPart)) else each for each in media]
 
 
 def _response(results: Sequence[StepResult], processing_time_ms: float) -> dict[str, object]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from verl_tool.errors import ConfigError, SandboxError, ToolFault
+from verl_tool.errors import ConfigError, ContentError, SandboxError, ToolFault
 from verl_tool.formats.load import specs_of
 from verl_tool.json_text import shown
 from verl_tool.protocol import (
@@ -185,7 +185,7 @@ class ActionRunner:
             if matched:
                 async with admission.place(matched[0].tool.name) if admission else nullcontext():
                     await self._run_calls(matched, trajectory, request, progress, deadline)
-                result = merge(request.trajectory_id, matched, progress)
+                result = _merged(request, matched, progress)
             else:
                 self._metrics.not_understood()
                 tools = self._tools if wanted is None else wanted
@@ -359,6 +359,13 @@ def _as_fault(tool: Tool, trajectory: Trajectory, error: Exception) -> ToolCallF
     log.error("tool %s crashed on trajectory %s", tool.name, trajectory.id, exc_info=error)
     words = f"tool {tool.name}: {type(error).__name__}: {error}; the traceback is in the server's log"
     return ToolCallFault(tool, FaultKind.TOOL_CRASHED, words, retryable=False)
+
+
+def _merged(request: StepRequest, matched: Sequence[MatchedCall], progress: Sequence[ToolResult]) -> StepResult:
+    try:
+        return merge(request.trajectory_id, matched, progress)
+    except ContentError as error:
+        raise ToolCallFault(matched[0].tool, FaultKind.TOOL_CRASHED, str(error), retryable=False) from error
 
 
 def _refuse_ended(trajectory: Trajectory) -> None:

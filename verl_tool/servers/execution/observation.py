@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from verl_tool.content import Part, as_parts, parts_of, refuse_too_much, tagged
 from verl_tool.formats import Call
+from verl_tool.formats.base import render_parts
 from verl_tool.formats.find import last_tag
 from verl_tool.protocol import StepRequest, StepResult
 from verl_tool.servers.execution.calls import MatchedCall, is_among
@@ -15,11 +17,21 @@ from verl_tool.servers.tools.base import Tool, ToolResult
 def merge(trajectory_id: str, matched: Sequence[MatchedCall], results: Sequence[ToolResult]) -> StepResult:
     """One answer to all calls of an action.
 
-    Texts follow one another, rewards and metrics add up, the last image and audio stand, and the action is valid if one
-    of its calls was. `results` may be shorter than `matched`: a call ended the trajectory.
+    Texts follow one another, rewards and metrics add up, and the action is valid if one of its calls was. If a result
+    has parts, all images and audios stand, at their places in the text, else the last of each. `results` may be shorter
+    than `matched`: a call ended the trajectory.
+
+    Raises ContentError if the images and audios are too many or too large together, or cannot be read.
     """
-    if len(results) == 1:
-        return _alone(trajectory_id, matched[0].call, results[0])
+    # zip stops where the results do.
+    calls = [(match.call, result) for match, result in zip(matched, results, strict=False)]
+    if any(result.parts for result in results):
+        text, image, audio = _with_parts(calls)
+    elif len(results) == 1:
+        return _alone(trajectory_id, *calls[0])
+    else:
+        text = "".join(_render(*each) for each in calls)
+        image, audio = (_last([getattr(result, name) for result in results]) for name in ("image", "audio"))
     rewards = [result.reward for result in results if result.reward is not None]
     reasons = [result.invalid_reason for result in results if result.invalid_reason]
     metrics: dict[str, float] = {}
@@ -28,13 +40,12 @@ def merge(trajectory_id: str, matched: Sequence[MatchedCall], results: Sequence[
             metrics[name] = metrics.get(name, 0.0) + value
     return StepResult(
         trajectory_id,
-        # zip stops where the results do.
-        "".join(_render(match.call, result) for match, result in zip(matched, results, strict=False)),
+        text,
         done=any(result.done for result in results),
         valid=any(result.valid for result in results),
         reward=sum(rewards) if rewards else None,
-        image=_last([result.image for result in results]),
-        audio=_last([result.audio for result in results]),
+        image=image,
+        audio=audio,
         invalid_reason="; ".join(reasons) or None,
         metrics=metrics or None,
     )
@@ -99,6 +110,19 @@ def not_understood(
         taken = [fmt for tool in tools for fmt in tool.formats if formats is None or is_among(fmt, formats)]
         text = taken[0].render(text) if taken else text
     return StepResult(request.trajectory_id, text, done, valid=False, invalid_reason=reason)
+
+
+def _with_parts(calls: Sequence[tuple[Call, ToolResult]]) -> tuple[str, object, object]:
+    """The text, in which tags stand for the images and audios beside it."""
+    shown: list[Part] = []
+    for call, result in calls:
+        if result.parts:
+            shown += render_parts(call.format, as_parts(result.parts), call)
+        else:
+            shown += parts_of(_render(call, result), result.image, result.audio)
+    refuse_too_much(shown)
+    text, images, audios = tagged(shown)
+    return text, images or None, audios or None
 
 
 def _render(call: Call, result: ToolResult) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_tool.content import encoded_bytes
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.tools.base import ToolResult
@@ -381,5 +382,6 @@ def _bad_request(request: StepRequest, message: str) -> ToolFault:
 
 
 def _size_of(result: StepResult) -> int:
-    texts = (result.trajectory_id, result.observation, result.image, result.audio, result.invalid_reason)
-    return _RECORD_OVERHEAD_BYTES + sum(len(text) for text in texts if isinstance(text, (str, bytes)))
+    texts = (result.trajectory_id, result.observation, result.invalid_reason or "")
+    media = encoded_bytes(result.image) + encoded_bytes(result.audio)
+    return _RECORD_OVERHEAD_BYTES + sum(map(len, texts)) + media

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from verl_tool.content import ImagePart, listed, to_wire
 from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
 from verl_tool.protocol import (
     A_TRAJECTORY_ID,
@@ -251,16 +252,18 @@ def _told(name: str, result: StepResult) -> CallToolResult:
 
 
 def _images(name: str, image: object) -> Sequence[ImageContent]:
-    """Raises MCPError if it is no data URI."""
+    """Raises MCPError if one is no part and no data URI."""
     from mcp_types import INTERNAL_ERROR, ImageContent
 
-    if image is None:
-        return []
-    match = _DATA_URI.fullmatch(image) if isinstance(image, str) else None
-    if match is None:
-        words = f"tool {name} answers with an image that is no data URI (data:image/png;base64,…) and cannot be carried"
-        raise _error(INTERNAL_ERROR, words)
-    return [ImageContent(data=match["data"], mime_type=match["type"])]
+    images = []
+    for each in listed(image):
+        uri = to_wire(each) if isinstance(each, ImagePart) else each
+        match = _DATA_URI.fullmatch(uri) if isinstance(uri, str) else None
+        if match is None:
+            words = f"tool {name} answers with an image that is no data URI (data:image/png;base64,…)"
+            raise _error(INTERNAL_ERROR, f"{words} and cannot be carried")
+        images.append(ImageContent(data=match["data"], mime_type=match["type"]))
+    return images
 
 
 def _refused(message: str) -> Exception:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
 
+from verl_tool.content import AudioPart, ImagePart, encode_image, read_media
 from verl_tool.errors import ConfigError
 from verl_tool.plugin import import_file
 from verl_tool.servers.tool_config import ToolConfig, ToolEntry
@@ -25,17 +26,21 @@ from verl_tool.servers.tools.typed.function_tool import function_tool, mark_of, 
 from verl_tool.servers.tools.typed.trajectory_tools import TrajectoryTools, method_tools
 
 __all__ = [
+    "AudioPart",
     "CallError",
     "Context",
+    "ImagePart",
     "InactiveTool",
     "InvalidCall",
     "Tool",
     "ToolOptions",
     "ToolResult",
     "TrajectoryTools",
+    "encode_image",
     "inactive_tools",
     "known_tools",
     "load_tools",
+    "read_media",
     "tool",
     "tool_class",
     "tool_classes",

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from verl_tool.content import Part, as_parts
 from verl_tool.errors import ConfigError, ToolFault, VerlToolError
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, TagFormat, format_by_name, guard
 from verl_tool.formats.find import find_calls
@@ -51,7 +52,7 @@ class ToolResult:
     """What one call gave."""
 
     text: str = ""
-    """What the model reads, before the call's format renders it."""
+    """What the model reads, before the call's format renders it. Empty where `parts` says it."""
     valid: bool = True
     """False if the call could not be understood; an error in the model's code is valid."""
     done: bool = False
@@ -59,7 +60,7 @@ class ToolResult:
     reward: float | None = None
     """A reward for this call, for the shaping term ``tool_reward``."""
     image: Any | None = None
-    """For clients that take images; verl-tool's own loop carries text only and refuses one."""
+    """A data URI beside the text, as verl-tool's tools give it; `parts` says where each image stands."""
     audio: Any | None = None
     """As `image`."""
     invalid_reason: str | None = None
@@ -68,6 +69,15 @@ class ToolResult:
     """The call ran and failed by the model's own doing (an exception, a timeout of its code)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the call's record in the trajectory (`CallRecord.metrics`); the model does not see them."""
+    parts: Sequence[str | Part] = ()
+    """In place of `text`: texts, images and audios (`verl_tool.content`) in the order in which the model sees them."""
+
+    def __post_init__(self) -> None:
+        """Raises TypeError for what is no part, ValueError if there is a text, image or audio beside the parts."""
+        if self.parts:
+            if self.text or self.image is not None or self.audio is not None:
+                raise ValueError("a result has parts and a text, image or audio besides; put those among the parts")
+            object.__setattr__(self, "parts", tuple(as_parts(self.parts)))
 
 
 @dataclass

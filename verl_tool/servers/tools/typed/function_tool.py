@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeVar, cast, overload
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from verl_tool.content import AudioPart, ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Call
 from verl_tool.servers.tools.base import CallError, Context, InvalidCall, Tool, ToolResult
@@ -70,9 +71,9 @@ def tool(
     observation. A parameter that is annotated with `Context` gets the call's context, one annotated with a subclass of
     `ToolOptions` the tool's options. A function that is not a coroutine function runs in a thread.
 
-    It returns a text, a `ToolResult`, or a value that the model reads as JSON. It raises `CallError` if it failed by
-    the model's own doing, `InvalidCall` if the call makes no sense, and `ToolFault` if infrastructure failed; any other
-    exception becomes the fault ``tool_crashed``.
+    It returns a text, an image or audio (`ImagePart`, `AudioPart`), a list of these, a `ToolResult`, or a value that
+    the model reads as JSON. It raises `CallError` if it failed by the model's own doing, `InvalidCall` if the call
+    makes no sense, and `ToolFault` if infrastructure failed; any other exception becomes the fault ``tool_crashed``.
 
     `name`: in place of the function's own. `aliases`, `example_actions`: as `Tool` has them. Raises ConfigError for
     what is no function, or for a name that no JSON call can bear.
@@ -158,12 +159,16 @@ class FunctionTool(Tool):
 
 
 def result_of(value: object, name: str) -> ToolResult:
-    """What a typed function returned, as the model reads it: a text as it is, all else as JSON.
+    """What a typed function returned, as the model reads it: a text as it is, an image or audio, or a list with some,
+    as parts, all else as JSON.
 
     Raises TypeError if JSON cannot hold it.
     """
     if isinstance(value, ToolResult):
         return value
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    if any(isinstance(each, (ImagePart, AudioPart)) for each in values):
+        return ToolResult(parts=values)
     if value is None or isinstance(value, str):
         return ToolResult(value or "")
     try:
