@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from toy_tools import picture
 
 from tests.servers.tools.actions import text
 from verl_tool.protocol import StepRequest
@@ -45,6 +47,17 @@ async def test_the_typed_tool_in_the_documentation(tmp_path: Path) -> None:
     )
     with pytest.raises(InvalidCall, match="days: Input should be less than or equal to 10, not 11"):
         await text(weather, '<weather>{"city": "Rome", "days": 11}</weather>')
+
+
+async def test_the_tool_with_images_in_the_documentation(tmp_path: Path) -> None:
+    [look] = tools_of("assets/docs/tools.md", "encode_image", tmp_path)
+    picture(1, (20, 10)).decode().save(tmp_path / "map.png")
+    box = {"left": 5, "top": 0, "right": 12, "bottom": 4}
+    call = json.dumps({"name": "look", "arguments": box})
+    [result] = await ToolSet([look]).step([StepRequest("t", f"<tool_call>{call}</tool_call>")], timeout_seconds=20)
+    assert "The part that you asked for:<image>" in result.observation
+    assert [(image.width, image.height) for image in result.image] == [(7, 4)]
+    assert await text(look, call.replace("12", "21")) == "Error: the map is 20 x 10 pixels"
 
 
 async def test_the_tools_with_state_in_the_documentation(tmp_path: Path) -> None:
