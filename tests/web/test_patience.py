@@ -58,6 +58,24 @@ async def test_it_gives_up_at_once_where_nothing_mends_it_or_no_time_is_left(pau
     assert len(pauses) == 1
 
 
+async def test_after_a_pause_that_took_too_long_the_last_fault_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 20.0
+
+    async def ask(seconds: float) -> str:
+        assert seconds > 0, "no request can be made in less than no time"
+        raise BROKEN
+
+    monkeypatch.setattr(patience.asyncio, "sleep", sleep)
+    with pytest.raises(ToolFault, match="broken"):
+        await patiently(ask, 30.0)
+    assert now == 40.0
+
+
 async def test_a_pace_spreads_requests_evenly_and_refuses_those_far_behind(pauses: list[float]) -> None:
     pace = Pace(2.0)
     await asyncio.gather(*(pace.wait(10.0) for _ in range(4)))

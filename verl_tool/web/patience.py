@@ -52,10 +52,16 @@ async def patiently(ask: Callable[[float], Awaitable[T]], seconds: float) -> T:
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
+    last: ToolFault | None = None
     for tries in count():
+        left = deadline - loop.time()
+        if last is not None and left <= 0:
+            # The pause took longer than it should have, as on a busy machine.
+            raise last
         try:
-            return await ask(deadline - loop.time())
+            return await ask(left)
         except ToolFault as fault:
+            last = fault
             pause = min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE) * random.uniform(0.5, 1.5)
             if isinstance(fault, BusyFault) and fault.retry_after is not None:
                 pause = max(pause, fault.retry_after)
