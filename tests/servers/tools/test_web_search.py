@@ -160,6 +160,28 @@ async def test_a_key_is_read_without_the_line_end_of_its_file(started: Any, monk
     assert await text(await started(), searched(QUERY)) == FOUND
 
 
+@pytest.mark.parametrize("key", ["k3y\nof two lines", "schlüssel"])
+async def test_a_key_that_cannot_be_sent_is_refused_at_the_start(
+    key: str, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERPER_API_KEY", key)
+    with pytest.raises(ConfigError, match=r"the key of serper has a line end or .* SERPER_API_KEY") as caught:
+        await started()
+    assert key not in str(caught.value)
+
+
+async def test_a_key_that_a_provider_quotes_in_another_form_is_in_no_error(
+    started: Any, providers: Providers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERPER_API_KEY", 'a+b/c"d=')
+    tool = await started()
+    quoted = r'{"plain": "a+b/c"d=", "json": "a+b/c\"d=", "slashes": "a+b\/c"d=", "address": "a%2Bb%2Fc%22d%3D"}'
+    providers.instead = [web.Response(text=quoted, status=403)]
+    with pytest.raises(ToolFault) as caught:
+        await text(tool, searched(QUERY))
+    assert caught.value.message.count("[the key]") == 4, caught.value.message
+
+
 async def test_a_metasearch_whose_engines_failed_has_not_found_nothing(started: Any) -> None:
     tool = await started(provider="searxng", total_seconds=0.1)
     with pytest.raises(ToolFault, match=r"engines that it asks failed: \[\['bing', 'timeout'\]\]"):
@@ -172,7 +194,7 @@ async def test_a_busy_provider_is_asked_again_as_it_wishes(started: Any, provide
     assert await text(tool, searched(QUERY)) == FOUND
     assert len(providers.asked) == 3
     providers.instead = [web.Response(status=429, headers={"retry-after": "3600"})]
-    with pytest.raises(ToolFault) as caught:
+    with pytest.raises(ToolFault, match="it wishes to be left alone for 3600 s") as caught:
         await text(tool, searched("another"))
     assert caught.value.kind is FaultKind.OVERLOADED
     assert len(providers.asked) == 4, "it does not wait for an hour"

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 
@@ -39,6 +39,8 @@ class Service:
     A request leaves nothing behind there, so it is safe to be sent again even if it was answered: each fault says so,
     except those that no second request would mend. `api_key` is sent in the header `key_header`, and no error holds it.
     `settings`: where address and key are set, for errors.
+
+    Raises ConfigError if no header can hold the key.
     """
 
     failing, slow = FaultKind.UNREACHABLE, FaultKind.OVERLOADED
@@ -61,6 +63,9 @@ class Service:
         self._key = api_key
         self._headers = {"content-type": "application/json"}
         if api_key:
+            if not (api_key.isascii() and api_key.isprintable()):
+                words = "a line end or another character that no header can hold"
+                raise ConfigError(f"the key of {name} has {words}; see to {settings}")
             self._headers[key_header] = f"Bearer {api_key}" if key_header == "authorization" else api_key
         self._places = asyncio.Semaphore(max_concurrent)
         self._queue_seconds = queue_seconds
@@ -115,7 +120,9 @@ class Service:
         if status in _NOT_OURS:
             raise self._fault(FaultKind.MISCONFIGURED, f"{words}; see to {self._settings}", retryable=False)
         if status in _BUSY:
-            raise BusyFault(f"{self._name} at {self.url}: {words}", seconds_of(retry_after))
+            pause = seconds_of(retry_after)
+            words += "" if pause is None else f"; it wishes to be left alone for {pause:g} s"
+            raise BusyFault(f"{self._name} at {self.url}: {words}", pause)
         if 400 <= status < 500:
             raise RefusedError(words)
         if status != 200:
@@ -134,8 +141,11 @@ class Service:
         return ToolFault(kind, f"{self._name} at {self.url}: {words}", retryable)
 
     def _without_key(self, text: str) -> str:
-        """Some services quote the key that they do not know."""
-        return text.replace(self._key, "[the key]") if self._key else text
+        """Some services quote the key that they do not know, as it is or as it is written in JSON or an address."""
+        key = self._key
+        for form in (key, json.dumps(key)[1:-1], key.replace("/", "\\/"), quote(key, safe="")) if key else ():
+            text = text.replace(form, "[the key]")
+        return text
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
