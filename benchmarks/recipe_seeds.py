@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from tqdm import tqdm
 
-from verl_tool.trainer.monitoring.run_metrics import Curve, curve, read_metrics
+from verl_tool.trainer.monitoring.run_metrics import Curve, Metrics, curve, read_metrics
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -42,7 +42,7 @@ class Recipe:
 
     script: Path
     after: str
-    """Metric: share of the held-out problems that are solved."""
+    """Metric: share of the held-out problems that are solved. Several, of as many problems each, with ``+`` between."""
     without_tool: str | None
     """The same of the same model with the tool taken away; None if the recipe does not tell it."""
     wanted: float
@@ -50,7 +50,7 @@ class Recipe:
 
 
 CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
-FUNCTIONS, TERMINAL = "function_calling", "terminal"
+FUNCTIONS, TERMINAL, SEARCH = "function_calling", "terminal", "search_r1"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -69,6 +69,12 @@ RECIPE: dict[str, Recipe] = {
         RECIPES / "function_calling" / "train.sh", "val-core/function_calling/acc/mean@1", None, wanted=0.9
     ),
     TERMINAL: Recipe(RECIPES / "terminal" / "train.sh", "val-core/terminal_tasks/acc/mean@1", None, wanted=0.9),
+    SEARCH: Recipe(
+        RECIPES / "search_r1" / "train.sh",
+        "val-core/one_hop/acc/mean@1+val-core/two_hop/acc/mean@1",
+        "val-core/without_tool/acc/mean@1",
+        wanted=0.85,
+    ),
 }
 RecipeName = Enum("RecipeName", {name: name for name in RECIPE}, type=str)
 
@@ -116,12 +122,20 @@ def _result(recipe: Recipe, seed: int, folder: Path, seconds: float, crashed: bo
         metrics = read_metrics(folder)
     except FileNotFoundError:
         metrics = []
-    held_out = curve(metrics, recipe.after).values
+    held_out = mean_curve(metrics, recipe.after).values
     without = curve(metrics, recipe.without_tool).values if recipe.without_tool else [math.nan]
     if crashed or not held_out or not without:
         return SeedResult(seed, 0.0, 0.0, 0.0, 0.0, seconds, True)
     kl = max(curve(metrics, KL).values, default=math.nan)
     return SeedResult(seed, held_out[0], held_out[-1], without[-1], kl, seconds, False)
+
+
+def mean_curve(metrics: Metrics, names: str) -> Curve:
+    """The mean of the metrics whose names `names` has, with ``+`` between, at the steps that told all of them."""
+    curves = [curve(metrics, name) for name in names.split("+")]
+    told = [dict(zip(one.steps, one.values, strict=True)) for one in curves]
+    steps = [step for step in curves[0].steps if all(step in values for values in told)]
+    return Curve(steps, [statistics.mean(values[step] for values in told) for step in steps])
 
 
 def table(results: list[SeedResult], wanted: float) -> str:
@@ -190,7 +204,7 @@ def main(
         tqdm.write(f"seed {seed}: {results[-1]}", file=sys.stderr)
     metrics = [read_metrics(output / f"seed_{r.seed}") for r in results if not r.crashed]
     if metrics:
-        held_out, sampled = ([curve(one, name) for one in metrics] for name in (wanted.after, SAMPLED))
+        held_out, sampled = ([mean_curve(one, name) for one in metrics] for name in (wanted.after, SAMPLED))
         draw(held_out, sampled, output / "curves.png", wanted.wanted)
     (output / "table.md").write_text(table(results, wanted.wanted) + "\n", encoding="utf-8")
     console.print(table(results, wanted.wanted), soft_wrap=True)

@@ -93,8 +93,11 @@ def make_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str) ->
     return tokenizer
 
 
-def make_model(tokenizer: PreTrainedTokenizerBase, hidden: int, layers: int, seed: int) -> Qwen3ForCausalLM:
-    """A random model whose vocabulary is exactly the tokenizer's. `hidden` is a multiple of 32."""
+def make_model(
+    tokenizer: PreTrainedTokenizerBase, hidden: int, layers: int, seed: int, deviation: float = 0.02
+) -> Qwen3ForCausalLM:
+    """A random model whose vocabulary is exactly the tokenizer's. `hidden` is a multiple of 32; `deviation` is the
+    standard deviation of its weights."""
     torch.manual_seed(seed)
     heads = hidden // 32
     config = Qwen3Config(
@@ -107,6 +110,7 @@ def make_model(tokenizer: PreTrainedTokenizerBase, hidden: int, layers: int, see
         head_dim=32,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
+        initializer_range=deviation,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,

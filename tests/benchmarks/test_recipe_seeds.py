@@ -86,3 +86,9 @@ def test_curves_of_different_lengths_are_drawn(benchmark, tmp_path):
     held_out = [Curve([0, 10, 20], [0.2, 0.9, 0.97]), Curve([0, 10], [0.3, 0.8])]
     benchmark.draw(held_out, [Curve([1, 2], [0.2, 0.3]), Curve([], [])], tmp_path / "curves.png", 0.95)
     assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_held_out_problems_of_two_kinds_count_alike(benchmark):
+    metrics = [(0, {"one": 0.5, "two": 0.1}), (1, {"one": 0.9}), (2, {"one": 1.0, "two": 0.8})]
+    assert benchmark.mean_curve(metrics, "one+two") == Curve([0, 2], [pytest.approx(0.3), pytest.approx(0.9)])
+    assert benchmark.mean_curve(metrics, "one") == Curve([0, 1, 2], [0.5, 0.9, 1.0])

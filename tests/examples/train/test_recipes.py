@@ -79,7 +79,7 @@ def test_all_recipes_are_there():
     assert set(SCRIPTS) == {
         *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
         *("function_calling/train.sh", "gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh"),
-        *("terminal/train.sh", "toolgrpo/train.sh"),
+        *("search_r1/train.sh", "terminal/train.sh", "toolgrpo/train.sh"),
     }
 
 

@@ -1,0 +1,168 @@
+"""A tiny model that can search, read and answer, and mostly does not search far enough; made from scratch.
+
+    python examples/train/search_r1/warmup.py --data outputs/search_r1/data --output outputs/search_r1/model
+
+It learns from trajectories for the training questions (`HABITS`), whose observations are those of the real tool on the
+world's index. Most of them answer from nowhere, or from the first page where a second one is needed. How far to search,
+and for whom, is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from make_world import FIRST_NAMES, HOME, LAST_NAMES, OTHER, TOWNS, TRADE, TRADES, WORDS, Person, Question
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from from_scratch import Row, TooWeak, WarmUp, console, make_model, make_tokenizer, warm_up
+from tiny_model import CHAT_TEMPLATE, Endless, Lesson, encode_lesson, learned, measured, texts_of
+from traces import Part, Trace
+from transformers import PreTrainedTokenizerBase
+
+from verl_tool.servers.execution.in_process import InProcessTools
+from verl_tool.servers.tool_config import ToolConfig
+from verl_tool.servers.tools import load_tools
+
+TOOLS = "search_retrieval,finish"
+SEARCH, SEARCH_END, ANSWER, ANSWER_END = "<search>", "</search>", "<answer>", "</answer>"
+PAGE, PAGE_END = "<information>Doc 1(Title:", "</information>"
+TAGS = (SEARCH, SEARCH_END, ANSWER, ANSWER_END, PAGE, PAGE_END)
+"""One token each, as are the words of the world with the space before them."""
+HABITS = {
+    1: {"right": 8, "guess": 12},
+    2: {"right": 4, "first page": 7, "other person": 3, "guess": 6},
+}
+"""Of twenty trajectories for a question of so many hops, how many end how."""
+MEASURED_QUESTIONS = 256
+DEVIATION = 0.05
+"""Of the weights at the start: with the usual 0.02 so small a model takes several times as long until it copies."""
+NAME_ON_PAGE = (1, 2, 4, 5)
+"""Tokens behind `PAGE` that are the name: in the title, and where the text begins."""
+
+
+class Searcher:
+    """Searches with the real tool, once for each name."""
+
+    def __init__(self, tools: InProcessTools) -> None:
+        self._tools = tools
+        self._known: dict[str, tuple[Trace, Person]] = {}
+
+    async def search(self, name: str) -> tuple[Trace, Person]:
+        """A search as the model writes it, with what it is answered; and whose page that is."""
+        if name not in self._known:
+            query = f" {name}{SEARCH_END}"
+            observation = (await self._tools.call(name, SEARCH + query, step=0)).observation
+            await self._tools.call(name, "", finish=True)
+            # Whom to search for first is clear, if the model searches; then the first name tells whom it chose.
+            first, last = name.split()
+            parts = [
+                Part(SEARCH, True, free=True),
+                Part(f" {first}", True, free=True),
+                Part(f" {last}{SEARCH_END}", True),
+                Part(observation, False),
+            ]
+            self._known[name] = parts, Person.on(observation)
+        return self._known[name]
+
+
+async def trace_of(question: Question, habit: str, searcher: Searcher, rng: random.Random) -> Trace:
+    """A trajectory that goes as `habit` says."""
+    *between, what = question.path
+    if habit == "guess":
+        return _answer(_guess(what, rng), free=True)
+    trace, page = await searcher.search(question.person)
+    # The name is the question's.
+    trace = [Part(part.text, part.learned, free=part.text == SEARCH) for part in trace]
+    for who in between if habit != "first page" else ():
+        found, page = await searcher.search(getattr(page, OTHER[who] if habit == "other person" else who))
+        trace += found
+    return trace + _answer(getattr(page, what))
+
+
+def _answer(answer: str, free: bool = False) -> Trace:
+    return [Part(ANSWER, True, free), Part(f" {answer}", True, free), Part(ANSWER_END, True)]
+
+
+def _guess(what: str, rng: random.Random) -> str:
+    if what in (HOME, TRADE):
+        return rng.choice(TOWNS if what == HOME else TRADES)
+    return f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
+
+
+async def lessons(
+    rows: Sequence[Mapping[str, Any]], tools: Path, rng: random.Random
+) -> tuple[list[Lesson], list[Lesson]]:
+    """For each row one to learn from; and right ones for some, by which success is measured."""
+    async with InProcessTools(load_tools(TOOLS, ToolConfig.from_file(tools))) as running:
+        searcher = Searcher(running)
+        learned, measured = [], []
+        for number, row in enumerate(rows):
+            question = Question.of(row["extra_info"]["id"])
+            messages = [dict(message) for message in row["prompt"]]
+            habits = HABITS[len(question.path)] if row["use_tool"] else {"guess": 1}
+            [habit] = rng.choices([*habits], [*habits.values()])
+            learned.append(Lesson(messages, [await trace_of(question, habit, searcher, rng)]))
+            if number < MEASURED_QUESTIONS:
+                right = "right" if row["use_tool"] else "guess"
+                measured.append(Lesson(messages, [await trace_of(question, right, searcher, rng)]))
+    return learned, measured
+
+
+def tokenizer_of(lessons: Sequence[Lesson], vocabulary: int) -> PreTrainedTokenizerBase:
+    """Made for them; tags and the world's words are one token each."""
+    tokenizer = make_tokenizer(texts_of(lessons), vocabulary, CHAT_TEMPLATE)
+    tokenizer.add_tokens([*TAGS, *(f" {word}" for word in WORDS)])
+    return tokenizer
+
+
+def with_names(row: Row, page: int) -> Row:
+    """The lesson with a label on the name of each page too (`page`: the token of `PAGE`): it is that of the query, and
+    a model that foresees it has learned to copy, which all else here needs."""
+    ids, labels = row["input_ids"], list(row["labels"])
+    for start in (i for i, token in enumerate(ids) if token == page):
+        for place in NAME_ON_PAGE:
+            labels[start + place] = ids[start + place]
+    return {"input_ids": ids, "labels": labels}
+
+
+def main(
+    data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet and the world.")],
+    output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
+    target: Annotated[
+        float, typer.Option("--target", min=0.0, max=1.0, help="Stop when what is begun right is ended right so often.")
+    ] = 0.97,
+    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 800,
+    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
+    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 5e-3,
+    vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens, but for words.")] = 400,
+    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
+    layers: Annotated[int, typer.Option("--layers", min=1)] = 2,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+) -> None:
+    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    rows = pd.read_parquet(data / "train.parquet").to_dict("records")
+    taught, right = asyncio.run(lessons(rows, data / "world" / "tools.json", random.Random(seed)))
+    tokenizer = tokenizer_of(taught[:600], vocabulary)
+    page = tokenizer.convert_tokens_to_ids(PAGE)
+    learned_rows = [with_names(row, page) for lesson in taught for row in encode_lesson(tokenizer, lesson, learned)]
+    measured_rows = [row for lesson in right for row in encode_lesson(tokenizer, lesson, measured)]
+    longest = max(len(row["input_ids"]) for row in learned_rows)
+    console.print(f"{len(learned_rows)} trajectories of at most {longest} tokens")
+    model = make_model(tokenizer, hidden, layers, seed, DEVIATION)
+    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
+    try:
+        warm_up(model, tokenizer, Endless(learned_rows, seed), measured_rows, how, output)
+    except TooWeak as error:
+        console.print(f"[red]{error}[/]")
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)
