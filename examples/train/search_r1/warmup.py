@@ -21,7 +21,7 @@ import typer
 from make_world import FIRST_NAMES, HOME, LAST_NAMES, OTHER, TOWNS, TRADE, TRADES, WORDS, Person, Question
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import Row, TooWeak, WarmUp, console, make_model, make_tokenizer, warm_up
+from from_scratch import END, Row, TooWeak, WarmUp, console, make_model, make_tokenizer, warm_up
 from tiny_model import CHAT_TEMPLATE, Endless, Lesson, encode_lesson, learned, measured, texts_of
 from traces import Part, Trace
 from transformers import PreTrainedTokenizerBase
@@ -37,7 +37,7 @@ TAGS = (SEARCH, SEARCH_END, ANSWER, ANSWER_END, PAGE, PAGE_END)
 """One token each, as are the words of the world with the space before them."""
 HABITS = {
     1: {"right": 8, "guess": 12},
-    2: {"right": 4, "first page": 7, "other person": 3, "guess": 6},
+    2: {"right": 4, "first page": 9, "other person": 4, "guess": 3},
 }
 """Of twenty trajectories for a question of so many hops, how many end how."""
 MEASURED_QUESTIONS = 256
@@ -87,7 +87,8 @@ async def trace_of(question: Question, habit: str, searcher: Searcher, rng: rand
 
 
 def _answer(answer: str, free: bool = False) -> Trace:
-    return [Part(ANSWER, True, free), Part(f" {answer}", True, free), Part(ANSWER_END, True)]
+    """With the token that ends a turn, which the model writes where no stop string ends it: without tools."""
+    return [Part(ANSWER, True, free), Part(f" {answer}", True, free), Part(ANSWER_END + END, True)]
 
 
 def _guess(what: str, rng: random.Random) -> str:
@@ -102,17 +103,17 @@ async def lessons(
     """For each row one to learn from; and right ones for some, by which success is measured."""
     async with InProcessTools(load_tools(TOOLS, ToolConfig.from_file(tools))) as running:
         searcher = Searcher(running)
-        learned, measured = [], []
+        taught, right = [], []
         for number, row in enumerate(rows):
             question = Question.of(row["extra_info"]["id"])
             messages = [dict(message) for message in row["prompt"]]
             habits = HABITS[len(question.path)] if row["use_tool"] else {"guess": 1}
             [habit] = rng.choices([*habits], [*habits.values()])
-            learned.append(Lesson(messages, [await trace_of(question, habit, searcher, rng)]))
+            taught.append(Lesson(messages, [await trace_of(question, habit, searcher, rng)]))
             if number < MEASURED_QUESTIONS:
-                right = "right" if row["use_tool"] else "guess"
-                measured.append(Lesson(messages, [await trace_of(question, right, searcher, rng)]))
-    return learned, measured
+                best = "right" if row["use_tool"] else "guess"
+                right.append(Lesson(messages, [await trace_of(question, best, searcher, rng)]))
+    return taught, right
 
 
 def tokenizer_of(lessons: Sequence[Lesson], vocabulary: int) -> PreTrainedTokenizerBase:

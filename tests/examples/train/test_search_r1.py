@@ -34,6 +34,7 @@ from verl_tool.servers.tools import load_tools  # noqa: E402
 EXAMPLES = Path(__file__).parents[3] / "examples"
 RECIPE = EXAMPLES / "train" / "search_r1"
 OPTIONS = {"action_stop_tokens": ["</search>", "</answer>"], "max_turns": 3, "max_obs_length": 1000}
+END = "<|im_end|>"
 IGNORED = -100
 """Label of a token that is not learned."""
 
@@ -136,7 +137,7 @@ async def test_the_examples_are_what_the_loop_makes_with_the_real_tool(
                 )
                 trajectory = await episode.run(tokenizer.encode(question.text), trajectory_id=f"{index}-{habit}")
                 text = tokenizer.decode(trajectory.response_ids)
-                assert text == "".join(part.text for part in trace)
+                assert text + END == "".join(part.text for part in trace)
                 assert trajectory.stop_reason is StopReason.TOOL_DONE
                 assert text.count("<search>") == {"guess": 0, "first page": 1}.get(habit, len(question.path))
                 if habit == "right":
@@ -175,7 +176,7 @@ def test_most_examples_do_not_search_as_far_as_they_must(
         ]
         assert least < sum(right) / len(right) < most
     for lesson, question in zip(measured, asked, strict=False):
-        assert text_of(lesson).endswith(f"<answer> {question.answer(world.pages)}</answer>")
+        assert text_of(lesson).endswith(f"<answer> {question.answer(world.pages)}</answer>{END}")
 
 
 def text_of(lesson: Any) -> str:
