@@ -7,8 +7,8 @@ stands on the teacher's page only, so that a question about that takes two searc
 seed: what is asked stands nowhere but on the pages. Those whom the test questions are about, their teachers and their
 friends, appear in no training question and on no page that leads to an answer of one.
 
-Written are ``corpus.jsonl`` in the form of Search-R1's corpora, ``questions/train.jsonl`` and ``questions/test.jsonl``
-in that of its questions, and ``tools.json`` for the tool server.
+Written are ``corpus.jsonl`` in the form of Search-R1's corpora, and ``questions/train.jsonl`` and
+``questions/test.jsonl`` in that of its questions.
 """
 
 from __future__ import annotations
@@ -120,15 +120,13 @@ class Question:
 
 def people(names: Sequence[str], rng: random.Random) -> dict[str, Person]:
     """A page for each name; teachers and friends are among them."""
-    world = {}
-    for name in names:
-        others: set[str] = set()
-        while len(others) < 2:
-            others.add(rng.choice([*names]))
-            others.discard(name)
-        teacher, friend = sorted(others, key=lambda _: rng.random())
-        world[name] = Person(name, rng.choice(TOWNS), rng.choice(TRADES), teacher, friend)
-    return world
+    return {name: Person(name, rng.choice(TOWNS), rng.choice(TRADES), *_others(name, names, rng)) for name in names}
+
+
+def _others(name: str, names: Sequence[str], rng: random.Random) -> list[str]:
+    """Two of them."""
+    drawn = rng.sample(names, 3)
+    return [other for other in drawn if other != name][:2]
 
 
 def questions(names: Iterable[str], size: int, rng: random.Random) -> list[Question]:
@@ -162,12 +160,6 @@ class World:
         return cls({name: pages[name] for name in sorted(pages)}, asked)
 
 
-def tool_config(index: Path) -> dict[str, Any]:
-    """The tool server's: one passage of `index` a search, and an answer that ends a trajectory."""
-    here = json.loads((Path(__file__).parent / "tools.json").read_text(encoding="utf-8"))
-    return {"tools": [*here["tools"], {"name": "search_retrieval", "index": str(index), "topk": 1}]}
-
-
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +178,6 @@ def main(
     write_lines(output / "corpus.jsonl", pages)
     for split, asked in world.questions.items():
         write_lines(output / "questions" / f"{split}.jsonl", (one.as_source_row(world.pages) for one in asked))
-    (output / "tools.json").write_text(json.dumps(tool_config((output / "index").resolve())), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A tiny model that can search, read and answer, and mostly does not search far enough; made from scratch.
 
-    python examples/train/search_r1/warmup.py --data outputs/search_r1/data --output outputs/search_r1/model
+    python examples/train/search_r1/warmup.py --data data --tool_config tools.json --output outputs/search_r1/model
 
 It learns from trajectories for the training questions (`HABITS`), whose observations are those of the real tool on the
 world's index. Most of them answer from nowhere, or from the first page where a second one is needed. How far to search,
@@ -98,10 +98,10 @@ def _guess(what: str, rng: random.Random) -> str:
 
 
 async def lessons(
-    rows: Sequence[Mapping[str, Any]], tools: Path, rng: random.Random
+    rows: Sequence[Mapping[str, Any]], tools: ToolConfig, rng: random.Random
 ) -> tuple[list[Lesson], list[Lesson]]:
     """For each row one to learn from; and right ones for some, by which success is measured."""
-    async with InProcessTools(load_tools(TOOLS, ToolConfig.from_file(tools))) as running:
+    async with InProcessTools(load_tools(TOOLS, tools)) as running:
         searcher = Searcher(running)
         taught, right = [], []
         for number, row in enumerate(rows):
@@ -134,7 +134,8 @@ def with_names(row: Row, page: int) -> Row:
 
 
 def main(
-    data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet and the world.")],
+    data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
+    tool_config: Annotated[str, typer.Option("--tool_config", help="As for the tool server: a file, or JSON.")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
     target: Annotated[
         float, typer.Option("--target", min=0.0, max=1.0, help="Stop when what is begun right is ended right so often.")
@@ -149,7 +150,7 @@ def main(
 ) -> None:
     """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
-    taught, right = asyncio.run(lessons(rows, data / "world" / "tools.json", random.Random(seed)))
+    taught, right = asyncio.run(lessons(rows, ToolConfig.given(tool_config), random.Random(seed)))
     tokenizer = tokenizer_of(taught[:600], vocabulary)
     page = tokenizer.convert_tokens_to_ids(PAGE)
     learned_rows = [with_names(row, page) for lesson in taught for row in encode_lesson(tokenizer, lesson, learned)]

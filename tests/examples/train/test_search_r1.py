@@ -19,7 +19,10 @@ from toy_model import ScriptedEngine, ToyTokenizer
 pytest.importorskip("datasets")
 pytest.importorskip("transformers")
 pytest.importorskip("torch")
+pytest.importorskip("verl")
 pd = pytest.importorskip("pandas")
+
+from hydra import compose, initialize_config_dir  # noqa: E402
 
 from verl_tool.agent_loop.episode import Episode  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
@@ -67,6 +70,13 @@ def made(make_world: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
         **{"tool": True, "instructions": False, "without_tool": True, "test_size": 0, "seed": 0, "limit": None},
     )
     return folder
+
+
+def config(made: Path) -> ToolConfig:
+    """Of the tools, as the recipe's small form has it."""
+    with initialize_config_dir(str(RECIPE), version_base=None):
+        recipe = compose("cpu", overrides=[f"run_dir={made}", f"recipe.tool_data={made}/world"])
+    return ToolConfig.given(recipe.recipe.tool_config)
 
 
 def rows(made: Path, split: str = "train") -> list[dict[str, Any]]:
@@ -126,7 +136,7 @@ async def test_the_examples_are_what_the_loop_makes_with_the_real_tool(
     warmup: ModuleType, world: Any, made: Path
 ) -> None:
     tokenizer, rng = ToyTokenizer(), random.Random(0)
-    tools = load_tools(warmup.TOOLS, ToolConfig.from_file(made / "world" / "tools.json"))
+    tools = load_tools(warmup.TOOLS, config(made))
     async with InProcessTools(tools) as running:
         searcher = warmup.Searcher(running)
         for index, question in enumerate(world.questions["train"][:16]):
@@ -157,9 +167,7 @@ def turns_of(trace: list[Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def lessons(warmup: ModuleType, made: Path) -> tuple[list[Any], list[Any]]:
-    found: tuple[list[Any], list[Any]] = asyncio.run(
-        warmup.lessons(rows(made), made / "world" / "tools.json", random.Random(0))
-    )
+    found: tuple[list[Any], list[Any]] = asyncio.run(warmup.lessons(rows(made), config(made), random.Random(0)))
     return found
 
 
@@ -197,9 +205,3 @@ def test_words_are_single_tokens_and_observations_are_not_learned(
         told = tokenizer.decode([token for token in row["labels"] if token != IGNORED])
         assert told == "".join(part.text for part in lesson.traces[0] if part.learned)
         assert "information" not in told
-
-
-def test_an_answer_ends_the_trajectory_with_the_tools_of_the_published_form() -> None:
-    tools = load_tools("finish", ToolConfig.from_file(RECIPE / "tools.json"))
-    [call] = tools[0].recognise("<think>I know.</think> <answer> Beijing </answer>")
-    assert call.input.strip() == "Beijing"
