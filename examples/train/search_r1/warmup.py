@@ -33,7 +33,10 @@ from verl_tool.servers.tools import load_tools
 TOOLS = "search_retrieval,finish"
 SEARCH, SEARCH_END, ANSWER, ANSWER_END = "<search>", "</search>", "<answer>", "</answer>"
 PAGE, PAGE_END = "<information>Doc 1(Title:", "</information>"
-TAGS = (SEARCH, SEARCH_END, ANSWER, ANSWER_END, PAGE, PAGE_END)
+THOUGHT, THOUGHT_END = "<think>", "</think>"
+_END = ANSWER_END + END
+"""With the token that ends a turn, which the model writes where no stop string ends it: without tools."""
+TAGS = (THOUGHT, THOUGHT_END, SEARCH, SEARCH_END, ANSWER, ANSWER_END, PAGE, PAGE_END)
 """One token each, as are the words of the world with the space before them."""
 HABITS = {
     1: {"right": 8, "guess": 12},
@@ -47,48 +50,40 @@ NAME_ON_PAGE = (1, 2, 4, 5)
 """Tokens behind `PAGE` that are the name: in the title, and where the text begins."""
 
 
-class Searcher:
-    """Searches with the real tool, once for each name."""
+class Reader:
+    """Reads pages by the real tool, each once."""
 
     def __init__(self, tools: InProcessTools) -> None:
         self._tools = tools
-        self._known: dict[str, tuple[Trace, Person]] = {}
+        self._read: dict[str, str] = {}
 
-    async def search(self, name: str) -> tuple[Trace, Person]:
-        """A search as the model writes it, with what it is answered; and whose page that is."""
-        if name not in self._known:
-            query = f" {name}{SEARCH_END}"
-            observation = (await self._tools.call(name, SEARCH + query, step=0)).observation
+    async def observation(self, name: str) -> str:
+        """What a search for the name is answered."""
+        if name not in self._read:
+            self._read[name] = (await self._tools.call(name, f"{SEARCH} {name}{SEARCH_END}", step=0)).observation
             await self._tools.call(name, "", finish=True)
-            # Whom to search for first is clear, if the model searches; then the first name tells whom it chose.
-            first, last = name.split()
-            parts = [
-                Part(SEARCH, True, free=True),
-                Part(f" {first}", True, free=True),
-                Part(f" {last}{SEARCH_END}", True),
-                Part(observation, False),
-            ]
-            self._known[name] = parts, Person.on(observation)
-        return self._known[name]
+        return self._read[name]
 
 
-async def trace_of(question: Question, habit: str, searcher: Searcher, rng: random.Random) -> Trace:
-    """A trajectory that goes as `habit` says."""
+async def trace_of(question: Question, habit: str, reader: Reader, rng: random.Random) -> Trace:
+    """A trajectory that goes as `habit` says. On each page one fact is picked, and thought of, before it is used; which
+    one is free where the question names two."""
     *between, what = question.path
     if habit == "guess":
-        return _answer(_guess(what, rng), free=True)
-    trace, page = await searcher.search(question.person)
-    # The name is the question's.
-    trace = [Part(part.text, part.learned, free=part.text == SEARCH) for part in trace]
-    for who in between if habit != "first page" else ():
-        found, page = await searcher.search(getattr(page, OTHER[who] if habit == "other person" else who))
-        trace += found
-    return trace + _answer(getattr(page, what))
-
-
-def _answer(answer: str, free: bool = False) -> Trace:
-    """With the token that ends a turn, which the model writes where no stop string ends it: without tools."""
-    return [Part(ANSWER, True, free), Part(f" {answer}", True, free), Part(ANSWER_END + END, True)]
+        return [Part(ANSWER, True, free=True), Part(f" {_guess(what, rng)}", True, free=True), Part(_END, True)]
+    facts = {"first page": [what], "other person": [*map(OTHER.get, between), what]}.get(habit, [*between, what])
+    trace, whom = [Part(SEARCH, True, free=True)], question.person
+    for number, fact in enumerate(facts):
+        observation = await reader.observation(whom)
+        found = str(getattr(Person.on(observation), str(fact)))
+        trace += [
+            *(Part(f" {whom}{SEARCH_END}", True), Part(observation, False), Part(THOUGHT, True)),
+            *(Part(f" {fact}", True, free=number < len(between)), Part(f" {found}{THOUGHT_END}", True)),
+        ]
+        if number + 1 < len(facts):
+            trace.append(Part(SEARCH, True))
+        whom = found
+    return [*trace, Part(f"{ANSWER} {whom}{_END}", True)]
 
 
 def _guess(what: str, rng: random.Random) -> str:
@@ -102,17 +97,17 @@ async def lessons(
 ) -> tuple[list[Lesson], list[Lesson]]:
     """For each row one to learn from; and right ones for some, by which success is measured."""
     async with InProcessTools(load_tools(TOOLS, tools)) as running:
-        searcher = Searcher(running)
+        reader = Reader(running)
         taught, right = [], []
         for number, row in enumerate(rows):
             question = Question.of(row["extra_info"]["id"])
             messages = [dict(message) for message in row["prompt"]]
             habits = HABITS[len(question.path)] if row["use_tool"] else {"guess": 1}
             [habit] = rng.choices([*habits], [*habits.values()])
-            taught.append(Lesson(messages, [await trace_of(question, habit, searcher, rng)]))
+            taught.append(Lesson(messages, [await trace_of(question, habit, reader, rng)]))
             if number < MEASURED_QUESTIONS:
                 best = "right" if row["use_tool"] else "guess"
-                right.append(Lesson(messages, [await trace_of(question, best, searcher, rng)]))
+                right.append(Lesson(messages, [await trace_of(question, best, reader, rng)]))
     return taught, right
 
 

@@ -138,10 +138,10 @@ async def test_the_examples_are_what_the_loop_makes_with_the_real_tool(
     tokenizer, rng = ToyTokenizer(), random.Random(0)
     tools = load_tools(warmup.TOOLS, tool_config(made))
     async with InProcessTools(tools) as running:
-        searcher = warmup.Searcher(running)
+        reader = warmup.Reader(running)
         for index, question in enumerate(world.questions["train"][:16]):
             for habit in warmup.HABITS[len(question.path)]:
-                trace = await warmup.trace_of(question, habit, searcher, rng)
+                trace = await warmup.trace_of(question, habit, reader, rng)
                 episode = Episode(
                     ScriptedEngine(tokenizer, turns_of(trace)), running, tokenizer, EpisodeOptions.load(OPTIONS)
                 )
