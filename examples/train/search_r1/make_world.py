@@ -124,9 +124,16 @@ def people(names: Sequence[str], rng: random.Random) -> dict[str, Person]:
 
 
 def _others(name: str, names: Sequence[str], rng: random.Random) -> list[str]:
-    """Two of them."""
-    drawn = rng.sample(names, 3)
-    return [other for other in drawn if other != name][:2]
+    """Two of them. Nobody on a page shares a part of the name with another, so that all of a name stands nowhere as
+    often as on its own page, and finds it."""
+    words: set[str] = set(name.split())
+    drawn: list[str] = []
+    while len(drawn) < 2:
+        other = rng.choice(names)
+        if words.isdisjoint(other.split()):
+            words |= {*other.split()}
+            drawn.append(other)
+    return drawn
 
 
 def questions(names: Iterable[str], size: int, rng: random.Random) -> list[Question]:
