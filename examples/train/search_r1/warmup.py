@@ -134,7 +134,7 @@ def main(
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
     target: Annotated[
         float, typer.Option("--target", min=0.0, max=1.0, help="Stop when what is begun right is ended right so often.")
-    ] = 0.95,
+    ] = 0.9,
     max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
     batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
     learning_rate: Annotated[float, typer.Option("--learning_rate")] = 5e-3,
