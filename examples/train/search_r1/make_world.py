@@ -2,10 +2,10 @@
 
     python examples/train/search_r1/make_world.py --output outputs/search_r1/world
 
-A page tells where somebody lives, what they work as, and who their teacher and their friend are. Where a teacher lives
-stands on the teacher's page only, so that a question about that takes two searches. People are drawn anew for each
-seed: what is asked stands nowhere but on the pages. Those whom the test questions are about, their teachers and their
-friends, appear in no training question and on no page that leads to an answer of one.
+A page tells where somebody lives, what they work as, and who their teacher is. Where a teacher lives stands on the
+teacher's page only, so that a question about that takes two searches. People are drawn anew for each seed: what is
+asked stands nowhere but on the pages. Those whom the test questions are about, and their teachers, appear in no
+training question and on no page that leads to an answer of one.
 
 Written are ``corpus.jsonl`` in the form of Search-R1's corpora, and ``questions/train.jsonl`` and
 ``questions/test.jsonl`` in that of its questions.
@@ -38,15 +38,11 @@ WORDS = (*FIRST_NAMES, *LAST_NAMES, *TOWNS, *TRADES)
 PEOPLE = 2000
 HELD_OUT = 256
 """Of them; the test questions are about these."""
-HOME, TRADE, TEACHER, FRIEND = "home", "trade", "teacher", "friend"
-OTHER = {TEACHER: FRIEND, FRIEND: TEACHER}
-KINDS = (
-    *((what,) for what in (HOME, TRADE, TEACHER, FRIEND)),
-    *((who, what) for who in (TEACHER, FRIEND) for what in (HOME, TRADE)),
-)
-"""What is asked about somebody: one of the page's own facts, or a fact of whom it names."""
+HOME, TRADE, TEACHER = "home", "trade", "teacher"
+KINDS = ((HOME,), (TRADE,), (TEACHER, HOME), (TEACHER, TRADE))
+"""What is asked about somebody: a fact that stands on their page, or one of whom that names."""
 DATA_SOURCES = {1: "one_hop", 2: "two_hop"}
-_PAGE = "{name}: home {home}, trade {trade}, teacher {teacher}, friend {friend}."
+_PAGE = "{name}: home {home}, trade {trade}, teacher {teacher}."
 _ON_PAGE = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\w+(?: \\w+)?)", re.escape(_PAGE).replace(r"\ ", " ")))
 
 
@@ -59,7 +55,6 @@ class Person:
     trade: str
     teacher: str
     """A name."""
-    friend: str
 
     @property
     def contents(self) -> str:
@@ -89,7 +84,7 @@ class Question:
         """In words."""
         *between, what = self.path
         whom = "".join(f"the {who} of " for who in between) + self.person
-        return f"{'What' if what in (HOME, TRADE) else 'Who'} is the {what} of {whom}?"
+        return f"What is the {what} of {whom}?"
 
     def pages(self, world: Mapping[str, Person]) -> list[Person]:
         """Those that must be read, in their order."""
@@ -119,20 +114,14 @@ class Question:
 
 
 def people(names: Sequence[str], rng: random.Random) -> dict[str, Person]:
-    """A page for each name; teachers and friends are among them."""
-    return {name: Person(name, rng.choice(TOWNS), rng.choice(TRADES), *_others(name, names, rng)) for name in names}
+    """A page for each name; teachers are among them."""
+    return {name: Person(name, rng.choice(TOWNS), rng.choice(TRADES), _teacher(name, names, rng)) for name in names}
 
 
-def _others(name: str, names: Sequence[str], rng: random.Random) -> list[str]:
-    """Two of them. Nobody on a page shares a part of the name with another, so that all of a name stands nowhere as
-    often as on its own page, and finds it."""
-    words: set[str] = set(name.split())
-    drawn: list[str] = []
-    while len(drawn) < 2:
-        other = rng.choice(names)
-        if words.isdisjoint(other.split()):
-            words |= {*other.split()}
-            drawn.append(other)
+def _teacher(name: str, names: Sequence[str], rng: random.Random) -> str:
+    """Who shares no part of the name: then all of a name stands nowhere as often as on its own page, and finds it."""
+    while not set(name.split()).isdisjoint((drawn := rng.choice(names)).split()):
+        pass
     return drawn
 
 
