@@ -129,6 +129,13 @@ def test_answers(tmp_path: Path) -> None:
     search = from_samples("search_r1", tmp_path / "search", "--test_size", "0")
     assert json.loads(search["train"][1]["reward_model"]["ground_truth"])[0] == "Danube"
     assert search["train"][0]["prompt"][0]["content"].endswith("gold?")
+    assert "<search>" in search["train"][0]["prompt"][0]["content"]
+    bare = from_samples("search_r1", tmp_path / "bare", "--test_size", "1", "--no-tool", "--without_tool")
+    assert [row["data_source"] for row in bare["without_tool"]] == ["without_tool"]
+    for row in (row for part in bare.values() for row in part):
+        assert not row["use_tool"]
+        assert "<answer>" in row["prompt"][0]["content"]
+        assert "search" not in row["prompt"][0]["content"]
 
 
 def test_function_calling(tmp_path: Path) -> None:
