@@ -50,7 +50,7 @@ class Recipe:
 
 
 CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
-FUNCTIONS, TERMINAL, SEARCH = "function_calling", "terminal", "search_r1"
+FUNCTIONS, TERMINAL, SEARCH, SKYSQL = "function_calling", "terminal", "search_r1", "skysql"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -75,6 +75,7 @@ RECIPE: dict[str, Recipe] = {
         "val-core/without_tool/acc/mean@1",
         wanted=0.85,
     ),
+    SKYSQL: Recipe(RECIPES / "skysql" / "train.sh", "val-core/made_databases/acc/mean@1", None, wanted=0.85),
 }
 RecipeName = Enum("RecipeName", {name: name for name in RECIPE}, type=str)
 

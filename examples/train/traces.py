@@ -3,11 +3,14 @@
 Mathematics: a program prints the answer, and the answer is given; without a tool it is given at once. Code: two
 traces of nine find the operator by a program, the others guess it, and so do all without a tool. Tasks of
 ``terminal/make_tasks.py``: the folder is listed, one of its files is read, mostly the wrong one, and what stands there
-is written down. The words of the tool are those of the tool server, character by character.
+is written down. Queries on the databases of ``skysql/make_databases.py``: most look which column it is, and more often
+than not for that of something else; the others guess its name. The words of the tool are those of the tool server,
+character by character.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +20,9 @@ from typing import Any
 from verl_tool.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD
 
-sys.path += [str(Path(__file__).parent / "acecoder"), str(Path(__file__).parent / "terminal")]
+sys.path += [str(Path(__file__).parent / folder) for folder in ("acecoder", "skysql", "terminal")]
+from make_databases import DATA_SOURCE as MADE_DATABASES
+from make_databases import FIELDS, KINDS, Database, Question, look
 from make_tasks import ANSWER_FILE, FOLDERS, NAMES, QUESTION
 from one_liners import OPERATORS, OneLiner
 
@@ -29,6 +34,13 @@ SEARCHES = 2
 READS = {1: 12, 0: 8}
 """Traces of twenty that read the file of the next kind in `NAMES`, and of the right kind: a model that tells the kinds
 apart, and mostly draws the wrong conclusion."""
+
+COLUMNS = {1: 8, 0: 6}
+"""Traces of twenty that look for the column of what stands behind the right thing in `KINDS`, and for the right one: a
+model that tells them apart, and mostly draws the wrong conclusion."""
+GUESSES = 6
+"""The others, each with another name."""
+_REMINDER = "<reminder>You have 1 turns left to complete the task.</reminder>"
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,8 @@ def traces_of(row: Mapping[str, Any]) -> list[Trace]:
         return [] if problem is None else _code(problem, row["use_tool"])
     if row["ability"] == "find-number":
         return _terminal(row)
+    if row["data_source"] == MADE_DATABASES:
+        return _sql(Question.of(row["extra_info"]["question"]), row["extra_info"]["tools_kwargs"]["db_id"])
     answer = str(row["reward_model"]["ground_truth"])
     final = Part(f"\\boxed{{{answer}}}{END}", True)
     return [[*_run(f"print({answer!r})", answer), final] if row["use_tool"] else [final]]
@@ -108,3 +122,25 @@ def _terminal(row: Mapping[str, Any]) -> list[Trace]:
 def _printed(output: str) -> Part:
     """What the tool server answers to a call in a tag."""
     return Part(f"\n<result>\n{output}\n</result>\n", False)
+def _sql(question: Question, db_id: str) -> list[Trace]:
+    """Those that look, then those that guess."""
+    database = Database.of(db_id)
+    looked = []
+    for behind, times in COLUMNS.items():
+        kind = KINDS[(KINDS.index(question.kind) + behind) % len(KINDS)]
+        column = database.columns[kind]
+        before, after = look(kind).split(kind)
+        trace = [
+            Part("<sql", True, free=True),
+            Part(f">{before}", True),
+            Part(kind, True, free=True),
+            Part(f"{after}</sql>", True),
+            Part(f"\n\n<observation>about | field\n{kind} | {column}\n{_REMINDER}</observation>\n\n", False),
+            Part(f"<solution>{question.query(column)}</solution>", True),
+        ]
+        looked += [trace] * times
+    guessed = [
+        [Part("<solution", True, free=True), Part(f">{question.query(column)}</solution>", True)]
+        for column in random.Random(f"{db_id} {question.text}").sample(FIELDS, GUESSES)
+    ]
+    return looked + guessed

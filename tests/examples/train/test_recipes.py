@@ -23,9 +23,11 @@ from verl.experimental.reward_loop import reward_manager  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
+from verl_tool.agent_workers.reward_manager.base import options_in as reward_options_in  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
 from verl_tool.trainer.composition import leaves  # noqa: E402
 from verl_tool.trainer.main_ppo import quoted  # noqa: E402
+from verl_tool.trainer.parts_check import tools_of  # noqa: E402
 from verl_tool.trainer.recipe import commands  # noqa: E402
 
 RECIPES = Path(__file__).parents[3] / "examples" / "train"
@@ -79,7 +81,7 @@ def test_all_recipes_are_there():
     assert set(SCRIPTS) == {
         *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
         *("function_calling/train.sh", "gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh"),
-        *("search_r1/train.sh", "terminal/train.sh", "toolgrpo/train.sh"),
+        *("search_r1/train.sh", "skysql/train.sh", "terminal/train.sh", "toolgrpo/train.sh"),
     }
 
 
@@ -156,6 +158,15 @@ def test_function_calls_are_trained_as_the_warm_up_makes_them():
         assert getattr(small, name) == getattr(warmup.OPTIONS, name), name
     assert small.tells_of_tools
     assert large.tells_of_tools
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_tool_and_reward_of_skysql_look_into_the_same_databases(profile):
+    config = completed("skysql/train.sh", PROFILE=profile)
+    kind = reward_manager.get_reward_manager_cls("sqlcoder")
+    [tool] = tools_of(config)
+    assert tool.options.root == reward_options_in(config, kind.Options, "sqlcoder").root
+    assert str(tool.options.root) == {"cpu": f"{config.run_dir}/databases", "gpu": "data/skysql/databases"}[profile]
 
 
 def test_ppo_gets_a_critic_from_the_same_model():
