@@ -24,6 +24,7 @@ from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.agent_workers.reward_manager.base import options_in as reward_options_in  # noqa: E402
+from verl_tool.agent_workers.reward_manager.by_source import BySourceOptions  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
 from verl_tool.trainer.composition import leaves  # noqa: E402
 from verl_tool.trainer.main_ppo import quoted  # noqa: E402
@@ -81,7 +82,7 @@ def test_all_recipes_are_there():
     assert set(SCRIPTS) == {
         *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
         *("function_calling/train.sh", "gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh"),
-        *("search_r1/train.sh", "skysql/train.sh", "terminal/train.sh", "toolgrpo/train.sh"),
+        *("multi_tool/train.sh", "search_r1/train.sh", "skysql/train.sh", "terminal/train.sh", "toolgrpo/train.sh"),
     }
 
 
@@ -167,6 +168,19 @@ def test_tool_and_reward_of_skysql_look_into_the_same_databases(profile):
     [tool] = tools_of(config)
     assert tool.options.root == reward_options_in(config, kind.Options, "sqlcoder").root
     assert str(tool.options.root) == {"cpu": f"{config.run_dir}/databases", "gpu": "data/skysql/databases"}[profile]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_tools_of_multi_tool_look_into_its_world_and_each_kind_of_question_has_its_own_shaping(profile):
+    config = completed("multi_tool/train.sh", PROFILE=profile)
+    world = {"cpu": f"{config.run_dir}/world", "gpu": "data/multi_tool_world"}[profile]
+    tools = {tool.name: tool for tool in tools_of(config)}
+    assert list(tools) == ["calculator", "python_code", "search_retrieval", "sql"]
+    assert str(tools["search_retrieval"].options.index) == f"{world}/index"
+    assert str(tools["sql"].options.root) == f"{world}/databases"
+    managers = reward_options_in(config, BySourceOptions, "by_source").managers
+    assert sorted(managers) == ["calculator", "python", "search", "sql"]
+    assert {entry.kwargs["shaping"]["tool_cost"]["weight"] for entry in managers.values()} == {-0.05}
 
 
 def test_ppo_gets_a_critic_from_the_same_model():
