@@ -125,6 +125,10 @@ def main(
     vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens.")] = 640,
     hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
     layers: Annotated[int, typer.Option("--layers", min=1)] = 2,
+    deviation: Annotated[
+        float,
+        typer.Option("--deviation", min=0.0, help="Of the weights at the start; 0.05 makes it copy after fewer steps."),
+    ] = 0.02,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
     """Make a tiny model and teach it the form of the recipe's solutions. Exits with 1 if `target` is not reached."""
@@ -134,7 +138,7 @@ def main(
         console.print(f"[red]error:[/] {escape(str(error))}")
         raise typer.Exit(2) from None
     tokenizer = make_tokenizer(texts_of(lessons), vocabulary, CHAT_TEMPLATE)
-    model = make_model(tokenizer, hidden, layers, seed)
+    model = make_model(tokenizer, hidden, layers, seed, deviation)
     rows = [row for lesson in lessons for row in encode_lesson(tokenizer, lesson, learned)]
     longest = max(len(row["input_ids"]) for row in rows)
     console.print(f"{len(rows)} solutions of at most {longest} tokens")

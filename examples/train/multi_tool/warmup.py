@@ -37,6 +37,8 @@ HABIT = (0.3, 0.4, 0.15, 0.15)
 """How often the examples ask the right tool, the next one of `TOOLS`, and so on: a model that tells the questions
 apart, and mostly draws the wrong conclusion."""
 MEASURED_ROWS = 128
+DEVIATION = 0.05
+"""Of the weights at the start: with the usual 0.02 so small a model takes several times as long until it copies."""
 AT_ONCE = 64
 """Calls of the tools."""
 TURNS_LEFT = 1
@@ -102,7 +104,7 @@ def main(
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
     tool_config: Annotated[str, typer.Option("--tool_config", help="Options of the tools, as for the tool server.")],
     target: Annotated[float, typer.Option("--target", min=0.0, max=1.0, help="Stop at this success, sampled.")] = 0.8,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 800,
+    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
     """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
@@ -113,9 +115,9 @@ def main(
     held = [each for lesson in found[:MEASURED_ROWS] for each in encode_lesson(tokenizer, lesson, measured)]
     longest = max(len(example["input_ids"]) for example in examples)
     console.print(f"{len(examples)} trajectories of at most {longest} tokens")
-    model = make_model(tokenizer, 128, 2, seed)
+    model = make_model(tokenizer, 128, 2, seed, DEVIATION)
     try:
-        warm_up(model, tokenizer, Endless(examples, seed), held, WarmUp(target, max_steps, 32, 3e-3, seed), output)
+        warm_up(model, tokenizer, Endless(examples, seed), held, WarmUp(target, max_steps, 32, 5e-3, seed), output)
     except TooWeak as error:
         console.print(f"[red]{error}[/]")
         raise typer.Exit(1) from None
