@@ -2,7 +2,7 @@
 
     python examples/train/multi_tool/tool_world.py --output outputs/world
 
-A question is a task for one tool with something that the tool is applied to: a product for the calculator, a word whose
+A question is a task for one tool with something that the tool is applied to: a sum for the calculator, two words whose
 letters a program adds up, an animal whose weight the row's database tells, or somebody whose town a page tells. No
 question of the test split is in the train split, and neither is its database.
 """
@@ -10,7 +10,6 @@ question of the test split is in the train split, and neither is its database.
 from __future__ import annotations
 
 import json
-import math
 import random
 import sqlite3
 from contextlib import closing
@@ -46,8 +45,9 @@ WORDS = (
     *("apple", "badge", "beach", "bread", "cabin", "cable", "candle", "cloud", "dance", "garden", "house", "island"),
     *("lemon", "market", "needle", "ocean", "paper", "peach", "pearl", "river", "stone", "table", "tower", "window"),
 )
-MODULUS = 997
-"""Numbers have three digits at most: a tiny model copies long ones badly."""
+MODULUS = 97
+NUMBERS = range(10, 100)
+"""What is asked for: a tiny model copies long numbers badly."""
 DATABASES = {"train": 64, "test": 16}
 
 
@@ -77,7 +77,7 @@ class Task:
 QUESTIONS = {
     CALCULATOR: "What is {}?",
     SEARCH: "Where does {} live?",
-    SQL: "How heavy is the {}?",
+    SQL: "How heavy is '{}'?",
     PYTHON: f'Add up the letters of "{{}}" modulo {MODULUS}.',
 }
 
@@ -85,8 +85,8 @@ QUESTIONS = {
 def call(tool: str, thing: str) -> str:
     """How the tool is asked about that, whether or not it knows."""
     payload = {
-        CALCULATOR: "{}",
-        SEARCH: "{}",
+        CALCULATOR: " {}",
+        SEARCH: " {}",
         SQL: "SELECT kilos FROM animals WHERE name = '{}'",
         PYTHON: f'print(sum(map(ord, "{{}}")) % {MODULUS})',
     }[tool]
@@ -99,7 +99,7 @@ class World:
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
         self.weights = {
-            f"{split}_{number}": dict(zip(ANIMALS, rng.sample(range(10, 100), len(ANIMALS)), strict=True))
+            f"{split}_{number}": dict(zip(ANIMALS, rng.sample(NUMBERS, len(ANIMALS)), strict=True))
             for split, size in DATABASES.items()
             for number in range(size)
         }
@@ -130,10 +130,13 @@ class World:
         """One of the tool's questions."""
         db_id = rng.choice([each for each in self.weights if each.startswith(split)])
         if tool == CALCULATOR:
-            factors = rng.randint(11, 99), rng.randint(2, 9)
-            return Task(tool, "{} * {}".format(*factors), str(math.prod(factors)), db_id)
+            total = rng.randint(2 * NUMBERS[0], NUMBERS[-1])
+            first = rng.randint(NUMBERS[0], total - NUMBERS[0])
+            return Task(tool, f"{first} + {total - first}", str(total), db_id)
         if tool == PYTHON:
             words = " ".join(rng.sample(WORDS, 2))
+            while sum(map(ord, words)) % MODULUS not in NUMBERS:
+                words = " ".join(rng.sample(WORDS, 2))
             return Task(tool, words, str(sum(map(ord, words)) % MODULUS), db_id)
         known = self.homes if tool == SEARCH else self.weights[db_id]
         thing, answer = rng.choice(list(known.items()))

@@ -24,7 +24,7 @@ import typer
 sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 from from_scratch import END, TooWeak, WarmUp, console, make_model, make_tokenizer, warm_up
 from tiny_model import CHAT_TEMPLATE, Endless, Lesson, encode_lesson, learned, measured, texts_of
-from tool_world import TOOLS, call
+from tool_world import NUMBERS, TOOLS, call
 from traces import Part, Trace
 
 from verl_tool.errors import VerlToolError
@@ -59,7 +59,7 @@ def answer_to(observation: str) -> str:
     """What is made of an observation: its town or its number, or 0 if it has neither."""
     town, number = TOWN.search(observation), NUMBER.search(observation)
     if town is not None:
-        return f"<answer>{town[1]}</answer>{END}"
+        return f"<answer> {town[1]}</answer>{END}"
     return f"\\boxed{{{number[1] if number else 0}}}{END}"
 
 
@@ -111,6 +111,7 @@ def main(
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
     found = asyncio.run(made(rows, ToolConfig.given(tool_config), seed))
     tokenizer = make_tokenizer(texts_of(found), 900, CHAT_TEMPLATE)
+    tokenizer.add_tokens([*map(str, NUMBERS)])
     examples = [each for lesson in found[MEASURED_ROWS:] for each in encode_lesson(tokenizer, lesson, learned)]
     held = [each for lesson in found[:MEASURED_ROWS] for each in encode_lesson(tokenizer, lesson, measured)]
     longest = max(len(example["input_ids"]) for example in examples)

@@ -85,7 +85,7 @@ def answers(warmup: ModuleType, folder: Path, splits: dict[str, list[dict[str, A
 def test_only_the_right_tool_knows_the_answer(answers: Asked, splits: dict[str, list[dict[str, Any]]]) -> None:
     for i, row in enumerate(splits["test"]):
         truth = row["reward_model"]["ground_truth"]
-        right = f"<answer>{json.loads(truth)[0]}</answer>" if row["ability"] == "search" else f"\\boxed{{{truth}}}"
+        right = f"<answer> {json.loads(truth)[0]}</answer>" if row["ability"] == "search" else f"\\boxed{{{truth}}}"
         for tool in TOOLS:
             given = answers[i, tool].removesuffix("<|im_end|>")
             assert (given == right) == (tool == row["ability"]), (row["extra_info"]["question"], tool, given)
