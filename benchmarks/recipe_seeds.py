@@ -50,7 +50,8 @@ class Recipe:
 
 
 CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
-FUNCTIONS, TERMINAL, SEARCH, SKYSQL = "function_calling", "terminal", "search_r1", "skysql"
+FUNCTIONS, TERMINAL = "function_calling", "terminal"
+SEARCH, SKYSQL, TOOLS = "search_r1", "skysql", "multi_tool"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -76,6 +77,12 @@ RECIPE: dict[str, Recipe] = {
         wanted=0.85,
     ),
     SKYSQL: Recipe(RECIPES / "skysql" / "train.sh", "val-core/made_databases/acc/mean@1", None, wanted=0.85),
+    TOOLS: Recipe(
+        RECIPES / "multi_tool" / "train.sh",
+        "+".join(f"val-core/multi_tool_{tool}/acc/mean@1" for tool in ("calculator", "search", "sql", "python")),
+        None,
+        wanted=0.85,
+    ),
 }
 RecipeName = Enum("RecipeName", {name: name for name in RECIPE}, type=str)
 
