@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -156,7 +157,7 @@ def table(results: list[SeedResult], wanted: float) -> str:
     done = [r for r in results if not r.crashed]
     if len(done) > 1:
         columns = zip(*map(_shares, done), strict=True)
-        spread = [f"{_percent(statistics.mean(v))} ± {_percent(statistics.stdev(v))}" for v in columns]
+        spread = [_spread(column) for column in columns]
         minutes = statistics.mean(r.seconds for r in done) / 60
         lines.append(f"| mean ± deviation | {' | '.join(spread)} | | {minutes:.1f} | |")
     good = sum(r.after >= wanted for r in done)
@@ -167,6 +168,12 @@ def table(results: list[SeedResult], wanted: float) -> str:
 
 def _shares(result: SeedResult) -> tuple[float, float, float]:
     return result.before, result.after, result.without_tool
+
+
+def _spread(shares: Sequence[float]) -> str:
+    if any(map(math.isnan, shares)):
+        return "-"
+    return f"{_percent(statistics.mean(shares))} ± {_percent(statistics.stdev(shares))}"
 
 
 def _percent(share: float) -> str:

@@ -76,6 +76,8 @@ def test_a_recipe_may_tell_nothing_without_the_tool(benchmark, script, tmp_path)
     recipe = replace(script(after=0.2, status=0), without_tool=None)
     result = benchmark.run_seed(recipe, 0, tmp_path / "run", "grpo", 60)
     assert "| 0 | 20.0% | 20.0% | - | 0.03 |" in benchmark.table([result], recipe.wanted)
+    two = benchmark.table([result, replace(result, seed=1)], recipe.wanted)
+    assert "| mean ± deviation | 20.0% ± 0.0% | 20.0% ± 0.0% | - | |" in two
 
 
 def test_every_recipe_s_script_is_there(benchmark):
