@@ -122,6 +122,8 @@ def _terminal(row: Mapping[str, Any]) -> list[Trace]:
 def _printed(output: str) -> Part:
     """What the tool server answers to a call in a tag."""
     return Part(f"\n<result>\n{output}\n</result>\n", False)
+
+
 def _sql(question: Question, db_id: str) -> list[Trace]:
     """Those that look, then those that guess."""
     database = Database.of(db_id)
