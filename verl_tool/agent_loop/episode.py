@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from verl_tool.agent_loop.actions import length_to_stop, stopped_action, written_call
-from verl_tool.agent_loop.generators.base import Generation, Generator
+from verl_tool.agent_loop.generators.base import Generation, Generator, ImageGenerator
 from verl_tool.agent_loop.observation import ControlTokens, truncate
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens, Piece, images_in, pieces_of
 from verl_tool.agent_loop.row import holds_something
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, cut_segments, now, tool_tokens
-from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.content import ImagePart, parts_of, tagged
+from verl_tool.errors import ConfigError, ContentError, ToolFault
 from verl_tool.formats import Format, loop_formats, rendered_markers
 from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.formats.load import specs_of
@@ -79,15 +82,17 @@ class Episode:
 
     def __init__(
         self,
-        generator: Generator,
+        generator: Generator | ImageGenerator,
         tools: Tools | None,
         tokenizer: Tokenizer,
         options: EpisodeOptions,
         *,
         renderer: ObservationRenderer | None = None,
         formats: Sequence[Format] | None = None,
+        image_tokens: ImageTokens | None = None,
     ) -> None:
-        """`tools` may be None if nothing calls one. `renderer` replaces the one that the options name.
+        """`tools` may be None if nothing calls one. `renderer` replaces the one that the options name. `image_tokens`:
+        how the model reads images; `generator` takes them then. None: it reads text only, and images are refused.
 
         `formats` are those in which the model calls. They find the calls in turns that no stop string ends
         (`action_stop_tokens` is empty), and what is told of a call. None: those that `options.formats` names.
@@ -104,6 +109,7 @@ class Episode:
         # A format's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
         # tool's output held.
         self._control_tokens = ControlTokens(tokenizer, allowed=rendered_markers(self.formats))
+        self._placer = ImagePlacer(image_tokens, tokenizer) if image_tokens is not None else None
         most = options.max_concurrent_trajectories
         self._places = asyncio.Semaphore(most) if most is not None else contextlib.nullcontext()
         self._releases: set[asyncio.Task[None]] = set()
@@ -214,10 +220,13 @@ class Episode:
         most: int | None = params.get("max_tokens")
         started = now()
         try:
+            images: dict[str, Any] = {"images": shown} if (shown := builder.images_shown) else {}
             generation = await asyncio.wait_for(
-                self._generator.generate(list(builder.context), params, builder.trajectory_id),
+                self._generator.generate(list(builder.context), params, builder.trajectory_id, **images),
                 self.options.generation_timeout,
             )
+        except ContentError as error:
+            raise ToolFault(FaultKind.TOOL_CRASHED, str(error), retryable=False) from error
         except asyncio.TimeoutError:
             raise ToolFault(
                 FaultKind.TIMEOUT,
@@ -228,6 +237,9 @@ class Episode:
         finally:
             builder.generate_seconds += now() - started
         _check(generation, most)
+        if self._placer is not None and self._placer.tokens.pad_id in generation.token_ids:
+            words = "the model wrote a token that stands for a part of an image; have the engine never sample it"
+            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         generation = up_to_stop(generation, params, self._tokenizer)
         text = self._read(generation.token_ids)
         builder.append_generation(generation, text.raw_text)
@@ -306,7 +318,7 @@ class Episode:
         limit = min((n for n in limits if n is not None), default=None)
         renderer = builder.renderer or self._renderer
         segments, truncated = self._placed(
-            [result.observation], limit, lambda parts: renderer.first(builder.context, parts[0])
+            [result.observation], builder.take(result), limit, lambda parts: renderer.first(builder.context, parts[0])
         )
         fitting = segments
         if options.max_prompt_length is not None:
@@ -326,7 +338,10 @@ class Episode:
         parts = renderer.parts(result.observation)
         calls = find_calls(action, builder.formats)
         segments, truncated = self._placed(
-            parts, self.options.max_obs_length, lambda shown: renderer.next(builder.context, shown, calls)
+            parts,
+            builder.take(result),
+            self.options.max_obs_length,
+            lambda shown: renderer.next(builder.context, shown, calls),
         )
         room = self._room(builder)
         if room is None or sum(len(s.tokens) for s in segments) < room:
@@ -343,34 +358,39 @@ class Episode:
         result = await self._ask(builder, action, turns_left, is_last)
         builder.calling = False
         seconds = now() - started
-        result = self._text_only(action, result, builder.formats)
+        result = self._readable(action, result, builder.formats)
         builder.record(action, result, seconds, _names_called(action, result, builder.formats))
         if result.fault is not None:
             fault = result.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, builder.trajectory_id)
         return result
 
-    def _text_only(self, action: str, result: StepResult, formats: Sequence[Format]) -> StepResult:
-        """The answer, without an image or audio, which is not carried; the model, the record and the metrics are told.
+    def _readable(self, action: str, result: StepResult, formats: Sequence[Format]) -> StepResult:
+        """The answer with its images as parts, as many as its text has tags, and without what the model cannot read,
+        which is an image if it reads text only, and audio; the model, the record and the metrics are told.
 
-        Raises ConfigError if no call was ever answered in text: then the tools are of no use here. Later an image is a
-        model's doing, and a model must not be able to end the run.
+        Raises ConfigError if no call was ever answered in what it reads: then the tools are of no use here. Later an
+        image is a model's doing, and a model must not be able to end the run. Raises ToolFault for an image that cannot
+        be read.
         """
-        media = [name for name, held in (("an image", result.image), ("audio", result.audio)) if holds_something(held)]
+        image = ("an image", None if self._placer else result.image)
+        media = [name for name, held in (image, ("audio", result.audio)) if holds_something(held)]
         if not media:
             self._answered_in_text |= result.valid and result.fault is None
-            return result
-        told = f"{_tool_in(action, formats)} answered with {' and '.join(media)}, and this loop carries text only"
+            return result if self._placer is None else _with_images(result)
+        carried = "text" if self._placer is None else "text and images"
+        told = f"{_tool_in(action, formats)} answered with {' and '.join(media)}, and this loop carries {carried} only"
         if not self._answered_in_text:
             raise ConfigError(f"{told}: the model would go on without having seen it. Serve tools that answer in text")
         logger.warning("%s: it was left out, and the model told so", told)
-        return replace(
+        left = replace(
             result,
-            observation=f"{result.observation}[{' and '.join(media)} was left out: only text can be read here]",
-            image=None,
+            observation=f"{result.observation}[{' and '.join(media)} was left out: only {carried} can be read here]",
+            image=None if self._placer is None else result.image,
             audio=None,
             metrics={**(result.metrics or {}), "error": 1.0, "media_excluded": 1.0},
         )
+        return left if self._placer is None else _with_images(left)
 
     async def _verify(self, builder: TrajectoryBuilder, verification: Verification) -> None:
         """Have the verifier look at the workspace, and note what it said. The model is not told of any of it."""
@@ -422,10 +442,19 @@ class Episode:
         return StepResult(builder.trajectory_id, fault=fault)
 
     def _placed(
-        self, parts: Sequence[str], limit: int | None, place: Callable[[list[str]], list[Segment]]
+        self,
+        parts: Sequence[str],
+        images: Sequence[ImagePart],
+        limit: int | None,
+        place: Callable[[list[str]], list[Segment]],
     ) -> tuple[list[Segment], bool]:
         """The segments that `place` makes of an observation's parts, free of control tokens, and whether `limit`, of
-        which each part has its share, cut one."""
+        which each part has its share, cut one. `images`: those that tags in the parts stand for.
+
+        Raises ToolFault if the segments do not hold as many images.
+        """
+        if self._placer is not None and images:
+            return self._placed_with_images(self._placer, pieces_of(parts, images), limit, place)
         side, share = self.options.truncate_obs_side, None if limit is None else limit // len(parts)
         for safe in zip(*map(self._control_tokens.escaped_forms, parts), strict=True):
             shown = [each if share is None else truncate(each, share, side, self._tokenizer) for each in safe]
@@ -433,6 +462,34 @@ class Episode:
             if not self._control_tokens.forged(segments):
                 break
         return segments, shown != list(safe)
+
+    def _placed_with_images(
+        self,
+        placer: ImagePlacer,
+        parts: Sequence[Sequence[Piece]],
+        limit: int | None,
+        place: Callable[[list[str]], list[Segment]],
+    ) -> tuple[list[Segment], bool]:
+        """As `_placed`; only texts are made safe, and images are kept or dropped whole."""
+        side, share = self.options.truncate_obs_side, None if limit is None else limit // len(parts)
+        for safe in zip(*map(self._escaped_forms, parts), strict=True):
+            shown = [list(each) if share is None else placer.truncated(each, share, side) for each in safe]
+            segments = placer.placed(place([placer.text_of(each) for each in shown]), images_in(shown))
+            if segments is not None and not self._control_tokens.forged(s for s in segments if s.image is None):
+                return segments, shown != [list(each) for each in safe]
+        message = (
+            f"the observation's {len(images_in(parts))} images are not where the chat template should have left them; "
+            "set another mtrl_role, or mtrl_sep"
+        )
+        raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False)
+
+    def _escaped_forms(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, ...]]:
+        """As those of `ControlTokens`, of the texts among the pieces."""
+        forms = [
+            self._control_tokens.escaped_forms(piece) if isinstance(piece, str) else itertools.repeat(piece)
+            for piece in ("", *pieces)  # one is a text at least, whose forms come to an end
+        ]
+        return (form[1:] for form in zip(*forms, strict=False))
 
     async def _release(self, builder: TrajectoryBuilder) -> None:
         """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""
@@ -456,6 +513,17 @@ class _TurnText:
     text: str
     """Without the tokens that end the turn."""
     raw_text: str
+
+
+def _with_images(result: StepResult) -> StepResult:
+    """The answer with its images as parts, as many as its text has tags. Raises ToolFault if one cannot be read."""
+    if not holds_something(result.image):
+        return replace(result, image=None)
+    try:
+        text, images, _ = tagged(parts_of(result.observation, result.image))
+    except ContentError as error:
+        raise ToolFault(FaultKind.TOOL_CRASHED, str(error), False, result.trajectory_id) from error
+    return replace(result, observation=text, image=images)
 
 
 def _names_called(action: str, result: StepResult, formats: Sequence[Format]) -> tuple[str, ...]:

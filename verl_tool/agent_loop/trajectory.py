@@ -5,14 +5,16 @@ One line of JSON a trajectory, both ways.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
+from verl_tool.content import ImagePart
 from verl_tool.protocol import Fault
 from verl_tool.verification import Verdict
 
@@ -94,6 +96,8 @@ class Segment:
     """One a token, of the model's segments only; None if the generator gave none."""
     text: str = ""
     """The tokens as text, for readers; nothing is ever encoded from it. Empty if nobody decoded them."""
+    image: str | None = None
+    """SHA-256 of the image that the tokens stand for, all of it: such a segment is never cut."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,8 @@ class Trajectory:
     reward: float | None = None
     """The reward manager's, once it is known."""
     timings: Timings = Timings()
+    images: Annotated[dict[str, ImagePart], Field(exclude=True)] = field(default_factory=dict)
+    """By SHA-256, the images that segments stand for. A record names them only: `save_images` puts them beside it."""
     generator: dict[str, Any] = field(default_factory=dict)
     """What the generator told besides tokens, of its last turn (JSON values)."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -219,6 +225,11 @@ class Trajectory:
         return sum(s.author is Author.MODEL for s in self.response)
 
     @property
+    def images_shown(self) -> list[ImagePart]:
+        """The image of each segment that stands for one, in their order: what an engine and a trainer are given."""
+        return [self.images[s.image] for s in self.segments if s.image is not None]
+
+    @property
     def tool_rewards(self) -> list[float]:
         """Rewards that tools gave, in order of the calls that gave one."""
         return [c.reward for c in self.calls if c.reward is not None]
@@ -251,6 +262,17 @@ def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write one line a trajectory, replacing the file."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(t.to_json() + "\n" for t in trajectories)
+
+
+def save_images(folder: Path, trajectories: Iterable[Trajectory]) -> None:
+    """Write each image of the trajectories once into `folder`, named by its hash. `folder` is made if there is any."""
+    for image in {name: image for t in trajectories for name, image in t.images.items()}.values():
+        path = folder / f"{image.sha256}.{image.media_type.removeprefix('image/')}"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(f".{os.getpid()}")
+            part.write_bytes(image.data)
+            part.replace(path)
 
 
 def read_jsonl(path: Path) -> Iterator[Trajectory]:

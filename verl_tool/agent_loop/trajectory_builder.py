@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import without_surrogates
@@ -14,10 +14,12 @@ from verl_tool.agent_loop.observation_renderer import ObservationRenderer
 from verl_tool.agent_loop.options import EpisodeOptions, Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Excluded, Segment, StopReason, Timings, Trajectory
+from verl_tool.content import ImagePart
 from verl_tool.formats import Format
 from verl_tool.protocol import Fault, FaultKind, StepResult
 from verl_tool.verification import Verdict
 
+_T = TypeVar("_T")
 _SERVER_GONE = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
 
 
@@ -42,6 +44,8 @@ class TrajectoryBuilder:
     prompt_segments: int = 1
     prompt_length: int = 0
     prompt_truncated: bool = False
+    images: dict[str, ImagePart] = field(default_factory=dict)
+    """By SHA-256, those that segments stand for."""
     calls: list[CallRecord] = field(default_factory=list)
     fault: Fault | None = None
     calling: bool = False
@@ -54,6 +58,11 @@ class TrajectoryBuilder:
     def response_length(self) -> int:
         """Tokens behind the prompt."""
         return len(self.context) - self.prompt_length
+
+    @property
+    def images_shown(self) -> list[ImagePart]:
+        """The image of each segment that stands for one, in their order."""
+        return [self.images[segment.image] for segment in self.segments if segment.image is not None]
 
     @property
     def holds_state(self) -> bool:
@@ -80,6 +89,12 @@ class TrajectoryBuilder:
         self.prompt_segments, self.prompt_length = len(segments), len(self.context)
         if self.calls:
             self._note_shown(segments, truncated)
+
+    def take(self, result: StepResult) -> list[ImagePart]:
+        """The images of an answer, which its segments are to show."""
+        images = [image for image in result.image or () if isinstance(image, ImagePart)]
+        self.images |= {image.sha256: image for image in images}
+        return images
 
     def append_generation(self, generation: Generation, text: str) -> None:
         """A turn of the model. An empty one leaves no segment."""
@@ -134,6 +149,7 @@ class TrajectoryBuilder:
             loss_on_observations=not options.mask_observations,
             prompt_truncated=self.prompt_truncated,
             timings=Timings(self.generate_seconds, tools, now() - self.started),
+            images={image.sha256: image for image in self.images_shown},
             generator=dict(self.details),
         )
 
@@ -160,17 +176,36 @@ class TrajectoryBuilder:
 
 
 def cut_segments(segments: list[Segment], room: int, side: Side, tokenizer: Tokenizer) -> list[Segment]:
-    """At most `room` tokens of `segments`, the tokens at `side` dropped."""
-    tokens = [(segment.author, token) for segment in segments for token in segment.tokens]
-    if len(tokens) <= room:
+    """At most `room` tokens of `segments`, the tokens at `side` dropped; an image is kept or dropped whole."""
+    if sum(len(segment.tokens) for segment in segments) <= room:
         return segments
+    units = [unit for segment in segments for unit in _units(segment)]
     n_head = {"left": 0, "right": room, "middle": room - room // 2}[side]
-    kept = tokens[:n_head] + tokens[len(tokens) - (room - n_head) :]
-    cut = []
-    for author, run in itertools.groupby(kept, key=lambda pair: pair[0]):
-        ids = tuple(token for _, token in run)
-        cut.append(Segment(author, ids, text=tokenizer.decode(ids)))
+    head = fitting(units, _length, n_head)
+    kept = [*head, *fitting(units[len(head) :][::-1], _length, room - n_head)[::-1]]
+    cut: list[Segment] = []
+    for (author, image), run in itertools.groupby(kept, key=lambda unit: (unit.author, unit.image and id(unit))):
+        parts = list(run)
+        ids = tuple(token for unit in parts for token in unit.tokens)
+        cut.append(parts[0] if image else Segment(author, ids, text=tokenizer.decode(ids)))
     return cut
+
+
+def fitting(units: Sequence[_T], size: Callable[[_T], int], room: int) -> Sequence[_T]:
+    """The first of `units` that are together no larger than `room`."""
+    for n, total in enumerate(itertools.accumulate(map(size, units))):
+        if total > room:
+            return units[:n]
+    return units
+
+
+def _units(segment: Segment) -> list[Segment]:
+    """What is kept or dropped whole: an image, or each token."""
+    return [segment] if segment.image is not None else [Segment(segment.author, (token,)) for token in segment.tokens]
+
+
+def _length(segment: Segment) -> int:
+    return len(segment.tokens)
 
 
 def tool_tokens(segments: Sequence[Segment]) -> int:

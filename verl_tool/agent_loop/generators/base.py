@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from verl_tool.content import ImagePart
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -25,6 +27,24 @@ class Generation:
         """The first `n` tokens, which a stop string ended."""
         log_probs = None if self.log_probs is None else self.log_probs[:n]
         return replace(self, token_ids=self.token_ids[:n], log_probs=log_probs, stop_reason="stop")
+
+
+class ImageGenerator(Protocol):
+    """A model behind an engine that reads images too."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        images: Sequence[ImagePart] = (),
+    ) -> Generation:
+        """As `Generator.generate`. `images`: one for each run of image tokens in `prompt_ids`, in their order; decode
+        them in a worker.
+
+        Raises ContentError if one cannot be decoded: a fault of that trajectory.
+        """
+        ...
 
 
 class Generator(Protocol):

@@ -1,0 +1,57 @@
+"""Images for a toy model: a tokenizer with a placeholder, how many tokens an image is, and an engine that looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from toy_model import ScriptedEngine, Template, ToyTokenizer
+
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.content import ImagePart
+
+BEGIN, PAD, END_IMAGE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+PLACEHOLDER = BEGIN + PAD + END_IMAGE
+
+
+def image_tokenizer(template: Template | None = None) -> ToyTokenizer:
+    return ToyTokenizer(template, specials=[BEGIN, PAD, END_IMAGE])
+
+
+class ToyImageTokens:
+    """A token for each pixel of an image's first row."""
+
+    placeholder = PLACEHOLDER
+
+    def __init__(self, tokenizer: ToyTokenizer) -> None:
+        self.begin, self.pad_id, self.end = tokenizer.encode(PLACEHOLDER)
+
+    def of(self, image: ImagePart) -> list[int]:
+        return [self.begin, *[self.pad_id] * image.width, self.end]
+
+
+class LookingEngine(ScriptedEngine):
+    """Checks at each turn that the images are those of the runs of image tokens, by their widths."""
+
+    def __init__(self, tokenizer: ToyTokenizer, turns: Sequence[str | Sequence[int]]) -> None:
+        super().__init__(tokenizer, turns)
+        self.seen: list[list[ImagePart]] = []
+        """The images of each turn."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        images: Sequence[ImagePart] = (),
+    ) -> Generation:
+        for image in images:
+            image.decode()
+        self.seen.append(list(images))
+        begin, pad, end = self.tokenizer.encode(PLACEHOLDER)
+        starts = [n for n, (one, other) in enumerate(pairwise(prompt_ids)) if (one, other) == (begin, pad)]
+        widths = [prompt_ids.index(end, start) - start - 1 for start in starts]
+        assert widths == [image.width for image in images]
+        assert prompt_ids.count(pad) == sum(widths)
+        return await super().generate(prompt_ids, sampling_params, request_id)

@@ -1,0 +1,173 @@
+"""Images in an observation: a placeholder in the text that the chat template renders, then the tokens of each image.
+
+A renderer knows text only. It is given the model's own placeholder where an image stands: control tokens, which are
+encoded alike whatever stands around them, and which no tool's output can hold, since they are broken up in one. In what
+it appends, each placeholder becomes a segment of its own, with as many tokens as the image has features.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from verl_tool.agent_loop.observation import TRUNCATION_MARK, truncate
+from verl_tool.agent_loop.options import Side
+from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
+from verl_tool.agent_loop.trajectory import Author, Segment
+from verl_tool.agent_loop.trajectory_builder import fitting
+from verl_tool.content import ImagePart
+
+_TAG = re.compile(r"<image>")
+
+Piece: TypeAlias = "str | ImagePart"
+
+
+class ImageTokens(Protocol):
+    """How one model reads images."""
+
+    placeholder: str
+    """What its chat template writes for an image, such as ``<|vision_start|><|image_pad|><|vision_end|>``: control
+    tokens only."""
+    pad_id: int
+    """The token of it that stands for a feature."""
+
+    def of(self, image: ImagePart) -> Sequence[int]:
+        """The ids that take the placeholder's place, of the same tokens: one for each feature of the image. Known from
+        its size, without its pixels."""
+        ...
+
+
+def pieces_of(outputs: Sequence[str], images: Sequence[ImagePart]) -> list[list[Piece]]:
+    """Each output as texts and images: the n-th ``<image>`` of all of them stands for the n-th image."""
+    left = iter(images)
+    return [list(_pieces(output, left)) for output in outputs]
+
+
+def _pieces(output: str, images: Iterator[ImagePart]) -> Iterator[Piece]:
+    start = 0
+    for tag in _TAG.finditer(output):
+        image = next(images, None)
+        if image is None:
+            break
+        yield from (piece for piece in (output[start : tag.start()],) if piece)
+        yield image
+        start = tag.end()
+    if start == 0 or output[start:]:
+        yield output[start:]
+
+
+@dataclass(frozen=True)
+class ImagePlacer:
+    """Puts images into the text of observations, and cuts outputs that hold some."""
+
+    tokens: ImageTokens
+    tokenizer: Tokenizer
+
+    def text_of(self, pieces: Sequence[Piece]) -> str:
+        """What a renderer is given."""
+        return "".join(piece if isinstance(piece, str) else self.tokens.placeholder for piece in pieces)
+
+    def placed(self, segments: Sequence[Segment], images: Sequence[ImagePart]) -> list[Segment] | None:
+        """The segments with those of `images` in place of the placeholders; None if there are not as many of these.
+
+        Raises ValueError if the model's tokens for an image are not those of its placeholder.
+        """
+        placeholder = self.tokenizer.encode(self.tokens.placeholder)
+        placed: list[Segment] = []
+        left = iter(images)
+        for segment in segments:
+            if segment.author is not Author.TOOL:
+                placed.append(segment)
+                continue
+            texts = _split(segment.tokens, placeholder)
+            for number, tokens in enumerate(texts):
+                if number:
+                    image = next(left, None)
+                    if image is None:
+                        return None
+                    placed.append(self._segment(image, placeholder))
+                if tokens:
+                    text = segment.text if len(texts) == 1 else self.tokenizer.decode(tokens)
+                    placed.append(Segment(Author.TOOL, tokens, text=text))
+        return placed if next(left, None) is None else None
+
+    def truncated(self, pieces: Sequence[Piece], limit: int, side: Side) -> list[Piece]:
+        """At most `limit` tokens of an output, with `TRUNCATION_MARK` where `side` was dropped; an image is kept or
+        dropped whole."""
+        # What is too long to be kept is not encoded whole.
+        short = [truncate(piece, limit, side, self.tokenizer) if isinstance(piece, str) else piece for piece in pieces]
+        if all(isinstance(piece, str) for piece in pieces):
+            return short
+        units = [unit for piece in short for unit in ([piece] if isinstance(piece, ImagePart) else self._encode(piece))]
+        if sum(map(self._size, units)) <= limit:
+            return short
+        keep = limit
+        while keep >= 0:
+            kept = self._kept(units, keep, side)
+            excess = (
+                sum(len(self._encode(each)) if isinstance(each, str) else self._size(each) for each in kept) - limit
+            )
+            if excess <= 0:
+                return kept
+            keep -= excess
+        return [""]
+
+    def _segment(self, image: ImagePart, placeholder: Sequence[int]) -> Segment:
+        tokens = tuple(self.tokens.of(image))
+        if set(tokens) != set(placeholder):
+            raise ValueError(
+                f"an image of {image.width} x {image.height} pixels has the tokens {sorted(set(tokens))}, and the "
+                f"placeholder {self.tokens.placeholder!r} has {sorted(set(placeholder))}; they must be the same"
+            )
+        return Segment(Author.TOOL, tokens, text=self.tokens.placeholder, image=image.sha256)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def _size(self, unit: int | ImagePart) -> int:
+        return 1 if isinstance(unit, int) else len(self.tokens.of(unit))
+
+    def _kept(self, units: Sequence[int | ImagePart], keep: int, side: Side) -> list[Piece]:
+        """The mark with whole units of at most `keep` tokens beside it."""
+        n_head = {"left": 0, "right": keep, "middle": keep - keep // 2}[side]
+        head = fitting(units, self._size, n_head)
+        tail = fitting(units[len(head) :][::-1], self._size, keep - n_head)[::-1]
+        before, after = self._joined(head), self._joined(tail)
+        # The mark joins the texts that it stands between.
+        first = before.pop().rstrip(BROKEN_CHARACTER) if before and isinstance(before[-1], str) else ""
+        last = after.pop(0).lstrip(BROKEN_CHARACTER) if after and isinstance(after[0], str) else ""
+        return [*before, first + TRUNCATION_MARK + last, *after]
+
+    def _joined(self, units: Sequence[int | ImagePart]) -> list[Piece]:
+        pieces: list[Piece] = []
+        run: list[int] = []
+        for unit in [*units, None]:
+            if isinstance(unit, int):
+                run.append(unit)
+                continue
+            if run:
+                pieces.append(self.tokenizer.decode(run))
+                run = []
+            if unit is not None:
+                pieces.append(unit)
+        return pieces
+
+
+def images_in(pieces: Sequence[Sequence[Piece]]) -> list[ImagePart]:
+    """The images of an observation's outputs."""
+    return [piece for output in pieces for piece in output if isinstance(piece, ImagePart)]
+
+
+def _split(tokens: Sequence[int], placeholder: Sequence[int]) -> list[tuple[int, ...]]:
+    """What stands before, between and behind the places where `placeholder` stands."""
+    n, start, found = len(placeholder), 0, []
+    position = 0
+    while position <= len(tokens) - n:
+        if list(tokens[position : position + n]) == list(placeholder):
+            found.append(tuple(tokens[start:position]))
+            start = position = position + n
+        else:
+            position += 1
+    return [*found, tuple(tokens[start:])]
