@@ -21,6 +21,7 @@ from verl_tool.agent_loop.episode import Episode, Tools
 from verl_tool.agent_loop.function_arguments import Function
 from verl_tool.agent_loop.function_tools import FunctionTools, by_name
 from verl_tool.agent_loop.generators.base import Generator
+from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.options import EpisodeOptions, ToolPrompt, ToolSchemas
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rollout import Start, rollout
@@ -70,6 +71,7 @@ class TextEnvironment:
         chat: bool = False,
         tool_schemas: ToolSchemas = "auto",
         tool_prompt: ToolPrompt = "auto",
+        image_processor: Any = None,
     ) -> None:
         """
         `model`: a transformers model, or any `Generator` (its ``generate`` is a coroutine function).
@@ -91,6 +93,9 @@ class TextEnvironment:
         `chat`: a task is a user's message, rendered by the tokenizer's chat template; the model's turn ends where the
         template ends one, and an observation is the next message. Else all is one text, and a turn stops at the
         formats' stop strings.
+
+        `image_processor`: transformers', of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL, with which the model reads images of
+        tools; a `Generator` takes them then (`ImageGenerator`). None: the model reads text only.
 
         `tool_schemas`, `tool_prompt`: which tools a chat's prompt tells of, and how; as the loop's options
         (`EpisodeOptions`). Default: all of them.
@@ -132,6 +137,7 @@ class TextEnvironment:
             max_action_length=None if self._is_generator else self._kwargs.pop("max_new_tokens", None),
             enable_tqdm=False,
         )
+        self._images = QwenImages(image_processor, self._tokenizer) if image_processor is not None else None
 
     def usage(self) -> str:
         """How to call the tools, in words for a prompt, in the first of `formats`."""
@@ -158,7 +164,7 @@ class TextEnvironment:
         server with a workspace.
 
         Raises ConfigError if tasks are no texts, files or a verification cannot be read or have no workspace, or if a
-        tool answers with an image.
+        tool answers with an image and there is no `image_processor`.
         """
         asked = self._asked(_texts(_only_one(tasks=tasks, queries=queries)), files, verifications)
         trajectories = [_graded(trajectory) for trajectory in _run(self._trajectories(asked))]
@@ -227,6 +233,7 @@ class TextEnvironment:
             *(self._generator(), tools, self._tokenizer, options),
             renderer=prompts.observations(),
             formats=self._formats,
+            image_tokens=self._images,
         )
         return await rollout(episode, starts)
 
@@ -248,7 +255,7 @@ class TextEnvironment:
         # torch is imported only where a model of it is used.
         from verl_tool.agent_loop.generators.transformers_generator import TransformersGenerator
 
-        return TransformersGenerator(self.model, self._tokenizer, self._kwargs)
+        return TransformersGenerator(self.model, self._tokenizer, self._kwargs, images=self._images)
 
     def _ids(self, ids: list[int]) -> Any:
         if self._is_generator:

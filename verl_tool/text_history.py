@@ -10,6 +10,7 @@ from rich.text import Text
 
 from verl_tool.agent_loop.tokenizer import HFTokenizer, PreTrainedTokenizer
 from verl_tool.agent_loop.trajectory import Author, Trajectory
+from verl_tool.content import ImagePart, to_wire
 from verl_tool.protocol import Fault
 
 # Terminal colours that differ on terminals of 16 colours too, and their like in HTML.
@@ -98,9 +99,14 @@ class TextHistory:
         self._print(text, show_legend)
 
     def to_html(self, tokenizer: PreTrainedTokenizer | None = None) -> str:
-        """The same as HTML: text, or single tokens if a tokenizer is given."""
+        """The same as HTML: text and images, or single tokens if a tokenizer is given."""
         if tokenizer is None:
-            spans = [_span(_STYLES[s.author][1], s.text) for s in self.trajectory.segments if s.text]
+            images = self.trajectory.images
+            spans = [
+                _picture(images[s.image]) if s.image in images else _span(_STYLES[s.author][1], s.text)
+                for s in self.trajectory.segments
+                if s.text
+            ]
         else:
             spans = [_span(_STYLES[author][1], token) + " " for author, token in self._pieces(tokenizer)]
         reward = _span(_REWARD_STYLE[1], f"Reward: {self.reward}")
@@ -134,6 +140,10 @@ def _spans(lengths: Iterable[int]) -> list[tuple[int, int]]:
         spans.append((start, start + length))
         start += length
     return spans
+
+
+def _picture(image: ImagePart) -> str:
+    return f'<img src="{to_wire(image)}" alt="image {image.sha256[:12]}" style="vertical-align:middle">'
 
 
 def _printable(text: str) -> str:

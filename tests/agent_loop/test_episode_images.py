@@ -96,7 +96,7 @@ class TestLimits:
         result = StepResult("t", f"<image>{text}<image>", image=[ONE, WIDE])
         trajectory = await Run([CALL, "2"], answers(result), max_obs_length=30, truncate_obs_side="right")()
         assert trajectory.images_shown == [ONE]
-        assert f"{PLACEHOLDER}aaaaaaa{TRUNCATION_MARK}" in trajectory.response_text
+        assert f"{PLACEHOLDER}aaaaaaaaa{TRUNCATION_MARK}" in trajectory.response_text
         assert (trajectory.calls[0].shown_tokens, trajectory.calls[0].truncated) == (30, True)
         assert list(trajectory.images) == [ONE.sha256]
 
@@ -137,6 +137,12 @@ class TestRefusals:
         assert trajectory.fault is not None
         assert trajectory.fault.kind is FaultKind.TOOL_CRASHED
         assert words in trajectory.fault.message
+
+    async def test_an_image_that_the_model_does_not_take(self) -> None:
+        thin = picture(1, (1000, 2))
+        trajectory = await Run([CALL, "2"], answers(StepResult("t", "<image>", image=[thin])))()
+        assert trajectory.fault is not None
+        assert (trajectory.fault.kind, trajectory.fault.message) == (FaultKind.TOOL_CRASHED, "1000 pixels are too wide")
 
     async def test_images_that_a_renderer_loses_are_a_fault(self) -> None:
         class Losing(InlineRenderer):

@@ -10,6 +10,7 @@ from toy_model import ScriptedEngine, Template, ToyTokenizer
 
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.content import ImagePart
+from verl_tool.errors import ContentError
 
 BEGIN, PAD, END_IMAGE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 PLACEHOLDER = BEGIN + PAD + END_IMAGE
@@ -28,6 +29,8 @@ class ToyImageTokens:
         self.begin, self.pad_id, self.end = tokenizer.encode(PLACEHOLDER)
 
     def of(self, image: ImagePart) -> list[int]:
+        if image.width > 500:
+            raise ContentError(f"{image.width} pixels are too wide")
         return [self.begin, *[self.pad_id] * image.width, self.end]
 
 

@@ -473,8 +473,11 @@ class Episode:
         """As `_placed`; only texts are made safe, and images are kept or dropped whole."""
         side, share = self.options.truncate_obs_side, None if limit is None else limit // len(parts)
         for safe in zip(*map(self._escaped_forms, parts), strict=True):
-            shown = [list(each) if share is None else placer.truncated(each, share, side) for each in safe]
-            segments = placer.placed(place([placer.text_of(each) for each in shown]), images_in(shown))
+            try:
+                shown = [list(each) if share is None else placer.truncated(each, share, side) for each in safe]
+                segments = placer.placed(place([placer.text_of(each) for each in shown]), images_in(shown))
+            except ContentError as error:
+                raise ToolFault(FaultKind.TOOL_CRASHED, str(error), retryable=False) from error
             if segments is not None and not self._control_tokens.forged(s for s in segments if s.image is None):
                 return segments, shown != [list(each) for each in safe]
         message = (

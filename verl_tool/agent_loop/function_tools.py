@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_tool.agent_loop.function_arguments import ArgumentsError, CheckedFunction, Function
-from verl_tool.errors import ConfigError
+from verl_tool.content import AudioPart, ImagePart, Part, TextPart, as_parts, refuse_too_much, tagged
+from verl_tool.errors import ConfigError, ContentError, ToolFault
 from verl_tool.formats import ALL_FORMATS, Call, Format
+from verl_tool.formats.base import render_parts
 from verl_tool.formats.find import find_calls
-from verl_tool.protocol import StepResult, ToolDescription
+from verl_tool.protocol import FaultKind, StepResult, ToolDescription
 
 _NOT_TEXT = frozenset({"PIL", "matplotlib", "IPython"})
 """Packages whose objects are images."""
@@ -54,23 +56,24 @@ class FunctionTools:
         calls = find_calls(action, self._formats)
         if not calls:
             return StepResult(trajectory_id, self._formats[0].render(self._no_call()), valid=False)
-        shown: list[str] = []
+        shown: list[Part] = []
         valid = True
         for call in calls:
             if call.name in _ENDINGS and call.name not in self.functions:
-                return StepResult(trajectory_id, "".join(shown), done=True)
+                return _result(trajectory_id, shown, done=True)
             try:
                 answer = await self._run(call)
             except ArgumentsError as error:
-                answer, valid = str(error), False
-            shown.append(call.format.render(self._cut(answer), call))
-        return StepResult(trajectory_id, "".join(shown), valid=valid)
+                answer, valid = [TextPart(str(error))], False
+            cut = [TextPart(self._cut(part.text)) if isinstance(part, TextPart) else part for part in answer]
+            shown += render_parts(call.format, cut, call)
+        return _result(trajectory_id, shown, valid=valid)
 
     def describe(self) -> list[ToolDescription]:
         """What a prompt tells of each function."""
         return [function.describe() for function in self.functions.values()]
 
-    async def _run(self, call: Call) -> str:
+    async def _run(self, call: Call) -> list[Part]:
         """Raises ArgumentsError if the call cannot be run."""
         if call.error is not None:
             raise ArgumentsError(call.error)
@@ -84,15 +87,19 @@ class FunctionTools:
         except ArgumentsError:
             raise
         except Exception as error:  # noqa: BLE001 - a function of the user's may raise anything, and the model reads it
-            return f"Tool error: {error}"
-        for part in given if isinstance(given, list | tuple) else (given,):
+            return [TextPart(f"Tool error: {error}")]
+        values = given if isinstance(given, list | tuple) else (given,)
+        if any(isinstance(value, ImagePart | AudioPart) for value in values):
+            return as_parts(value if isinstance(value, ImagePart | AudioPart) else str(value) for value in values)
+        for part in values:
             if isinstance(part, bytes) or type(part).__module__.partition(".")[0] in _NOT_TEXT:
                 raise ConfigError(
-                    f"the tool {call.name!r} answered with a {type(part).__name__}, and this loop carries text only: "
-                    "let the function return what the model is to know of it in words, such as the numbers that it "
-                    "shows, a caption, or the name of a file that it was saved to"
+                    f"the tool {call.name!r} answered with a {type(part).__name__}, which no model reads. For one that "
+                    "reads images let the function return verl_tool.content.encode_image(image), else return what it "
+                    "is to know of it in words, such as the numbers that it shows, a caption, or the name of a file "
+                    "that it was saved to"
                 )
-        return text
+        return [TextPart(text)]
 
     def _no_call(self) -> str:
         return f"No tool call was found. Known tools: {', '.join(self.functions)}."
@@ -101,6 +108,16 @@ class FunctionTools:
         if self._max_chars is None or len(text) <= self._max_chars:
             return text
         return text[: max(0, self._max_chars - 3)] + "..."
+
+
+def _result(trajectory_id: str, shown: Sequence[Part], *, done: bool = False, valid: bool = True) -> StepResult:
+    """Raises ToolFault for too many images."""
+    try:
+        refuse_too_much(shown)
+    except ContentError as error:
+        raise ToolFault(FaultKind.TOOL_CRASHED, str(error), False, trajectory_id) from error
+    text, images, audios = tagged(shown)
+    return StepResult(trajectory_id, text, done, valid, image=images or None, audio=audios or None)
 
 
 def by_name(functions: Mapping[str, Function] | Iterable[Function]) -> dict[str, Function]:

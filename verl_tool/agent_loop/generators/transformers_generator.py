@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.tokenizer import Tokenizer, token_ids
-from verl_tool.errors import ConfigError
+from verl_tool.content import ImagePart
+from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.protocol import FaultKind
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _OURS = frozenset({"max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"})
 
@@ -37,11 +43,13 @@ class TransformersGenerator:
         generation_kwargs: Mapping[str, Any] | None = None,
         max_batch_size: int = 64,
         default_max_tokens: int = 256,
+        images: QwenImages | None = None,
     ) -> None:
         """`generation_kwargs` are those of ``model.generate`` (``do_sample``, ``temperature``, ``pad_token_id``, …).
 
         Its ``eos_token_id`` takes the place of the tokenizer's end tokens; -1 is none, so that only stop strings and
-        lengths end a turn. Raises ConfigError for an argument that the generator sets itself.
+        lengths end a turn. `images`: how the model reads images; None: it reads text only. Raises ConfigError for an
+        argument that the generator sets itself.
         """
         self.model, self._tokenizer = model, tokenizer
         self._kwargs = dict(generation_kwargs or {})
@@ -57,11 +65,22 @@ class TransformersGenerator:
         pad = token_ids(self._kwargs.pop("pad_token_id", None))
         self._pad = pad[0] if pad else min(tokenizer.eos_token_ids, default=0)
         self._max_batch_size, self._default_max_tokens = max_batch_size, default_max_tokens
+        self._images = images
         self._waiting: deque[_Request] = deque()
         self._worker: asyncio.Task[None] | None = None
 
-    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
-        """As `Generator.generate`. Raises ValueError for a sampling parameter that only an engine has."""
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        images: Sequence[ImagePart] = (),
+    ) -> Generation:
+        """As `ImageGenerator.generate`. Raises ValueError for a sampling parameter that only an engine has, ToolFault
+        for images that it was not told to read."""
+        if images and self._images is None:
+            words = f"{type(self.model).__name__} is given images and was not told how to read them; give `images`"
+            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         unknown = sorted(set(sampling_params) - _OURS)
         if unknown:
             raise ValueError(f"sampling parameter {unknown[0]!r} is an engine's; give generation_kwargs instead")
@@ -70,6 +89,7 @@ class TransformersGenerator:
             sampling_params.get("max_tokens", self._default_max_tokens),
             tuple(sampling_params.get("stop", ())),
             self._end_token_ids | set(sampling_params.get("stop_token_ids", ())),
+            await asyncio.to_thread(lambda: [image.decode() for image in images]) if images else [],
         )
         self._waiting.append(request)
         if self._worker is None or self._worker.done():
@@ -95,9 +115,10 @@ class TransformersGenerator:
         rows = [[self._pad] * (width - len(r.prompt_ids)) + r.prompt_ids for r in batch]
         mask = [[0] * (width - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in batch]
         ends = _RowEnds(batch, width, self._tokenizer)
+        input_ids = torch.tensor(rows, device=self.model.device)
         assert isinstance(self.model, GenerationMixin)  # else it cannot generate at all
         output = self.model.generate(
-            input_ids=torch.tensor(rows, device=self.model.device),
+            input_ids=input_ids,
             attention_mask=torch.tensor(mask, device=self.model.device),
             max_new_tokens=max(request.max_tokens for request in batch),
             stopping_criteria=StoppingCriteriaList([ends]),
@@ -105,11 +126,20 @@ class TransformersGenerator:
             eos_token_id=None,  # `_RowEnds` knows each row's own end tokens
             return_dict_in_generate=True,
             output_scores=True,
+            **self._features(batch, input_ids),
             **self._kwargs,
         )
         # [step, row, vocabulary] -> log-probabilities of the distribution that was sampled from
         log_probs = torch.stack(output.scores).float().log_softmax(-1)
         return [self._generation(i, batch[i], output.sequences[i, width:], ends, log_probs) for i in range(len(batch))]
+
+    def _features(self, batch: Sequence[_Request], input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the model is given for the images of a batch."""
+        images = [image for request in batch for image in request.images]
+        if self._images is None or not images:
+            return {}
+        features = {name: value.to(self.model.device) for name, value in self._images.features(images).items()}
+        return {**features, "mm_token_type_ids": (input_ids == self._images.pad_id).int()}
 
     def _generation(
         self, row: int, request: _Request, tokens: torch.Tensor, ends: _RowEnds, log_probs: torch.Tensor
@@ -126,6 +156,7 @@ class _Request:
     max_tokens: int
     stop: tuple[str, ...]
     end_token_ids: frozenset[int]
+    images: Sequence[Image]
     answer: asyncio.Future[Generation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def succeed(self, generation: Generation) -> None:

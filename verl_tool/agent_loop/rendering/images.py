@@ -35,7 +35,10 @@ class ImageTokens(Protocol):
 
     def of(self, image: ImagePart) -> Sequence[int]:
         """The ids that take the placeholder's place, of the same tokens: one for each feature of the image. Known from
-        its size, without its pixels."""
+        its size, without its pixels.
+
+        Raises ContentError for one that the model does not take: a fault of that trajectory.
+        """
         ...
 
 

@@ -1,0 +1,56 @@
+"""Images as Qwen2-VL, Qwen2.5-VL and Qwen3-VL read them: their placeholder, their tokens and their features.
+
+An image has one ``<|image_pad|>`` for each feature, as transformers wants it. vLLM wants one for each image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.content import ImagePart
+from verl_tool.errors import ConfigError, ContentError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class QwenImageProcessor(Protocol):
+    """What is used of transformers' image processors of these models, such as ``Qwen2VLImageProcessorPil``, which needs
+    no torchvision."""
+
+    merge_size: int
+
+    def get_number_of_image_patches(self, height: int, width: int, images_kwargs: dict[str, Any]) -> int: ...
+
+    def __call__(self, images: Sequence[Image], *, return_tensors: str) -> Mapping[str, Any]: ...
+
+
+class QwenImages:
+    """`ImageTokens` of these models, and what a model of transformers is given for their images."""
+
+    placeholder = "<|vision_start|><|image_pad|><|vision_end|>"
+
+    def __init__(self, processor: QwenImageProcessor, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError if the tokenizer has not these tokens."""
+        ids = tokenizer.encode(self.placeholder)
+        if len(ids) != 3:
+            raise ConfigError(
+                f"{self.placeholder!r} is {len(ids)} tokens in this tokenizer, and must be 3: the model is not one of "
+                "Qwen2-VL, Qwen2.5-VL and Qwen3-VL; leave out the image processor"
+            )
+        self._begin, self.pad_id, self._end = ids
+        self._processor = processor
+
+    def of(self, image: ImagePart) -> list[int]:
+        """The image's tokens. Raises ContentError for one that the model does not take: too long and thin."""
+        try:
+            patches = self._processor.get_number_of_image_patches(image.height, image.width, {})
+        except ValueError as error:
+            raise ContentError(f"an image of {image.width} x {image.height} pixels: {error}") from error
+        return [self._begin, *[self.pad_id] * (patches // self._processor.merge_size**2), self._end]
+
+    def features(self, images: Sequence[Image]) -> dict[str, Any]:
+        """Arguments of the model for the images of a batch, row by row."""
+        return dict(self._processor(list(images), return_tensors="pt"))
