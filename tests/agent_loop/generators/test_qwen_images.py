@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from toy_model import Template, ToyTokenizer, ToyTools
 from toy_tools import picture
 
 from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.trajectory import Author
@@ -42,7 +46,7 @@ def test_an_image_has_a_token_for_each_feature() -> None:
     assert tokenizer.decode(images.of(picture(1, (64, 33)))) == PLACEHOLDER.replace(PAD, PAD * 4)
     with pytest.raises(ContentError, match="an image of 300 x 1 pixels: absolute aspect ratio must"):
         images.of(picture(1, (300, 1)))
-    with pytest.raises(ConfigError, match="is 41 tokens in this tokenizer, and must be 3"):
+    with pytest.raises(ConfigError, match="is 43 tokens in this tokenizer, and must be 3"):
         QwenImages(Pixels(), ToyTokenizer(Template()))
 
 
@@ -104,6 +108,20 @@ def model(torch: Any, tokenizer: ToyTokenizer) -> Any:
     return made
 
 
+class FourTokens:
+    """A generator whose turns end behind four tokens, whatever they are."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, images: Sequence[ImagePart] = ()
+    ) -> Generation:
+        params = {**sampling_params, "max_tokens": 4}
+        generation = await self._generator.generate(prompt_ids, params, request_id, images)
+        return replace(generation, stop_reason="stop")
+
+
 def exact_log_probs(model: Any, torch: Any, images: QwenImages, ids: list[int], shown: list[ImagePart]) -> Any:
     """Of each token behind the first, by one pass over the whole. [tokens - 1, vocabulary]"""
     tokens = torch.tensor([ids])
@@ -129,14 +147,11 @@ async def test_what_is_recorded_is_what_the_model_gives(
         "one": lambda action, n: StepResult("t", "a <image> b", image=[picture(n, sizes[0])]),
         "two": lambda action, n: StepResult("t", "<image><image>", image=[picture(n, size) for size in sizes]),
     }
-    options = EpisodeOptions(max_turns=2, min_turns=9, max_action_length=4, max_response_length=90)
-    # A turn of four tokens is an action whatever it is.
-    options = options.model_copy(update={"action_stop_tokens": ()})
+    options = EpisodeOptions(max_turns=2, min_turns=2, action_stop_tokens=())
     prompt = tokenizer.encode("what is it?")
-    import asyncio
 
     async def one(reply: Any) -> Any:
-        episode = Episode(generator, ToyTools(reply), tokenizer, options, image_tokens=images)
+        episode = Episode(FourTokens(generator), ToyTools(reply), tokenizer, options, image_tokens=images)
         return await episode.run(prompt)
 
     trajectories = dict(zip(replies, await asyncio.gather(*map(one, replies.values())), strict=True))
@@ -158,9 +173,9 @@ async def test_images_for_a_model_of_text_are_a_fault_that_names_it(model: Any, 
     module = importlib.import_module("verl_tool.agent_loop.generators.transformers_generator")
     generator = module.TransformersGenerator(model, tokenizer)
     reply = StepResult("t", "<image>", image=[picture(1)])
-    options = EpisodeOptions(action_stop_tokens=(), min_turns=1, max_action_length=3)
+    options = EpisodeOptions(action_stop_tokens=(), min_turns=1)
     tools = ToyTools(lambda action, n: reply)
-    episode = Episode(generator, tools, tokenizer, options, image_tokens=QwenImages(Pixels(), tokenizer))
+    episode = Episode(FourTokens(generator), tools, tokenizer, options, image_tokens=QwenImages(Pixels(), tokenizer))
     trajectory = await episode.run(tokenizer.encode("?"))
     assert trajectory.fault is not None
     assert trajectory.fault.kind is FaultKind.MISCONFIGURED
