@@ -147,7 +147,7 @@ async def test_what_is_recorded_is_what_the_model_gives(
         "one": lambda action, n: StepResult("t", "a <image> b", image=[picture(n, sizes[0])]),
         "two": lambda action, n: StepResult("t", "<image><image>", image=[picture(n, size) for size in sizes]),
     }
-    options = EpisodeOptions(max_turns=2, min_turns=2, action_stop_tokens=())
+    options = EpisodeOptions(max_turns=2, min_turns=2, enable_mtrl=True, mtrl_sep="\n{obs}\n")
     prompt = tokenizer.encode("what is it?")
 
     async def one(reply: Any) -> Any:
@@ -173,7 +173,7 @@ async def test_images_for_a_model_of_text_are_a_fault_that_names_it(model: Any, 
     module = importlib.import_module("verl_tool.agent_loop.generators.transformers_generator")
     generator = module.TransformersGenerator(model, tokenizer)
     reply = StepResult("t", "<image>", image=[picture(1)])
-    options = EpisodeOptions(action_stop_tokens=(), min_turns=1)
+    options = EpisodeOptions(enable_mtrl=True, mtrl_sep="\n{obs}\n", min_turns=1)
     tools = ToyTools(lambda action, n: reply)
     episode = Episode(FourTokens(generator), tools, tokenizer, options, image_tokens=QwenImages(Pixels(), tokenizer))
     trajectory = await episode.run(tokenizer.encode("?"))
