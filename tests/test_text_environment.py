@@ -8,14 +8,16 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from toy_tools import picture
 
 from verl_tool.agent_loop.function_tools import FunctionTools
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import Author, StopReason
-from verl_tool.errors import ConfigError
+from verl_tool.content import ImagePart
+from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import ALL_FORMATS, HERMES, TRL
 from verl_tool.formats.native import NATIVE
 from verl_tool.text_environment import TextEnvironment
@@ -128,6 +130,71 @@ class Picture:
 async def test_a_function_that_answers_with_an_image_is_told_what_to_do(given: object, kind: str) -> None:
     tools = FunctionTools({"plot": lambda query: given}, (TRL,), 100)
     with pytest.raises(ConfigError, match=f"the tool 'plot' answered with a {kind}.*return .* in words, such as"):
+        await tools.call("t", "<request><plot>x<call>")
+
+
+class ImageTokenizer(SmallTokenizer):
+    """With Qwen's tokens of an image."""
+
+    tokens: ClassVar = {"<|vision_start|>": "\ue000", "<|image_pad|>": "\ue001", "<|vision_end|>": "\ue002"}
+    all_special_tokens = ("</s>", *tokens)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        for token, letter in self.tokens.items():
+            text = text.replace(token, letter)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], **kwargs: bool) -> str:
+        text = super().decode(token_ids, **kwargs)
+        for token, letter in self.tokens.items():
+            text = text.replace(letter, token)
+        return text
+
+
+class Patches:
+    """An image processor for which a pixel is a patch."""
+
+    merge_size = 1
+
+    def get_number_of_image_patches(self, height: int, width: int, images_kwargs: object) -> int:
+        return height * width
+
+
+class Looker(Solver):
+    seen: Sequence[ImagePart] = ()
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        images: Sequence[ImagePart] = (),
+    ) -> Generation:
+        self.seen = images
+        return await super().generate(prompt_ids, sampling_params, request_id)
+
+
+def test_a_function_may_answer_with_an_image() -> None:
+    shown = picture(7, (3, 2))
+
+    def plot(query: str) -> object:
+        return [f"of {query}:", shown] if "+" in query else 3
+
+    model = Looker(ImageTokenizer())
+    env = TextEnvironment(model, ImageTokenizer(), {"add": plot}, prompt=FEW_SHOT, image_processor=Patches())
+    *_, (history,) = env.run(["1+2="])
+    assert model.seen == [shown]
+    assert history.trajectory.images_shown == [shown]
+    assert history.text.count("<|image_pad|>") == 1
+    assert history.tokens.count(10 + 0xE001) == 6
+    assert f'of 1+2:</span><img src="data:image/png;base64,' in history.to_html()
+    with pytest.raises(ConfigError, match="the tool 'add' answered with an image, and this loop carries text only"):
+        TextEnvironment(model, ImageTokenizer(), {"add": plot}, prompt=FEW_SHOT).run(["1+2="])
+
+
+async def test_too_many_images_of_functions_are_a_fault() -> None:
+    tools = FunctionTools({"plot": lambda query: [picture(1)] * 65}, (TRL,))
+    with pytest.raises(ToolFault, match="65 images and audios in one observation; at most 64"):
         await tools.call("t", "<request><plot>x<call>")
 
 
