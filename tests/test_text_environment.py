@@ -187,7 +187,7 @@ def test_a_function_may_answer_with_an_image() -> None:
     assert history.trajectory.images_shown == [shown]
     assert history.text.count("<|image_pad|>") == 1
     assert history.tokens.count(10 + 0xE001) == 6
-    assert f'of 1+2:</span><img src="data:image/png;base64,' in history.to_html()
+    assert 'of 1+2:</span><img src="data:image/png;base64,' in history.to_html()
     with pytest.raises(ConfigError, match="the tool 'add' answered with an image, and this loop carries text only"):
         TextEnvironment(model, ImageTokenizer(), {"add": plot}, prompt=FEW_SHOT).run(["1+2="])
 

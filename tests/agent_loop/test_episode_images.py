@@ -16,7 +16,7 @@ from verl_tool.agent_loop.observation import TRUNCATION_MARK
 from verl_tool.agent_loop.observation_renderer import InlineRenderer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import render_prompt
-from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory, save_images
+from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory, write_jsonl
 from verl_tool.content import read_media, to_wire
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Call
@@ -169,10 +169,10 @@ async def test_a_record_names_images_and_they_lie_beside_it_once(tmp_path: Path)
     assert len(line) < 10_000
     read = Trajectory.from_json(line)
     assert [s.image for s in read.segments if s.image] == [ONE.sha256, TWO.sha256] * 2
-    save_images(tmp_path / "images", [trajectory, trajectory])
-    save_images(tmp_path / "images", [trajectory])
+    write_jsonl(tmp_path / "records.jsonl", [read])
+    assert not (tmp_path / "images").exists()
+    write_jsonl(tmp_path / "records.jsonl", [trajectory, trajectory])
     assert {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()} == {
         f"{image.sha256}.png": image.data for image in (ONE, TWO)
     }
-    save_images(tmp_path / "none", [read])
-    assert not (tmp_path / "none").exists()
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 2

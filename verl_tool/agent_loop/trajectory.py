@@ -156,7 +156,7 @@ class Trajectory:
     """The reward manager's, once it is known."""
     timings: Timings = Timings()
     images: Annotated[dict[str, ImagePart], Field(exclude=True)] = field(default_factory=dict)
-    """By SHA-256, the images that segments stand for. A record names them only: `save_images` puts them beside it."""
+    """By SHA-256, the images that segments stand for. A record names them only; `write_jsonl` puts them beside it."""
     generator: dict[str, Any] = field(default_factory=dict)
     """What the generator told besides tokens, of its last turn (JSON values)."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -259,14 +259,16 @@ class Trajectory:
 
 
 def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write one line a trajectory, replacing the file."""
+    """Write one line a trajectory, replacing the file, and their images into the folder ``images`` beside it."""
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(t.to_json() + "\n" for t in trajectories)
+        for trajectory in trajectories:
+            save_images(path.parent / "images", trajectory.images.values())
+            file.write(trajectory.to_json() + "\n")
 
 
-def save_images(folder: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write each image of the trajectories once into `folder`, named by its hash. `folder` is made if there is any."""
-    for image in {name: image for t in trajectories for name, image in t.images.items()}.values():
+def save_images(folder: Path, images: Iterable[ImagePart]) -> None:
+    """Write each image that is not there into `folder`, named by its hash; the folder is made if there is any image."""
+    for image in images:
         path = folder / f"{image.sha256}.{image.media_type.removeprefix('image/')}"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import without_surrogates
@@ -20,6 +20,8 @@ from verl_tool.protocol import Fault, FaultKind, StepResult
 from verl_tool.verification import Verdict
 
 _T = TypeVar("_T")
+_Unit: TypeAlias = "tuple[Author, int | None, tuple[int, ...]]"
+"""What is kept or dropped whole: its author, the number of its segment if it is an image, its tokens."""
 _SERVER_GONE = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
 
 
@@ -179,15 +181,18 @@ def cut_segments(segments: list[Segment], room: int, side: Side, tokenizer: Toke
     """At most `room` tokens of `segments`, the tokens at `side` dropped; an image is kept or dropped whole."""
     if sum(len(segment.tokens) for segment in segments) <= room:
         return segments
-    units = [unit for segment in segments for unit in _units(segment)]
+    # An image is a unit, and so is each token besides.
+    units: list[_Unit] = []
+    for number, segment in enumerate(segments):
+        parts = [(token,) for token in segment.tokens] if segment.image is None else [segment.tokens]
+        units += [(segment.author, None if segment.image is None else number, part) for part in parts]
     n_head = {"left": 0, "right": room, "middle": room - room // 2}[side]
     head = fitting(units, _length, n_head)
     kept = [*head, *fitting(units[len(head) :][::-1], _length, room - n_head)[::-1]]
     cut: list[Segment] = []
-    for (author, image), run in itertools.groupby(kept, key=lambda unit: (unit.author, unit.image and id(unit))):
-        parts = list(run)
-        ids = tuple(token for unit in parts for token in unit.tokens)
-        cut.append(parts[0] if image else Segment(author, ids, text=tokenizer.decode(ids)))
+    for (author, image), run in itertools.groupby(kept, key=lambda unit: unit[:2]):
+        ids = tuple(token for _, _, part in run for token in part)
+        cut.append(Segment(author, ids, text=tokenizer.decode(ids)) if image is None else segments[image])
     return cut
 
 
@@ -199,13 +204,8 @@ def fitting(units: Sequence[_T], size: Callable[[_T], int], room: int) -> Sequen
     return units
 
 
-def _units(segment: Segment) -> list[Segment]:
-    """What is kept or dropped whole: an image, or each token."""
-    return [segment] if segment.image is not None else [Segment(segment.author, (token,)) for token in segment.tokens]
-
-
-def _length(segment: Segment) -> int:
-    return len(segment.tokens)
+def _length(unit: _Unit) -> int:
+    return len(unit[2])
 
 
 def tool_tokens(segments: Sequence[Segment]) -> int:
