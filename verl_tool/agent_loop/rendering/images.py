@@ -137,11 +137,16 @@ class ImagePlacer:
         n_head = {"left": 0, "right": keep, "middle": keep - keep // 2}[side]
         head = fitting(units, self._size, n_head)
         tail = fitting(units[len(head) :][::-1], self._size, keep - n_head)[::-1]
+        mark = TRUNCATION_MARK
         before, after = self._joined(head), self._joined(tail)
-        # The mark joins the texts that it stands between.
-        first = before.pop().rstrip(BROKEN_CHARACTER) if before and isinstance(before[-1], str) else ""
-        last = after.pop(0).lstrip(BROKEN_CHARACTER) if after and isinstance(after[0], str) else ""
-        return [*before, first + TRUNCATION_MARK + last, *after]
+        # It joins the texts that it stands between.
+        if before and isinstance(text := before[-1], str):
+            mark = text.rstrip(BROKEN_CHARACTER) + mark
+            before.pop()
+        if after and isinstance(text := after[0], str):
+            mark += text.lstrip(BROKEN_CHARACTER)
+            after.pop(0)
+        return [*before, mark, *after]
 
     def _joined(self, units: Sequence[int | ImagePart]) -> list[Piece]:
         pieces: list[Piece] = []
