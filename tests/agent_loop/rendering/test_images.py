@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_images import PLACEHOLDER, ToyImageTokens, image_tokenizer
+from toy_model import ToyTokenizer
 from toy_tools import picture
 
 from verl_tool.agent_loop.observation import TRUNCATION_MARK
@@ -75,6 +76,21 @@ def test_an_image_that_fits_stays_whole_and_one_that_does_not_goes() -> None:
     assert PLACER.truncated([one, text], mark + 3 + 4, "left") == [f"{TRUNCATION_MARK}aaaaaaa"]
     assert PLACER.truncated([text, wide, "b"], mark + 20, "left") == [f"{TRUNCATION_MARK}b"]
     assert PLACER.truncated([wide], 5, "left") == [""]
+
+
+def test_megabytes_are_cut_before_they_are_encoded() -> None:
+    encoded: list[int] = []
+
+    class Counting(ToyTokenizer):
+        def encode(self, text: str) -> list[int]:
+            encoded.append(len(text))
+            return super().encode(text)
+
+    tokenizer = Counting(specials=TOKENIZER.special_tokens[3:])
+    placer = ImagePlacer(ToyImageTokens(tokenizer), tokenizer)
+    left = placer.truncated(["a" * 10_000_000, PICTURES[0], "b" * 10_000_000], 60, "middle")
+    assert left == ["a" * 22 + TRUNCATION_MARK + "b" * 21]
+    assert max(encoded) <= 61 * 64
 
 
 class TestSegments:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from verl_tool.agent_loop.observation import TRUNCATION_MARK, truncate
+from verl_tool.agent_loop.observation import MOST_CHARS_A_TOKEN, TRUNCATION_MARK, truncate
 from verl_tool.agent_loop.options import Side
 from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
@@ -99,13 +99,11 @@ class ImagePlacer:
     def truncated(self, pieces: Sequence[Piece], limit: int, side: Side) -> list[Piece]:
         """At most `limit` tokens of an output, with `TRUNCATION_MARK` where `side` was dropped; an image is kept or
         dropped whole."""
-        # What is too long to be kept is not encoded whole.
-        short = [truncate(piece, limit, side, self.tokenizer) if isinstance(piece, str) else piece for piece in pieces]
-        if all(isinstance(piece, str) for piece in pieces):
-            return short
-        units = [unit for piece in short for unit in ([piece] if isinstance(piece, ImagePart) else self._encode(piece))]
+        if len(pieces) == 1 and isinstance(pieces[0], str):
+            return [truncate(pieces[0], limit, side, self.tokenizer)]
+        units = [unit for piece in pieces for unit in self._units(piece, limit)]
         if sum(map(self._size, units)) <= limit:
-            return short
+            return list(pieces)
         keep = limit
         while keep >= 0:
             kept = self._kept(units, keep, side)
@@ -125,6 +123,15 @@ class ImagePlacer:
                 f"placeholder {self.tokens.placeholder!r} has {sorted(set(placeholder))}; they must be the same"
             )
         return Segment(Author.TOOL, tokens, text=self.tokens.placeholder, image=image.sha256)
+
+    def _units(self, piece: Piece, limit: int) -> Sequence[int | ImagePart]:
+        """What is kept or dropped whole: an image, or each token; of a text that is beyond the limit anyway, the ends."""
+        if isinstance(piece, ImagePart):
+            return [piece]
+        chars = (limit + 1) * MOST_CHARS_A_TOKEN
+        if len(piece) <= 2 * chars:
+            return self._encode(piece)
+        return [*self._encode(piece[:chars]), *self._encode(piece[-chars:])]
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
