@@ -125,7 +125,7 @@ class ImagePlacer:
         return Segment(Author.TOOL, tokens, text=self.tokens.placeholder, image=image.sha256)
 
     def _units(self, piece: Piece, limit: int) -> Sequence[int | ImagePart]:
-        """What is kept or dropped whole: an image, or each token; of a text that is beyond the limit anyway, the ends."""
+        """What is kept or dropped whole: an image, or each token. Of a text beyond the limit in any case, its ends."""
         if isinstance(piece, ImagePart):
             return [piece]
         chars = (limit + 1) * MOST_CHARS_A_TOKEN
