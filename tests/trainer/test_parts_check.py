@@ -16,6 +16,7 @@ from verl_loop import composed  # noqa: E402
 
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer.parts_check import check_parts, missing_files  # noqa: E402
+from verl_tool.trainer.ppo.turns import mt_grpo  # noqa: E402, F401 - registers its estimator
 
 REWARD = "reward.reward_manager"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -120,6 +121,21 @@ def test_all_problems_are_told_at_once():
 )
 def test_the_server_s_tools_are_looked_for(start, args, told):
     assert told in problems(f"tool_server.start={start}", f"tool_server.args={args}")
+
+
+def test_a_retriever_that_does_not_answer_is_told_before_anything_starts(monkeypatch, tmp_path):
+    monkeypatch.setenv("RETRIEVER_URL", "http://127.0.0.1:9")
+    told = problems("tool_server.start='search_retrieval,finish'")
+    assert re.search(r"http://127\.0\.0\.1:9: no connection: .*start a server with .* or RETRIEVER_URL$", told)
+    index = f'tool_server.args=[--tool_config,\'{{"tools": [{{"name": "search_retrieval", "index": "{tmp_path}"}}]}}\']'
+    assert f"there is no index in {tmp_path}" in problems("tool_server.start=search_retrieval", index)
+
+
+def test_before_a_recipe_has_made_what_its_tools_read_the_numbers_are_looked_at_alone():
+    wrong = ["tool_server.start=pyton_code", f"{REWARD}.name=gsm9k"]
+    check_parts(composed("platform=cpu", *wrong), tool_data_is_there=False)
+    with pytest.raises(ConfigError, match=r"rollout\.n=0 is out of its range[^\n]*$"):
+        check_parts(composed("platform=cpu", *wrong, f"{ROLLOUT}.n=0"), tool_data_is_there=False)
 
 
 def test_a_tool_of_one_s_own_is_made(tmp_path):

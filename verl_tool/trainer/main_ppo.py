@@ -153,13 +153,15 @@ def dry_run(config: DictConfig) -> None:
     print(OmegaConf.to_yaml(config, resolve=True), flush=True)
     for problem in missing_files(config):
         print(f"not there yet: {problem}", file=sys.stderr)
-    if (folder := tool_data_to_make(config)) is not None:
+    folder = tool_data_to_make(config)
+    if folder is not None:
         print(
             f"not there yet: recipe.tool_data: the recipe makes {folder} for its tools, then they are checked",
             file=sys.stderr,
         )
+    check_parts(config, tool_data_is_there=folder is None)
+    if folder is not None:
         return
-    check_parts(config)
     _check_rows(config)
     look_at_setup(config, server_is_up=False)
 

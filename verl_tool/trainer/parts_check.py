@@ -5,6 +5,7 @@ Each check yields sentences that name the setting, its value and the remedy. Not
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,21 +97,24 @@ RANGES = (
 )
 
 
-def check_parts(config: DictConfig) -> None:
-    """Raises ConfigError that tells all that stands in the way of a training with this config."""
-    problems = list(_problems(config))
+def check_parts(config: DictConfig, *, tool_data_is_there: bool = True) -> None:
+    """Raises ConfigError that tells all that stands in the way of a training with this config.
+
+    Not `tool_data_is_there`: tools and reward manager, which read what a recipe has yet to make, are not looked at.
+    """
+    problems = list(_of_numbers(config))
+    if tool_data_is_there:
+        problems += [*_of_tools(config), *_of_reward_manager(config)]
     if problems:
         raise ConfigError("\n       ".join(problems))
 
 
-def _problems(config: DictConfig) -> Iterator[str]:
+def _of_numbers(config: DictConfig) -> Iterator[str]:
     wrong = [problem for each in RANGES if (problem := each.problem(config))]
     yield from wrong
     if not wrong:
         yield from _of_batches(config)
         yield from _of_gpus(config)
-    yield from _of_tools(config)
-    yield from _of_reward_manager(config)
 
 
 def missing_files(config: DictConfig) -> Iterator[str]:
@@ -118,12 +122,15 @@ def missing_files(config: DictConfig) -> Iterator[str]:
 
     Names on other machines (``hdfs://…``) and on a model hub (``owner/model``) are not looked at.
     """
-    data, model = config.data, str(config.actor_rollout_ref.model.path)
+    data, model, recipe = config.data, str(config.actor_rollout_ref.model.path), config.recipe
+    maker = "examples/data_preprocess/ makes such files"
+    if recipe is not None and recipe.make_data:
+        maker = f"the recipe makes the files in {recipe.data}"
     for setting in ("train_files", "val_files"):
         files = data[setting]
         for name in map(str, [files] if isinstance(files, str) else files or ()):
             if "://" not in name and not Path(name).expanduser().exists():
-                yield f"data.{setting}: there is no file {name}; examples/data_preprocess/ makes such files"
+                yield f"data.{setting}: there is no file {name}; {maker}"
     local = model.startswith(("/", "~", ".")) or model.count("/") > 1
     if local and "://" not in model and not Path(model).expanduser().exists():
         yield f"actor_rollout_ref.model.path: there is no folder {model}"
@@ -204,7 +211,8 @@ def args_of(config: DictConfig) -> list[str]:
 def _of_tools(config: DictConfig) -> Iterator[str]:
     args = args_of(config)
     try:
-        tools_of(config)
+        for tool in tools_of(config):
+            asyncio.run(tool.check_needs())
     except _UsageError as error:
         yield f"tool_server.args={args}: {cast('Any', error).format_message()}"
     except typer.Exit:

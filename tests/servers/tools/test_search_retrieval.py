@@ -226,6 +226,17 @@ async def test_it_does_not_start_without_a_place_to_search(started: Any, tmp_pat
         SearchRetrievalTool(embedder="x")
 
 
+async def test_what_it_needs_is_looked_for_without_a_start(
+    served: Any, tmp_path: Path, folders: dict[Kind, Path]
+) -> None:
+    await SearchRetrievalTool(index=folders[Kind.bm25]).check_needs()
+    await SearchRetrievalTool(url=await served(Retriever().app())).check_needs()
+    with pytest.raises(RetrievalError, match="there is no index in"):
+        await SearchRetrievalTool(index=tmp_path).check_needs()
+    with pytest.raises(StartError, match=r"no connection: .*or RETRIEVER_URL"):
+        await SearchRetrievalTool(url="http://127.0.0.1:9").check_needs()
+
+
 async def test_an_index_that_is_gone_makes_its_replica_unwell(
     started: Any, tmp_path: Path, folders: dict[Kind, Path]
 ) -> None:

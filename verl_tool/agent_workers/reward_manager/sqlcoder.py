@@ -70,7 +70,9 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
         options = self.options
         if options.root is None or not options.root.is_dir():
             told = "is not set" if options.root is None else f"is {str(options.root)!r}, which is no folder"
-            raise ConfigError(f"reward.reward_kwargs.root {told}; give the folder of the databases")
+            raise ConfigError(
+                f"reward.reward_kwargs.root {told}; give the folder of the databases (DATABASES of the recipe skysql)"
+            )
         self._root = options.root
         self._executor = SqlExecutor(
             options.processes, options.query_seconds, options.max_memory_mb << 20, options.queue_seconds

@@ -195,6 +195,10 @@ class Tool(ABC):
     async def start(self) -> None:  # noqa: B027 - most tools need none
         """Take what the tool needs (a sandbox pool, a connection). Raise with a clear message if it cannot serve."""
 
+    async def check_needs(self) -> None:  # noqa: B027 - most tools need none
+        """Raise a `VerlToolError` if what the tool needs beside itself (a service, an index) is not there. Called by a
+        training before it starts anything; leave nothing open."""
+
     async def close(self) -> None:  # noqa: B027 - most tools need none
         """Give back what `start` took."""
 

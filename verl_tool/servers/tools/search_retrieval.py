@@ -20,6 +20,7 @@ from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
 from verl_tool.retrieval.index import MAX_TOPK, Index
+from verl_tool.retrieval.manifest import Manifest
 from verl_tool.retrieval.passage import Passage, RetrievalError
 from verl_tool.retrieval.search_batcher import SearchBatcher
 from verl_tool.retrieval.wire import passages_of, request_of
@@ -90,6 +91,17 @@ class SearchRetrievalTool(QueryTool):
         if self.options.index is not None:
             self._searcher = await OpenIndex.open(self.options.index, self.options)
             return
+        self._searcher = await self._answering()
+
+    async def check_needs(self) -> None:
+        """See that the index is complete, or that the server answers. Raises VerlToolError with what to do."""
+        if self.options.index is not None:
+            Manifest.load(self.options.index)
+        else:
+            await (await self._answering()).close()
+
+    async def _answering(self) -> RetrievalServer:
+        """The server. Raises StartError if it does not answer."""
         url = self.options.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
         server = RetrievalServer(url, os.environ.get(KEY_VARIABLE), self.options.timeout_seconds)
         try:
@@ -98,9 +110,10 @@ class SearchRetrievalTool(QueryTool):
             await server.close()
             raise StartError(
                 f"search_retrieval: {error or f'no answer of {url} in {PROBE_SECONDS:g} s'}; start a server with "
-                "python -m verl_tool.retrieval serve --index DIR, or set its option url or index in --tool_config"
+                "python -m verl_tool.retrieval serve --index DIR, or set its option url or index in --tool_config, or "
+                f"{URL_VARIABLE}"
             ) from error
-        self._searcher = server
+        return server
 
     async def close(self) -> None:
         if self._searcher is not None:
