@@ -24,11 +24,16 @@ import report
 from tool_world import TOOLS
 
 from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.servers.tools import load_tools
 
 NONE = "none"
 """Where a trajectory has no call."""
-MODULES = {"python_code": "python", "search_retrieval": "search"}
-"""Names under which chat templates tell of a tool."""
+TAG_OF = {
+    name: tag
+    for tag, tool in zip(TOOLS, load_tools("calculator,search_retrieval,sql,python_code"), strict=True)
+    for name in tool.call_names
+}
+"""By each of the names by which a model may call a tool."""
 
 
 def kinds_of(run: Path) -> list[str]:
@@ -50,7 +55,7 @@ def counted(file: Path, kinds: list[str]) -> tuple[dict[str, Counter[str]], dict
         trajectory = Trajectory.from_json(line)
         kind = kinds[int(trajectory.extra["index"])]
         names = trajectory.calls[0].names if trajectory.calls else ()
-        asked[kind][MODULES.get(names[0], names[0]) if names else NONE] += 1
+        asked[kind][TAG_OF.get(names[0], names[0]) if names else NONE] += 1
         told: Mapping[str, float] = trajectory.extra.get("reward_extra_info", {})
         right[kind].append(float(told.get("acc", 0.0)))
     return asked, right
