@@ -34,6 +34,8 @@ RECIPES = Path(__file__).parents[1] / "examples" / "train"
 KL = "actor/ppo_kl"
 SAMPLED = "agent/success/mean"
 RESULT = "seed_result.json"
+REPORTED = "learning_curve.png"
+"""Left in a run's folder by its report, which is the last thing that a recipe does."""
 console = Console()
 
 
@@ -113,14 +115,15 @@ def run_seed(recipe: Recipe, seed: int, folder: Path, algorithm: str, seconds: f
     settings = {"PROFILE": "cpu", "SEED": str(seed), "RUN": str(folder), "ALGORITHM": algorithm}
     began = time.monotonic()
     with open(folder / "printed.log", "ab") as log:
-        # 1: the calculator's own word for "below 95%".
+        # 1: the calculator's report says "below 95%" so, and a training that fails ends so too.
         try:
             status = subprocess.run(
                 ["bash", str(recipe.script)], env=os.environ | settings, stdout=log, stderr=log, timeout=seconds
             ).returncode
         except subprocess.TimeoutExpired:
             status = -1
-    result = _result(recipe, seed, folder, time.monotonic() - began, status not in (0, 1))
+    ended = status == 0 or (status == 1 and (folder / REPORTED).exists())
+    result = _result(recipe, seed, folder, time.monotonic() - began, not ended)
     if not result.crashed:
         kept.write_text(json.dumps(asdict(result)), encoding="utf-8")
     return result

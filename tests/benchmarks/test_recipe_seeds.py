@@ -29,14 +29,16 @@ def script(benchmark, tmp_path):
     path = tmp_path / "train.sh"
     recipe = replace(benchmark.RECIPE["calculator"], script=path)
 
-    def write(after: float, status: int) -> Any:
+    def write(after: float, status: int, report: bool = True) -> Any:
         steps = [
             (0, {recipe.after: 0.2, recipe.without_tool: 0.0}),
             (1, {benchmark.KL: 0.03}),
             (10, {recipe.after: after, recipe.without_tool: 0.1, benchmark.KL: 0.01}),
         ]
         lines = "\n".join(json.dumps({"step": step, "data": data}) for step, data in steps)
-        path.write_text(f"echo x >> $RUN/started\ncat > $RUN/metrics.jsonl <<'X'\n{lines}\nX\nexit {status}\n")
+        reported = "touch $RUN/learning_curve.png\n" if report else ""
+        began = f"echo x >> $RUN/started\ncat > $RUN/metrics.jsonl <<'X'\n{lines}\nX\n"
+        path.write_text(f"{began}{reported}exit {status}\n")
         return recipe
 
     return write
@@ -54,10 +56,11 @@ def test_a_seed_with_a_result_is_not_run_again(benchmark, script, tmp_path):
 def test_a_seed_below_the_mark_has_a_result_and_a_crashed_one_is_tried_again(benchmark, script, tmp_path):
     recipe = script(after=0.5, status=1)
     assert not benchmark.run_seed(recipe, 0, tmp_path / "weak", "grpo", 60).crashed
-    script(after=0.99, status=2)
-    for _ in range(2):
-        assert benchmark.run_seed(recipe, 1, tmp_path / "bad", "grpo", 60).crashed
-    assert (tmp_path / "bad" / "started").read_text() == "x\nx\n"
+    for seed, status in ((1, 1), (2, 2)):
+        script(after=0.99, status=status, report=False)
+        for _ in range(2):
+            assert benchmark.run_seed(recipe, seed, tmp_path / f"bad_{seed}", "grpo", 60).crashed
+        assert (tmp_path / f"bad_{seed}" / "started").read_text() == "x\nx\n"
 
 
 def test_the_table_counts_what_reached_the_mark(benchmark):
