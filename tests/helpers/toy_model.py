@@ -205,3 +205,14 @@ class ToyTools:
 
 def failing(fault: Fault) -> StepResult:
     return StepResult("t", fault=fault)
+
+
+def turns_of(trace: Sequence[Any]) -> list[str]:
+    """What the model writes, turn by turn, in a trajectory of a recipe's examples (parts of text, `learned` or not)."""
+    turns = [""]
+    for part in trace:
+        if part.learned:
+            turns[-1] += part.text
+        else:
+            turns.append("")
+    return turns

@@ -32,11 +32,16 @@ SIZE = 32
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world() -> ModuleType:
+    return load_script("multi_tool_world", RECIPE / "tool_world.py")
+
+
+@pytest.fixture(scope="module")
+def folder(world: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The world and rows, made by the recipe's own commands."""
     folder = tmp_path_factory.mktemp("multi_tool")
     sys.path.append(str(EXAMPLES / "data_preprocess"))
-    load_script("multi_tool_world", RECIPE / "tool_world.py").main(folder / "world", SIZE, SIZE, seed=1)
+    world.main(folder / "world", SIZE, SIZE, seed=1)
     convert = load_script("multi_tool_data", EXAMPLES / "data_preprocess" / "multi_tool.py").main
     convert(str(folder / "world" / "questions"), folder / "data", tool=True, system="")
     return folder
@@ -91,14 +96,21 @@ def test_only_the_right_tool_knows_the_answer(answers: Asked, splits: dict[str, 
             assert (given == right) == (tool == row["ability"]), (row["extra_info"]["question"], tool, given)
 
 
-def test_no_held_out_question_is_trained_on(splits: dict[str, list[dict[str, Any]]]) -> None:
-    def problems(split: str, *kinds: str) -> set[str]:
-        return {row["extra_info"]["question"] for row in splits[split] if row["ability"] in kinds}
+def test_no_held_out_question_is_trained_on(world: ModuleType) -> None:
+    def asked(held_out: frozenset[Any]) -> set[Any]:
+        return {task.problem for task in drawn.tasks("train", 160, held_out, random.Random(1))}
 
+    drawn = world.World(0)
+    held_out = frozenset(task.problem for task in drawn.tasks("test", 160, frozenset(), random.Random(0)))
+    assert len(held_out) == len(asked(held_out)) == 160
+    assert not asked(held_out) & held_out
+    assert asked(frozenset()) & held_out, "so few questions are drawn that none would be drawn twice by chance"
+
+
+def test_kinds_are_as_many_in_each_split_and_databases_are_in_one(splits: dict[str, list[dict[str, Any]]]) -> None:
     def databases(split: str) -> set[str]:
         return {row["extra_info"]["tools_kwargs"]["db_id"] for row in splits[split]}
 
-    assert not problems("train", "calculator", "search", "python") & problems("test", "calculator", "search", "python")
     assert not databases("train") & databases("test")
     for rows in splits.values():
         assert [sum(row["ability"] == tool for row in rows) for tool in TOOLS] == [SIZE // 4] * 4
@@ -118,7 +130,7 @@ def test_the_table_tells_which_tool_was_asked(tmp_path: Path, splits: dict[str, 
     index = kinds.index("sql")
     called = Trajectory(
         *("a", (), StopReason.ANSWERED),
-        calls=(CallRecord(0, "<search>bear</search>", names=("search",)),),
+        calls=(CallRecord(0, "<search>bear</search>", names=("search_retrieval",)),),
         extra={"index": index, "reward_extra_info": {"acc": 1.0}},
     )
     path = tmp_path / "validation_0.jsonl"

@@ -25,6 +25,7 @@ from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.agent_workers.reward_manager.base import options_in as reward_options_in  # noqa: E402
 from verl_tool.agent_workers.reward_manager.by_source import BySourceOptions  # noqa: E402
+from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
 from verl_tool.trainer.composition import leaves  # noqa: E402
 from verl_tool.trainer.main_ppo import quoted  # noqa: E402
@@ -34,6 +35,7 @@ from verl_tool.trainer.recipe import commands  # noqa: E402
 RECIPES = Path(__file__).parents[3] / "examples" / "train"
 SCRIPTS = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/train*.sh"))
 PROFILES = ("gpu", "cpu")
+ACTOR, ROLLOUT, AGENT = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "agent"))
 VARIABLES = dict(re.findall(r"^ {4}([A-Z_]+) +([a-z][\w.]+)$", (RECIPES / "launch.sh").read_text(), re.MULTILINE))
 """The options that variables of the environment set."""
 
@@ -180,7 +182,47 @@ def test_the_tools_of_multi_tool_look_into_its_world_and_each_kind_of_question_h
     assert str(tools["sql"].options.root) == f"{world}/databases"
     managers = reward_options_in(config, BySourceOptions, "by_source").managers
     assert sorted(managers) == ["calculator", "python", "search", "sql"]
-    assert {entry.kwargs["shaping"]["tool_cost"]["weight"] for entry in managers.values()} == {-0.05}
+    for entry in managers.values():
+        cost = Shaping.model_validate(entry.kwargs["shaping"]).tool_cost
+        assert cost.weight == -0.05
+        # By none of its names is a tool cheaper than by another.
+        for name, price in {"calculator": 1.0, "python_code": 2.0, "search_retrieval": 1.0, "sql": 1.0}.items():
+            assert {cost.costs.get(each, cost.default) for each in tools[name].call_names} == {price}
+
+
+@pytest.mark.parametrize(
+    ("script", "published"),
+    [
+        (
+            "search_r1/train.sh",  # verl-tool's examples/train/search_r1/train_3b.sh
+            {
+                **{"data.train_batch_size": 512, "data.max_prompt_length": 4096, "data.max_response_length": 4096},
+                **{f"{ACTOR}.ppo_mini_batch_size": 64, f"{ACTOR}.kl_loss_coef": 0.0001, f"{ACTOR}.entropy_coeff": 0},
+                **{f"{ACTOR}.kl_loss_type": "low_var_kl", f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.optim.lr": 1e-6},
+                **{f"{ACTOR}.optim.lr_warmup_steps": 10, f"{ROLLOUT}.n": 16, f"{ROLLOUT}.temperature": 1.0},
+                **{f"{ROLLOUT}.top_p": 1, f"{ROLLOUT}.max_num_seqs": 512, f"{ROLLOUT}.gpu_memory_utilization": 0.6},
+                **{f"{AGENT}.max_turns": 2, f"{AGENT}.max_action_length": 2048, f"{AGENT}.max_obs_length": 1024},
+                **{f"{AGENT}.additional_eos_token_ids": [151645], "trainer.total_training_steps": 1005},
+                **{"trainer.total_epochs": 15, "trainer.save_freq": 10, "trainer.test_freq": 20},
+            },
+        ),
+        (
+            "skysql/train.sh",  # verl-tool's examples/train/skysql/train_7b.sh
+            {
+                **{"data.train_batch_size": 256, "data.max_prompt_length": 4096, "data.max_response_length": 4096},
+                **{f"{ACTOR}.ppo_mini_batch_size": 256, f"{ACTOR}.use_kl_loss": False, f"{ACTOR}.entropy_coeff": 0},
+                **{f"{ACTOR}.optim.lr": 1e-6, f"{ACTOR}.optim.lr_warmup_steps": 10, f"{ROLLOUT}.n": 5},
+                **{f"{ROLLOUT}.temperature": 0.6, f"{ROLLOUT}.top_p": 0.95, f"{ROLLOUT}.max_num_seqs": 512},
+                **{f"{ROLLOUT}.gpu_memory_utilization": 0.8, f"{AGENT}.max_turns": 5, f"{AGENT}.max_obs_length": 1024},
+                **{f"{AGENT}.max_action_length": 2048, "trainer.total_epochs": 30, "trainer.save_freq": 5},
+                **{"trainer.test_freq": 10},
+            },
+        ),
+    ],
+)
+def test_the_values_for_gpus_are_the_published_ones(script, published):
+    config = completed(script, PROFILE="gpu")
+    assert {name: OmegaConf.select(config, name) for name in published} == published
 
 
 def test_ppo_gets_a_critic_from_the_same_model():

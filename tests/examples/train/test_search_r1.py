@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from script_module import load_script
 from small_corpus import build_index
-from toy_model import ScriptedEngine, ToyTokenizer
+from toy_model import ScriptedEngine, ToyTokenizer, turns_of
 
 pytest.importorskip("datasets")
 pytest.importorskip("transformers")
@@ -154,17 +154,6 @@ async def test_the_examples_are_what_the_loop_makes_with_the_real_tool(
                     assert (last_tagged(text, "answer") or "").strip() == question.answer(world.pages)
 
 
-def turns_of(trace: list[Any]) -> list[str]:
-    """What the model writes, turn by turn."""
-    turns = [""]
-    for part in trace:
-        if part.learned:
-            turns[-1] += part.text
-        else:
-            turns.append("")
-    return turns
-
-
 @pytest.fixture(scope="module")
 def lessons(warmup: ModuleType, made: Path) -> tuple[list[Any], list[Any]]:
     found: tuple[list[Any], list[Any]] = asyncio.run(warmup.lessons(rows(made), tool_config(made), random.Random(0)))
@@ -195,13 +184,15 @@ def test_words_are_single_tokens_and_observations_are_not_learned(
     warmup: ModuleType, world: Any, lessons: tuple[list[Any], list[Any]]
 ) -> None:
     taught, measured = lessons
-    tokenizer = warmup.tokenizer_of(taught[:300], 400)
+    tokenizer, small = warmup.tokenizer_of(taught[:300], 400), OmegaConf.load(RECIPE / "cpu.yaml")
     for words in (*list(world.pages)[:5], " ".join(warmup.WORDS[-5:])):
         assert len(tokenizer.encode(f" {words}", add_special_tokens=False)) == len(words.split())
     for lesson in [*taught[:50], *measured[:20]]:
         [row] = warmup.encode_lesson(tokenizer, lesson, warmup.learned)
         assert tokenizer.decode(row["input_ids"]).endswith(text_of(lesson))
         assert len(row["input_ids"]) <= 96
+        shown = [tokenizer.encode(part.text, add_special_tokens=False) for part in lesson.traces[0] if not part.learned]
+        assert all(len(observation) <= small.actor_rollout_ref.agent.max_obs_length for observation in shown)
         told = tokenizer.decode([token for token in row["labels"] if token != IGNORED])
         assert told == "".join(part.text for part in lesson.traces[0] if part.learned)
         assert "information" not in told

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from script_module import load_script
-from toy_model import ScriptedEngine, ToyTokenizer
+from toy_model import ScriptedEngine, ToyTokenizer, turns_of
 
 pytest.importorskip("datasets")
 pd = pytest.importorskip("pandas")
@@ -72,17 +72,6 @@ async def test_the_examples_are_what_the_loop_makes_with_the_real_databases(
                 )
                 assert trajectory.stop is StopReason.TOOL_DONE
                 assert tokenizer.decode(trajectory.response_ids) == "".join(part.text for part in trace)
-
-
-def turns_of(trace: list[Any]) -> list[str]:
-    """What the model writes, turn by turn."""
-    turns = [""]
-    for part in trace:
-        if part.learned:
-            turns[-1] += part.text
-        else:
-            turns.append("")
-    return turns
 
 
 async def test_only_the_right_column_gives_what_the_gold_query_gives(

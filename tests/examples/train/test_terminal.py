@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from script_module import load_script
-from toy_model import ScriptedEngine, ToyTokenizer
+from toy_model import ScriptedEngine, ToyTokenizer, turns_of
 
 pytest.importorskip("datasets")
 pd = pytest.importorskip("pandas")
@@ -70,17 +70,6 @@ async def test_the_examples_are_what_the_loop_makes_with_the_real_shell(
                 assert told.startswith("".join(part.text for part in ways[which]))
                 assert trajectory.verdict is not None
                 assert trajectory.verdict.reward == reward, trajectory.verdict.told
-
-
-def turns_of(trace: list[Any]) -> list[str]:
-    """What the model writes, turn by turn."""
-    turns = [""]
-    for part in trace:
-        if part.learned:
-            turns[-1] += part.text
-        else:
-            turns.append("")
-    return turns
 
 
 def test_most_examples_read_a_wrong_file_and_other_questions_have_none(
