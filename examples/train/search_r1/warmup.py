@@ -39,8 +39,8 @@ _END = ANSWER_END + END
 TAGS = (THOUGHT, THOUGHT_END, SEARCH, SEARCH_END, ANSWER, ANSWER_END, PAGE, PAGE_END)
 """One token each, as are the words of the world with the space before them."""
 HABITS = {
-    1: {"right": 8, "guess": 12},
-    2: {"right": 4, "first page": 12, "guess": 4},
+    1: {"right": 5, "guess": 15},
+    2: {"right": 3, "first page": 12, "guess": 5},
 }
 """Of twenty trajectories for a question of so many hops, how many end how."""
 MEASURED_QUESTIONS = 256
