@@ -44,6 +44,8 @@ ANIMALS = (
 WORDS = (
     *("apple", "badge", "beach", "bread", "cabin", "cable", "candle", "cloud", "dance", "garden", "house", "island"),
     *("lemon", "market", "needle", "ocean", "paper", "peach", "pearl", "river", "stone", "table", "tower", "window"),
+    *("anchor", "basket", "bridge", "button", "castle", "corner", "field", "flower", "forest", "hammer", "ladder"),
+    *("mirror", "pencil", "pocket", "ribbon", "saddle", "shadow", "silver", "spoon", "ticket", "valley", "wagon"),
 )
 MODULUS = 97
 NUMBERS = range(10, 100)
@@ -65,8 +67,9 @@ class Task:
 
     @property
     def problem(self) -> tuple[str, ...]:
-        """The same for the same question with the same answer."""
-        return (self.tool, self.thing, self.db_id) if self.tool == SQL else (self.tool, self.thing)
+        """The same for the same question, in whatever order its numbers or words are, with the same answer."""
+        asked = (self.tool, *sorted(self.thing.split()))
+        return (*asked, self.db_id) if self.tool == SQL else asked
 
     @property
     def question(self) -> str:

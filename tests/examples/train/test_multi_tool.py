@@ -107,6 +107,11 @@ def test_no_held_out_question_is_trained_on(world: ModuleType) -> None:
     assert asked(frozenset()) & held_out, "so few questions are drawn that none would be drawn twice by chance"
 
 
+def test_a_question_is_the_same_in_the_other_order(world: ModuleType) -> None:
+    tasks = [world.Task(tool, thing, "", "") for tool in ("calculator", "python") for thing in ("30 + 12", "12 + 30")]
+    assert len({task.problem for task in tasks}) == 2
+
+
 def test_kinds_are_as_many_in_each_split_and_databases_are_in_one(splits: dict[str, list[dict[str, Any]]]) -> None:
     def databases(split: str) -> set[str]:
         return {row["extra_info"]["tools_kwargs"]["db_id"] for row in splits[split]}
