@@ -65,7 +65,7 @@ def traces_of(row: Mapping[str, Any]) -> list[Trace]:
         return [] if problem is None else _code(problem, row["use_tool"])
     if row["ability"] == "find-number":
         return _terminal(row)
-    if row["data_source"] == MADE_DATABASES:
+    if row.get("data_source") == MADE_DATABASES:
         return _sql(Question.of(row["extra_info"]["question"]), row["extra_info"]["tools_kwargs"]["db_id"])
     answer = str(row["reward_model"]["ground_truth"])
     final = Part(f"\\boxed{{{answer}}}{END}", True)
