@@ -458,7 +458,7 @@ async def test_a_cell_for_which_no_process_is_left_is_not_run_and_loses_nothing(
         program = await session.spawn(["python3", "-c", bomb], streams=(null, null, null))
         os.close(null)
         # No program is asked: the place that one leaves is room for a cell.
-        while not await is_there(session, "full"):
+        while not await is_there(session, "full"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         refused = await session.run("x.append(2)")
         assert (refused.state, refused.exit_code, refused.limit_hit) == ("rolled_back", 1, None)
