@@ -16,11 +16,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from verl_tool.errors import ContentError
@@ -115,6 +115,7 @@ class AudioPart:
 
 MediaPart: TypeAlias = "ImagePart | AudioPart"
 Part: TypeAlias = "TextPart | ImagePart | AudioPart"
+_Media = TypeVar("_Media", bound="MediaPart")
 
 _read: WeakValueDictionary[str, MediaPart] = WeakValueDictionary()
 """By hash: the same file is held once in a process, however many trajectories have it."""
@@ -223,21 +224,26 @@ def parts_of(
         "image": iter(_each(image, ImagePart, limits)),
         "audio": iter(_each(audio, AudioPart, limits)),
     }
-    parts: list[Part] = []
-    text, end = "", 0
-    for tag in _TAG.finditer(observation):
-        part = next(media[tag[1]], None)
-        text += observation[end : tag.start()] + (tag[0] if part is None else "")
-        end = tag.end()
-        if part is not None:
-            parts += [TextPart(text)] if text else []
-            parts.append(part)
-            text = ""
-    text += observation[end:]
-    parts += [TextPart(text)] if text else []
+    parts = as_parts(at_tags(observation, media))
     parts += [*media["image"], *media["audio"]]
     refuse_too_much(parts, limits)
     return parts
+
+
+def at_tags(text: str, media: Mapping[str, Iterator[_Media]]) -> Iterator[str | _Media]:
+    """What stands between the tags of a text, and for each ``<image>`` and ``<audio>`` the next of `media["image"]` and
+    `media["audio"]`. Where there is none any more, or no such media at all, the tag is text."""
+    start = 0
+    for tag in _TAG.finditer(text):
+        part = next(media.get(tag[1], iter(())), None)
+        if part is None:
+            continue
+        if start < tag.start():
+            yield text[start : tag.start()]
+        yield part
+        start = tag.end()
+    if start < len(text):
+        yield text[start:]
 
 
 def to_wire(part: MediaPart, known: Collection[str] = ()) -> str:

@@ -7,8 +7,7 @@ it appends, each placeholder becomes a segment of its own, with as many tokens a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -17,9 +16,7 @@ from verl_tool.agent_loop.options import Side
 from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
 from verl_tool.agent_loop.trajectory_builder import fitting
-from verl_tool.content import ImagePart
-
-_TAG = re.compile(r"<image>")
+from verl_tool.content import ImagePart, at_tags
 
 Piece: TypeAlias = "str | ImagePart"
 
@@ -44,21 +41,8 @@ class ImageTokens(Protocol):
 
 def pieces_of(outputs: Sequence[str], images: Sequence[ImagePart]) -> list[list[Piece]]:
     """Each output as texts and images: the n-th ``<image>`` of all of them stands for the n-th image."""
-    left = iter(images)
-    return [list(_pieces(output, left)) for output in outputs]
-
-
-def _pieces(output: str, images: Iterator[ImagePart]) -> Iterator[Piece]:
-    start = 0
-    for tag in _TAG.finditer(output):
-        image = next(images, None)
-        if image is None:
-            break
-        yield from (piece for piece in (output[start : tag.start()],) if piece)
-        yield image
-        start = tag.end()
-    if start == 0 or output[start:]:
-        yield output[start:]
+    left = {"image": iter(images)}
+    return [list(at_tags(output, left)) or [""] for output in outputs]
 
 
 @dataclass(frozen=True)
