@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from rich.console import Console
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import IterableDataset
@@ -45,10 +46,6 @@ SECONDS_BETWEEN_LINES = 5.0
 Row = dict[str, list[int]]
 """``input_ids`` and ``labels`` of one solution."""
 console = Console(stderr=True)
-
-
-class TooWeak(Exception):
-    """The model did not reach the wanted success."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +191,7 @@ def warm_up(
 ) -> None:
     """Learn from `rows` until solutions such as those of `held` come out right often enough; save to `output`.
 
-    Raises TooWeak if they do not; nothing is saved then.
+    If they do not, that is told, nothing is saved, and the command ends with 1 (raises typer.Exit).
     """
     torch.set_num_threads(min(THREADS, len(os.sched_getaffinity(0))))
     padding = tokenizer.pad_token_id
@@ -224,7 +221,8 @@ def warm_up(
     trainer.train()
     if callback.success < how.target:
         reached = f"success {callback.success:.1%} after {how.max_steps} steps; wanted {how.target:.1%}"
-        raise TooWeak(f"{reached}. Raise --max_steps")
+        console.print(f"[red]{reached}. Raise --max_steps[/]")
+        raise typer.Exit(1)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     console.print(f"saved to {output}: success {callback.success:.1%} before reinforcement learning")

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import pandas as pd
 import typer
-from from_scratch import END, Row, TooWeak, WarmUp, console, encode, make_model, make_tokenizer, warm_up
+from from_scratch import END, Row, WarmUp, console, encode, make_model, make_tokenizer, warm_up
 from own_traces import read_traces, stops_in, with_observations
 from rich.markup import escape
 from torch.utils.data import IterableDataset
@@ -145,11 +145,7 @@ def main(
     shown = random.Random(0).sample(lessons, min(MEASURED_LESSONS, len(lessons)))
     held = [encode_lesson(tokenizer, lesson, measured)[0] for lesson in shown]
     how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
-    try:
-        warm_up(model, tokenizer, Endless(rows, seed), held, how, output)
-    except TooWeak as error:
-        console.print(f"[red]{error}[/]")
-        raise typer.Exit(1) from None
+    warm_up(model, tokenizer, Endless(rows, seed), held, how, output)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import typer
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, TooWeak, WarmUp, console, make_model, make_tokenizer, warm_up
+from from_scratch import END, IGNORED, Row, WarmUp, console, make_model, make_tokenizer, warm_up
 from tiny_model import Endless
 
 from verl_tool.agent_loop.episode import Episode
@@ -202,11 +202,7 @@ def main(
     console.print(f"{len(learned)} trajectories of at most {longest} tokens")
     how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
     model = make_model(tokenizer, hidden, layers, seed)
-    try:
-        warm_up(model, tokenizer, Endless(learned, seed), measured, how, output)
-    except TooWeak as error:
-        console.print(f"[red]{error}[/]")
-        raise typer.Exit(1) from None
+    warm_up(model, tokenizer, Endless(learned, seed), measured, how, output)
 
 
 if __name__ == "__main__":

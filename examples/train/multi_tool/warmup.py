@@ -22,7 +22,7 @@ import pandas as pd
 import typer
 
 sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-from from_scratch import END, TooWeak, WarmUp, console, make_model, make_tokenizer, warm_up
+from from_scratch import END, WarmUp, console, make_model, make_tokenizer, warm_up
 from tiny_model import CHAT_TEMPLATE, Endless, Lesson, encode_lesson, learned, measured, texts_of
 from tool_world import NUMBERS, TOOLS, call
 from traces import Part, Trace
@@ -117,11 +117,7 @@ def main(
     longest = max(len(example["input_ids"]) for example in examples)
     console.print(f"{len(examples)} trajectories of at most {longest} tokens")
     model = make_model(tokenizer, 128, 2, seed, DEVIATION)
-    try:
-        warm_up(model, tokenizer, Endless(examples, seed), held, WarmUp(target, max_steps, 32, 5e-3, seed), output)
-    except TooWeak as error:
-        console.print(f"[red]{error}[/]")
-        raise typer.Exit(1) from None
+    warm_up(model, tokenizer, Endless(examples, seed), held, WarmUp(target, max_steps, 32, 5e-3, seed), output)
 
 
 if __name__ == "__main__":
