@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 from rows import (
+    WITHOUT_TOOL,
     DatasetPath,
     Limit,
     LocalDir,
@@ -31,12 +32,11 @@ from rows import (
     load,
     messages,
     row,
+    rows_without_tool,
     save,
 )
 
 DATA_SOURCE = "acecoder"
-WITHOUT_TOOL = "without_tool"
-"""The split, and what is added to the data source: its scores are told apart."""
 TESTS = ("test_cases", "tests")
 EXECUTION_PROMPT = """\
 You solve programming problems with the help of a Python interpreter. Think about the problem first. Whenever you want
@@ -113,8 +113,7 @@ def main(
     rows = convert(splits, partial(as_row, execution_prompt=add_execution_prompt, system_prompt=system_prompt))
     if without_tool:
         make = partial(as_row, execution_prompt=False, system_prompt=system_prompt)
-        again = convert({WITHOUT_TOOL: splits["test"]}, make)
-        rows |= {name: [row | {"data_source": f"{DATA_SOURCE}_{name}"} for row in part] for name, part in again.items()}
+        rows |= rows_without_tool(splits["test"], make, f"{DATA_SOURCE}_{WITHOUT_TOOL}")
     save(rows, local_dir)
 
 

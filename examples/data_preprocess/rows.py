@@ -21,6 +21,8 @@ from rich.console import Console
 
 AGENT_NAME = "verltool_agent"
 """The agent loop, as verl_tool/trainer/config/agent_loops.yaml names it."""
+WITHOUT_TOOL = "without_tool"
+"""A split, and what is added to its data source: its scores are told apart."""
 SAMPLES = Path(__file__).parent / "samples"
 """A few hand-made rows in each source's own schema."""
 
@@ -135,6 +137,13 @@ def convert(splits: Mapping[str, Iterable[Mapping[str, Any]]], as_row: AsRow) ->
     """verl's rows of each split that has any. Raises RowError."""
     rows = {split: [as_row(row, split, i) for i, row in enumerate(part)] for split, part in splits.items()}
     return {split: part for split, part in rows.items() if part}
+
+
+def rows_without_tool(test: Iterable[Mapping[str, Any]], as_row: AsRow, data_source: str) -> dict[str, list[Row]]:
+    """The test rows once more, as the split `WITHOUT_TOOL`: `as_row` makes them for a model that has no tool, and
+    `data_source` gives them a score of their own. Raises RowError."""
+    again = convert({WITHOUT_TOOL: test}, as_row)
+    return {split: [row | {"data_source": data_source} for row in part] for split, part in again.items()}
 
 
 def save(splits: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> dict[str, Path]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 from rows import (
+    WITHOUT_TOOL,
     DatasetPath,
     Limit,
     LocalDir,
@@ -29,12 +30,12 @@ from rows import (
     load,
     messages,
     row,
+    rows_without_tool,
     save,
 )
 
 DATA_SOURCE = "search_r1"
 FIELDS = ("id", "question", "golden_answers", "data_source")
-WITHOUT_TOOL = "without_tool"
 SEARCHING = """\
 Answer the question. Reason between <think> and </think> whenever you have learned something new. If you lack knowledge,
 search for it: write <search>query</search>, and the best results come back between <information> and </information>.
@@ -84,8 +85,7 @@ def main(
     rows = convert(splits, partial(as_row, use_tool=tool, instructions=instructions))
     if without_tool:
         make = partial(as_row, use_tool=False, instructions=instructions)
-        again = convert({WITHOUT_TOOL: splits["test"]}, make)[WITHOUT_TOOL]
-        rows[WITHOUT_TOOL] = [one | {"data_source": WITHOUT_TOOL} for one in again]
+        rows |= rows_without_tool(splits["test"], make, WITHOUT_TOOL)
     save(rows, local_dir)
 
 
