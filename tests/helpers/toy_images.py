@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +16,22 @@ BEGIN, PAD, END_IMAGE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 PLACEHOLDER = BEGIN + PAD + END_IMAGE
 
 
+class ImageTemplate(Template):
+    """Writes the placeholder for an image among a message's parts."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        texts = [{**message, "content": _as_text(message["content"])} for message in messages]
+        return super().render(texts, add_generation_prompt)
+
+
+def _as_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(PLACEHOLDER if part["type"] == "image" else part["text"] for part in content)
+
+
 def image_tokenizer(template: Template | None = None) -> ToyTokenizer:
-    return ToyTokenizer(template, specials=[BEGIN, PAD, END_IMAGE])
+    return ToyTokenizer(template or ImageTemplate(), specials=[BEGIN, PAD, END_IMAGE])
 
 
 class ToyImageTokens:

@@ -27,7 +27,7 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens, Piece, images_in, pieces_of
 from verl_tool.agent_loop.row import holds_something
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, cut_segments, now, tool_tokens
 from verl_tool.content import ImagePart, parts_of, tagged
 from verl_tool.errors import ConfigError, ContentError, ToolFault
@@ -120,6 +120,7 @@ class Episode:
         self,
         prompt_ids: Sequence[int],
         *,
+        images: Sequence[ImagePart] = (),
         sampling_params: Mapping[str, Any] | None = None,
         trajectory_id: str | None = None,
         use_tool: bool = True,
@@ -132,20 +133,24 @@ class Episode:
     ) -> Trajectory:
         """One trajectory from `prompt_ids` to its end. Waits for a free place first.
 
-        `sampling_params` reach the generator, with the loop's own limits and stop strings added. `use_tool=False`
-        gives one turn without tools. `extra` is sent to the tools with every call: put no gold answer into it.
+        `images`: one for each placeholder (`ImageTokens.placeholder`) in `prompt_ids`, in their order; the tokens of
+        each take the placeholder's place. `sampling_params` reach the generator, with the loop's own limits and stop
+        strings added. `use_tool=False` gives one turn without tools. `extra` is sent to the tools with every call: put
+        no gold answer into it.
         `max_turns` and `max_response_length` are this trajectory's own, in place of those of the options; `formats` and
         `renderer`, in place of the Episode's, if it may use some of the tools only, or its prompt tells of them.
         `verification` is sent to the tools once the trajectory has ended, unless by a fault or aborted; what the
         verifier said is in `Trajectory.verdict`.
 
-        Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it.
+        Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it. Raises
+        ContentError if the prompt's images cannot be placed, and ConfigError if the Episode reads text only.
         """
         uses_tools = use_tool and self.options.enable_agent
         if uses_tools and self._tools is None:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         if verification is not None:
             self._refuse_verification(verification, uses_tools)
+        prompt = self._prompt(prompt_ids, images)
         async with self._places:
             builder = TrajectoryBuilder(
                 trajectory_id or uuid.uuid4().hex,
@@ -157,7 +162,7 @@ class Episode:
                 self.formats if formats is None else formats,
                 renderer,
             )
-            builder.set_prompt(prompt_ids, self._start_limit(), self._tokenizer)
+            builder.set_prompt(prompt, images, self._start_limit(), self._tokenizer)
             try:
                 stop = await self._drive(builder)
                 if verification is not None and stop is not StopReason.ABORTED:
@@ -175,6 +180,13 @@ class Episode:
         """Wait until the states of cancelled and failed trajectories are freed (at most `RELEASE_SECONDS`)."""
         if self._releases:
             await asyncio.wait(set(self._releases))
+
+    def _prompt(self, prompt_ids: Sequence[int], images: Sequence[ImagePart]) -> list[Segment]:
+        if self._placer is not None:
+            return self._placer.prompt(prompt_ids, images)
+        if images:
+            raise ConfigError(f"the prompt has {len(images)} images, and this loop carries text only; leave them out")
+        return [Segment(Author.PROMPT, tuple(prompt_ids), text=self._tokenizer.decode(prompt_ids))]
 
     # The course of a trajectory
 
@@ -320,12 +332,19 @@ class Episode:
         segments, truncated = self._placed(
             [result.observation], builder.take(result), limit, lambda parts: renderer.first(builder.context, parts[0])
         )
+        segments = self._with_prompt_images(builder.segments, segments)
         fitting = segments
         if options.max_prompt_length is not None:
             fitting = cut_segments(segments, options.max_prompt_length, "left", self._tokenizer)
         builder.prompt_truncated |= fitting is not segments
         builder.replace_prompt(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
         return None
+
+    def _with_prompt_images(self, prompt: list[Segment], segments: list[Segment]) -> list[Segment]:
+        """`segments`, which begin with the tokens of `prompt` in one, with its images told apart again."""
+        kept = list(itertools.takewhile(lambda segment: segment.author is Author.PROMPT, segments))
+        own = cut_segments(prompt, sum(len(segment.tokens) for segment in kept), "right", self._tokenizer)
+        return [*own, *segments[len(kept) :]]
 
     async def _tool_turn(
         self, builder: TrajectoryBuilder, action: str, turns_left: int, *, is_last: bool

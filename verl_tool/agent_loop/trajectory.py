@@ -142,7 +142,8 @@ class Trajectory:
     segments: tuple[Segment, ...]
     stop: StopReason
     prompt_segments: int = 1
-    """How many of `segments` are the prompt: more than one if `call_tool_first` added an observation."""
+    """How many of `segments` are the prompt: more than one if it has images, or `call_tool_first` added an
+    observation."""
     calls: tuple[CallRecord, ...] = ()
     fault: Fault | None = None
     excluded: Excluded | None = None
@@ -205,7 +206,8 @@ class Trajectory:
         """The calls that the model made: the k-th ended its k-th turn. That of `call_tool_first` is not among them."""
         turns = self.num_turns
         asked_first = bool(self.calls) and not self.calls[0].action
-        loops_own = asked_first and (self.prompt_segments > 1 or len(self.calls) > turns)
+        in_prompt = any(segment.author is not Author.PROMPT for segment in self.segments[: self.prompt_segments])
+        loops_own = asked_first and (in_prompt or len(self.calls) > turns)
         return self.calls[loops_own:][:turns]
 
     @property

@@ -76,13 +76,17 @@ class TrajectoryBuilder:
         fault = self.calls[-1].fault
         return fault is None or fault.kind not in _SERVER_GONE
 
-    def set_prompt(self, prompt_ids: Sequence[int], limit: int | None, tokenizer: Tokenizer) -> None:
-        """Start from the row's prompt, its head dropped down to `limit`. Raises ValueError if it is empty."""
-        if not prompt_ids:
+    def set_prompt(
+        self, segments: list[Segment], images: Sequence[ImagePart], limit: int | None, tokenizer: Tokenizer
+    ) -> None:
+        """Start from the row's prompt, in which `images` stand, its head dropped down to `limit`. Raises ValueError if
+        it is empty."""
+        if not any(segment.tokens for segment in segments):
             raise ValueError("the prompt is empty; a model needs at least one token to continue")
-        self.prompt_truncated = limit is not None and len(prompt_ids) > limit
-        kept = prompt_ids[-limit:] if limit is not None else prompt_ids
-        self.replace_prompt([Segment(Author.PROMPT, tuple(kept), text=tokenizer.decode(kept))])
+        kept = segments if limit is None else cut_segments(segments, limit, "left", tokenizer)
+        self.prompt_truncated = kept is not segments
+        self.images |= {image.sha256: image for image in images}
+        self.replace_prompt(kept)
 
     def replace_prompt(self, segments: list[Segment], truncated: bool = False) -> None:
         """Let `segments` be the prompt; `truncated` if they show less than the observation that was recorded last."""

@@ -50,6 +50,15 @@ def test_an_image_has_a_token_for_each_feature() -> None:
         QwenImages(Pixels(), ToyTokenizer(Template()))
 
 
+def test_an_engine_gets_one_token_for_each_image() -> None:
+    tokenizer = image_tokenizer()
+    images = QwenImages(Pixels(), tokenizer)
+    shown = [picture(1, (64, 33)), picture(2)]
+    expanded = [7, *images.of(shown[0]), *images.of(shown[1]), 8]
+    assert images.one_each(expanded) == [7, *tokenizer.encode(PLACEHOLDER * 2), 8]
+    assert images.one_each([images.pad_id, images.pad_id]) == [images.pad_id]
+
+
 @pytest.fixture(scope="module")
 def torch() -> Any:
     return pytest.importorskip("torch")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer
+from toy_images import image_tokenizer
 from toy_model import ToyTokenizer
 
 from verl_tool.agent_loop.options import EpisodeOptions
@@ -155,3 +156,21 @@ def test_a_schema_is_openais() -> None:
     tool = ToolDescription(name="a", description="b", parameters={"type": "object"}, usage="u", example_actions=["x"])
     function = {"name": "a", "description": "b", "parameters": {"type": "object"}}
     assert schema_of(tool) == {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize("system", [None, "Be brief.", [{"type": "image"}]])
+def test_usage_stands_beside_images(system: Any) -> None:
+    prompts = PromptRenderer(image_tokenizer(), EpisodeOptions.load({"enable_mtrl": True}), TOOLS)
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}]
+    messages = messages if system is None else [{"role": "system", "content": system}, *messages]
+    text = prompts.text(messages)
+    assert text.count("<|image_pad|>") == (2 if isinstance(system, list) else 1)
+    assert text.index("python_code") < text.index("what is it?")
+
+
+def test_the_tokens_of_images_count_for_the_limit() -> None:
+    prompts = PromptRenderer(PLAIN, EpisodeOptions.load({"enable_mtrl": True, "max_prompt_length": 2000}), TOOLS)
+    n = len(prompts.ids(ASKED, None, "row 3"))
+    assert len(prompts.ids(ASKED, None, "row 3", 2000 - n)) == n
+    with pytest.raises(ConfigError, match="row 3: the prompt has 2001 tokens"):
+        prompts.ids(ASKED, None, "row 3", 2001 - n)

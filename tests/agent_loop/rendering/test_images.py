@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_images import PLACEHOLDER, ToyImageTokens, image_tokenizer
+from toy_images import PAD, PLACEHOLDER, ToyImageTokens, image_tokenizer
 from toy_model import ToyTokenizer
 from toy_tools import picture
 
@@ -15,6 +15,7 @@ from verl_tool.agent_loop.rendering.images import ImagePlacer, Piece, images_in,
 from verl_tool.agent_loop.trajectory import Author, Segment
 from verl_tool.agent_loop.trajectory_builder import cut_segments
 from verl_tool.content import ImagePart
+from verl_tool.errors import ContentError
 
 TOKENIZER = image_tokenizer()
 PLACER = ImagePlacer(ToyImageTokens(TOKENIZER), TOKENIZER)
@@ -46,6 +47,28 @@ def test_the_nth_tag_is_the_nth_image() -> None:
     assert pieces_of(outputs, [one, two]) == [["a", one], ["b"], [two, "c<image>"]]
     assert pieces_of(["", "<image>"], [one]) == [[""], [one]]
     assert images_in(pieces_of(outputs, PICTURES)) == PICTURES
+
+
+def test_each_placeholder_of_a_prompt_becomes_the_tokens_of_its_image() -> None:
+    one, two, _ = PICTURES
+    ids = TOKENIZER.encode(f"a{PLACEHOLDER}{PLACEHOLDER}b")
+    segments = PLACER.prompt(ids, [two, one])
+    assert [(s.author, s.image) for s in segments] == [
+        (Author.PROMPT, image) for image in (None, two.sha256, one.sha256, None)
+    ]
+    assert [len(s.tokens) for s in segments] == [1, 7, 3, 1]
+    assert PLACER.further_tokens([two, one]) == sum(len(s.tokens) for s in segments) - len(ids)
+    assert [s.tokens for s in PLACER.prompt(TOKENIZER.encode("ab"))] == [tuple(b"ab")]
+
+
+@pytest.mark.parametrize(
+    ("text", "images"), [(f"a{PLACEHOLDER}", 0), (f"a{PLACEHOLDER}", 2), ("a", 1), (f"{PAD}{PLACEHOLDER}", 1)]
+)
+def test_a_prompt_with_other_places_than_images_is_refused(text: str, images: int) -> None:
+    with pytest.raises(
+        ContentError, match=f"the prompt has {text.count(PAD)} places for images .* and {images} images"
+    ):
+        PLACER.prompt(TOKENIZER.encode(text), PICTURES[:images])
 
 
 @settings(max_examples=60)

@@ -17,8 +17,8 @@ from verl_tool.agent_loop.observation_renderer import InlineRenderer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import render_prompt
 from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory, write_jsonl
-from verl_tool.content import read_media, to_wire
-from verl_tool.errors import ConfigError
+from verl_tool.content import ImagePart, read_media, to_wire
+from verl_tool.errors import ConfigError, ContentError
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind, StepResult
 
@@ -41,11 +41,13 @@ class Run:
         self.options = EpisodeOptions.load(options)
         self.renderer: InlineRenderer | None = None
 
-    async def __call__(self) -> Trajectory:
+    async def __call__(self, *shown: ImagePart) -> Trajectory:
+        """`shown`: the images of the prompt."""
         images = ToyImageTokens(self.tokenizer)
         episode = Episode(self.engine, self.tools, self.tokenizer, self.options, image_tokens=images)
-        prompt = render_prompt(self.tokenizer, [{"role": "user", "content": "what is it?"}])
-        return await episode.run(prompt, trajectory_id="t", renderer=self.renderer)
+        content = [*({"type": "image"} for _ in shown), {"type": "text", "text": "what is it?"}]
+        prompt = render_prompt(self.tokenizer, [{"role": "user", "content": content}])
+        return await episode.run(prompt, images=shown, trajectory_id="t", renderer=self.renderer)
 
 
 def answers(*results: StepResult) -> Any:
@@ -88,6 +90,47 @@ async def test_a_tool_cannot_forge_an_image() -> None:
     assert trajectory.images_shown == [TWO]
     assert run.engine.seen[-1] == [TWO]
     assert trajectory.response_ids.count(run.tokenizer.special(PAD)) == 5
+
+
+class TestPrompts:
+    async def test_a_model_sees_the_images_of_its_prompt_at_every_turn(self) -> None:
+        run = Run([CALL, "2"], answers(StepResult("t", "<image>", image=[TWO])))
+        trajectory = await run(WIDE, ONE)
+        assert run.engine.seen == [[WIDE, ONE], [WIDE, ONE, TWO]]
+        assert trajectory.images_shown == [WIDE, ONE, TWO]
+        assert trajectory.prompt_ids.count(run.tokenizer.special(PAD)) == 42
+        assert [s.image for s in trajectory.response if s.image] == [TWO.sha256]
+        assert run.engine.fed[-1].prompt_ids == (trajectory.prompt_ids + trajectory.response_ids)[:-2]
+        assert trajectory.turn_calls == trajectory.calls
+
+    async def test_an_image_beyond_the_prompts_limit_goes_whole(self) -> None:
+        run = Run(["2"], answers(), max_prompt_length=50)
+        trajectory = await run(WIDE, ONE)
+        assert (trajectory.images_shown, trajectory.prompt_truncated) == ([ONE], True)
+        assert len(trajectory.prompt_ids) <= 50
+        assert list(trajectory.images) == [ONE.sha256]
+
+    @pytest.mark.parametrize("options", [{}, {"enable_mtrl": True, "mtrl_role": "user"}])
+    async def test_an_observation_before_the_first_turn_stands_behind_them(self, options: dict[str, Any]) -> None:
+        first = StepResult("t", "look: <image>", image=[TWO])
+        run = Run(["2"], answers(first), call_tool_first=True, action_stop_tokens=[STOP], **options)
+        trajectory = await run(ONE)
+        assert run.engine.seen == [[ONE, TWO]]
+        assert trajectory.images_shown == [ONE, TWO]
+        assert trajectory.turn_calls == ()
+        assert trajectory.num_turns == 1
+
+    async def test_images_for_a_loop_of_text_are_refused(self) -> None:
+        run = Run(["2"], answers())
+        episode = Episode(run.engine, run.tools, run.tokenizer, run.options)
+        with pytest.raises(ConfigError, match="the prompt has 1 images, and this loop carries text only"):
+            await episode.run([1], images=[ONE])
+
+    async def test_a_prompt_with_other_places_than_images_is_refused(self) -> None:
+        run = Run(["2"], answers())
+        episode = Episode(run.engine, None, run.tokenizer, run.options, image_tokens=ToyImageTokens(run.tokenizer))
+        with pytest.raises(ContentError, match="2 places"):
+            await episode.run(run.tokenizer.encode(PLACEHOLDER * 2), images=[ONE], use_tool=False)
 
 
 class TestLimits:

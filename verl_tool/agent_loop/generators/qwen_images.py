@@ -15,6 +15,10 @@ from verl_tool.errors import ConfigError, ContentError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""``model_type`` of the models that read images in this way."""
+VIDEO_PAD = "<|video_pad|>"
+
 
 class QwenImageProcessor(Protocol):
     """What is used of transformers' image processors of these models, such as ``Qwen2VLImageProcessorPil``, which needs
@@ -42,6 +46,9 @@ class QwenImages:
             )
         self._begin, self.pad_id, self._end = ids
         self._processor = processor
+        video = tokenizer.encode(VIDEO_PAD)
+        self.banned_ids = (self.pad_id, *(video if len(video) == 1 else ()))
+        """What an engine must never sample, as verl has it: tokens that stand for a part of an image or video."""
 
     def of(self, image: ImagePart) -> list[int]:
         """The image's tokens. Raises ContentError for one that the model does not take: too long and thin."""
@@ -50,6 +57,11 @@ class QwenImages:
         except ValueError as error:
             raise ContentError(f"an image of {image.width} x {image.height} pixels: {error}") from error
         return [self._begin, *[self.pad_id] * (patches // self._processor.merge_size**2), self._end]
+
+    def one_each(self, ids: Sequence[int]) -> list[int]:
+        """`ids` as vLLM wants them, with one ``<|image_pad|>`` for each image: it puts in the others itself."""
+        pad = self.pad_id
+        return [token for n, token in enumerate(ids) if token != pad or not n or ids[n - 1] != pad]
 
     def features(self, images: Sequence[Image]) -> dict[str, Any]:
         """Arguments of the model for the images of a batch, row by row."""

@@ -89,8 +89,9 @@ class PromptRenderer:
             return self._with_usage(messages, telling.usage)
         return prompt_text(self._tokenizer, messages, telling.schemas)
 
-    def ids(self, messages: Messages, listed: Sequence[str] | None, where: str) -> list[int]:
-        """Token ids of `text`. [prompt_length]
+    def ids(self, messages: Messages, listed: Sequence[str] | None, where: str, further_tokens: int = 0) -> list[int]:
+        """Token ids of `text`. [prompt_length] `further_tokens`: those that its images have more than their
+        placeholders.
 
         Raises ConfigError that names the row (`where`), its length and the limit, if it tells of tools and is longer
         than `max_prompt_length` or `max_start_length`: it would lose its head, and what it tells with it. And if it
@@ -102,10 +103,11 @@ class PromptRenderer:
         told = self.told(listed)
         for name in ("max_prompt_length", "max_start_length") if told else ():
             limit = getattr(self._options, name)
-            if limit is not None and len(ids) > limit:
+            n = len(ids) + further_tokens
+            if limit is not None and n > limit:
                 bare = len(self._tokenizer.encode(prompt_text(self._tokenizer, messages)))
                 raise ConfigError(
-                    f"{where}: the prompt has {len(ids)} tokens, {len(ids) - bare} of them about the tools "
+                    f"{where}: the prompt has {n} tokens, {len(ids) - bare} of them about the tools "
                     f"{', '.join(tool.name for tool in told)}, and {name}={limit}: what it tells of them would be cut "
                     f"off. Raise {name} (in training data.max_prompt_length), tell of fewer tools "
                     "(tool_schemas=[...]), or leave the row out"
@@ -175,7 +177,7 @@ class PromptRenderer:
         first."""
         first = dict(messages[0]) if messages else {}
         if first.get("role") in _SYSTEM_ROLES:
-            first["content"] = f"{first.get('content') or ''}\n\n{usage}".strip()
+            first["content"] = _joined(first.get("content"), usage)
             text = prompt_text(self._tokenizer, [first, *messages[1:]])
         else:
             try:
@@ -200,5 +202,17 @@ def _before_the_user(messages: Messages, usage: str) -> list[dict[str, Any]]:
     changed = [dict(message) for message in messages]
     user = next((message for message in changed if message.get("role") == "user"), None)
     if user is not None:
-        user["content"] = f"{usage}\n\n{user.get('content') or ''}"
+        user["content"] = _joined(usage, user.get("content"))
     return changed
+
+
+def _joined(before: Any, after: Any) -> Any:
+    """Two contents with an empty line between. That of a message with images is a list of parts."""
+    if not isinstance(before, list) and not isinstance(after, list):
+        return f"{before or ''}\n\n{after or ''}".strip()
+    parts = [*_parts(before), {"type": "text", "text": "\n\n"}, *_parts(after)]
+    return parts
+
+
+def _parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content or ""}]

@@ -1,4 +1,5 @@
-"""Images in an observation: a placeholder in the text that the chat template renders, then the tokens of each image.
+"""Images in a prompt and in observations: a placeholder in the text that the chat template renders, then the tokens of
+each image.
 
 A renderer knows text only. It is given the model's own placeholder where an image stands: control tokens, which are
 encoded alike whatever stands around them, and which no tool's output can hold, since they are broken up in one. In what
@@ -17,6 +18,7 @@ from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
 from verl_tool.agent_loop.trajectory_builder import fitting
 from verl_tool.content import ImagePart, at_tags
+from verl_tool.errors import ContentError
 
 Piece: TypeAlias = "str | ImagePart"
 
@@ -56,16 +58,40 @@ class ImagePlacer:
         """What a renderer is given."""
         return "".join(piece if isinstance(piece, str) else self.tokens.placeholder for piece in pieces)
 
-    def placed(self, segments: Sequence[Segment], images: Sequence[ImagePart]) -> list[Segment] | None:
-        """The segments with those of `images` in place of the placeholders; None if there are not as many of these.
+    def prompt(self, prompt_ids: Sequence[int], images: Sequence[ImagePart] = ()) -> list[Segment]:
+        """The segments of a prompt that has a placeholder for each of `images`, in their order.
 
-        Raises ValueError if the model's tokens for an image are not those of its placeholder.
+        Raises ContentError if there are not as many, or a token of an image stands elsewhere, and as `placed`.
+        """
+        whole = Segment(Author.PROMPT, tuple(prompt_ids), text=self.tokenizer.decode(prompt_ids))
+        segments = self.placed([whole], images, Author.PROMPT)
+        pad = self.tokens.pad_id
+        if segments is None or any(pad in segment.tokens for segment in segments if segment.image is None):
+            written = prompt_ids.count(pad)
+            raise ContentError(
+                f"the prompt has {written} places for images ({self.tokens.placeholder!r}) and {len(images)} images; "
+                "give one for each, and do not write such tokens as text"
+            )
+        return segments
+
+    def further_tokens(self, images: Sequence[ImagePart]) -> int:
+        """How many tokens the images have more than their placeholders. Raises ContentError as `ImageTokens.of`."""
+        return sum(map(self._size, images)) - len(images) * len(self._encode(self.tokens.placeholder))
+
+    def placed(
+        self, segments: Sequence[Segment], images: Sequence[ImagePart], author: Author = Author.TOOL
+    ) -> list[Segment] | None:
+        """The segments with those of `images` in place of the placeholders in those of `author`; None if there are not
+        as many of these.
+
+        Raises ContentError for an image that the model does not take, and ValueError if the model's tokens for an image
+        are not those of its placeholder.
         """
         placeholder = self.tokenizer.encode(self.tokens.placeholder)
         placed: list[Segment] = []
         left = iter(images)
         for segment in segments:
-            if segment.author is not Author.TOOL:
+            if segment.author is not author:
                 placed.append(segment)
                 continue
             texts = _split(segment.tokens, placeholder)
@@ -74,10 +100,10 @@ class ImagePlacer:
                     image = next(left, None)
                     if image is None:
                         return None
-                    placed.append(self._segment(image, placeholder))
+                    placed.append(self._segment(image, placeholder, author))
                 if tokens:
                     text = segment.text if len(texts) == 1 else self.tokenizer.decode(tokens)
-                    placed.append(Segment(Author.TOOL, tokens, text=text))
+                    placed.append(Segment(author, tokens, text=text))
         return placed if next(left, None) is None else None
 
     def truncated(self, pieces: Sequence[Piece], limit: int, side: Side) -> list[Piece]:
@@ -99,14 +125,14 @@ class ImagePlacer:
             keep -= excess
         return [""]
 
-    def _segment(self, image: ImagePart, placeholder: Sequence[int]) -> Segment:
+    def _segment(self, image: ImagePart, placeholder: Sequence[int], author: Author) -> Segment:
         tokens = tuple(self.tokens.of(image))
         if set(tokens) != set(placeholder):
             raise ValueError(
                 f"an image of {image.width} x {image.height} pixels has the tokens {sorted(set(tokens))}, and the "
                 f"placeholder {self.tokens.placeholder!r} has {sorted(set(placeholder))}; they must be the same"
             )
-        return Segment(Author.TOOL, tokens, text=self.tokens.placeholder, image=image.sha256)
+        return Segment(author, tokens, text=self.tokens.placeholder, image=image.sha256)
 
     def _units(self, piece: Piece, limit: int) -> Sequence[int | ImagePart]:
         """What is kept or dropped whole: an image, or each token. Of a text beyond the limit in any case, its ends."""
