@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "data_preprocess")]
 from calculator import Problem, problem
-from from_scratch import IGNORED, Row, TooWeak, WarmUp, console, encode, make_model, make_tokenizer, warm_up
+from from_scratch import IGNORED, Row, WarmUp, encode, make_model, make_tokenizer, warm_up
 
 Trace = tuple[tuple[str, bool], ...]
 """A solved problem's text in order, each part with whether the model writes it."""
@@ -90,11 +90,7 @@ def main(
     model = make_model(tokenizer, hidden, layers, seed)
     held = [once_begun(row) for row in islice(Traces(tokenizer, 10**6 + seed, tool_share=1.0), 256)]
     how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
-    try:
-        warm_up(model, tokenizer, Traces(tokenizer, seed, tool_share), held, how, output)
-    except TooWeak as error:
-        console.print(f"[red]{error}[/]")
-        raise typer.Exit(1) from None
+    warm_up(model, tokenizer, Traces(tokenizer, seed, tool_share), held, how, output)
 
 
 if __name__ == "__main__":
