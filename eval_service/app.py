@@ -25,6 +25,7 @@ from eval_service.episode_flags import given_options, merged_options, with_episo
 from eval_service.model.run_config import Run, read_run
 from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.content import LIMITS
 from verl_tool.errors import ConfigError, StartError, VerlToolError
 from verl_tool.json_text import BadJsonError, decode_json
 from verl_tool.servers import command_options
@@ -135,6 +136,10 @@ def command(
     max_queued: Annotated[
         int, typer.Option("--max_queued", min=1, help="Answers that wait in one replica before it refuses with 503.")
     ] = 8192,
+    max_images: Annotated[int, typer.Option("--max_images", min=1, help="Most images of one request.")] = LIMITS.media,
+    allow_image_urls: Annotated[
+        bool, typer.Option("--allow_image_urls", help="Fetch images of http addresses, public ones only.")
+    ] = False,
     request_timeout: Annotated[
         float, typer.Option("--request_timeout", min=1.0, help="Seconds after which a request is stopped.")
     ] = 3600.0,
@@ -181,6 +186,8 @@ def command(
             tool_api_key=tool_server_api_key,
             api_key=api_key,
             max_queued=max_queued,
+            max_images=max_images,
+            allow_image_urls=allow_image_urls,
             request_timeout_seconds=request_timeout,
             drain_seconds=drain_seconds,
             listen_host=host,

@@ -16,10 +16,13 @@ from ray.serve import Application
 
 from eval_service.engines.base import Engine
 from eval_service.model.fingerprint import fingerprint
+from eval_service.model.images import image_reading
 from eval_service.model.tokenizer import ServedTokenizer, load_tokenizer
 from eval_service.openai.endpoint import Endpoint
+from eval_service.openai.image_reader import ImageReader
 from eval_service.service import Service
 from eval_service.settings import ServiceSettings, VllmSettings
+from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.client import ToolClient
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.serve import serve_bypass
@@ -34,13 +37,15 @@ CLOSE_SECONDS = 20.0
 logger = logging.getLogger(__name__)
 
 
-async def make_engine(settings: ServiceSettings, tokenizer: ServedTokenizer) -> Engine:
-    """The engine that the settings name. Raises EngineError or ConfigError."""
+async def make_engine(
+    settings: ServiceSettings, tokenizer: ServedTokenizer, images: QwenImages | None = None
+) -> Engine:
+    """The engine that the settings name, of a model that reads `images`. Raises EngineError or ConfigError."""
     if isinstance(settings.engine, VllmSettings):
         # vLLM is imported where it runs: it takes seconds, and the other engine needs none.
         from eval_service.engines.vllm_engine import VllmEngine
 
-        return VllmEngine(settings.model, settings.engine, trust_remote_code=settings.trust_remote_code)
+        return VllmEngine(settings.model, settings.engine, trust_remote_code=settings.trust_remote_code, images=images)
     from eval_service.engines.completions_engine import CompletionsEngine
 
     return await CompletionsEngine.connect(settings.engine, tokenizer.vocab_size)
@@ -71,7 +76,8 @@ class ModelReplica:
             chat_template=settings.chat_template,
         )
         self._tools = make_tool_client(settings)
-        self._engine = await make_engine(settings, tokenizer)
+        images, why_no_images = image_reading(settings, tokenizer)
+        self._engine = await make_engine(settings, tokenizer, images)
         self._service = Service(
             self._engine,
             tokenizer,
@@ -80,6 +86,9 @@ class ModelReplica:
             sampling=settings.sampling,
             max_queued=settings.max_queued,
             told_tools=settings.told_tools,
+            image_tokens=images,
+            image_reader=ImageReader(most=settings.max_images, fetches=settings.allow_image_urls),
+            why_no_images=why_no_images,
         )
         # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
         gc.freeze()

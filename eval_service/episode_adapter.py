@@ -10,6 +10,7 @@ from verl_tool.agent_loop.actions import length_to_stop
 from verl_tool.agent_loop.episode import Tools, up_to_stop
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.content import ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ABORT_FIELD, TOOLS_FIELD, VERIFY_FIELD, StepResult
 
@@ -62,7 +63,13 @@ class EpisodeAdapter:
         self._waiting = False
         """A tool was called and has not answered."""
 
-    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        images: Sequence[ImagePart] = (),
+    ) -> Generation:
         """The model's next turn, within what is left of the tokens; without any left it is empty."""
         observer = self._observer
         if observer is not None and self._seen is not None:
@@ -72,10 +79,10 @@ class EpisodeAdapter:
             return Generation((), stop_reason="length")
         params = sampling_params | {"max_tokens": most}
         listener = None if observer is None else _UpToStop(observer, params.get("stop") or (), self._tokenizer)
+        wrote = None if listener is None else listener.wrote
+        shown: dict[str, Any] = {"images": images} if images else {}
         generation = up_to_stop(
-            await self._engine.generate(prompt_ids, params, request_id, None if listener is None else listener.wrote),
-            params,
-            self._tokenizer,
+            await self._engine.generate(prompt_ids, params, request_id, wrote, **shown), params, self._tokenizer
         )
         n = len(generation.token_ids)
         self._seen = len(prompt_ids) + n

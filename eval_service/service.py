@@ -14,16 +14,19 @@ from eval_service.engines.base import Engine
 from eval_service.engines.watched_engine import WatchedEngine
 from eval_service.episode_adapter import EpisodeAdapter, StreamObserver
 from eval_service.openai.errors import bad_request, from_fault, overloaded
+from eval_service.openai.image_reader import ImageReader
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.actions import LoopFormats
 from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
+from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
-from verl_tool.errors import ToolFault
+from verl_tool.content import ImagePart
+from verl_tool.errors import ContentError, ToolFault
 from verl_tool.formats import Format, loop_formats
 from verl_tool.json_text import shown
 from verl_tool.protocol import FaultKind, ToolDescription
@@ -49,6 +52,8 @@ class GenerationJob:
 
     trajectory_id: str
     prompt_ids: Sequence[int]
+    images: tuple[ImagePart, ...] = ()
+    """Of the prompt, one for each placeholder in it."""
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     token_limit: int | None = None
     """Most tokens that the model writes."""
@@ -85,8 +90,13 @@ class Service:
         max_queued: int = 8192,
         formats: Sequence[Format] | None = None,
         told_tools: Sequence[ToolDescription] | None = None,
+        image_tokens: ImageTokens | None = None,
+        image_reader: ImageReader | None = None,
+        why_no_images: str = "reads text only",
     ) -> None:
-        """`told_tools`: what the tool server told of its tools, as a run kept it; None: what it says of them now.
+        """`image_tokens`: how the model reads images, and `image_reader` how those of requests are; without
+        `image_tokens` they are refused, and `why_no_images` says what the model does. `told_tools`: what the tool
+        server told of its tools, as a run kept it; None: what it says of them now.
         `formats`: those in which tools are called, in place of those that the options name and the server tells.
 
         Raises ConfigError if options and chat template do not go together.
@@ -94,6 +104,9 @@ class Service:
         self.engine: Engine = WatchedEngine(engine)
         self.tokenizer, self.tools, self.options = tokenizer, tools, options
         self.sampling = sampling or Sampling()
+        self.image_tokens, self.why_no_images = image_tokens, why_no_images
+        self.image_reader = image_reader or ImageReader()
+        self._placer = None if image_tokens is None else ImagePlacer(image_tokens, tokenizer)
         self.formats = loop_formats(options.formats) if formats is None else tuple(formats)
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
         # What is told is known here of a run; else the first request asks for it.
@@ -115,10 +128,12 @@ class Service:
         """Whether trajectories call tools at all."""
         return self.options.enable_agent and self.tools is not None
 
-    def check_prompt(self, prompt_ids: Sequence[int], param: str, tools_told: int = 0) -> None:
-        """Raises HttpError if the prompt leaves no room for an answer, the loop would cut it, or the model does not
-        know one of its tokens. `tools_told`: of how many tools it tells."""
-        n = len(prompt_ids)
+    def check_prompt(
+        self, prompt_ids: Sequence[int], param: str, tools_told: int = 0, images: Sequence[ImagePart] = ()
+    ) -> None:
+        """Raises HttpError if the prompt leaves no room for an answer, the loop would cut it, it has not one place for
+        each of its images, or the model does not know one of its tokens. `tools_told`: of how many tools it tells."""
+        n = len(prompt_ids) + self._further_tokens(prompt_ids, images, param)
         if n == 0:
             raise bad_request(f"'{param}' is empty; a model needs at least one token to continue", param=param)
         limits = {
@@ -129,6 +144,7 @@ class Service:
         for name, limit in limits.items():
             if limit is not None and n > limit:
                 told = f", what it tells of {tools_told} tool(s) included" if tools_told else ""
+                told += f", {len(images)} image(s) included" if images else ""
                 message = f"the prompt has {n} tokens{told}; this model takes at most {limit} here ({name}). Shorten it"
                 raise bad_request(message, param=param, code="context_length_exceeded")
         last = self.engine.vocab_size - 1
@@ -136,6 +152,16 @@ class Service:
             if not 0 <= token_id <= last:
                 message = f"'{param}' holds the token id {shown(token_id)}; this model's vocabulary is from 0 to {last}"
                 raise bad_request(message, param=param, code="invalid_value")
+
+    def _further_tokens(self, prompt_ids: Sequence[int], images: Sequence[ImagePart], param: str) -> int:
+        """How many tokens more than placeholders the images have. Raises HttpError."""
+        if self._placer is None:
+            return 0
+        try:
+            self._placer.check_prompt(prompt_ids, images)
+            return self._placer.further_tokens(images)
+        except ContentError as error:
+            raise bad_request(str(error), param=param, code="invalid_image") from None
 
     def check_prompt_size(self, characters: int, param: str) -> None:
         """Raises HttpError if a text cannot be a prompt that fits, so that nobody makes tokens of it to find out."""
@@ -207,11 +233,17 @@ class Service:
         )
         formats = self.formats if job.formats is None else job.formats
         renderer = job.renderer or self._renderer
-        episode = Episode(adapter, adapter, self.tokenizer, self.options, renderer=renderer, formats=formats)
+        episode = Episode(
+            *(adapter, adapter, self.tokenizer, self.options),
+            renderer=renderer,
+            formats=formats,
+            image_tokens=self.image_tokens,
+        )
         try:
             async with self.admission.place(MODEL_PLACE):
                 trajectory = await episode.run(
                     job.prompt_ids,
+                    images=job.images,
                     sampling_params=job.sampling_params,
                     trajectory_id=job.trajectory_id,
                     use_tool=uses_tools,
@@ -232,6 +264,7 @@ class Service:
         """Let cancelled trajectories free their state on the tool server."""
         if self._closing:
             await asyncio.wait(set(self._closing))
+        await self.image_reader.close()
 
     async def _close(self, episode: Episode, adapter: EpisodeAdapter, trajectory_id: str) -> None:
         """Stop the tool of a cancelled trajectory, and let the tool server free its state."""

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.content import LIMITS
 from verl_tool.protocol import ToolDescription
-from verl_tool.servers.api.request_body import MAX_BODY_BYTES
+from verl_tool.servers.api.request_body import MAX_MEDIA_BODY_BYTES
 
 
 class _Settings(BaseModel):
@@ -90,7 +91,11 @@ class ServiceSettings(_Settings):
     """A request that takes longer is stopped, and answered with 504."""
     drain_seconds: PositiveFloat = 60.0
     """The longest that a stopping replica waits for the answers that it works on."""
-    max_body_bytes: PositiveInt = MAX_BODY_BYTES
+    max_body_bytes: PositiveInt = MAX_MEDIA_BODY_BYTES
+    max_images: PositiveInt = LIMITS.media
+    """Of one request."""
+    allow_image_urls: bool = False
+    """Fetch images from ``http`` addresses, public ones only; else requests must hold them."""
     listen_host: str = "127.0.0.1"
     """Where the service listens."""
     listen_port: PositiveInt | None = None

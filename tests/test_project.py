@@ -114,7 +114,7 @@ ARROWS = {
     "trainer": "protocol formats platforms servers.supervised_server servers.tool_config servers.tools servers.mcp "
     "servers.serve servers.ray_serve agent_loop agent_loop.verl agent_workers doctor.checks trainer.monitoring "
     "trainer.progress",
-    "eval_service": "protocol formats client agent_loop agent_loop.verl servers.command_options servers.metrics "
+    "eval_service": "protocol formats client web agent_loop agent_loop.verl servers.command_options servers.metrics "
     "servers.supervised_server servers.server_console servers.execution servers.api servers.settings servers.serve",
     "doctor": "protocol formats client agent_loop agent_loop.verl servers.tool_config servers.tools servers.execution "
     "agent_workers doctor.checks trainer eval_service",

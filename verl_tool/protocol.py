@@ -45,6 +45,9 @@ TURNS_LEFT_FIELD = "turns_left"
 FILES_FIELD = "workspace_files"
 """Entry of a request's extra data: files (`verl_tool.packed_files`) that are put into the trajectory's workspace before
 anything runs in it. Sent with the first call; once there is a workspace, none are put into it."""
+IMAGES_FIELD = "images"
+"""Entry of a request's extra data: the images of the trajectory's prompt in their order, as data URIs. Sent with the
+first call, whichever tool that calls."""
 VERIFY_FIELD = "workspace_verification"
 """Entry of a request's extra data: a `verl_tool.verification.Verification`, which is run in the trajectory's workspace
 in place of the action. The answer's reward is the verifier's."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.content import ImagePart
 from verl_tool.errors import VerlToolError
 
 
@@ -55,8 +56,10 @@ class Engine(Protocol):
         sampling_params: dict[str, Any],
         request_id: str,
         listen: Listener | None = None,
+        images: Sequence[ImagePart] = (),
     ) -> Generation:
-        """As `Generator.generate`; `listen` is told of the tokens while they come, all of them before this returns.
+        """As `ImageGenerator.generate`; `listen` is told of the tokens while they come, all of them before this
+        returns. `images` are given only to an engine of a model that reads them.
 
         ``logprobs=k`` in `sampling_params` asks for log-probabilities: of the sampled token, and of the `k` likeliest.
         Cancelled, the engine stops generating. Raises EngineError and RefusedError.

@@ -7,7 +7,7 @@ cannot be used: text would have to be encoded again, and would no longer be what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -16,6 +16,7 @@ from eval_service.engines.base import EngineError, Listener, RefusedError, Token
 from eval_service.settings import CompletionsSettings
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.client.exchange import KEEP_ALIVE_SECONDS
+from verl_tool.content import ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.json_text import BadJsonError, decode_json, encode_json
 
@@ -61,8 +62,11 @@ class CompletionsEngine:
         sampling_params: dict[str, Any],
         request_id: str,
         listen: Listener | None = None,
+        images: Sequence[ImagePart] = (),
     ) -> Generation:
-        """See `Engine.generate`."""
+        """See `Engine.generate`. Raises RefusedError for images: this way of asking takes token ids only."""
+        if images:
+            raise RefusedError(f"{self._base}/v1/completions takes no images; serve the model here, with --model")
         body = {
             **{name: value for name, value in sampling_params.items() if value is not None},
             "model": self._model,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm import SamplingParams
@@ -23,10 +23,14 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from eval_service.engines.base import EngineError, Listener, RefusedError, TokenChunk, TokenLogProb
 from eval_service.settings import VllmSettings
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.generators.qwen_images import QwenImages
+from verl_tool.content import ImagePart
 
 SHUTDOWN_SECONDS = 10.0
 MOST_LOG_PROBS = 20
 """Most likeliest tokens that can be asked for."""
+BANNED = -100.0
+"""Added to the logit of a token that must not be drawn; the least that vLLM takes."""
 _ABORTED = "abort"
 _CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
 """On a machine without an accelerator, unless they are set: GiB of key-value cache, and no compiler."""
@@ -35,8 +39,16 @@ _CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
 class VllmEngine:
     """An `Engine` over vLLM's `AsyncLLM`. Make it inside a running event loop."""
 
-    def __init__(self, model: str, settings: VllmSettings, *, trust_remote_code: bool = False) -> None:
-        """Load the model; takes from seconds to minutes. Raises EngineError that holds vLLM's own words."""
+    def __init__(
+        self, model: str, settings: VllmSettings, *, trust_remote_code: bool = False, images: QwenImages | None = None
+    ) -> None:
+        """Load the model; takes from seconds to minutes. `images`: how it reads them; None: it reads text only.
+
+        Raises EngineError that holds vLLM's own words.
+        """
+        self._images = images
+        # As in training: a token that stands for a part of an image is never drawn.
+        self._biases = dict.fromkeys(images.banned_ids, BANNED) if images is not None else {}
         try:
             # As a server: else vLLM takes small batches, a few thousand tokens of 128 requests, whatever the device.
             self._llm = AsyncLLM.from_engine_args(
@@ -53,9 +65,15 @@ class VllmEngine:
         sampling_params: dict[str, Any],
         request_id: str,
         listen: Listener | None = None,
+        images: Sequence[ImagePart] = (),
     ) -> Generation:
         """See `Engine.generate`."""
-        prompt = TokensPrompt(prompt_token_ids=prompt_ids)
+        prompt = await self._prompt(prompt_ids, images)
+        if self._biases:
+            sampling_params = {
+                **sampling_params,
+                "logit_bias": (sampling_params.get("logit_bias") or {}) | self._biases,
+            }
         params = _sampling_params(sampling_params, RequestOutputKind.DELTA if listen else RequestOutputKind.FINAL_ONLY)
         token_ids: list[int] = []
         log_probs: list[float] | None = None if params.logprobs is None else []
@@ -76,6 +94,20 @@ class VllmEngine:
             raise EngineError(f"vLLM failed: {error}") from error
         aborted = finish_reason == _ABORTED
         return Generation(token_ids, log_probs, "aborted" if aborted else finish_reason)
+
+    async def _prompt(self, prompt_ids: list[int], images: Sequence[ImagePart]) -> TokensPrompt:
+        """What vLLM is given. Raises ContentError if an image cannot be decoded."""
+        if not images:
+            return TokensPrompt(prompt_token_ids=prompt_ids)
+        if self._images is None:
+            raise RefusedError("this model reads text only, and was given images")
+        decoded = await asyncio.to_thread(lambda: [image.decode() for image in images])
+        return TokensPrompt(
+            prompt_token_ids=self._images.one_each(prompt_ids),
+            multi_modal_data={"image": decoded},
+            # vLLM need not tell images apart by their pixels.
+            multi_modal_uuids={"image": [image.sha256 for image in images]},
+        )
 
     async def check(self) -> None:
         """Raise EngineError if vLLM's engine process is dead."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from eval_service.engines.base import Engine, EngineError, Listener
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.content import ImagePart
 
 CHECK_EVERY_SECONDS = 1.0
 FAILED_CHECKS = 3
@@ -32,6 +34,7 @@ class WatchedEngine:
         sampling_params: dict[str, Any],
         request_id: str,
         listen: Listener | None = None,
+        images: Sequence[ImagePart] = (),
     ) -> Generation:
         """See `Engine.generate`."""
         if self._dead:
@@ -44,7 +47,8 @@ class WatchedEngine:
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
         try:
-            return await self._engine.generate(prompt_ids, sampling_params, request_id, listen)
+            shown: dict[str, Any] = {"images": images} if images else {}
+            return await self._engine.generate(prompt_ids, sampling_params, request_id, listen, **shown)
         except asyncio.CancelledError:
             error = self._turns[turn]
             if error is None:

@@ -4,13 +4,15 @@ At once: ``message.content`` is what the model wrote in its last turn, all calls
 
 As a stream: all that the model writes comes as ``delta.content``. Where a turn turns out to be an action, a delta with
 ``tool_calls`` follows, and one with ``tool_messages`` that holds what the tools gave. Such a message is OpenAI's (role,
-tool_call_id, content), but it does not come as ``content``: a client that puts all ``content`` together gets the
-model's words and nobody else's. What follows the last tool message is the answer. A tool that
+tool_call_id, content; of an observation with images a list of parts, as in a request, with data URIs), but it does not
+come as ``content``: a client that puts all ``content`` together gets the model's words and nobody else's. What follows
+the last tool message is the answer. A tool that
 merely ends the trajectory, without a word, sends none.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ from eval_service.openai.tool_calls import CallLog
 from eval_service.openai.usage import Usage
 from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.trajectory import Author, Trajectory
+from verl_tool.content import TextPart, parts_of
+from verl_tool.errors import ContentError
 from verl_tool.protocol import StepResult
 
 
@@ -81,8 +85,17 @@ class ChatStream:
             await self._send({"tool_calls": calls})
 
     async def answered(self, result: StepResult) -> None:
-        if result.observation or not result.done:
-            await self._send({"tool_messages": [self._calls.message(result.observation)]})
+        if not result.observation and not result.image and result.done:
+            return
+        shown = result.image if self._service.image_tokens is not None else None
+        try:
+            parts = parts_of(result.observation, shown)
+        except ContentError:  # the loop ends the trajectory for it
+            parts = [TextPart(result.observation)]
+        if shown is None:
+            await self._send({"tool_messages": [self._calls.message(parts)]})
+        else:
+            await self._send({"tool_messages": [await asyncio.to_thread(self._calls.message, parts)]})
 
     async def appended(self, token_ids: Sequence[int]) -> None:
         pass

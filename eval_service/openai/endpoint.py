@@ -34,7 +34,7 @@ from verl_tool.json_text import encode_json
 from verl_tool.servers.api.event_stream import HEARTBEAT, EventStream
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.http import RETRY_AFTER, HttpError, JsonResponse
-from verl_tool.servers.api.request_body import MAX_BODY_BYTES, RequestBodies
+from verl_tool.servers.api.request_body import MAX_MEDIA_BODY_BYTES, RequestBodies
 from verl_tool.servers.api.web_app import HEALTH_PATH, Request, WebApp
 from verl_tool.servers.api.wire import decoded
 from verl_tool.servers.execution.deadline import Deadline
@@ -86,7 +86,7 @@ class Endpoint(WebApp):
         api_key: str | None = None,
         request_timeout_seconds: float = 3600.0,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
-        max_body_bytes: int = MAX_BODY_BYTES,
+        max_body_bytes: int = MAX_MEDIA_BODY_BYTES,
         metrics: ServiceMetrics | None = None,
         host_check: HostCheck | None = None,
         bodies: RequestBodies | None = None,
@@ -198,8 +198,9 @@ class Endpoint(WebApp):
             ]
             return encode_json(job.builder.whole(choices, usage))
 
-        tokens = sum(len(trajectory.prompt_ids) + len(trajectory.response_ids) for trajectory in trajectories)
-        return JsonResponse(await beside_the_loop(answer, tokens))
+        size = sum(len(trajectory.prompt_ids) + len(trajectory.response_ids) for trajectory in trajectories)
+        size += sum(len(image.data) for t in trajectories if plan.with_trajectory for image in t.images.values())
+        return JsonResponse(await beside_the_loop(answer, size))
 
     async def _events(self, job: Job, until: float) -> AsyncGenerator[bytes, None]:
         """The answer as a stream, up to its end mark. Raises what its choices raise."""

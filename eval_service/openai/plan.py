@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from eval_service.openai.errors import TemplateRefusedError, bad_request
+from eval_service.openai.image_reader import SentImage
 from eval_service.openai.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from eval_service.openai.response_builder import ResponseBuilder
 from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer
+from verl_tool.content import ImagePart
 
 INLINE_CHARACTERS = 4 << 10
 """Longer texts are rendered and made tokens in a thread."""
@@ -45,8 +47,9 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
     """Raises HttpError if the conversation cannot be answered."""
     _refuse_too_many(request, 1, "messages")
     messages = [message.for_template() for message in request.messages]
-    size = sum(len(message["content"]) for message in messages)
+    size = sum(len(message.text) for message in request.messages)
     service.check_prompt_size(size, "messages")
+    images = await _images(request, service)
     await service.check_tool_names(request.tool_names)
     listed = service.listed_tools(request.tool_names)
     prompts = await service.prompts(listed)
@@ -55,9 +58,24 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
     except TemplateRefusedError as error:
         raise bad_request(str(error)[:_WORDS], param="messages", code="invalid_value") from None
     prompt_ids = await _encoded(text, service, "messages")
-    service.check_prompt(prompt_ids, "messages", len(prompts.told(listed)))
+    service.check_prompt(prompt_ids, "messages", len(prompts.told(listed)), images)
     renderer = prompts.observations(listed) if listed != () else None
-    return await _plan(request, service, builder, [prompt_ids], renderer)
+    return await _plan(request, service, builder, [prompt_ids], renderer, images)
+
+
+async def _images(request: ChatRequest, service: Service) -> tuple[ImagePart, ...]:
+    """The images of a conversation. Raises HttpError if the model cannot read them, or nobody can."""
+    sent = [
+        SentImage(url, f"messages.{i}.content.{n}")
+        for i, message in enumerate(request.messages)
+        for n, url in message.images
+    ]
+    if not sent:
+        return ()
+    if service.image_tokens is None:
+        words = f"'{sent[0].where}' is an image, and the model {request.model!r} {service.why_no_images}; leave it out"
+        raise bad_request(words, param=sent[0].where, code="image_not_supported")
+    return await service.image_reader.read(sent)
 
 
 async def completion_plan(request: CompletionRequest, service: Service, builder: ResponseBuilder) -> Plan:
@@ -99,6 +117,7 @@ async def _plan(
     builder: ResponseBuilder,
     prompts: Sequence[list[int]],
     renderer: ObservationRenderer | None = None,
+    images: tuple[ImagePart, ...] = (),
 ) -> Plan:
     n = request.n or 1
     formats = await service.formats_of(request.tool_names)
@@ -107,6 +126,7 @@ async def _plan(
         GenerationJob(
             trajectory_id=f"{builder.id}-{i * n + j}",
             prompt_ids=prompt,
+            images=images,
             sampling_params=sampling_params(request, service, j),
             token_limit=request.token_limit,
             tool_names=request.tool_names,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from eval_service.openai.errors import bad_request
 from verl_tool.agent_loop.row import MEDIA_COLUMNS, holds_something
@@ -162,11 +162,36 @@ class GenerationRequest(_Strict):
         raise NotImplementedError
 
 
-class ContentPart(_Strict):
-    """Part of a message. This endpoint serves text."""
+class TextContent(_Strict):
+    """Text of a message."""
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(_Strict):
+    """Where an image is."""
+
+    url: Annotated[str, Field(repr=False)]
+    """A data URI; or an address, if the service fetches any."""
+    detail: Literal["auto", "high"] | None = None
+    """The model is given all of the image in any case."""
+
+
+class ImageContent(_Strict):
+    """An image of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+_Part = Annotated[TextContent | ImageContent, Field(discriminator="type")]
+_Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[_Part], Tag("parts")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "parts"),
+]
+CARRIED = ("text", "image_url")
+"""Types of parts that a message may hold."""
 
 
 class Message(BaseModel):
@@ -175,27 +200,51 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: _Content | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _text_only(cls, value: Any) -> Any:
+    def _text_and_images_only(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
         held = [name for name in MEDIA_COLUMNS if holds_something(value.get(name))]
         content = value.get("content")
         parts = content if isinstance(content, list) else []
-        kinds = [part.get("type") for part in parts if isinstance(part, Mapping) and part.get("type") != "text"]
+        kinds = [part.get("type") for part in parts if isinstance(part, Mapping) and part.get("type") not in CARRIED]
         for other in (*held, *kinds):
-            raise ValueError(f"{str(other)[:80]!r} is not carried here: this endpoint takes text only")
+            raise ValueError(
+                f"{str(other)[:80]!r} is not carried here: this endpoint takes text and images (image_url)"
+            )
         return value
 
     def for_template(self) -> dict[str, Any]:
-        """The message with its content as one text."""
-        fields = self.model_dump(exclude_none=True)
+        """The message with its content as one text; with images, as a list of texts and of places for images."""
+        fields = self.model_dump(exclude={"content"}, exclude_none=True)
         content = self.content or ""
-        fields["content"] = content if isinstance(content, str) else "".join(part.text for part in content)
-        return fields
+        if isinstance(content, str):
+            return fields | {"content": content}
+        if not self.images:
+            return fields | {"content": self.text}
+        parts = [
+            {"type": "text", "text": part.text} if isinstance(part, TextContent) else {"type": "image"}
+            for part in content
+        ]
+        return fields | {"content": parts}
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        content = self.content or ""
+        if isinstance(content, str):
+            return content
+        return "".join(part.text for part in content if isinstance(part, TextContent))
+
+    @property
+    def images(self) -> list[tuple[int, str]]:
+        """Of each image, which part of the content it is and where it is to be had."""
+        content = self.content
+        parts = enumerate(content if isinstance(content, list) else ())
+        return [(n, part.image_url.url) for n, part in parts if isinstance(part, ImageContent)]
 
 
 class ChatRequest(GenerationRequest):

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from eval_service.openai.usage import Usage
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import Author, Trajectory
+from verl_tool.content import ImagePart, to_wire
 from verl_tool.servers.api import event_stream
 
 
@@ -46,10 +47,17 @@ class ResponseBuilder:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
+def images_of_tools(trajectory: Trajectory) -> dict[str, ImagePart]:
+    """By hash, the images that the one who asked has not sent himself."""
+    sent = {segment.image for segment in trajectory.segments if segment.author is Author.PROMPT}
+    return {name: image for name, image in trajectory.images.items() if name not in sent}
+
+
 def ending(trajectory: Trajectory, with_trajectory: bool) -> dict[str, Any]:
     """The fields of a choice that tell its end: OpenAI's ``finish_reason``, and the loop's own reason.
 
-    With `with_trajectory`, the whole record of the trajectory too.
+    With `with_trajectory`, the whole record of the trajectory too, and the images that tools showed: data URIs, by the
+    hashes that the record names.
     """
     fields: dict[str, Any] = {
         "finish_reason": "stop" if trajectory.stop.finished else "length",
@@ -57,4 +65,7 @@ def ending(trajectory: Trajectory, with_trajectory: bool) -> dict[str, Any]:
     }
     if with_trajectory:
         fields["trajectory"] = msgspec.Raw(trajectory.to_json().encode())
+        images = images_of_tools(trajectory)
+        if images:
+            fields["images"] = {name: to_wire(image) for name, image in images.items()}
     return fields

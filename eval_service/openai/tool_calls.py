@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from verl_tool.content import AudioPart, ImagePart, Part, TextPart, to_wire
 from verl_tool.formats import Call, Format
 from verl_tool.formats.find import calls_sent
 from verl_tool.json_text import encode_json
@@ -42,12 +43,22 @@ class CallLog:
             self._last_id = None
         return entries
 
-    def message(self, observation: str) -> dict[str, Any]:
+    def message(self, parts: Sequence[Part]) -> dict[str, Any]:
         """What the tools gave for the action of the last `calls_in`. Several calls of an action have one message, which
-        bears the last one's id."""
-        entry = {"index": self._messages, "role": "tool", "tool_call_id": self._last_id, "content": observation}
+        bears the last one's id. Its content is a text; with images, a list of texts and of images as data URIs, as in a
+        request. Takes milliseconds for a large image."""
+        content: object = "".join(part.text for part in parts if isinstance(part, TextPart))
+        if any(isinstance(part, ImagePart) for part in parts):
+            content = [_content(part) for part in parts if not isinstance(part, AudioPart)]
+        entry = {"index": self._messages, "role": "tool", "tool_call_id": self._last_id, "content": content}
         self._messages += 1
         return entry
+
+
+def _content(part: TextPart | ImagePart) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    return {"type": "image_url", "image_url": {"url": to_wire(part)}}
 
 
 def _arguments(call: Call) -> str:

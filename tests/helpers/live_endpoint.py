@@ -11,8 +11,10 @@ from typing import Any
 
 from live_server import LiveServer, LiveServers, serve_asgi
 from scripted_engine import Rule, RuleEngine, plain_tokenizer
+from toy_images import ToyImageTokens, image_tokenizer
 
 from eval_service.openai.endpoint import Endpoint
+from eval_service.openai.image_reader import ImageReader
 from eval_service.service import Service
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.client import ToolClient
@@ -53,18 +55,26 @@ async def live_endpoint(
     max_queued: int = 1024,
     tools: str = "calculator",
     max_model_len: int = 4096,
+    image_reader: ImageReader | None = None,
     **endpoint_options: Any,
 ) -> AsyncIterator[LiveEndpoint]:
+    """With an `image_reader`, its model reads images."""
     servers = LiveServers()
     tool_server = await servers.start(load_tools(tools))
     # The engine's rule looks for a call, and an example of one in the prompt would be taken for its own.
     usual = {"action_stop_tokens": ["<call>"], "max_obs_length": 100, "tool_schemas": "none"}
     chosen: dict[str, Any] = usual | (options or {})
     loop_options = EpisodeOptions.load(chosen | {"tool_server_url": tool_server.url})
-    tokenizer = plain_tokenizer()
+    looks = image_reader is not None
+    tokenizer = image_tokenizer() if looks else plain_tokenizer()
     engine = RuleEngine(tokenizer, rule, pause=pause, max_model_len=max_model_len)
     async with ToolClient(tool_server.url, timeout=10, retry_delay=0.01, max_retries=1) as client:
-        service = Service(engine, tokenizer, client, loop_options, max_queued=max_queued)
+        service = Service(
+            *(engine, tokenizer, client, loop_options),
+            max_queued=max_queued,
+            image_tokens=ToyImageTokens(tokenizer) if looks else None,
+            image_reader=image_reader,
+        )
         endpoint = Endpoint(service, MODEL, **endpoint_options)
         url, server, task = await serve_asgi(endpoint)
         live = LiveEndpoint(url, engine, endpoint, tool_server)

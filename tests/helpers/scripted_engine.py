@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from toy_model import Template, ToyTokenizer
 
 from eval_service.engines.base import EngineError, Listener, TokenChunk, TokenLogProb
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.content import ImagePart
 
 Rule = Callable[[str], str]
 """From all text so far to the model's next turn."""
@@ -26,12 +27,20 @@ class RuleEngine:
         self.cancelled = 0
         self.dead = False
         self.params: list[dict[str, Any]] = []
+        self.seen: list[list[ImagePart]] = []
+        """The images of each turn."""
 
     async def generate(
-        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, listen: Listener | None = None
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        listen: Listener | None = None,
+        images: Sequence[ImagePart] = (),
     ) -> Generation:
         if self.dead:
             raise EngineError("it is dead")
+        self.seen.append(list(images))
         self.params.append(sampling_params)
         self.running += 1
         self.most_running = max(self.most_running, self.running)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -142,7 +142,9 @@ class Providers:
 class Pages:
     """A few pages of the web at `url`, between `start` and `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Mapping[str, tuple[bytes, str]] | None = None) -> None:
+        """`files`: further ones by name, with their media types."""
+        self.files = dict(files or {})
         self.url = ""
         self.asked: list[str] = []
         self.busy = 0
@@ -165,6 +167,9 @@ class Pages:
     async def _page(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         self.asked.append(name)
+        if name in self.files:
+            body, kind = self.files[name]
+            return web.Response(body=body, content_type=kind)
         if name == "article":
             return web.Response(text=HTML, content_type="text/html")
         if name == "latin1":

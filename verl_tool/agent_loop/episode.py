@@ -29,7 +29,7 @@ from verl_tool.agent_loop.row import holds_something
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, cut_segments, now, tool_tokens
-from verl_tool.content import ImagePart, parts_of, tagged
+from verl_tool.content import ImagePart, parts_of, tagged, to_wire
 from verl_tool.errors import ConfigError, ContentError, ToolFault
 from verl_tool.formats import Format, loop_formats, rendered_markers
 from verl_tool.formats.find import calls_sent, find_calls
@@ -37,6 +37,7 @@ from verl_tool.formats.load import specs_of
 from verl_tool.protocol import (
     FILES_FIELD,
     FORMATS_FIELD,
+    IMAGES_FIELD,
     KEEP_FIELD,
     TURNS_LEFT_FIELD,
     VERIFY_FIELD,
@@ -136,7 +137,8 @@ class Episode:
         `images`: one for each placeholder (`ImageTokens.placeholder`) in `prompt_ids`, in their order; the tokens of
         each take the placeholder's place. `sampling_params` reach the generator, with the loop's own limits and stop
         strings added. `use_tool=False` gives one turn without tools. `extra` is sent to the tools with every call: put
-        no gold answer into it.
+        no gold answer into it. The prompt's images go with the first call, if `extra` has none of its own
+        (`IMAGES_FIELD`).
         `max_turns` and `max_response_length` are this trajectory's own, in place of those of the options; `formats` and
         `renderer`, in place of the Episode's, if it may use some of the tools only, or its prompt tells of them.
         `verification` is sent to the tools once the trajectory has ended, unless by a fault or aborted; what the
@@ -156,7 +158,7 @@ class Episode:
                 trajectory_id or uuid.uuid4().hex,
                 uses_tools,
                 dict(sampling_params or {}),
-                {**(extra or {}), **({} if verification is None else {KEEP_FIELD: True})},
+                {IMAGES_FIELD: images or None, **(extra or {}), **({} if verification is None else {KEEP_FIELD: True})},
                 self.options.max_turns if max_turns is None else max_turns,
                 self.options.max_response_length if max_response_length is None else max_response_length,
                 self.formats if formats is None else formats,
@@ -439,8 +441,10 @@ class Episode:
 
     async def _ask(self, builder: TrajectoryBuilder, action: str, turns_left: int, is_last: bool) -> StepResult:
         assert self._tools is not None  # run() refuses a row that uses tools without any
-        files = builder.extra.pop(FILES_FIELD, None)  # for the first call, whichever that is
-        files_field = {} if files is None else {FILES_FIELD: files}
+        # For the first call, whichever that is.
+        once = {name: builder.extra.pop(name, None) for name in (FILES_FIELD, IMAGES_FIELD)}
+        once[IMAGES_FIELD] = await _sent(once[IMAGES_FIELD])
+        first = {name: value for name, value in once.items() if value is not None}
         deadline = self.options.tool_call_timeout + GRACE_SECONDS
         try:
             return await asyncio.wait_for(
@@ -448,7 +452,7 @@ class Episode:
                     builder.trajectory_id,
                     action,
                     step=len(builder.calls),
-                    extra={**builder.extra, **files_field, **self._told_of_formats, TURNS_LEFT_FIELD: turns_left},
+                    extra={**builder.extra, **first, **self._told_of_formats, TURNS_LEFT_FIELD: turns_left},
                     is_last_step=is_last,
                 ),
                 deadline,
@@ -535,6 +539,14 @@ class _TurnText:
     text: str
     """Without the tokens that end the turn."""
     raw_text: str
+
+
+async def _sent(images: object) -> object:
+    """What the tools are sent of a prompt's images. What is no part already is sent as it is."""
+    parts = images if isinstance(images, (list, tuple)) else ()
+    if not any(isinstance(part, ImagePart) for part in parts):
+        return images
+    return await asyncio.to_thread(lambda: [to_wire(part) if isinstance(part, ImagePart) else part for part in parts])
 
 
 def _with_images(result: StepResult) -> StepResult:

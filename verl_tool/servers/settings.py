@@ -6,7 +6,7 @@ import secrets
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from verl_tool.servers.api.request_body import MAX_BODY_BYTES
+from verl_tool.servers.api.request_body import MAX_MEDIA_BODY_BYTES
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.mcp.offers import McpOffer
 from verl_tool.servers.tool_config import ToolConfig
@@ -68,7 +68,7 @@ class ReplicaSettings(BaseModel):
     state_ttl_seconds: PositiveFloat = 3600.0
     max_trajectories: PositiveInt = 100_000
     """Trajectories that one replica remembers."""
-    max_body_bytes: PositiveInt = MAX_BODY_BYTES
+    max_body_bytes: PositiveInt = MAX_MEDIA_BODY_BYTES
     drain_seconds: PositiveFloat = 60.0
     """The longest that a replica which is taken away stays for the trajectories that it holds."""
     done_if_invalid: bool = False

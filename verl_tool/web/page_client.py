@@ -34,6 +34,25 @@ _TEXT = ("application/json", "application/xml", "application/ld+json", "applicat
 _WITHOUT_SCHEME = re.compile(r"[\w-]+(\.[\w-]+)*\.[a-z]{2,}(:\d+)?([/?#].*)?", re.IGNORECASE)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which kinds of files are read."""
+
+    accept: str
+    """The header by which a server is asked for them."""
+    types: tuple[str, ...]
+    """Media types, or their beginnings up to the slash."""
+    words: str
+    """What a refusal says."""
+
+    def takes(self, kind: str) -> bool:
+        return kind in self.types or f"{kind.partition('/')[0]}/" in self.types
+
+
+PAGES = Wanted("text/html, text/*;q=0.9, */*;q=0.1", (*_HTML, *_TEXT, "text/"), "only HTML and plain text can be read")
+IMAGES = Wanted("image/*", ("image/",), "only images can be read")
+
+
 class PageRefused(Exception):
     """There is no page to read; the message says why, for the model."""
 
@@ -67,8 +86,11 @@ class PageClient:
         max_per_host: int,
         allow_private_addresses: bool = False,
         resolver: AbstractResolver | None = None,
+        wanted: Wanted = PAGES,
     ) -> None:
-        """`max_bytes`: of a page, decompressed. `resolver`: what looks names up, in place of the system's."""
+        """`max_bytes`: of a page, decompressed. `resolver`: what looks names up, in place of the system's. `wanted`:
+        what is read."""
+        self._wanted = wanted
         self._allowed: Callable[[Address], bool] = anything if allow_private_addresses else is_public
         self._user_agent = user_agent
         self._max_bytes = max_bytes
@@ -139,8 +161,8 @@ class PageClient:
         if status != 200:
             raise PageRefused(_status_words(status), lasting=400 <= status < 500)
         kind = response.content_type
-        if kind not in (*_HTML, *_TEXT) and not kind.startswith("text/"):
-            raise PageRefused(f"it is {kind}; only HTML and plain text can be read")
+        if not self._wanted.takes(kind):
+            raise PageRefused(f"it is {kind}; {self._wanted.words}")
         return Page(str(url), kind in _HTML, response.charset, await self._bounded(response))
 
     async def _bounded(self, response: aiohttp.ClientResponse) -> bytes:
@@ -170,7 +192,7 @@ class PageClient:
                 use_dns_cache=False,
                 resolver=CheckedResolver(self._allowed, self._looks_up),
             )
-            headers = {"user-agent": self._user_agent, "accept": "text/html, text/*;q=0.9, */*;q=0.1"}
+            headers = {"user-agent": self._user_agent, "accept": self._wanted.accept}
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 connector_owner=True,

@@ -61,18 +61,22 @@ class ImagePlacer:
     def prompt(self, prompt_ids: Sequence[int], images: Sequence[ImagePart] = ()) -> list[Segment]:
         """The segments of a prompt that has a placeholder for each of `images`, in their order.
 
-        Raises ContentError if there are not as many, or a token of an image stands elsewhere, and as `placed`.
+        Raises ContentError as `check_prompt`.
         """
+        self.check_prompt(prompt_ids, images)
         whole = Segment(Author.PROMPT, tuple(prompt_ids), text=self.tokenizer.decode(prompt_ids))
-        segments = self.placed([whole], images, Author.PROMPT)
-        pad = self.tokens.pad_id
-        if segments is None or any(pad in segment.tokens for segment in segments if segment.image is None):
-            written = prompt_ids.count(pad)
+        return self.placed([whole], images, Author.PROMPT) or []
+
+    def check_prompt(self, prompt_ids: Sequence[int], images: Sequence[ImagePart]) -> None:
+        """Raises ContentError if a prompt has more or fewer placeholders than `images`, or a token for a part of an
+        image elsewhere."""
+        places = len(_split(prompt_ids, self._encode(self.tokens.placeholder))) - 1
+        written = prompt_ids.count(self.tokens.pad_id)
+        if not places == written == len(images):
             raise ContentError(
                 f"the prompt has {written} places for images ({self.tokens.placeholder!r}) and {len(images)} images; "
                 "give one for each, and do not write such tokens as text"
             )
-        return segments
 
     def further_tokens(self, images: Sequence[ImagePart]) -> int:
         """How many tokens the images have more than their placeholders. Raises ContentError as `ImageTokens.of`."""
@@ -188,11 +192,19 @@ def images_in(pieces: Sequence[Sequence[Piece]]) -> list[ImagePart]:
 def _split(tokens: Sequence[int], placeholder: Sequence[int]) -> list[tuple[int, ...]]:
     """What stands before, between and behind the places where `placeholder` stands."""
     n, start, found = len(placeholder), 0, []
-    position = 0
-    while position <= len(tokens) - n:
+    position = _next(tokens, placeholder[0], 0)
+    while position is not None:
+        behind = position + 1
         if list(tokens[position : position + n]) == list(placeholder):
             found.append(tuple(tokens[start:position]))
-            start = position = position + n
-        else:
-            position += 1
+            start = behind = position + n
+        position = _next(tokens, placeholder[0], behind)
     return [*found, tuple(tokens[start:])]
+
+
+def _next(tokens: Sequence[int], token: int, start: int) -> int | None:
+    """Where `token` stands next, from `start` on."""
+    try:
+        return tokens.index(token, start)
+    except ValueError:
+        return None

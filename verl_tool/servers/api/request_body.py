@@ -14,6 +14,9 @@ from verl_tool.servers.execution.deadline import Deadline
 MAX_BODY_BYTES = 4 << 20
 """Largest body of one request: twice a batch of 1024 trajectories at 2 KiB. The parser of a larger one would hold
 up the event loop from its thread for longer than others should wait."""
+MAX_MEDIA_BODY_BYTES = 48 << 20
+"""The same where bodies may hold images and audio: `ContentLimits.media_bytes` as data URIs. Such are long texts, which
+are read fast; how many values a body holds is bounded besides (`verl_tool.json_text`)."""
 MAX_HELD_BYTES = 256 << 20
 """Bodies that one process holds at a time, together."""
 GRACE_SECONDS = 10.0

@@ -1,0 +1,42 @@
+"""Whether the model that is served reads images, and how."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, AutoImageProcessor
+
+from eval_service.settings import CompletionsSettings, ServiceSettings
+from verl_tool.agent_loop.generators.qwen_images import FAMILIES, QwenImages
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.errors import ConfigError
+
+TEXT_ONLY = "reads text only"
+
+
+def image_reading(settings: ServiceSettings, tokenizer: Tokenizer) -> tuple[QwenImages | None, str]:
+    """How the model reads images; or None, and in words for a refusal what it does in place of it.
+
+    Raises ConfigError if the model reads images and its folder does not say how.
+    """
+    if isinstance(settings.engine, CompletionsSettings):
+        return None, "is on a server that is asked with token ids only (--engine_url)"
+    trusted = settings.trust_remote_code
+    try:
+        config = AutoConfig.from_pretrained(settings.model, trust_remote_code=trusted)
+    except (OSError, ValueError):
+        return None, TEXT_ONLY  # the engine says better what is wrong with the model
+    if getattr(config, "vision_config", None) is None:
+        return None, TEXT_ONLY
+    if config.model_type not in FAMILIES:
+        return (
+            None,
+            f"is of the family {config.model_type}, whose images are not read here (known: {', '.join(FAMILIES)})",
+        )
+    try:
+        # Of this one only sizes are asked: the engine has its own, and Pillow's needs no torchvision.
+        processor = AutoImageProcessor.from_pretrained(settings.model, backend="pil", trust_remote_code=trusted)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{settings.model} reads images, and how to prepare them is not in it: {error}; put the model's "
+            "preprocessor_config.json there"
+        ) from error
+    return QwenImages(processor, tokenizer), ""
