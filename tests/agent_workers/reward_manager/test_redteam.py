@@ -21,7 +21,7 @@ from verl_tool.agent_workers.reward_manager.redteam import command
 
 JUDGED = {"deepsearch"}
 """Managers that need more than a tool server: their own files attack them, and those that have no `SAMPLES`."""
-MATHEMATICS = dict.fromkeys(("torl", "mt_torl", "simple_tir"), 60)
+MATHEMATICS = dict.fromkeys(("torl", "mt_torl", "pixel_reasoner", "simple_tir"), 60)
 EVERY = dict.fromkeys(sorted(command.SAMPLES.keys() - JUDGED), 5) | {"acecoder": 9, "mathcoder": 19} | MATHEMATICS
 """One attack in so many; the end-to-end test makes all."""
 MINE = """

@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 TURN_REWARDS, TURN_REWARD = "turn_rewards", "turn_reward"
 """Keys of ``reward_extra_info``: rewards of single turns, as JSON, since verl makes an array of a batch's values; and
 their sum."""
+CURIOSITY, LEAST_SHARE = "curiosity", "least_share"
+"""Keys of ``reward_extra_info`` of managers that pay for what few of a group try: what it is worth (0 where this
+trajectory did not), times how far the group's share of trajectories that did falls short of `LEAST_SHARE`. The trainer
+adds it (`trainer.ppo.curiosity`), since a group is known as a whole only there."""
 PLACEHOLDER = 0.0
 """``reward_score`` of a row without reward, since verl's tensors need a number there."""
 

@@ -22,18 +22,23 @@ from verl_tool.agent_workers.reward_manager.grading.shaping import error_rate
 DETAILS = ("answered", "code_error")
 
 
-class MathOptions(RewardOptions):
-    """How mathematics is graded."""
+class ComparisonOptions(RewardOptions):
+    """How answers are compared."""
 
-    right: float = 1.0
-    wrong: float = -1.0
-    code_error_penalty: float = Field(0.0, le=0)
     compare_seconds: float = Field(10.0, gt=0)
     """For one comparison, from when a process is at hand; past it the answer is wrong."""
     compare_processes: int = Field(2, ge=1)
     """Comparisons at a time, of one reward worker. Each process holds about 100 MB."""
     max_answer_chars: int = Field(1000, ge=1)
     """A longer answer is wrong without being compared."""
+
+
+class MathOptions(ComparisonOptions):
+    """How mathematics is graded."""
+
+    right: float = 1.0
+    wrong: float = -1.0
+    code_error_penalty: float = Field(0.0, le=0)
 
 
 class MathJudge:

@@ -19,6 +19,7 @@ from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import without_invalid
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
+from verl_tool.trainer.ppo.curiosity import BONUS, add_bonuses, curiosity_bonuses
 from verl_tool.trainer.ppo.invalid import invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
@@ -80,9 +81,14 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         if takes_turns(self.config.algorithm.adv_estimator):
             output.batch[TURN_IDS] = _padded(turns, output.batch["response_mask"])
         step, validation = int(prompts.meta_info["global_steps"]), _validates(prompts)
-        rewards = output.batch["rm_scores"].sum(-1).numpy() if "rm_scores" in output.batch else None
         sampled = np.array(prompts.non_tensor_batch.get("__do_sample__", np.ones(len(output))), dtype=bool)
         groups = prompts.non_tensor_batch.get("uid")
+        bonuses: list[float] = []
+        if not validation and groups is not None:
+            bonuses = curiosity_bonuses(output.non_tensor_batch, groups, invalid | ~sampled)
+        if any(bonuses):
+            add_bonuses(output, bonuses)
+        rewards = output.batch["rm_scores"].sum(-1).numpy() if "rm_scores" in output.batch else None
         if not sampled.all():
             self._rollouts.add_baselines(lines[~sampled], None if rewards is None else rewards[~sampled], step)
             if rewards is not None:
@@ -90,6 +96,8 @@ class AgentRayPPOTrainer(RayPPOTrainer):
                 output.batch["rm_scores"][torch.from_numpy(invalid & ~sampled)] = torch.nan
         names = dict.fromkeys((*TOLD, *output.meta_info.get("reward_extra_keys", ())))
         columns = {name: output.non_tensor_batch[name][sampled] for name in names if name in output.non_tensor_batch}
+        if bonuses:
+            columns[BONUS] = np.array(bonuses)[sampled]
         told = Rewards(
             columns=columns,
             groups=None if groups is None else groups[sampled],

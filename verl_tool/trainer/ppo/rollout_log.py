@@ -15,6 +15,7 @@ from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT, Trajectory
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.trainer.ppo.advantage import compares_within_groups
 from verl_tool.trainer.ppo.causes import Outcome, check_causes, with_grading, with_lone
+from verl_tool.trainer.ppo.curiosity import curiosity_metrics
 from verl_tool.trainer.ppo.tool_metrics import excluded_metrics, tool_metrics
 from verl_tool.trainer.ppo.turns.turn_metrics import turn_reward_metrics
 
@@ -146,4 +147,5 @@ def _metrics(outcomes: Sequence[Outcome], prefix: str, lost: int) -> dict[str, f
     if not outcomes:
         return {}
     told = tool_metrics([outcome.trajectory for outcome in outcomes], prefix=prefix)
-    return told | excluded_metrics(outcomes, lost, prefix=prefix) | turn_reward_metrics(outcomes, prefix=prefix)
+    told |= excluded_metrics(outcomes, lost, prefix=prefix) | turn_reward_metrics(outcomes, prefix=prefix)
+    return told | curiosity_metrics(outcomes, prefix=prefix)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -29,6 +30,7 @@ from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
 from verl_tool.trainer.ppo.causes import Outcome, check_replaced
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards
+from verl_tool.trainer.ppo.curiosity import BONUS, curiosity_bonuses, put_bonuses
 from verl_tool.trainer.ppo.invalid import lone_rows
 from verl_tool.trainer.ppo.replay import (
     FiltersCounted,
@@ -38,7 +40,7 @@ from verl_tool.trainer.ppo.replay import (
     rewards_told,
     told_by_loop,
 )
-from verl_tool.trainer.ppo.rollout_log import rollout_log
+from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.turns.turn_columns import takes_turns, with_turns
@@ -138,18 +140,34 @@ class AgentTrainerMixin(PPOTrainer):
             self._rollouts.add(lines, sums, step, validation=True, told=rewards_told(told))
             return
         expected = prompts * self.config.actor_rollout_ref.rollout.n
+        rewards = rewards_told(told, [_prompt(key) for key in batch.keys])
+        sums, rewards = self._with_curiosity(batch, sums, rewards, invalid_of(told))
         self._rollouts.add(
             lines,
             sums,
             step,
             validation=False,
-            told=rewards_told(told, [_prompt(key) for key in batch.keys]),
+            told=rewards,
             filtered=self.replay_buffer.take_filtered(),
             lost=max(0, expected - len(batch.keys)),
         )
         right = [row.get("reward_extra_info", {}).get("acc") for row in told]
         self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, invalid_of(told)))
         self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
+
+    @staticmethod
+    def _with_curiosity(
+        batch: KVBatchMeta, sums: list[float] | None, rewards: Rewards, out: list[bool]
+    ) -> tuple[list[float] | None, Rewards]:
+        """Add to the rows' rewards what their groups decide; the rewards then, and what is told of them."""
+        columns = rewards.columns or {}
+        bonuses = curiosity_bonuses(columns, rewards.groups or [], out)
+        if sums is None or not bonuses:
+            return sums, rewards
+        if any(bonuses):
+            put_bonuses(batch.keys, batch.partition_id, bonuses)
+        sums = [reward + bonus for reward, bonus in zip(sums, bonuses, strict=True)]
+        return sums, replace(rewards, columns={**columns, BONUS: bonuses})
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         done = self._advantages_of_counted(batch, metrics)

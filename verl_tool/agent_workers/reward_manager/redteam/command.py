@@ -61,6 +61,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     "deepsearch": [{"ground_truth": '["Danube"]'}, {"ground_truth": '["72"]'}],
     "torl": [{"ground_truth": "72"}, {"ground_truth": r"\frac{1}{2}"}],
     "mt_torl": [{"ground_truth": "72"}],
+    "pixel_reasoner": [{"ground_truth": "72"}, {"ground_truth": "B"}, {"ground_truth": "red car"}],
     "simple_tir": [{"ground_truth": "72"}, {"ground_truth": r"\frac{1}{2}"}],
     "acecoder": [{"ground_truth": ADD_TESTS, "answer": ADD}],
     "mathcoder": [{"ground_truth": "72", "ability": "math"}, {"ground_truth": ADD_TESTS, "answer": ADD}],

@@ -1,0 +1,68 @@
+"""The part of a reward that a whole group decides: pay for what few of its trajectories try.
+
+The curiosity of Pixel Reasoner (arXiv 2505.15966): a reward manager tells, under `CURIOSITY`, what it is worth that a
+trajectory tried (a call, say), 0 if it did not, and under `LEAST_SHARE` from which share of the group on nothing is
+paid. A trajectory that tried has the bonus `CURIOSITY` times what the share lacks. Rows that do not count, and groups
+of a validation, have none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+
+from verl import DataProto
+from verl_tool.agent_workers.reward_manager.base import CURIOSITY, LEAST_SHARE
+from verl_tool.trainer.ppo.causes import Outcome
+
+BONUS = "curiosity_bonus"
+"""What a record's ``reward_extra_info`` tells of it."""
+
+
+def curiosity_bonuses(columns: Mapping[str, Sequence[Any]], groups: Sequence[Any], out: Sequence[bool]) -> list[float]:
+    """The bonus of each row; none at all if the reward manager knows no curiosity.
+
+    columns: the reward manager's, by name. groups: the prompt of each row. out: rows that do not count.
+    """
+    if CURIOSITY not in columns:
+        return []
+    worth = [0.0 if value is None or math.isnan(value) else float(value) for value in columns[CURIOSITY]]
+    tried: dict[Any, list[bool]] = defaultdict(list)
+    for group, value, left_out in zip(groups, worth, out, strict=True):
+        if not left_out:
+            tried[group].append(value > 0)
+    shares = {group: sum(each) / len(each) for group, each in tried.items()}
+    told = zip(worth, columns[LEAST_SHARE], groups, out, strict=True)
+    return [
+        value * max(float(least) - shares[group], 0.0) if value and not left_out else 0.0
+        for value, least, group, left_out in told
+    ]
+
+
+def add_bonuses(output: DataProto, bonuses: Sequence[float]) -> None:
+    """Add each row's bonus to its reward, on the last token of its response, in the older trainer's batch."""
+    scores = output.batch["rm_scores"]
+    last = output.batch["attention_mask"][:, -scores.shape[1] :].sum(dim=1) - 1
+    scores[torch.arange(len(scores)), last] += torch.tensor(bonuses, dtype=scores.dtype)
+
+
+def put_bonuses(keys: Sequence[str], partition_id: str, bonuses: Sequence[float]) -> None:
+    """The same in TransferQueue, where the newer trainers keep their rows."""
+    rows = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["rm_scores"])["rm_scores"]
+    scores = [row.clone() for row in rows.unbind()]
+    for row, bonus in zip(scores, bonuses, strict=True):
+        row[-1] += bonus
+    fields = {"rm_scores": torch.nested.as_nested_tensor(scores, layout=torch.jagged)}
+    tq.kv_batch_put(keys=list(keys), partition_id=partition_id, fields=TensorDict(fields, batch_size=len(scores)))
+
+
+def curiosity_metrics(outcomes: Sequence[Outcome], prefix: str = "agent") -> dict[str, float]:
+    """``{prefix}/curiosity/mean``: the mean bonus; nothing if the reward manager knows none."""
+    told = [o.reward_extra_info[BONUS] for o in outcomes if BONUS in o.reward_extra_info]
+    return {f"{prefix}/curiosity/mean": sum(told) / len(told)} if told else {}
