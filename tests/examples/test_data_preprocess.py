@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from verl_tool.agent_loop.prompt.conversation import read_conversation
 from verl_tool.agent_loop.row import sent_to_tools
 from verl_tool.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD
@@ -29,6 +30,7 @@ NAMES = (
     "gsm8k",
     "aime",
     "search_r1",
+    "pixel_reasoner",
     "reasoning",
     "skysql",
     "terminal_tasks",
@@ -345,3 +347,51 @@ def test_published_rows_for_databases_keep_their_prompt_and_find_their_database(
     assert row["reward_model"]["ground_truth"] == "SELECT 2"
     db_id = row["extra_info"]["tools_kwargs"]["db_id"]
     assert (tmp_path / "databases" / f"{db_id}.sqlite").read_text() == "its content"
+
+
+@pytest.fixture
+def looked_at(tmp_path: Path) -> Path:
+    """A data set as Pixel Reasoner's is published: rows that name files, and the files."""
+    image = pytest.importorskip("PIL.Image")
+    folder = tmp_path / "source"
+    for path, size in {"images/1.png": (40, 30), "videos/2/01.jpg": (20, 10), "videos/2/02.jpg": (20, 10)}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        image.new("RGB", size).save(folder / path)
+    common = {"answer": ["B", "b"], "qid": "q"}
+    rows = [
+        {"question": "Which bird?", "image": ["1.png"], "is_video": False, **common},
+        {"question": "What falls? ", "image": ["2/01.jpg", "2/02.jpg"], "is_video": True, **common},
+    ]
+    pd.DataFrame(rows).to_parquet(folder / "release.parquet")
+    return folder
+
+
+def test_questions_about_images_and_frames(looked_at: Path, tmp_path: Path) -> None:
+    """As a training reads them: the loop finds an image for each place."""
+    [*rows] = made("pixel_reasoner", tmp_path / "rows", "--dataset_path", str(looked_at), "--test_size", "0")["train"]
+    sizes = {}
+    for row in rows:
+        assert set(row) == {*COLUMNS, "images"}
+        assert (row["reward_model"]["ground_truth"], row["extra_info"]["qid"]) == ("B", "q")
+        told = read_conversation(list(row["prompt"]), row["images"], "row")
+        assert "crop_image" in told.messages[0]["content"]
+        assert "target_frames" in told.messages[0]["content"]
+        kinds = [part["type"] for part in told.messages[1]["content"]]
+        assert kinds == [*["image"] * len(told.images), "text"]
+        sizes[row["extra_info"]["question"]] = [(image.width, image.height) for image in told.images]
+    assert sizes == {"Which bird?": [(40, 30)], "What falls?": [(20, 10), (20, 10)]}
+
+
+def test_questions_about_images_alone_without_tool(looked_at: Path, tmp_path: Path) -> None:
+    given = ("--dataset_path", str(looked_at), "--test_size", "0", "--no-videos", "--no-tool")
+    [row] = made("pixel_reasoner", tmp_path / "rows", *given)["train"]
+    assert not row["use_tool"]
+    assert not any("crop_image" in message["content"] for message in row["prompt"])
+    assert row["prompt"][1]["content"].startswith("<image>Which bird?")
+
+
+def test_an_image_that_is_not_there_is_named(looked_at: Path, tmp_path: Path) -> None:
+    (looked_at / "images" / "1.png").unlink()
+    failed = run("pixel_reasoner", tmp_path / "rows", "--dataset_path", str(looked_at), "--test_size", "0")
+    assert "images/1.png" in str(failed.exception)
+    assert "--media" in str(failed.exception)
