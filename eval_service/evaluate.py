@@ -2,8 +2,8 @@
 
     python -m eval_service.evaluate --data test.parquet --reward_manager torl --base_url http://127.0.0.1:8000/v1
 
-Writes into ``--out``: records.jsonl (one line an answer), summary.json and report.md. Broken off, the same command goes
-on where it stopped.
+Writes into ``--out``: records.jsonl (one line an answer), summary.json and report.md; the images that rows hold and
+tools show into images/, where records and report name them. Broken off, the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from eval_service.evaluation.asking import Asker, Asking
 from eval_service.evaluation.dataset import Problem, read_problems
 from eval_service.evaluation.record import Key, Record, read_records, write_records
 from eval_service.evaluation.report import Summary, as_markdown, summarise
+from eval_service.evaluation.shown_images import IMAGES, with_images
+from verl_tool.agent_loop.trajectory import save_images
 from verl_tool.errors import ConfigError, VerlToolError
 
 console = Console(stderr=True)
@@ -70,6 +72,8 @@ async def _ask_for(wanted: Sequence[tuple[Problem, int]], known: dict[Key, Recor
         bar = progress.add_task("answers", total=len(known) + len(wanted), completed=len(known))
 
         def keep(record: Record) -> None:
+            if record.trajectory is not None:
+                save_images(path.parent / IMAGES, record.trajectory.images.values())
             known[record.key] = record
             file.write(record.to_json() + "\n")
             file.flush()
@@ -105,7 +109,8 @@ async def evaluate(evaluation: Evaluation, reward: DictConfig, tokenizer: Any) -
     write_records(evaluation.records_path, records)
     summary = summarise(records, len(evaluation.problems), evaluation.asking.samples, evaluation.ks)
     (evaluation.folder / "summary.json").write_text(json.dumps(summary.as_dict(), indent=2) + "\n")
-    (evaluation.folder / "report.md").write_text(as_markdown(summary, evaluation.title))
+    page = as_markdown(summary, evaluation.title) + with_images(records, evaluation.folder)
+    (evaluation.folder / "report.md").write_text(page)
     return summary
 
 
@@ -160,7 +165,7 @@ def command(
     except KeyboardInterrupt:
         console.print("broken off; the same command goes on where it stopped")
         raise typer.Exit(130) from None
-    Console().print(Markdown((folder / "report.md").read_text()))
+    Console().print(Markdown(as_markdown(summary, evaluation.title)))
     if summary.errors or summary.unscored:
         console.print(
             f"[bold yellow]{summary.errors} answers did not come, {summary.unscored} have no score[/bold yellow]"

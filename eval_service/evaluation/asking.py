@@ -15,6 +15,7 @@ from openai.types.chat import ChatCompletion
 from eval_service.evaluation.dataset import Problem
 from eval_service.evaluation.record import Record
 from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.content import ImagePart, from_wire, to_wire
 from verl_tool.errors import ConfigError
 from verl_tool.json_text import encode_json
 
@@ -109,11 +110,11 @@ class Asker:
             answer = await self._client.chat.completions.create(**self._request(problem, sample))
         except openai.OpenAIError as error:
             return replace(blank, error=f"{type(error).__name__}: {error}")
-        return _record(blank, answer, time.perf_counter() - began)
+        return _record(blank, answer, time.perf_counter() - began, problem)
 
     def _request(self, problem: Problem, sample: int) -> dict[str, Any]:
         asking = self._asking
-        request: dict[str, Any] = {"model": self.model, "messages": list(problem.messages)}
+        request: dict[str, Any] = {"model": self.model, "messages": _messages(problem)}
         limits = {"temperature": asking.temperature, "top_p": asking.top_p, "max_tokens": asking.max_tokens}
         request |= {name: value for name, value in limits.items() if value is not None}
         if asking.seed is not None:
@@ -133,10 +134,32 @@ class Asker:
         return request
 
 
-def _record(blank: Record, answer: ChatCompletion, seconds: float) -> Record:
+def _messages(problem: Problem) -> list[dict[str, Any]]:
+    """The messages as OpenAI takes them, with each image as a data URI in its place."""
+    left = iter(problem.images)
+
+    def part(given: dict[str, Any]) -> dict[str, Any]:
+        if given["type"] != "image":
+            return given
+        return {"type": "image_url", "image_url": {"url": to_wire(next(left))}}
+
+    return [
+        {**message, "content": [part(each) for each in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in problem.messages
+    ]
+
+
+def _record(blank: Record, answer: ChatCompletion, seconds: float, problem: Problem) -> Record:
     choice = answer.choices[0]
     further = choice.model_extra or {}
     trajectory = further.get("trajectory")
+    told = None if trajectory is None else Trajectory.from_json(encode_json(trajectory))
+    if told is not None and (problem.images or further.get("images")):
+        shown = {image.sha256: image for image in problem.images}
+        shown |= {name: image for name, uri in (further.get("images") or {}).items() if (image := _image(uri))}
+        told = replace(told, images={s.image: shown[s.image] for s in told.segments if s.image in shown})
     usage = answer.usage.model_dump() if answer.usage is not None else {}
     return replace(
         blank,
@@ -145,5 +168,10 @@ def _record(blank: Record, answer: ChatCompletion, seconds: float) -> Record:
         stop_reason=further.get("stop_reason"),
         usage={name: value for name, value in usage.items() if isinstance(value, int)},
         seconds=seconds,
-        trajectory=None if trajectory is None else Trajectory.from_json(encode_json(trajectory)),
+        trajectory=told,
     )
+
+
+def _image(uri: str) -> ImagePart | None:
+    part = from_wire(uri)
+    return part if isinstance(part, ImagePart) else None

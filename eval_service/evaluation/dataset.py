@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_tool.agent_loop.row import listed_tools, own_max_turns, refuse_media, sent_to_tools, text_messages, uses_tools
+from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, read_conversation
+from verl_tool.agent_loop.row import listed_tools, own_max_turns, refuse_media, sent_to_tools, uses_tools
+from verl_tool.content import ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.verification import Verification, verification_of
@@ -20,14 +22,17 @@ PARQUET_BATCH = 1024
 
 @dataclass(frozen=True)
 class Problem:
-    """One row. What is sent to the endpoint is `messages`, `use_tool`, `tools_kwargs`, `tools`, `max_turns` and
-    `verification`."""
+    """One row. What is sent to the endpoint is `messages` with `images`, `use_tool`, `tools_kwargs`, `tools`,
+    `max_turns` and `verification`."""
 
     index: int
     messages: tuple[dict[str, Any], ...]
+    """The content of one with images is a list of parts, as `Conversation.messages`."""
     data_source: str
     reward_model: Mapping[str, Any]
     """``ground_truth`` and ``style``."""
+    images: tuple[ImagePart, ...] = ()
+    """Those of the messages, in the order of their places."""
     ability: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     use_tool: bool = True
@@ -42,9 +47,10 @@ class Problem:
 
     @property
     def digest(self) -> str:
-        """Changes with the question, its files, tools and turns, and the right answer."""
+        """Changes with the question, its images, files, tools and turns, and the right answer."""
         files = self.tools_kwargs.get(FILES_FIELD)
-        own = [value for value in (self.tools, self.max_turns, files) if value is not None]
+        images = [image.sha256 for image in self.images] or None
+        own = [value for value in (self.tools, self.max_turns, files, images) if value is not None]
         text = json.dumps([self.messages, self.reward_model, *own], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -68,14 +74,15 @@ def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
             f"row {index} of {path} lacks {missing[0]!r}; rows are verl's, as examples/data_preprocess makes"
         )
     where = f"row {index} of {path}"
-    refuse_media(row, where)
-    messages = text_messages(row["prompt"], where)
+    refuse_media(row, where, OTHER_MEDIA)
+    conversation = read_conversation(row["prompt"], row.get(IMAGES_COLUMN), where)
     extra_info = dict(row.get("extra_info") or {})
     tools_kwargs = extra_info.get("tools_kwargs")
     listed = listed_tools(tools_kwargs, extra_info, where)
     return Problem(
         index=index,
-        messages=tuple({k: v for k, v in message.items() if v is not None} for message in messages),
+        messages=tuple({k: v for k, v in message.items() if v is not None} for message in conversation.messages),
+        images=conversation.images,
         data_source=str(row.get("data_source") or ""),
         reward_model=dict(row["reward_model"]),
         ability=str(row.get("ability") or ""),

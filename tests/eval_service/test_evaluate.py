@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from live_endpoint import CALL, LiveEndpoint, live_endpoint
 from run_folders import run_folder
+from toy_tools import picture
 
 pytest.importorskip("openai")
 pytest.importorskip("verl")
@@ -22,7 +24,9 @@ from eval_service.evaluation.asking import Asking
 from eval_service.evaluation.dataset import read_problems
 from eval_service.evaluation.record import Record, read_records
 from eval_service.evaluation.scoring import Scorer, TextTokenizer, reward_config
+from eval_service.openai.image_reader import ImageReader
 from verl_tool.agent_workers.reward_manager.grading.code_grader import CodeOptions, server_url
+from verl_tool.content import to_wire
 from verl_tool.errors import ConfigError
 from verl_tool.packed_files import PackedFile, pack_files
 
@@ -224,3 +228,34 @@ async def test_many_at_once_are_bounded_by_the_concurrency(tmp_path: Path) -> No
         assert live.engine.most_running <= 8
     assert [r.key for r in records] == [(i, j) for i in range(30) for j in range(2)]
     await asyncio.sleep(0)
+
+
+async def test_rows_with_images_are_asked_and_reported_with_what_the_model_saw(tmp_path: Path) -> None:
+    one, two = picture(1, (8, 2)), picture(2, (6, 2))
+    half = str(Path(__file__).parent / "data/half.py")
+    asked = {"prompt": [{"role": "user", "content": "<image>or <image>?"}], "images": [to_wire(one), to_wire(two)]}
+    path = data_file(tmp_path, RIGHT | asked, RIGHT)
+    call = "<half>2</half>"
+    options = {"enable_mtrl": True, "mtrl_role": "tool", "action_stop_tokens": ["</half>"]}
+    async with live_endpoint(
+        lambda text: "Result=10.1" if call in text else call,
+        tools=half,
+        options=options,
+        image_reader=ImageReader(),
+    ) as live:
+        this = evaluation(tmp_path, path, live)
+        with_images = replace(this, problems=this.problems[:1])
+        summary = await program.evaluate(with_images, reward_config("calculator", {}), None)
+        assert live.engine.seen == [[one, two], [one, two, picture(2, (3, 2))]]
+        asked_again = await program.answers(with_images)
+    assert len(live.engine.seen) == 2, "a known answer is not asked for again"
+    assert (summary.accuracy.value, summary.errors) == (1.0, 0)
+    (record,) = asked_again
+    assert record.trajectory is not None
+    seen = [segment.image for segment in record.trajectory.segments if segment.image]
+    report = (tmp_path / "out/report.md").read_text()
+    assert "## What the model saw in 1 of 1 problems with images" in report
+    assert re.findall(r"!\[image\]\(images/(\w+)\.png\)", report) == seen
+    for image in (one, two, picture(2, (3, 2))):
+        assert (tmp_path / f"out/images/{image.sha256}.png").read_bytes() == image.data
+    assert this.problems[0].digest != replace(this.problems[0], images=(two, one)).digest

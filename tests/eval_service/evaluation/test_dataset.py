@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_tools import picture
 
 from eval_service.evaluation.dataset import read_problems
 from verl_tool.errors import ConfigError
@@ -32,6 +33,20 @@ def test_jsonl_and_parquet_give_the_same_problems(tmp_path: Path) -> None:
     assert [p.use_tool for p in problems] == [False, True]
     assert problems[0].messages == ({"role": "user", "content": "What is 1+2?"},)
     assert read_problems(tmp_path / "a.parquet", limit=1) == problems[:1]
+
+
+def test_images_of_the_column_are_read_in_their_places(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    image = picture(1)
+    row = ROW | {"prompt": [{"role": "user", "content": "<image>What?"}], "images": [{"bytes": image.data}]}
+    parquet.write_table(pyarrow.Table.from_pylist([row, ROW | {"images": []}]), tmp_path / "a.parquet")
+    first, second = read_problems(tmp_path / "a.parquet")
+    assert first.messages == ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]},)
+    assert (first.images, second.images) == ((image,), ())
+    (tmp_path / "b.jsonl").write_text(json.dumps(ROW | {"videos": ["a.mp4"]}))
+    with pytest.raises(ConfigError, match=r"row 0 of .*b\.jsonl has content in 'videos'"):
+        read_problems(tmp_path / "b.jsonl")
 
 
 def test_the_digest_changes_with_question_and_answer(tmp_path: Path) -> None:
