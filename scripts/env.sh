@@ -115,8 +115,18 @@ verl_tool_install() {
     verl_tool_say "installing verl-tool${names:+[$names]}"
     "$uv" pip install --quiet --python "$verl_tool_venv/bin/python" "${args[@]}" "${backend[@]}" \
         --editable "$verl_tool_root${names:+[$names]}" || return 1
+    if grep -qx cpu <<<"$extras"; then verl_tool_site_packages || return 1; fi
     verl_tool_system_packages
     echo "$extras" >"$verl_tool_venv/.extras"
+}
+
+# What Python imports whenever it starts, of scripts/site.
+verl_tool_site_packages() {
+    local site file
+    site="$("$verl_tool_venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || return 1
+    for file in "$verl_tool_root"/scripts/site/*.py; do
+        cp "$file" "$site/" && echo "import $(basename "$file" .py)" >"$site/$(basename "$file" .py).pth" || return 1
+    done
 }
 
 verl_tool_env() {
@@ -133,7 +143,7 @@ verl_tool_env() {
 # Install what EXTRAS ask for, unless that was done before and nothing has changed since.
 verl_tool_bring_up_to_date() {
     local extras="$1" stamp
-    stamp="$(cat "$verl_tool_root/pyproject.toml" "$verl_tool_root"/scripts/constraints/*.txt "${BASH_SOURCE[0]}" \
+    stamp="$(cat "$verl_tool_root/pyproject.toml" "$verl_tool_root"/scripts/constraints/*.txt "$verl_tool_root"/scripts/site/*.py "${BASH_SOURCE[0]}" \
         <(echo "$extras" "${VERL_TOOL_VERL:-}") | cksum)"
     if [ "$(cat "$verl_tool_venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
         verl_tool_install "$extras" || { verl_tool_fail "setting up $verl_tool_venv failed; the lines above say why"; return 1; }

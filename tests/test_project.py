@@ -210,7 +210,7 @@ OF_A_WHOLE_FOLDER = {
     "formats": "all_formats",
     "formats/native": "round_trips",
     "judge/inside": "hacks",
-    "platforms": "canaries",
+    "platforms": "canaries torchvision",
     "sandbox": "adversarial held_by_the_kernel hostile",
     "servers/api": "hostile_requests loop_turns",
     "servers/cluster": "lost_node",
