@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from verl_tool.content import ImagePart, as_parts, refuse_too_much
 from verl_tool.errors import ConfigError, ContentError, SandboxError, ToolFault
 from verl_tool.formats.load import specs_of
 from verl_tool.json_text import shown
@@ -16,6 +17,7 @@ from verl_tool.protocol import (
     DIRECT_FIELD,
     FILES_FIELD,
     FORMATS_FIELD,
+    IMAGES_FIELD,
     KEEP_FIELD,
     TOOL_FIELD,
     TOOLS_FIELD,
@@ -74,6 +76,8 @@ class ActionRunner:
         self._groups: dict[str, list[str]] = {}
         for tool in tools:
             self._groups.setdefault(tool.state_group, []).append(tool.name)
+        self._viewers = list({tool.state_group: tool for tool in tools if tool.takes_images}.values())
+        """One tool of each state that knows the trajectory's images."""
         bounded = [tool for tool in tools if tool.max_live is not None or tool.ttl_seconds is not None]
         self._live = {tool.state_group: LiveStates(tool) for tool in bounded}
 
@@ -174,7 +178,9 @@ class ActionRunner:
             if VERIFY_FIELD in request.extra:
                 return await self._verify(trajectory, request, admission, deadline)
             if FILES_FIELD in request.extra:
-                await self._open_workspace(trajectory, request, admission, deadline)
+                await self._open(self._tool_with_workspace(FILES_FIELD), trajectory, request, admission, deadline)
+            for tool in self._viewers if IMAGES_FIELD in request.extra else ():
+                await self._open(tool, trajectory, request, admission, deadline)
             wanted, formats = self._wanted_tools(request), self._wanted_formats(request)
             if request.extra.get(DIRECT_FIELD) is True:
                 matched, unknown = self._finder.direct(request.action, wanted)
@@ -195,11 +201,10 @@ class ActionRunner:
                 await self.free(trajectory)
             return result
 
-    async def _open_workspace(
-        self, trajectory: Trajectory, request: StepRequest, admission: Admission | None, deadline: float
+    async def _open(
+        self, tool: Tool, trajectory: Trajectory, request: StepRequest, admission: Admission | None, deadline: float
     ) -> None:
-        """Make the trajectory's workspace with the files that have come, whatever it calls first."""
-        tool = self._tool_with_workspace(FILES_FIELD)
+        """Make the trajectory's state with the files or images that have come, whatever it calls first."""
         async with admission.place(tool.name) if admission else nullcontext():
             try:
                 await self._context(tool, trajectory, request, deadline)
@@ -247,7 +252,9 @@ class ActionRunner:
             if slot >= self._max_calls:
                 progress.append(not_run(self._max_calls))
             else:
-                progress.append(await self._run_call(matched[slot], trajectory, request, deadline))
+                result = _bounded(await self._run_call(matched[slot], trajectory, request, deadline), progress)
+                progress.append(result)
+                await self._show(result, trajectory, request, deadline)
 
     async def _run_call(
         self, match: MatchedCall, trajectory: Trajectory, request: StepRequest, deadline: float
@@ -268,6 +275,12 @@ class ActionRunner:
             raise _as_fault(tool, trajectory, error) from error
         self._metrics.called(tool.name, time.perf_counter() - began, valid=result.valid, error=result.error)
         return told_of_error(result)
+
+    async def _show(self, result: ToolResult, trajectory: Trajectory, request: StepRequest, deadline: float) -> None:
+        """Tell the states that know the trajectory's images of those of a result."""
+        images = [part for part in result.parts if isinstance(part, ImagePart)]
+        for tool in self._viewers if images else ():
+            tool.see((await self._context(tool, trajectory, request, deadline)).state, images)
 
     async def _context(self, tool: Tool, trajectory: Trajectory, request: StepRequest, deadline: float) -> Context:
         """Who calls `tool`; a state is made at the trajectory's first call."""
@@ -359,6 +372,18 @@ def _as_fault(tool: Tool, trajectory: Trajectory, error: Exception) -> ToolCallF
     log.error("tool %s crashed on trajectory %s", tool.name, trajectory.id, exc_info=error)
     words = f"tool {tool.name}: {type(error).__name__}: {error}; the traceback is in the server's log"
     return ToolCallFault(tool, FaultKind.TOOL_CRASHED, words, retryable=False)
+
+
+def _bounded(result: ToolResult, earlier: Sequence[ToolResult]) -> ToolResult:
+    """`result`, or an error in place of what is too much beside the `earlier` ones of the same action: that is the
+    model's doing, and what is too much by itself is the tool's."""
+    if not (result.parts and any(each.parts for each in earlier)):
+        return result
+    try:
+        refuse_too_much(as_parts(part for each in (*earlier, result) for part in each.parts))
+    except ContentError as error:
+        return told_of_error(ToolResult(f"Error: {error}, or make further calls in your next turn.", error=True))
+    return result
 
 
 def _merged(request: StepRequest, matched: Sequence[MatchedCall], progress: Sequence[ToolResult]) -> StepResult:

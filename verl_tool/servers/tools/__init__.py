@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "verl_tool.tools"
-_NO_TOOLS = {"base", "new", "typed", "workspace"}
+_NO_TOOLS = {"base", "new", "pictures", "typed", "workspace"}
 """What this folder holds besides tools."""
 
 
@@ -121,8 +121,8 @@ def tool_classes(name: str) -> tuple[type[Tool], ...]:
     aliased = [_tools_in(_imported(other), other) for other in _built_in()]
     found = [kinds for kinds in aliased if any(name in kind.aliases for kind in kinds)]
     if found:
-        # Of several, the one that keeps nothing.
-        return min(found, key=lambda kinds: kinds[0].stateful)
+        # Of several, the one that keeps nothing, and the one that is alone in its file.
+        return min(found, key=lambda kinds: (kinds[0].stateful, len(kinds)))
     raise ConfigError(f"tool {name!r} is unknown; known: {', '.join(known_tools())}, or the path of a .py file")
 
 

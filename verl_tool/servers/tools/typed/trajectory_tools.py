@@ -18,10 +18,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar
 
+from verl_tool.content import ImagePart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
@@ -48,10 +49,19 @@ class TrajectoryTools:
     ttl_seconds: ClassVar[float | None] = None
     """The instance of a trajectory that is idle for so long is torn down. At most the server's
     ``--state_ttl``, which holds if None."""
+    takes_images: ClassVar[bool] = False
+    """Whether the instance is made when the prompt has images, with `IMAGES_FIELD` in the ``extra`` of its `setup`, and
+    is told of the images that tools show (`see`)."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The model of its options."""
     options: ToolOptions = ToolOptions()
-    """Set before `setup`."""
+    """Set before `setup`, and before each call to those of the tool that is called."""
+
+    @classmethod
+    def shared(cls) -> type[TrajectoryTools]:
+        """The class whose instance the methods work on. Classes that name the same one, which they extend, share a
+        trajectory's instance; their methods use nothing that it does not have."""
+        return cls
 
     async def setup(self, trajectory: Context) -> None:
         """Take what the trajectory needs. `trajectory` is the context of its first call: its id, ``extra`` and so on.
@@ -70,6 +80,9 @@ class TrajectoryTools:
             f"the tools of {type(self).__name__} cannot copy what they keep for a trajectory; give it a method fork",
             retryable=False,
         )
+
+    def see(self, images: Sequence[ImagePart]) -> None:
+        """The model sees these images in an observation, behind all earlier ones; its own are among them."""
 
     async def teardown(self) -> None:
         """Give back what `setup` took: the trajectory finished or expired, or the server stops."""
@@ -121,11 +134,15 @@ class MethodTool(FunctionTool):
         copy.options = self.options
         return _Held(copy)
 
+    def see(self, state: _Held, images: Sequence[ImagePart]) -> None:
+        state.instance.see(images)
+
     async def close_state(self, state: _Held) -> None:
         await self._on(state, state.instance.teardown)
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         held: _Held = context.state
+        held.instance.options = self.options
         function = partial(self.function, held.instance, **await self.keyword_arguments(call, context))
         return await self.answer(self._on(held, function))
 
@@ -178,7 +195,8 @@ def _method_tool(owner: type[TrajectoryTools], function: Function, mark: Mark) -
         function,
         signature,
         mark,
-        owner=owner,
+        owner=owner.shared(),
+        takes_images=owner.takes_images,
         Options=owner.Options,
         max_live=owner.max_live,
         ttl_seconds=owner.ttl_seconds,

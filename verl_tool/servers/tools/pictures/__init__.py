@@ -1,0 +1,1 @@
+"""What the tools that show images share."""

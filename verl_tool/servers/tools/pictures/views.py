@@ -1,0 +1,92 @@
+"""What an image of a trajectory shows: an original, and what was done to it.
+
+Each step is taken again on the original's own pixels, so that a crop of a crop, of a rotated image or of one with marks
+is as sharp as the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from verl_tool.content import ImagePart, encode_image
+from verl_tool.servers.tools.base import CallError
+from verl_tool.servers.tools.pictures.boxes import Box, Size
+from verl_tool.servers.tools.pictures.decoded import DECODED
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Step: TypeAlias = "Callable[[Image], Image]"
+MAX_STEPS = 16
+"""From an original to what is shown; each is taken anew for every image that follows."""
+
+
+@dataclass(frozen=True)
+class Crop:
+    """The step to a part of an image."""
+
+    box: Box
+
+    def __call__(self, image: Image) -> Image:
+        return image.crop(self.box)
+
+    def within(self, outer: Crop) -> Crop:
+        """The same crop, of what `outer` was taken of."""
+        left, top = outer.box[:2]
+        return Crop((self.box[0] + left, self.box[1] + top, self.box[2] + left, self.box[3] + top))
+
+
+@dataclass(frozen=True)
+class View:
+    """An image that the model sees."""
+
+    original: ImagePart
+    steps: tuple[Step, ...]
+    full: Size
+    """With all the original's pixels."""
+    part: ImagePart
+    """What the model sees; it may be smaller than `full`."""
+
+    @classmethod
+    def of(cls, part: ImagePart) -> View:
+        """An image that comes from elsewhere."""
+        return cls(part, (), (part.width, part.height), part)
+
+    @property
+    def shown(self) -> Size:
+        """As the model sees it."""
+        return self.part.width, self.part.height
+
+    def then(self, step: Step | None, max_pixels: int) -> View:
+        """What the model sees after a further step, scaled down to `max_pixels`; None: the same image. Takes tens of
+        milliseconds: call it in a thread.
+
+        Raises ContentError if the original cannot be decoded, and CallError after too many steps.
+        """
+        steps = self.steps if step is None else _followed(self.steps, step)
+        if not steps and self.original.width * self.original.height <= max_pixels:
+            return self.of(self.original)
+        image = DECODED.of(self.original)
+        for each in steps:
+            image = each(image)
+        return View(self.original, steps, image.size, _encoded(image, self.original.media_type, max_pixels))
+
+
+def _followed(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
+    if steps and isinstance(step, Crop) and isinstance(steps[-1], Crop):
+        return (*steps[:-1], step.within(steps[-1]))
+    if len(steps) == MAX_STEPS:
+        raise CallError(f"this image was changed {MAX_STEPS} times already; begin with an earlier one")
+    return (*steps, step)
+
+
+def _encoded(image: Image, media_type: str, max_pixels: int) -> ImagePart:
+    """As a JPEG if the original is one, else without loss."""
+    if image.width * image.height > max_pixels:
+        scale = (max_pixels / (image.width * image.height)) ** 0.5
+        image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
+    if media_type == "image/jpeg":
+        return encode_image(image, media_type, quality=90)
+    return encode_image(image, compress_level=3)
