@@ -34,6 +34,9 @@ BANNED = -100.0
 _ABORTED = "abort"
 _CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
 """On a machine without an accelerator, unless they are set: GiB of key-value cache, and no compiler."""
+_CPU_ENVIRONMENT_WITH_IMAGES = {"VLLM_MLA_DISABLE": "1"}
+"""There vLLM asks whether the text part of a Qwen3-VL has this kind of attention, and stumbles over its empty list of
+architectures ("list index out of range")."""
 
 
 class VllmEngine:
@@ -52,7 +55,7 @@ class VllmEngine:
         try:
             # As a server: else vLLM takes small batches, a few thousand tokens of 128 requests, whatever the device.
             self._llm = AsyncLLM.from_engine_args(
-                _arguments(model, settings, trust_remote_code), usage_context=UsageContext.OPENAI_API_SERVER
+                _arguments(model, settings, trust_remote_code, images), usage_context=UsageContext.OPENAI_API_SERVER
             )
         except (ValueError, RuntimeError, OSError) as error:
             raise EngineError(f"vLLM could not load {model!r}: {error}") from error
@@ -121,10 +124,12 @@ class VllmEngine:
         await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown, SHUTDOWN_SECONDS)
 
 
-def _arguments(model: str, settings: VllmSettings, trust_remote_code: bool) -> AsyncEngineArgs:
+def _arguments(
+    model: str, settings: VllmSettings, trust_remote_code: bool, images: QwenImages | None
+) -> AsyncEngineArgs:
     on_cpu = current_platform.is_cpu()
     if on_cpu:
-        for name, value in _CPU_ENVIRONMENT.items():
+        for name, value in (_CPU_ENVIRONMENT | (_CPU_ENVIRONMENT_WITH_IMAGES if images else {})).items():
             os.environ.setdefault(name, value)
     further = {} if settings.max_num_seqs is None else {"max_num_seqs": settings.max_num_seqs}
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}

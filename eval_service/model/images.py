@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig, AutoImageProcessor
+from transformers import AutoConfig
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from eval_service.settings import CompletionsSettings, ServiceSettings
 from verl_tool.agent_loop.generators.qwen_images import FAMILIES, QwenImages
@@ -32,8 +33,9 @@ def image_reading(settings: ServiceSettings, tokenizer: Tokenizer) -> tuple[Qwen
             f"is of the family {config.model_type}, whose images are not read here (known: {', '.join(FAMILIES)})",
         )
     try:
-        # Of this one only sizes are asked: the engine has its own, and Pillow's needs no torchvision.
-        processor = AutoImageProcessor.from_pretrained(settings.model, backend="pil", trust_remote_code=trusted)
+        # That of all these families. Only sizes are asked of it: the engine has its own, and Pillow's needs no
+        # torchvision, without which transformers' own choice of a class ends in an ImportError.
+        processor = Qwen2VLImageProcessorPil.from_pretrained(settings.model)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{settings.model} reads images, and how to prepare them is not in it: {error}; put the model's "
