@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_tool.retrieval import bm25_builder
+from verl_tool.retrieval import bm25, bm25_builder
 from verl_tool.retrieval.bm25 import K1, B, Bm25Index, stop_words, words_of
 from verl_tool.retrieval.bm25_builder import merge_parts, write_part
 from verl_tool.retrieval.passage import RetrievalError
@@ -56,7 +56,7 @@ def test_scores_are_those_of_bm25s(corpus: list[str], query: str) -> None:
 
 @given(texts.filter(lambda corpus: any(words_of(t, stop_words()) for t in corpus)), st.integers(1, 5))
 def test_fewer_are_the_best_of_more(corpus: list[str], topk: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(bm25, "_BLOCK", 2):
         index = index_of(Path(folder), corpus)
         [some], [every] = (index.search(["amber castle salt"], k) for k in (topk, 100))
     assert some == every[:topk]
