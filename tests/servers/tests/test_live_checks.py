@@ -17,18 +17,24 @@ from typer.testing import CliRunner
 
 from verl_tool.servers.tests import test_bash_terminal_tool as bash_check
 from verl_tool.servers.tests import test_calculator_tool as calculator_check
+from verl_tool.servers.tests import test_draw_tool as draw_check
 from verl_tool.servers.tests import test_finish_tool as finish_check
 from verl_tool.servers.tests import test_ipython_code_tool as ipython_check
+from verl_tool.servers.tests import test_measure_tool as measure_check
 from verl_tool.servers.tests import test_piston_tool as piston_check
+from verl_tool.servers.tests import test_pixel_reasoner_tool as pixel_check
 from verl_tool.servers.tests import test_python_code_tool as python_check
 from verl_tool.servers.tests import test_python_oj_tool as oj_check
+from verl_tool.servers.tests import test_rotate_tool as rotate_check
 from verl_tool.servers.tests import test_sandbox_fusion_tool as fusion_check
+from verl_tool.servers.tests import test_select_frames_tool as frames_check
 from verl_tool.servers.tests import test_sql_tool as sql_check
 from verl_tool.servers.tests import test_str_replace_editor_tool as editor_check
 from verl_tool.servers.tests import test_web_page_tool as page_check
 from verl_tool.servers.tests import test_web_search_tool as web_check
+from verl_tool.servers.tests import test_zoom_in_tool as zoom_check
 from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, run_cases
-from verl_tool.servers.tools import tool_class
+from verl_tool.servers.tools import load_tools, tool_class
 from verl_tool.servers.tools.base import Tool, ToolResult
 from verl_tool.servers.tools.finish import FinishTool
 from verl_tool.servers.tools.python_code import PythonCodeTool
@@ -88,6 +94,24 @@ async def test_sql_holds(servers: LiveServers, tmp_path: Path) -> None:
 async def test_python_oj_holds(servers: LiveServers) -> None:
     tool = tool_class("python_oj")(workers=1, test_seconds=1)
     assert await problems(servers, [tool], "python_oj", oj_check.CASES) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        ("zoom_in", zoom_check),
+        ("select_frames", frames_check),
+        ("rotate", rotate_check),
+        ("draw", draw_check),
+        ("measure", measure_check),
+    ],
+)
+async def test_tools_for_images_hold(servers: LiveServers, name: str, check: ModuleType) -> None:
+    assert await problems(servers, load_tools(name), name, check.CASES) == {}
+
+
+async def test_pixel_reasoner_holds(servers: LiveServers) -> None:
+    assert await problems(servers, load_tools("pixel_reasoner"), "zoom_in", pixel_check.CASES) == {}
 
 
 async def test_sandbox_fusion_holds(servers: LiveServers) -> None:
