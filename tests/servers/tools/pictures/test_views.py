@@ -71,3 +71,9 @@ def test_steps_are_bounded() -> None:
         view = view.then(ImageOps.flip, MANY)
     with pytest.raises(CallError, match="was changed 16 times already; begin with an earlier one"):
         view.then(ImageOps.flip, MANY)
+
+
+def test_what_the_original_says_of_itself_is_not_sent_with_each_crop() -> None:
+    part = encode_image(quarters(), "image/jpeg", comment=b"who, when and where")
+    assert b"who, when" in part.data
+    assert b"who, when" not in View.of(part).then(Crop((8, 8, 32, 24)), MANY).part.data

@@ -83,7 +83,8 @@ def _followed(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
 
 
 def _encoded(image: Image, media_type: str, max_pixels: int) -> ImagePart:
-    """As a JPEG if the original is one, else without loss."""
+    """As a JPEG if the original is one, else without loss; without the original's comments and profiles."""
+    image.info = {}
     if image.width * image.height > max_pixels:
         scale = (max_pixels / (image.width * image.height)) ** 0.5
         image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
