@@ -84,6 +84,8 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"content": [{"type": "text", "text": "see"}, *[image() for _ in range(int(rest))]]}
     if verb == "binary":
         return {"content": [image("application/zip")]}
+    if verb == "broken_image":
+        return {"content": [image("image/png", "AAAA")]}
     if verb == "large_image":
         return {"content": [image("image/png", "A" * (3 << 20 | 4))]}
     if verb == "structured":

@@ -15,6 +15,7 @@ import toy_mcp_server
 from toy_mcp import TOY, programs, tools_of, toy
 from toy_tools import text, until
 
+from verl_tool.content import from_wire
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
@@ -126,12 +127,18 @@ class TestAnswers:
             assert (await ask(toolset, "toy__do", "print")).observation == "done print"
             assert len(programs()) == 1
 
-    async def test_an_image_is_carried_and_what_cannot_be_is_refused_by_name(self) -> None:
+    async def test_images_are_carried_and_what_cannot_be_is_refused_by_name(self) -> None:
+        pixel = from_wire(f"data:image/png;base64,{toy_mcp_server.PIXEL}")
         async with serving(toy(stateful=False)) as toolset:
-            one = await ask(toolset, "toy__do", "image 1")
-            assert (one.observation, one.image) == ("see", f"data:image/png;base64,{toy_mcp_server.PIXEL}")
+            for count in (1, 2):
+                seen = await ask(toolset, "toy__do", f"image {count}")
+                assert (seen.observation, seen.image) == ("see" + "<image>" * count, [pixel] * count)
             for words, said in (
-                ("image 2", "tool mcp__toy__do answered with 2 images"),
+                ("image 65", "tool mcp__toy__do answered with 65 images and audios in one observation; at most 64"),
+                (
+                    "broken_image",
+                    "tool mcp__toy__do answered with image/png that cannot be carried: a file that",
+                ),
                 ("binary", "tool mcp__toy__do answered with binary data of type 'application/zip'"),
                 ("large_image", "tool mcp__toy__do answered with image/png of 3145732 characters"),
             ):

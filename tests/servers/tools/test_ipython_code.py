@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
 
 from tests.servers.tools.actions import results, text
+from verl_tool.content import TextPart
 from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.tools import tool_class
@@ -18,6 +18,7 @@ from verl_tool.servers.tools.workspace.workspace import Workspace
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
+CUT = "[... 3000 characters left out ...]"
 Ask = Callable[[str], Awaitable[str]]
 
 
@@ -168,27 +169,34 @@ async def test_output_without_end_is_cut(tool: IPythonCodeTool, workspace: Works
         assert len(answer) < 2500
 
 
-async def test_figures_are_images(tool: IPythonCodeTool, workspace: Workspace) -> None:
+async def test_figures_are_images_where_the_cell_shows_them(tool: IPythonCodeTool, workspace: Workspace) -> None:
     pytest.importorskip("matplotlib")
-    draw = (
-        "<python>import matplotlib.pyplot as plt\ndef draw():\n    plt.figure(figsize=(1, 1)); plt.plot([1, 2])\n"
-        "draw()\nplt.show()\ndraw()</python>"
+    setup = (
+        "import matplotlib.pyplot as plt\ndef draw(color):\n    plt.figure(figsize=(1, 1), facecolor=color)\n"
+        "    plt.axis('off')\n"
     )
-    [result] = await results(tool, draw, state=workspace)
-    assert result.text == "[2 figures were drawn; the last one is shown]"
-    kind, _, data = result.image.partition(",")
-    assert kind == "data:image/png;base64"
-    assert base64.b64decode(data).startswith(b"\x89PNG")
-    [later] = await results(tool, "<python>draw()</python>", state=workspace)
-    assert later.text == "[1 figure was drawn]"
-    [none] = await results(tool, "<python>1</python>", state=workspace)
-    assert (none.text, none.image) == ("1", None)
-    [text_only] = await results(IPythonCodeTool(), "<python>draw()</python>", state=workspace)
-    assert text_only.image is None
-    assert text_only.text == "[1 figure was drawn, and cannot be shown here; print what you want to know of it]"
+
+    async def seen(code: str, by: IPythonCodeTool = tool) -> list[object]:
+        """Texts, and of each figure the colour of its corner."""
+        [result] = await results(by, f"<python>{code}</python>", state=workspace)
+        parts = result.parts or [TextPart(result.text)]
+        return [each.text if isinstance(each, TextPart) else each.decode().getpixel((0, 0)) for each in parts]
+
+    red, blue, lime = (255, 0, 0), (0, 0, 255), (0, 255, 0)
+    cell = f"{setup}print(1)\ndraw('red')\nplt.show()\nprint(2)\ndraw('blue')\nplt.show()\ndraw('lime')\n3"
+    assert await seen(cell) == ["1\n", red, "2\n", blue, "3", lime]
+    assert await seen("draw('red')") == [red]
+    assert await seen("draw('red'); plt.show(); print('a' * 5000)") == [f"{'a' * 1000}\n{CUT}\n{'a' * 1000}", red]
+    assert await seen("1") == ["1"]
+    assert await seen("for n in range(9): draw('red')") == [*[red] * 8, "[9 figures were drawn; 8 of them are shown]"]
+    assert await seen("print('\\x1dfigure 0\\x1d'); draw('blue')") == [blue]
+    told = "[1 figure was drawn, and cannot be shown here; print what you want to know of it]"
+    assert await seen("draw('red'); plt.show()", IPythonCodeTool()) == [told]
+    broken = "open('/dev/shm/.figures/0.png', 'wb').write(b'\\x89PNG\\r\\n\\x1a\\n')"
+    assert await seen(f"draw('red'); plt.show(); {broken}") == [f"8\n{told}"]
     lost = await text(tool, "<python>import os\nos.kill(os.getppid(), 9)</python>", state=workspace)
     assert "All variables are lost" in lost
-    assert await text(tool, draw, state=workspace) == "[2 figures were drawn; the last one is shown]"
+    assert await seen(cell) == ["1\n", red, "2\n", blue, "3", lime]
 
 
 async def test_rich_results_are_text(ask: Ask) -> None:

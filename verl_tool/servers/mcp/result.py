@@ -6,71 +6,63 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from verl_tool.errors import ToolFault
+from verl_tool.content import MediaPart, as_parts, from_wire, refuse_too_much
+from verl_tool.errors import ContentError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.mcp.bounds import MAX_IMAGE_CHARACTERS
+from verl_tool.servers.tools._programs import cut_parts, shown_result
 from verl_tool.servers.tools.base import ToolResult
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
 
-_IMAGE_TYPE = re.compile(r"image/[A-Za-z0-9.+-]{1,64}")
-_AUDIO_TYPE = re.compile(r"audio/[A-Za-z0-9.+-]{1,64}")
+_MEDIA_TYPE = re.compile(r"(image|audio)/[A-Za-z0-9.+-]{1,64}")
 
 
 def to_result(name: str, answer: CallToolResult, max_length: int) -> ToolResult:
-    """The texts one below the other, shortened to `max_length` characters; an image and an audio as data URIs.
+    """The texts one below the other, shortened to `max_length` characters; images and audios stand where they are among
+    them. Takes tens of milliseconds with images: call it in a thread.
 
-    `name`: of the tool. Raises ToolFault ``tool_crashed`` that names it, if the answer holds what cannot be carried:
-    two images, an image above `MAX_IMAGE_CHARACTERS`, other binary data.
+    `name`: of the tool. Raises ToolFault ``tool_crashed`` that names it, if the answer holds what cannot be carried: an
+    image above `MAX_IMAGE_CHARACTERS` or of an unknown type, too many of them, other binary data.
     """
-    texts: list[str] = []
-    images: list[str] = []
-    audios: list[str] = []
+    parts: list[str | MediaPart] = []
     for block in answer.content:
-        _sort(name, block, texts, images, audios)
-    for what, found in (("images", images), ("audios", audios)):
-        if len(found) > 1:
-            raise _refused(name, f"{len(found)} {what}; a result carries one")
+        part = _part(name, block)
+        below = isinstance(part, str) and parts and isinstance(parts[-1], str)
+        parts += ["\n", part] if below else [part]
     if not answer.content and answer.structured_content is not None:
-        texts.append(json.dumps(answer.structured_content, ensure_ascii=False))
-    return ToolResult(
-        _shortened("\n".join(texts), max_length),
-        error=answer.is_error,
-        image=images[0] if images else None,
-        audio=audios[0] if audios else None,
-    )
+        parts.append(json.dumps(answer.structured_content, ensure_ascii=False))
+    shown = cut_parts(parts, max_length)
+    try:
+        refuse_too_much(as_parts(shown))
+    except ContentError as error:
+        raise _refused(name, str(error)) from error
+    return shown_result(shown, error=answer.is_error, metrics={})
 
 
-def _sort(name: str, block: Any, texts: list[str], images: list[str], audios: list[str]) -> None:
+def _part(name: str, block: Any) -> str | MediaPart:
     if block.type == "text":
-        texts.append(block.text)
-    elif block.type == "image":
-        images.append(_data_uri(name, block.mime_type, block.data))
-    elif block.type == "audio":
-        audios.append(_data_uri(name, block.mime_type, block.data))
-    elif block.type == "resource_link":
-        texts.append(f"{block.name}: {block.uri}")
-    elif (text := getattr(block.resource, "text", None)) is not None:
-        texts.append(text)
-    else:
-        images.append(_data_uri(name, block.resource.mime_type or "", block.resource.blob))
+        return str(block.text)
+    if block.type in ("image", "audio"):
+        return _media(name, block.mime_type, block.data)
+    if block.type == "resource_link":
+        return f"{block.name}: {block.uri}"
+    if (text := getattr(block.resource, "text", None)) is not None:
+        return str(text)
+    return _media(name, block.resource.mime_type or "", block.resource.blob)
 
 
-def _data_uri(name: str, kind: str, data: str) -> str:
-    if not (_IMAGE_TYPE.fullmatch(kind) or _AUDIO_TYPE.fullmatch(kind)):
+def _media(name: str, kind: str, data: str) -> MediaPart:
+    if not _MEDIA_TYPE.fullmatch(kind):
         raise _refused(name, f"binary data of type {kind[:80]!r}, which no model reads")
     if len(data) > MAX_IMAGE_CHARACTERS:
         raise _refused(name, f"{kind} of {len(data)} characters; at most {MAX_IMAGE_CHARACTERS} are carried")
-    return f"data:{kind};base64,{data}"
+    try:
+        return from_wire(f"data:{kind};base64,{data}")
+    except ContentError as error:
+        raise _refused(name, f"{kind} that cannot be carried: {error}") from error
 
 
 def _refused(name: str, what: str) -> ToolFault:
     return ToolFault(FaultKind.TOOL_CRASHED, f"tool {name} answered with {what}", retryable=False)
-
-
-def _shortened(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    head = limit // 2
-    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[-(limit - head) :]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ class McpTool(Tool):
             answer = await self._sessions.call(context.state, self._offer.tool, arguments)
         except AnswerError as error:
             return ToolResult(f"Error: {error}"[: self._max_length], error=True)
-        return to_result(self.name, answer, self._max_length)
+        return await asyncio.to_thread(to_result, self.name, answer, self._max_length)
 
     def _read(self, text: str) -> Mapping[str, Any]:
         """The arguments in a text: a JSON object, or the value of the only one that there is."""

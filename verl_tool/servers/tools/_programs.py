@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import signal
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from verl_tool.content import MediaPart
 from verl_tool.errors import ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import Limits, RunResult, SessionLimits
-from verl_tool.servers.tools.base import Context
+from verl_tool.servers.tools.base import Context, ToolResult
 
 NO_OUTPUT = "(no output; print what you want to see)"
 NO_CODE = 'Give the program as the argument "code", a string: {"code": "print(1 + 1)"}.'
@@ -28,6 +29,23 @@ def cut_middle(text: str, limit: int) -> str:
     head = limit // 2
     tail = limit - head
     return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[-tail:]}"
+
+
+def cut_parts(parts: Iterable[str | MediaPart], limit: int) -> list[str | MediaPart]:
+    """Texts with images and audios between them; if the texts have more than `limit` characters together, all text as
+    `cut_middle` leaves it, and the others behind it."""
+    kept = [part for part in parts if part]
+    text = "".join(part for part in kept if isinstance(part, str))
+    if len(text) <= limit:
+        return kept
+    return [cut_middle(text, limit), *(part for part in kept if not isinstance(part, str))]
+
+
+def shown_result(parts: Sequence[str | MediaPart], *, error: bool, metrics: Mapping[str, float]) -> ToolResult:
+    """A result of these parts; of texts alone, of their text."""
+    if all(isinstance(part, str) for part in parts):
+        return ToolResult("".join(map(str, parts)), error=error, metrics=metrics)
+    return ToolResult(parts=parts, error=error, metrics=metrics)
 
 
 def joined(calls: Sequence[Call]) -> list[Call]:

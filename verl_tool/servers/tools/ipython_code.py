@@ -7,36 +7,45 @@ undone, and the observation says so; files that it wrote stay.
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
+import asyncio
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
+from verl_tool.content import ImagePart, MediaPart, read_media
+from verl_tool.errors import ContentError
 from verl_tool.formats import Call
 from verl_tool.sandbox import CellResult
 from verl_tool.servers.tools._programs import (
     NO_CODE,
     NO_OUTPUT,
     code_of,
-    cut_middle,
+    cut_parts,
     ending_of,
     joined,
     metrics_of,
+    shown_result,
     stdin_of,
     written_by,
 )
 from verl_tool.servers.tools.base import Context, ToolResult
 from verl_tool.servers.tools.python_code import PythonCodeTool
 from verl_tool.servers.tools.workspace.cells import Cell, read_cell
+from verl_tool.servers.tools.workspace.kernel import FIGURE_MARK
 from verl_tool.servers.tools.workspace.notebook import Notebook
 from verl_tool.servers.tools.workspace.workspace import Workspace, WorkspaceOptions, WorkspaceTool
+
+MAX_FIGURES = 8
+"""Of one cell that are shown."""
+_MARK = re.compile(FIGURE_MARK % r"(\d{1,5})" + "\n?")
 
 
 class IPythonCodeOptions(WorkspaceOptions):
     """As of every tool with a workspace, and what becomes of figures."""
 
     images: bool = False
-    """Send the last figure that matplotlib has drawn as the result's image, a PNG, to clients that take images. This
-    project's own loop carries text only; without it the model is told that a figure was drawn."""
+    """Show the figures that matplotlib draws, as PNGs, to models that read images. Without it the model is told that a
+    figure was drawn."""
 
 
 class IPythonCodeTool(WorkspaceTool):
@@ -85,27 +94,57 @@ class IPythonCodeTool(WorkspaceTool):
             wall_seconds=self.options.timeout_seconds,
             pre_import=self._settings.policy.pre_import,
         )
-        count, figure = await notebook.figures() if result.state == "kept" else (0, None)
-        image = f"data:image/png;base64,{base64.b64encode(figure).decode()}" if figure and self.options.images else None
-        text = self._observation(cell, result, count, image is not None)
-        return ToolResult(text, error=not result.ok, image=image, metrics=metrics_of(result))
+        most = MAX_FIGURES if self.options.images else 0
+        count, figures = await notebook.figures(most) if result.state == "kept" else (0, {})
+        parts = self._observation(cell, result, count, await asyncio.to_thread(_images, figures))
+        return shown_result(parts, error=not result.ok, metrics=metrics_of(result))
 
-    def _observation(self, cell: Cell, result: CellResult, figures: int, shown: bool) -> str:
-        written = cut_middle(written_by(result), self.options.max_output_length)
+    def _observation(
+        self, cell: Cell, result: CellResult, count: int, images: Mapping[int, ImagePart]
+    ) -> list[str | MediaPart]:
+        """What the cell wrote, with its figures where it showed them, and those that it left open behind."""
+        written = cut_parts(_in_order(written_by(result), images), self.options.max_output_length)
         timed = (
             f"CPU time: {result.cpu_seconds:.3g} s, wall time: {result.wall_seconds:.3g} s"
             if cell.timed and result.limit_hit is None
             else ""
         )
-        told = (written, timed, _told_of(figures, shown), ending_of(result, self._limits, "a session"), *result.notes)
-        return "\n".join(part for part in told if part) or NO_OUTPUT
+        told = (timed, _told_of(count, len(images)), ending_of(result, self._limits, "a session"), *result.notes)
+        ending = "\n".join(part for part in told if part)
+        if ending and written and isinstance(written[-1], str):
+            ending = f"{written.pop()}\n{ending}"
+        return [*written, ending] if ending else written or [NO_OUTPUT]
 
 
-def _told_of(figures: int, shown: bool) -> str:
+def _images(figures: Mapping[int, bytes]) -> dict[int, ImagePart]:
+    """Those that can be shown: the program may have written what it likes."""
+    images = {}
+    for number, content in figures.items():
+        try:
+            part = read_media(content)
+        except ContentError:
+            continue
+        if isinstance(part, ImagePart):
+            images[number] = part
+    return images
+
+
+def _in_order(written: str, images: Mapping[int, ImagePart]) -> Iterator[str | MediaPart]:
+    left = dict(images)
+    # Texts, and between them the numbers of figures.
+    for place, piece in enumerate(_MARK.split(written)):
+        if place % 2 == 0:
+            yield piece
+        elif int(piece) in left:
+            yield left.pop(int(piece))
+    yield from left.values()
+
+
+def _told_of(count: int, shown: int) -> str:
     """What the model reads of the figures that a cell has left."""
-    if not figures:
+    if count == shown:
         return ""
-    drawn = "1 figure was drawn" if figures == 1 else f"{figures} figures were drawn"
+    drawn = "1 figure was drawn" if count == 1 else f"{count} figures were drawn"
     if not shown:
         return f"[{drawn}, and cannot be shown here; print what you want to know of it]"
-    return f"[{drawn}]" if figures == 1 else f"[{drawn}; the last one is shown]"
+    return f"[{drawn}; {shown} of them {'is' if shown == 1 else 'are'} shown]"

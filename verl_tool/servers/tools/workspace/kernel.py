@@ -15,6 +15,8 @@ import types
 
 FIGURES = "/dev/shm/.figures"
 """Where `Shell.save_figures` leaves them: ``0.png``, ``1.png``, …"""
+FIGURE_MARK = "\x1dfigure %s\x1d"
+"""What stands in the output of a cell where it showed the figure of that number."""
 _READ = 1 << 16
 _QUIET_SECONDS = 0.1
 """After a command has ended, what it left running may keep its output open: so long is waited for more of it."""
@@ -97,7 +99,7 @@ class Shell:
         except ImportError:
             return
         backend = sys.modules[_BACKEND] = types.ModuleType(_BACKEND)
-        backend.__dict__.update(FigureCanvas=FigureCanvasAgg, show=lambda *_, **__: self.save_figures())
+        backend.__dict__.update(FigureCanvas=FigureCanvasAgg, show=lambda *_, **__: self.show_figures())
         matplotlib.use(f"module://{_BACKEND}")
         import matplotlib.pyplot
 
@@ -112,6 +114,13 @@ class Shell:
             figure.savefig(f"{FIGURES}/{self._saved}.png", format="png", bbox_inches="tight")
             pyplot.close(figure)
             self._saved += 1
+
+    def show_figures(self):
+        """Save the open figures, and mark their places in the output."""
+        first = self._saved
+        self.save_figures()
+        for number in range(first, self._saved):
+            print(FIGURE_MARK % number)
 
     def saved_figures(self):
         """How many were saved since the last time, the open ones included."""

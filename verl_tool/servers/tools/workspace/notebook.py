@@ -53,15 +53,16 @@ class Notebook:
             self._installed = self._draws = False
         return result
 
-    async def figures(self) -> tuple[int, bytes | None]:
-        """How many figures the cells have left since the last time, and the last of them as a PNG if it can be had.
-        Raises as `Session.run`."""
+    async def figures(self, most: int) -> tuple[int, dict[int, bytes]]:
+        """How many figures the cells have left since the last time, and by their numbers the first `most` of them as
+        PNGs, as far as they can be had. Raises as `Session.run`."""
         if not (self._draws and self._installed):
-            return 0, None
+            return 0, {}
         said = await self._session.run(_SAVED, wall_seconds=_FIGURE_SECONDS, counted=False)
         told = said.stdout.strip()
         count = int(told) if told.isascii() and told.isdigit() and len(told) < 6 else 0
-        return (count, await self._figure(count - 1)) if count else (0, None)
+        found = {number: await self._figure(number) for number in range(min(count, most))}
+        return count, {number: content for number, content in found.items() if content is not None}
 
     async def _figure(self, number: int) -> bytes | None:
         try:
