@@ -118,6 +118,7 @@ ARROWS = {
     "servers.supervised_server servers.server_console servers.execution servers.api servers.settings servers.serve",
     "doctor": "protocol formats client agent_loop agent_loop.verl servers.tool_config servers.tools servers.execution "
     "agent_workers doctor.checks trainer eval_service",
+    "replay": "protocol agent_loop agent_workers trainer eval_service",
 }
 """What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
 GROUND = (

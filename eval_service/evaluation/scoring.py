@@ -20,7 +20,9 @@ from verl_tool.errors import ConfigError
 
 
 class ScoringTokenizer(Protocol):
-    """What reward managers need of a tokenizer."""
+    """What reward managers need of a tokenizer, and what puts an answer's text before them."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str: ...
 
@@ -28,7 +30,7 @@ class ScoringTokenizer(Protocol):
 class TextTokenizer:
     """Its tokens are the bytes of UTF-8: for answers of which only the text is known."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return list(text.encode("utf-8", "replace"))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -141,7 +143,8 @@ class Scorer:
         if told is not None and self._tokenizer is not None:
             return told
         if told is None:
-            prompt, answer = Segment(Author.PROMPT, ()), self._as_bytes(Author.MODEL, record.content)
+            ids = (self._tokenizer or self._texts).encode(record.content, add_special_tokens=False)
+            prompt, answer = Segment(Author.PROMPT, ()), Segment(Author.MODEL, tuple(ids), text=record.content)
             return Trajectory(f"{record.index}-{record.sample}", (prompt, answer), StopReason.ANSWERED)
         segments = tuple(self._as_bytes(segment.author, segment.text) for segment in told.segments)
         return Trajectory(

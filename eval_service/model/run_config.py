@@ -74,15 +74,37 @@ def read_run(folder: Path, model: str | None = None) -> Run:
 
 
 def run_config(folder: Path) -> DictConfig:
-    """The whole config of a run, as the trainer had it. Raises ConfigError if there is none."""
+    """The whole config of a run, as the trainer had it; paths in a folder that was moved are where they are now.
+
+    Raises ConfigError if there is none.
+    """
     for name in CONFIG_FILES:
         path = folder / name
         if path.is_file():
             config = OmegaConf.load(path)
             if not isinstance(config, DictConfig):
                 raise ConfigError(f"{path} holds no mapping; it is no config of a run")
-            return config
+            return _moved(config, folder.resolve())
     raise ConfigError(f"no config in {folder} (looked for {', '.join(CONFIG_FILES)}); give the folder of one run")
+
+
+def _moved(config: DictConfig, folder: Path) -> DictConfig:
+    """`config` with `folder` wherever it names the run's own."""
+    before = Path(str(OmegaConf.select(config, "run_dir") or "."))
+    if not before.is_absolute() or before == folder:
+        return config
+    moved = OmegaConf.create(_replaced(OmegaConf.to_container(config, resolve=False), str(before), str(folder)))
+    assert isinstance(moved, DictConfig)  # as `config`
+    moved.run_dir = str(folder)
+    return moved
+
+
+def _replaced(value: Any, before: str, now: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(item, before, now) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replaced(item, before, now) for item in value]
+    return value.replace(before, now) if isinstance(value, str) else value
 
 
 def _sampling(rollout: DictConfig) -> Sampling:

@@ -41,7 +41,7 @@ def manager_of(name: str, options: Mapping[str, Any]) -> Any:
     registry.register_all()
     source: dict[str, Any] = {"source": "register", "name": name}
     if name.endswith(".py"):
-        source = {"source": "importlib", "name": _class_in(Path(name)), "module": {"path": name}}
+        source = {"source": "importlib", "name": manager_in(Path(name)), "module": {"path": name}}
     elif name not in REWARD_MANAGER:
         known = ", ".join(sorted(REWARD_MANAGER))
         raise UnusableError(f"{name!r} is no reward manager; known: {known}, or the path of a .py file")
@@ -55,7 +55,8 @@ def manager_of(name: str, options: Mapping[str, Any]) -> Any:
         raise UnusableError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def _class_in(path: Path) -> str:
+def manager_in(path: Path) -> str:
+    """The name of the one class in a file that is a reward manager. Raises UnusableError."""
     if not path.is_file():
         raise UnusableError(f"there is no file {path}")
     try:
