@@ -116,6 +116,7 @@ ARROWS = {
     "trainer.progress",
     "eval_service": "protocol formats client web agent_loop agent_loop.verl servers.command_options servers.metrics "
     "servers.supervised_server servers.server_console servers.execution servers.api servers.settings servers.serve",
+    "viewer": "protocol servers.command_options servers.execution servers.api trainer.monitoring",
     "doctor": "protocol formats client agent_loop agent_loop.verl servers.tool_config servers.tools servers.execution "
     "agent_workers doctor.checks trainer eval_service",
     "replay": "protocol agent_loop agent_workers trainer eval_service",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 Metrics = list[tuple[int, dict[str, float]]]
 """Step and metrics of each step, in order."""
@@ -24,6 +26,13 @@ def metrics_files(run: Path) -> list[Path]:
     return [*earlier, run / "metrics.jsonl"]
 
 
+def entries(path: Path) -> Iterator[dict[str, Any]]:
+    """``step`` and ``data`` of each line of a metrics file; a last line that is still being written is left out."""
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
 def read_metrics(run: Path) -> Metrics:
     """All starts of a run. Of a step that was made again, the last time counts.
 
@@ -31,8 +40,7 @@ def read_metrics(run: Path) -> Metrics:
     """
     told: dict[int, dict[str, float]] = {}
     for path in metrics_files(run):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
+        for entry in entries(path):
             told.setdefault(entry["step"], {}).update(entry["data"])
     return sorted(told.items())
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.table import Table
 
-from verl_tool.trainer.monitoring.run_metrics import metrics_files
+from verl_tool.trainer.monitoring.run_metrics import entries, metrics_files
 
 PHASES: Mapping[str, tuple[str, ...]] = {
     "set-up": ("setup",),
@@ -34,8 +33,8 @@ def time_by_phase(run: Path) -> dict[str, float]:
     """
     told: dict[str, float] = {}
     for path in metrics_files(run):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            for name, value in json.loads(line)["data"].items():
+        for entry in entries(path):
+            for name, value in entry["data"].items():
                 if name.startswith(_TIMER):
                     told[name] = told.get(name, 0.0) + value
     seconds = {phase: sum(told.get(_TIMER + name, 0.0) for name in names) for phase, names in PHASES.items()}

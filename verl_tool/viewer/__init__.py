@@ -1,0 +1,1 @@
+"""Looking at runs in a browser: see `verl_tool.viewer.command`."""

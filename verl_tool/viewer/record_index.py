@@ -1,0 +1,233 @@
+"""An index beside the records of a run: a row of numbers a trajectory, so that a million of them open in a second.
+
+``trajectories/.index/step_3.rows`` is that of ``trajectories/step_3.jsonl``: a line of JSON, and behind it the rows. It
+is made when somebody looks, grows with its file, and is made anew if the file was replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+import zlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from verl_tool.viewer.record_rows import ROW, WORDS, RowReader, ToolCounts, tools_from_json
+from verl_tool.viewer.run_files import RecordFile, Run
+
+VERSION = 1
+"""Of the files; others are made anew."""
+FOLDER = ".index"
+_PORTION = 32 << 20
+"""Bytes of records that are read before what is known is shown."""
+_LOOK_BACK = 4096
+"""Bytes by which a file is known again."""
+
+
+@dataclass
+class FileIndex:
+    """What is known of one file."""
+
+    read_bytes: int = 0
+    """How much of the file: whole lines only."""
+    head: int = 0
+    tail: int = 0
+    """Checksums of the first and last bytes read."""
+    words: list[str] = field(default_factory=lambda: [""])
+    tools: dict[str, ToolCounts] = field(default_factory=dict)
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, ROW))
+    seen: tuple[int, int] = (-1, -1)
+    """Size and time of the file when it was last looked at."""
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """All rows of a run as they are at one time. `rows` is read only."""
+
+    files: tuple[RecordFile, ...] = ()
+    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, ROW))
+    words: tuple[str, ...] = ("",)
+    tools: tuple[Mapping[str, ToolCounts], ...] = ()
+    """Counts of calls, one entry a file."""
+    version: int = 0
+    missing_bytes: int = 0
+    """Of records that are not read yet."""
+    starts: tuple[int, ...] = ()
+    """Where the rows of each file begin."""
+    found: dict[Hashable, Any] = field(default_factory=dict)
+    """What queries have found, for the next page."""
+
+    def file_number(self, name: str) -> int | None:
+        """The place of the file of this name."""
+        return next((number for number, file in enumerate(self.files) if file.name == name), None)
+
+    def line(self, row: np.void) -> bytes:
+        """A row's line of its file. Raises OSError if the file is gone."""
+        with self.files[row["file"]].path.open("rb") as file:
+            file.seek(int(row["offset"]))
+            return file.read(int(row["length"]))
+
+
+class RecordIndex:
+    """The rows of one run, brought up to date by `refresh`, which only one thread calls at a time."""
+
+    def __init__(self, run: Run, elsewhere: Path | None = None) -> None:
+        """`elsewhere`: a folder for the index; default: beside the records, or in the cache where that is forbidden."""
+        self._run = run
+        self._folder = _index_folder(run.records_folder, elsewhere)
+        self._known: dict[Path, FileIndex] = {}
+        self._refreshing = threading.Lock()
+        self.records = Records()
+
+    def refresh(self) -> bool:
+        """Read what is new, publishing `records` after each portion; whether there was anything new."""
+        with self._refreshing:
+            files = self._run.record_files()
+            changed = [file for file in files if self._look(file)]
+            gone = len(files) != len(self.records.files)
+            for file in changed:
+                known = self._known[file.path]
+                before = known.read_bytes
+                for _ in _read_on(file, known):
+                    if _missing(file, known) > _PORTION // 2:
+                        self._publish(files)
+                if known.read_bytes != before:
+                    self._save(file, known)
+            if changed or gone:
+                self._publish(files)
+            return bool(changed or gone)
+
+    def _look(self, file: RecordFile) -> bool:
+        """Whether there is something to read in a file; one that was replaced is forgotten."""
+        try:
+            stat = file.path.stat()
+        except FileNotFoundError:
+            return False
+        known = self._known.get(file.path)
+        if known is None:
+            known = self._known[file.path] = self._load(file)
+        seen = (stat.st_size, stat.st_mtime_ns)
+        if known.seen == seen:
+            return False
+        known.seen = seen
+        if not _same_file(file.path, known):
+            self._known[file.path] = FileIndex(seen=seen)
+        return True
+
+    def _publish(self, files: Sequence[RecordFile]) -> None:
+        words: dict[str, int] = {"": 0}
+        parts, starts, start = [], [], 0
+        for number, file in enumerate(files):
+            known = self._known.setdefault(file.path, FileIndex())
+            rows = known.rows.copy()
+            rows["file"] = number
+            places = np.array([words.setdefault(word, len(words)) for word in known.words], dtype="u2")
+            for name in WORDS:
+                rows[name] = places[rows[name]]
+            parts.append(rows)
+            starts.append(start)
+            start += len(rows)
+        rows = np.concatenate(parts) if parts else np.zeros(0, ROW)
+        rows.flags.writeable = False
+        self.records = Records(
+            tuple(files),
+            rows,
+            tuple(words),
+            tuple(self._known[file.path].tools for file in files),
+            self.records.version + 1,
+            sum(_missing(file, self._known[file.path]) for file in files),
+            tuple(starts),
+        )
+
+    def _path(self, file: RecordFile) -> Path:
+        return self._folder / f"{file.name}.rows"
+
+    def _load(self, file: RecordFile) -> FileIndex:
+        try:
+            content = self._path(file).read_bytes()
+            head, _, rows = content.partition(b"\n")
+            told = json.loads(head)
+            if told.pop("version") != VERSION:
+                return FileIndex()
+            told["tools"] = tools_from_json(told["tools"])
+            return FileIndex(**told, rows=np.frombuffer(rows, ROW).copy())
+        except (OSError, ValueError, KeyError, TypeError):
+            return FileIndex()
+
+    def _save(self, file: RecordFile, known: FileIndex) -> None:
+        told = {name: getattr(known, name) for name in ("read_bytes", "head", "tail", "words")}
+        told["tools"] = RowReader(tools=known.tools).tools_as_json()
+        path = self._path(file)
+        part = path.with_suffix(f".{os.getpid()}")
+        # Without an index all is read again the next time.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as out:
+                out.write(json.dumps({"version": VERSION, **told}).encode() + b"\n")
+                out.write(known.rows.tobytes())
+            part.replace(path)
+
+
+def _read_on(file: RecordFile, known: FileIndex) -> Iterator[None]:
+    """Read whole lines behind what is known, a portion at a time."""
+    reader = RowReader(known.words, known.tools)
+    with file.path.open("rb") as source:
+        while True:
+            lines = list(_whole_lines(source, known.read_bytes))
+            if not lines:
+                break
+            rows = np.zeros(len(lines), ROW)
+            first, offset = len(known.rows), known.read_bytes
+            for number, line in enumerate(lines):
+                rows[number]["line"] = first + number
+                rows[number]["offset"], rows[number]["length"] = offset, len(line)
+                rows[number]["step"] = -1 if file.step is None else file.step
+                offset += len(line)
+                reader.read(line, rows[number], file.kind)
+            known.rows = np.concatenate([known.rows, rows])
+            known.words, known.tools, known.read_bytes = reader.words, dict(reader.tools), offset
+            yield
+        known.head, known.tail = _checksums(source, known.read_bytes)
+
+
+def _whole_lines(source: BinaryIO, offset: int) -> Iterator[bytes]:
+    """Lines from `offset` on, about `_PORTION` of bytes; one that is not ended is still being written."""
+    source.seek(offset)
+    read = 0
+    while read < _PORTION:
+        line = source.readline()
+        if not line.endswith(b"\n"):
+            return
+        read += len(line)
+        yield line
+
+
+def _same_file(path: Path, known: FileIndex) -> bool:
+    """Whether a file still begins with what was read of it."""
+    with path.open("rb") as source:
+        return known.seen[0] >= known.read_bytes and (known.head, known.tail) == _checksums(source, known.read_bytes)
+
+
+def _checksums(source: BinaryIO, read_bytes: int) -> tuple[int, int]:
+    source.seek(0)
+    head = zlib.crc32(source.read(min(_LOOK_BACK, read_bytes)))
+    source.seek(max(0, read_bytes - _LOOK_BACK))
+    return head, zlib.crc32(source.read(min(_LOOK_BACK, read_bytes)))
+
+
+def _missing(file: RecordFile, known: FileIndex) -> int:
+    return max(0, known.seen[0] - known.read_bytes)
+
+
+def _index_folder(records: Path, elsewhere: Path | None) -> Path:
+    if elsewhere is None and os.access(records, os.W_OK):
+        return records / FOLDER
+    root = elsewhere or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl_tool" / "viewer"
+    return root / hashlib.sha256(str(records).encode()).hexdigest()[:16]

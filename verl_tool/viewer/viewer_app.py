@@ -1,0 +1,260 @@
+"""The viewer's HTTP application: pages from the package, and what runs have left as JSON. It changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from verl_tool.errors import ConfigError
+from verl_tool.servers.api.host_check import HostCheck
+from verl_tool.servers.api.http import HttpError, JsonResponse, error_response, headers_of
+from verl_tool.trainer.monitoring.time_by_phase import PHASES
+from verl_tool.viewer import record_query
+from verl_tool.viewer.headlines import CURVES
+from verl_tool.viewer.record_index import Records
+from verl_tool.viewer.record_query import Query
+from verl_tool.viewer.run_watch import RunWatch, UnknownRunError
+from verl_tool.viewer.token_texts import TokenTexts
+
+STATIC = files("verl_tool.viewer") / "static"
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
+    "'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+"""Of every answer: whatever a trajectory holds, no script runs but the package's own."""
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_IMAGE_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Given = Mapping[str, str]
+"""A request's query string."""
+
+
+class ViewerApp:
+    """Answers about the runs that `watch` knows."""
+
+    def __init__(self, watch: RunWatch, tokens: TokenTexts) -> None:
+        self._watch = watch
+        self._tokens = tokens
+
+    def routes(self) -> list[Route]:
+        """All paths."""
+        answers: list[Callable[[Given], Any]] = [
+            *(self.runs, self.metrics, self.config, self.facets, self.rows, self.group, self.trajectory, self.pieces),
+            *(self.image, self.by_file, self.prompts),
+        ]
+        return [
+            Route("/", _page),
+            Route("/static/{name}", _static),
+            *(Route(f"/api/{answer.__name__}", _answering(answer)) for answer in answers),
+        ]
+
+    def runs(self, given: Given) -> list[dict[str, Any]]:
+        """Each run with its course in short."""
+        told = []
+        for run in self._watch.runs.values():
+            metrics = self._watch.metrics(run)
+            rewards = [data["critic/score/mean"] for _, data in metrics if "critic/score/mean" in data]
+            paths = [run.file] if run.file else [run.folder / "metrics.jsonl", run.folder / "records.jsonl"]
+            changed = [path.stat().st_mtime for path in paths if path.is_file()]
+            kind = "training" if metrics else "evaluation" if (run.folder / "records.jsonl").is_file() else "records"
+            told.append(
+                {"name": run.name, "kind": kind, "folder": str(run.file or run.folder), "rewards": rewards[-200:]}
+                | {"steps": metrics[-1][0] if metrics else 0, "changed": max(changed, default=None)}
+            )
+        return told
+
+    def metrics(self, given: Given) -> dict[str, Any]:
+        """Curves over steps: the headline ones, and those named in ``names`` (separated by commas)."""
+        metrics = self._watch.metrics(self._run(given))
+        names = list(dict.fromkeys(name for _, data in metrics for name in data))
+        curves = [{"title": c.title, "form": c.form, "names": c.names(names)} for c in CURVES]
+        wanted = {name for curve in CURVES for name in curve.names(names)}
+        wanted |= {f"timing_s/{timer}" for timers in PHASES.values() for timer in timers} | {"timing_s/step"}
+        wanted |= set(given.get("names", "").split(","))
+        return {
+            "steps": [step for step, _ in metrics],
+            "series": {name: [data.get(name) for _, data in metrics] for name in names if name in wanted},
+            "names": names,
+            "curves": [curve for curve in curves if curve["names"]],
+            "phases": {phase: [f"timing_s/{timer}" for timer in timers] for phase, timers in PHASES.items()},
+        }
+
+    def config(self, given: Given) -> dict[str, str]:
+        """Every option of a run."""
+        return self._run(given).config()
+
+    def rows(self, given: Given) -> dict[str, Any]:
+        """A page of the table: `Query`, ``offset`` and ``limit``."""
+        records = self._records(given)
+        offset, limit = (record_query.whole_number(given.get(name, "0"), name) for name in ("offset", "limit"))
+        return _state(records) | record_query.page(records, Query.of(given), offset, limit)
+
+    def facets(self, given: Given) -> dict[str, Any]:
+        """What a table may be filtered by."""
+        records = self._records(given)
+        listed = [{"name": file.name, "kind": file.kind, "step": file.step} for file in records.files]
+        return _state(records) | {"files": listed} | record_query.facets(records, Query.of(given))
+
+    def by_file(self, given: Given) -> dict[str, Any]:
+        """Means and tools, step by step."""
+        records = self._records(given)
+        return _state(records) | {"by_file": record_query.by_file(records)}
+
+    def prompts(self, given: Given) -> dict[str, Any]:
+        """Prompts that were sampled at several steps."""
+        return record_query.prompts(self._records(given), given.get("kind", ""))
+
+    def trajectory(self, given: Given) -> Response:
+        """One record as it stands in its file, its row, and its neighbours in the table of the query."""
+        records = self._records(given)
+        number = self._row_number(records, given)
+        line = records.line(records.rows[number])
+        try:
+            msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            line = msgspec.json.encode({"unreadable": line[: 1 << 16].decode("utf-8", "replace")})
+        row = record_query.told_row(records, number, texts=False)
+        around = record_query.neighbours(records, Query.of(given), number)
+        told = {"row": row, **around, "record": msgspec.Raw(line)}
+        return JsonResponse(msgspec.json.encode(told))
+
+    def group(self, given: Given) -> dict[str, Any]:
+        """The rows that are samples of one prompt, in one file."""
+        records = self._records(given)
+        numbers = record_query.group_of(records, self._row_number(records, given))
+        return {"rows": [record_query.told_row(records, number, texts=False) for number in numbers]}
+
+    def pieces(self, given: Given) -> dict[str, Any]:
+        """The text of each token, a list a segment; null where no tokenizer is at hand, with the reason."""
+        run, records = self._run(given), self._records(given)
+        line = records.line(records.rows[self._row_number(records, given)])
+        return self._tokens.of_line(run, line)
+
+    def image(self, given: Given) -> Response:
+        """An image that a segment stands for."""
+        digest = given.get("sha256", "")
+        if not _SHA256.fullmatch(digest):
+            raise ConfigError(f"sha256={digest[:80]!r} is no SHA-256 in hexadecimal digits")
+        folder = self._run(given).records_folder
+        for base in (folder / "images", folder.parent / "images"):
+            for ending, media_type in _IMAGE_TYPES.items():
+                if (path := base / f"{digest}.{ending}").is_file():
+                    return FileResponse(path, media_type=media_type)
+        raise HttpError(404, "unknown_image", f"there is no image {digest[:12]}… in {folder / 'images'}")
+
+    def _run(self, given: Given) -> Any:
+        return self._watch.run(given.get("run", ""))
+
+    def _records(self, given: Given) -> Records:
+        return self._watch.records(self._run(given))
+
+    @staticmethod
+    def _row_number(records: Records, given: Given) -> int:
+        """By ``file`` and ``line``, which stay what they are while a run grows."""
+        name, line = given.get("file", ""), record_query.whole_number(given.get("line", "0"), "line")
+        file = records.file_number(name)
+        ends = [*records.starts[1:], len(records.rows)]
+        if file is None or not 0 <= line < ends[file] - records.starts[file]:
+            raise HttpError(
+                404, "unknown_trajectory", f"there is no line {line} in {name[:80]!r}, or it is not read yet"
+            )
+        return records.starts[file] + line
+
+
+def application(watch: RunWatch, tokens: TokenTexts, host_check: HostCheck) -> ASGIApp:
+    """The ASGI application. `watch` is started and stopped with it."""
+    return _Guarded(Starlette(routes=ViewerApp(watch, tokens).routes()), watch, host_check)
+
+
+class _Guarded:
+    """Refuses what came for another name, and puts `HEADERS` on every answer."""
+
+    def __init__(self, app: ASGIApp, watch: RunWatch, host_check: HostCheck) -> None:
+        self._app, self._watch, self._host_check = app, watch, host_check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", []), *own]}
+            await send(message)
+
+        try:
+            self._host_check.refuse_foreign(scope, headers_of(scope))
+        except HttpError as error:
+            await error_response(error)(scope, receive, sending)
+            return
+        await self._app(scope, receive, sending)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            starts = message["type"] == "lifespan.startup"
+            if starts:
+                self._watch.start()
+            else:
+                await run_in_threadpool(self._watch.stop)
+            await send({"type": f"{message['type']}.complete"})
+            if not starts:
+                return
+
+
+def _answering(answer: Callable[[Given], Any]) -> Callable[[Request], Any]:
+    """`answer` as an endpoint, in a thread; what it refuses is told in JSON."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            told = await run_in_threadpool(answer, dict(request.query_params))
+        except UnknownRunError as error:
+            return error_response(HttpError(404, "unknown_run", str(error)))
+        except ConfigError as error:
+            return error_response(HttpError(400, "bad_request", str(error)))
+        except HttpError as error:
+            return error_response(error)
+        except OSError as error:
+            return error_response(HttpError(404, "gone", f"a file of the run cannot be read any more: {error}"))
+        return told if isinstance(told, Response) else JsonResponse(told)
+
+    return endpoint
+
+
+def _state(records: Records) -> dict[str, Any]:
+    return {"version": records.version, "rows_known": len(records.rows), "missing_bytes": records.missing_bytes}
+
+
+async def _page(request: Request) -> Response:
+    return _file("index.html")
+
+
+async def _static(request: Request) -> Response:
+    return _file(request.path_params["name"])
+
+
+def _file(name: str) -> Response:
+    path = STATIC / name
+    ending = Path(name).suffix
+    if ending not in _TYPES or "/" in name or not path.is_file():
+        return error_response(HttpError(404, "unknown_path", f"there is no {name[:80]!r} here"))
+    return Response(path.read_bytes(), media_type=_TYPES[ending])
