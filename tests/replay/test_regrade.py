@@ -57,7 +57,8 @@ def test_a_score_that_changed_is_told_with_its_cause_and_may_be_accepted(tmp_pat
     result = replayed(run, "--regrade", "--output", tmp_path / "changes.jsonl")
     assert result.exit_code == 1
     assert "score 0 -> 1; acc 0 -> 1; base_score 0 -> 1" in result.output
-    assert "step_1.jsonl:4" in result.output and "Result=4" in result.output
+    assert "step_1.jsonl:4" in result.output
+    assert "Result=4" in result.output
     told = [json.loads(line) for line in (tmp_path / "changes.jsonl").read_text().splitlines()]
     assert [(each["where"], each["was"], each["now"]) for each in told] == [
         ("step_1.jsonl:4", 0.0, 1.0),
@@ -73,14 +74,16 @@ def test_another_reward_is_asked_for_and_so_are_its_differences(tmp_path: Path) 
     assert result.exit_code == 0, result.output
     assert "3 otherwise than before; mean score 0.6667, now 2.0000" in result.output
     options = replayed(run, "--regrade", "--reward_kwargs", '{"wrong": -1}')
-    assert options.exit_code == 0 and "1 otherwise than before" in options.output
+    assert options.exit_code == 0
+    assert "1 otherwise than before" in options.output
 
 
 def test_a_trajectory_that_loses_its_score_is_never_asked_for(tmp_path: Path) -> None:
     run = stored_run(tmp_path, [("What is 13.1-3?", "ten"), *ROWS[1:]], LINES)
     result = replayed(run, "--regrade", "--reward_kwargs", '{"wrong": -1}')
     assert result.exit_code == 1
-    assert "is no number" in result.output and "2 without score" in result.output
+    assert "is no number" in result.output
+    assert "2 without score" in result.output
 
 
 def test_what_a_training_left_ungraded_stays_so(tmp_path: Path) -> None:
@@ -88,7 +91,8 @@ def test_what_a_training_left_ungraded_stays_so(tmp_path: Path) -> None:
     aborted = replace(graded(1, "Result=4", None), excluded=Excluded.ABORTED)
     result = replayed(stored_run(tmp_path, ROWS, [lone, aborted]), "--regrade")
     assert result.exit_code == 0
-    assert "1 trajectories graded again" in result.output and "1 ended in a fault" in result.output
+    assert "1 trajectories graded again" in result.output
+    assert "1 ended in a fault" in result.output
 
 
 def test_a_row_that_asks_something_else_is_not_taken_for_the_trajectorys(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def command(
         str, typer.Option("--reward_kwargs", help="Options of the reward manager, as JSON; over the run's own.")
     ] = "{}",
     from_run: Annotated[
-        Path | None, typer.Option("--from_run", help="Of an evaluation: the training whose reward and tokenizer it used.")
+        Path | None, typer.Option("--from_run", help="Of an evaluation: the training whose reward it used.")
     ] = None,
     data: Annotated[
         list[Path] | None, typer.Option("--data", help="The rows, in place of those that the run's config names.")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig
 from rich.table import Table
@@ -142,8 +142,7 @@ def tokenizer_of(folder: Path) -> ScoringTokenizer:
         name = str(newest_model(folder))
     except ConfigError:
         name = str(run_config(folder).actor_rollout_ref.model.path)
-    tokenizer: ScoringTokenizer = load_tokenizer(name).tokenizer
-    return tokenizer
+    return cast(ScoringTokenizer, load_tokenizer(name).tokenizer)  # transformers' own, which has defaults
 
 
 async def regrade(stored: Iterable[Stored], scorer: Scorer) -> Report:

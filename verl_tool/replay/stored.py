@@ -100,7 +100,7 @@ class StoredRun:
 
     def _files(self, split: str) -> list[Path]:
         if self.config is None:
-            raise ConfigError(f"{self.folder} does not tell which rows its answers are of; give their file: --data FILE")
+            raise ConfigError(f"{self.folder} does not tell whose answers it holds; give their file: --data FILE")
         return data_files(self.config, split)
 
 
