@@ -329,3 +329,41 @@ async def test_different_trajectories_run_at_the_same_time() -> None:
     tools = made(Meeting)
     assert await asyncio.gather(said(tools, "a", "<meet/>", 0), said(tools, "b", "<meet/>", 0)) == ["met", "met"]
     await tools.close()
+
+
+class Counting(TrajectoryTools):
+    """What the two below share."""
+
+    @classmethod
+    def shared(cls) -> type[TrajectoryTools]:
+        return Counting
+
+    async def setup(self, trajectory: Context) -> None:
+        self.count = 0
+
+
+class Up(Counting):
+    @tool
+    async def up(self) -> int:
+        """Count up."""
+        self.count += 1
+        return self.count
+
+
+class UpMuch(Counting):
+    class Options(ToolOptions):
+        step: int = 10
+
+    options: Options
+
+    @tool
+    async def up_much(self) -> int:
+        """Count up by many."""
+        self.count += self.options.step
+        return self.count
+
+
+async def test_classes_that_share_an_instance_have_their_own_options() -> None:
+    tools = ToolSet([*(kind() for kind in method_tools(Up)), *(kind(step=5) for kind in method_tools(UpMuch))])
+    answers = [await said(tools, "a", f"<{name}/>", step) for step, name in enumerate(("up", "up_much", "up"))]
+    assert answers == ["1", "6", "7"]
