@@ -17,7 +17,7 @@ from verl_tool.servers.tools.typed.function_tool import tool
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_SHAPES = 100
+MOST_SHAPES = 50
 """Of each kind."""
 Boxes: TypeAlias = Annotated[list[FourNumbers], Field(max_length=MOST_SHAPES)]
 Points: TypeAlias = Annotated[list[TwoNumbers], Field(max_length=MOST_SHAPES)]
@@ -91,5 +91,5 @@ def _marked(image: Image, shapes: Sequence[Sequence[float]], boxes: int, rgb: tu
         else:
             pen.line(tuple(shape), fill=rgb, width=width)
         if label:
-            pen.text((x + 3 * width, y + 3 * width), label, fill=rgb, font_size=max(12, max(image.size) // 40))
+            pen.text((x + 3 * width, y + 3 * width), label, fill=rgb, font_size=min(48, max(12, max(image.size) // 40)))
     return image

@@ -76,11 +76,11 @@ class PictureTools(TrajectoryTools):
     def picture(self, number: int, step: Step | None) -> ImagePart:
         """What an image shows after a step. Raises CallError."""
         try:
-            view = self.view(number).then(step, self.options.max_pixels)
+            view, part = self.view(number).then(step, self.options.max_pixels)
         except ContentError as error:
             raise CallError(f"image {number} cannot be shown: {error}") from error
-        self._made[view.part.sha256] = view
-        return view.part
+        self._made[part.sha256] = view
+        return part
 
     def told(self, what: str, part: ImagePart) -> list[str | ImagePart]:
         """An image behind a line that tells its number and size."""

@@ -6,6 +6,8 @@ is as sharp as the original.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 Step: TypeAlias = "Callable[[Image], Image]"
 MAX_STEPS = 16
 """From an original to what is shown; each is taken anew for every image that follows."""
+_PLACES = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
+"""Images that are worked on at once: further ones would only take memory."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +50,15 @@ class View:
     steps: tuple[Step, ...]
     full: Size
     """With all the original's pixels."""
-    part: ImagePart
-    """What the model sees; it may be smaller than `full`."""
+    shown: Size
+    """As the model sees it; it may be smaller than `full`."""
 
     @classmethod
     def of(cls, part: ImagePart) -> View:
         """An image that comes from elsewhere."""
-        return cls(part, (), (part.width, part.height), part)
+        return cls(part, (), (part.width, part.height), (part.width, part.height))
 
-    @property
-    def shown(self) -> Size:
-        """As the model sees it."""
-        return self.part.width, self.part.height
-
-    def then(self, step: Step | None, max_pixels: int) -> View:
+    def then(self, step: Step | None, max_pixels: int) -> tuple[View, ImagePart]:
         """What the model sees after a further step, scaled down to `max_pixels`; None: the same image. Takes tens of
         milliseconds: call it in a thread.
 
@@ -67,11 +66,13 @@ class View:
         """
         steps = self.steps if step is None else _followed(self.steps, step)
         if not steps and self.original.width * self.original.height <= max_pixels:
-            return self.of(self.original)
-        image = DECODED.of(self.original)
-        for each in steps:
-            image = each(image)
-        return View(self.original, steps, image.size, _encoded(image, self.original.media_type, max_pixels))
+            return self.of(self.original), self.original
+        with _PLACES:
+            image = DECODED.of(self.original)
+            for each in steps:
+                image = each(image)
+            part = _encoded(image, self.original.media_type, max_pixels)
+        return View(self.original, steps, image.size, (part.width, part.height)), part
 
 
 def _followed(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
