@@ -46,8 +46,8 @@ async def test_corners_in_any_order_are_a_box_to_draw() -> None:
         ({"points": [[100, 10]]}, "a shape reaches beyond image 1, which is 80 x 60 pixels"),
         ({"points": [[5, 5]], "color": "reddish"}, "'reddish' is no color; write a name"),
         ({"points": [[5]]}, "points.0: List should have at least 2 items"),
-        ({"points": [[5, 5]] * (MOST_SHAPES + 1)}, "points: List should have at most 50 items"),
-        ({"points": [[5, 5]], "label": "x" * 81}, "label: String should have at most 80 characters"),
+        ({"points": [[5, 5]] * (MOST_SHAPES + 1)}, "points: List should have at most 20 items"),
+        ({"points": [[5, 5]], "label": "x" * 41}, "label: String should have at most 40 characters"),
         ({"points": [[5, 5]], "target_image": 7}, "there is no image 7"),
     ],
 )

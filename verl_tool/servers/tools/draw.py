@@ -17,7 +17,7 @@ from verl_tool.servers.tools.typed.function_tool import tool
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_SHAPES = 50
+MOST_SHAPES = 20
 """Of each kind."""
 Boxes: TypeAlias = Annotated[list[FourNumbers], Field(max_length=MOST_SHAPES)]
 Points: TypeAlias = Annotated[list[TwoNumbers], Field(max_length=MOST_SHAPES)]
@@ -38,7 +38,7 @@ class Draw(PictureTools):
         points: Points | None = None,
         lines: Boxes | None = None,
         color: Annotated[str, Field(max_length=32)] = "red",
-        label: Annotated[str, Field(max_length=80)] = "",
+        label: Annotated[str, Field(max_length=40)] = "",
         target_image: int = 1,
     ) -> list[str | ImagePart]:
         """Draw boxes, points and lines on an image.
