@@ -8,7 +8,7 @@
 # VERL_TOOL_VENV         where the environment lives (default: .venv in the project)
 # VERL_TOOL_VERL         version of verl (default: the one that scripts/constraints/verl.txt pins)
 # VERL_TOOL_SKIP_INSTALL 1: take what is there as it is: VERL_TOOL_VENV, or in an image without one the Python on PATH
-# VERL_TOOL_SKIP_SYSTEM  1: do not try to install the system package that the sandbox needs
+# VERL_TOOL_SKIP_SYSTEM  1: do not try to install the system packages that the sandbox needs, and with dev the browser that tests drive
 
 verl_tool_say() { printf '\033[2m[env]\033[0m %s\n' "$*" >&2; }
 verl_tool_fail() { printf '[env] error: %s\n' "$*" >&2; return 1; }
@@ -59,21 +59,36 @@ verl_tool_extras() {
 # refuses to start without isolation, and tells what is missing.
 verl_tool_system_packages() {
     [ "${VERL_TOOL_SKIP_SYSTEM:-0}" = 1 ] && return 0
-    local missing=() sudo=()
+    local missing=()
     command -v bwrap >/dev/null || missing+=(bubblewrap)
     ldconfig -p 2>/dev/null | grep -q libseccomp.so.2 || [ -n "$(ls /usr/lib*/libseccomp.so.2 /usr/lib/*/libseccomp.so.2 2>/dev/null)" ] ||
         missing+=(libseccomp2)
     [ ${#missing[@]} -eq 0 ] && return 0
-    [ "$(id -u)" = 0 ] || { command -v sudo >/dev/null && sudo -n true 2>/dev/null && sudo=(sudo -n); } ||
+    verl_tool_may_install ||
         { verl_tool_say "the sandbox needs: ${missing[*]} (no right to install system packages here; ask an administrator)"; return 0; }
     verl_tool_say "installing ${missing[*]}"
     if command -v apt-get >/dev/null; then
-        { "${sudo[@]}" apt-get install -y -qq "${missing[@]}" || { "${sudo[@]}" apt-get update -qq && "${sudo[@]}" apt-get install -y -qq "${missing[@]}"; }; } >/dev/null 2>&1
+        verl_tool_apt "${missing[@]}"
     elif command -v dnf >/dev/null; then
-        "${sudo[@]}" dnf install -y -q bubblewrap libseccomp >/dev/null 2>&1
+        verl_tool_as_root dnf install -y -q bubblewrap libseccomp >/dev/null 2>&1
     elif command -v apk >/dev/null; then
-        "${sudo[@]}" apk add --quiet bubblewrap libseccomp >/dev/null 2>&1
+        verl_tool_as_root apk add --quiet bubblewrap libseccomp >/dev/null 2>&1
     fi || verl_tool_say "could not install ${missing[*]}; install them by hand"
+}
+
+# The tests of the viewer's pages drive a real browser, Debian's; without one they are skipped.
+verl_tool_browser() {
+    [ "${VERL_TOOL_SKIP_SYSTEM:-0}" = 1 ] && return 0
+    command -v chromedriver >/dev/null || ! command -v apt-get >/dev/null && return 0
+    verl_tool_may_install || return 0
+    verl_tool_say "installing chromium and chromium-driver"
+    verl_tool_apt --no-install-recommends chromium chromium-driver || verl_tool_say "could not install chromium; the tests that need it are skipped"
+}
+
+verl_tool_may_install() { [ "$(id -u)" = 0 ] || { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }; }
+verl_tool_as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+verl_tool_apt() {
+    { verl_tool_as_root apt-get install -y -qq "$@" || { verl_tool_as_root apt-get update -qq && verl_tool_as_root apt-get install -y -qq "$@"; }; } >/dev/null 2>&1
 }
 
 # Versions for EXTRAS (one a line) on Python PYTHON (3.11), one a line: those last tested, and the verl that is asked for.
@@ -117,6 +132,7 @@ verl_tool_install() {
         --editable "$verl_tool_root${names:+[$names]}" || return 1
     if grep -qx cpu <<<"$extras"; then verl_tool_site_packages || return 1; fi
     verl_tool_system_packages
+    if grep -qx dev <<<"$extras"; then verl_tool_browser; fi
     echo "$extras" >"$verl_tool_venv/.extras"
 }
 

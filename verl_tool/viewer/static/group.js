@@ -43,7 +43,7 @@ function comparison(rows, records, won) {
     actions.set(action, seen);
   }));
   const only = [...actions].filter(([, [yes, no]]) => yes > 0 && no === 0).sort((a, b) => b[1][0] - a[1][0]).slice(0, 5);
-  return h("div", { class: "comparison" }, h("table", { class: "list" }, h("thead", {}, h("tr", {}, h("th", {}, "mean of"), h("th", { class: "n" }, `${winners} with the best reward`), h("th", { class: "n" }, `${rows.length - winners} others`))), h("tbody", {}, lines.map(([title, a, b]) => h("tr", {}, h("td", {}, title), h("td", { class: "n" }, a), h("td", { class: "n" }, b))))),
+  return h("div", { class: "comparison" }, h("div", { class: "scroll" }, h("table", { class: "list" }, h("thead", {}, h("tr", {}, h("th", {}, "mean of"), h("th", { class: "n" }, `${winners} with the best reward`), h("th", { class: "n" }, `${rows.length - winners} others`))), h("tbody", {}, lines.map(([title, a, b]) => h("tr", {}, h("td", {}, title), h("td", { class: "n" }, a), h("td", { class: "n" }, b)))))),
     only.length > 0 && h("div", {}, h("h3", {}, "Calls that only those made"), only.map(([action, [n]]) => h("div", { class: "only" }, h("span", { class: "faint" }, `${n}×`), longText(action)))));
 }
 

@@ -21,7 +21,7 @@ export async function showRun(place, params, stillHere) {
     const width = columns(curves);
     const options = { width, smooth: smooth.checked ? 0.8 : 0, onPick: (step) => { location.hash = link("table", { run: names[0], files: `step_${step}` }); } };
     replace(curves, titles(told, extra).map((curve) => lineChart({ ...options, ...curve, series: seriesOf(curve, told, names) })));
-    replace(phases, told.map((one, i) => phaseChart(one, names[i], told.length > 1, columns(phases, 620))));
+    replace(phases, told.map((one, i) => phaseChart(one, names[i], told.length > 1, Math.min(640, columns(phases, 280 * 2)))));
   };
   const added = h("input", { list: "names", placeholder: "add a metric", size: 24, onchange: (e) => told.some((one) => one.names.includes(e.target.value)) && goto({ names: [...extra.split(",").filter(Boolean), e.target.value].join(",") }) });
   replace(place,

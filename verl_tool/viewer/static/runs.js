@@ -33,7 +33,7 @@ export async function showRuns(place) {
   await load();
   replace(place,
     h("div", { class: "bar" }, h("h1", {}, "Runs"), words, compare),
-    runs.length ? h("table", { class: "list" }, h("thead", {}, h("tr", {}, ["", "run", "kind", "steps", "reward", "", "changed"].map((t, i) => h("th", { class: i === 3 || i === 4 ? "n" : "" }, t)))), body)
+    runs.length ? h("table", { class: "list runs" }, h("thead", {}, h("tr", {}, ["", "run", "kind", "steps", "reward", "", "changed"].map((t, i) => h("th", { class: i === 3 || i === 4 ? "n" : "" }, t)))), body)
       : h("p", { class: "faint" }, "No run is here yet. A training leaves one in outputs/."));
   return { follow: load };
 }

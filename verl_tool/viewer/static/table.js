@@ -35,7 +35,6 @@ function rewardCell(row) {
 
 export async function showTable(place, params, stillHere) {
   let facets = await get("facets", params);
-  if (facets.files.length === 1 && !params.files) params.files = facets.files[0].name;
   if (!params.files && !("prompt" in params) && !("text" in params) && !("all" in params) && facets.files.length) {
     const steps = facets.files.filter((file) => file.kind === "step");
     params.files = (steps.at(-1) || facets.files.at(-1)).name;

@@ -1,0 +1,255 @@
+"""The viewer's pages in a real browser."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from made_run import HOSTILE, MEGABYTE, made_run, made_trajectory, write_step
+from PIL import Image
+from viewer_server import viewer
+
+from verl_tool.agent_loop.trajectory import write_jsonl
+from verl_tool.content import read_media
+
+pytestmark = pytest.mark.timeout(180)
+
+SHOTS = os.environ.get("VERL_TOOL_SCREENSHOTS")
+"""A folder into which the tests put a picture of each view."""
+
+
+def with_image(trajectory):
+    written = BytesIO()
+    Image.new("RGB", (3, 2), "red").save(written, "PNG")
+    image = read_media(written.getvalue())
+    prompt = replace(trajectory.segments[0], image=image.sha256, text="")
+    return replace(trajectory, segments=(prompt, *trajectory.segments[1:]), images={image.sha256: image})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    made_run(folder / "first", steps=6, problems=12, seed=1)
+    made_run(folder / "second", steps=3, seed=2)
+    draw = random.Random(3)
+    long = made_trajectory(7, 0, 1, draw)
+    action = replace(long.segments[1], text=MEGABYTE + HOSTILE, tokens=tuple(range(5000)), log_probs=None)
+    long = replace(long, segments=(long.segments[0], action, *long.segments[2:]))
+    others = [made_trajectory(5, i, 1, draw) for i in range(3000)]
+    write_jsonl(folder / "odd.jsonl", [long, with_image(made_trajectory(8, 0, 1, draw)), *others])
+    with (folder / "odd.jsonl").open("a") as file:
+        file.write("this is no record\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(runs):
+    with viewer(runs, runs / "odd.jsonl") as url:
+        yield url
+
+
+@pytest.fixture
+def page(browser, url):
+    """Opens a view and waits until it is drawn; at the end of a test no script has complained."""
+    browser.get("about:blank")
+    browser.get(f"{url}/#/nothing")
+
+    def show(address):
+        run(browser, "delete document.getElementById('main').dataset.ready")
+        run(browser, "location.hash = arguments[0]", address)
+        wait(browser, f"document.getElementById('main').dataset.ready?.startsWith({address.split('?')[0][2:]!r})")
+
+    yield show
+    complaints = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert not complaints
+    assert not run(browser, "return window.taken"), "a trajectory's script ran"
+
+
+def run(browser, script, *arguments):
+    return browser.execute_script(script, *arguments)
+
+
+def wait(browser, condition, seconds=20.0):
+    until = time.monotonic() + seconds
+    while not run(browser, f"return Boolean({condition})"):
+        assert time.monotonic() < until, f"never true: {condition}\n{text(browser)[:300]}"
+        time.sleep(0.03)
+
+
+def text(browser, selector="body"):
+    return run(browser, "return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+
+
+def press(browser, key):
+    run(browser, "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))", key)
+
+
+def rows(browser, column):
+    """The texts of a column, of the rows in sight."""
+    cells = "[...document.querySelectorAll('a.row')].map(row => row.children[arguments[0]].innerText)"
+    return run(browser, f"return {cells}", column)
+
+
+def choose(browser, name, value):
+    run(browser, "document.getElementById(arguments[0]).value = arguments[1]", name, value)
+    run(browser, "document.getElementById(arguments[0]).dispatchEvent(new Event('change'))", name)
+
+
+def found(browser, beginning):
+    wait(browser, f"document.getElementById('found')?.innerText.startsWith({beginning!r})")
+
+
+def fits(browser):
+    """The page is not wider than the window."""
+    return run(browser, "return document.documentElement.scrollWidth <= innerWidth")
+
+
+VIEWS = {
+    "runs": "#/runs",
+    "run": "#/run?run=first",
+    "compare": "#/run?run=first,second",
+    "table": "#/table?run=first&files=step_6",
+    "trajectory": "#/trajectory?run=first&files=step_6&file=step_6&line=18",
+    "tokens": "#/trajectory?run=first&file=step_6&line=18&tokens=1",
+    "group": "#/group?run=first&file=step_6&line=18",
+    "over_time": "#/time?run=first",
+}
+SIZES = {"": (1280, 850, "light"), "_dark": (1920, 1000, "dark"), "_phone": (390, 800, "light")}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_is_drawn_at_each_size(page, browser, view):
+    for name, (width, height, scheme) in SIZES.items():
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        page("#/run?run=second")
+        page(VIEWS[view])
+        assert not text(browser, "p.error").startswith(("Cannot", "there is no"))
+        assert len(text(browser, "main")) > 40
+        assert fits(browser), name
+        if SHOTS:
+            Path(SHOTS).mkdir(parents=True, exist_ok=True)
+            browser.save_screenshot(f"{SHOTS}/viewer_{view}{name}.png")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_curves_of_two_runs_lie_over_one_another(page, browser):
+    page(VIEWS["compare"])
+    assert run(browser, "return document.querySelector('.charts').firstChild.querySelectorAll('path').length") == 2
+    assert "data.seed" in text(browser, "table.config")
+    assert run(browser, "return document.querySelectorAll('table.config tr.differs').length") == 3
+
+
+def test_filters_filter(page, browser):
+    page("#/table?run=first&files=step_6")
+    found(browser, "48 of 288")
+    choose(browser, "stop", "answered")
+    found(browser, "44 of")
+    choose(browser, "tool", "search")
+    wait(browser, "document.getElementById('found')?.innerText && !found.innerText.startsWith('44')")
+    assert set(rows(browser, 4)) == {"search"}
+    run(browser, "document.getElementById('clear').click()")
+    found(browser, "48 of")
+    choose(browser, "words", "What is 11 +")
+    found(browser, "4 of")
+
+
+def test_columns_sort(page, browser):
+    page("#/table?run=first&files=step_1")
+    heads = "[...document.querySelectorAll('.head button')]"
+    run(browser, f"{heads}.find(head => head.innerText.startsWith('reward')).click()")
+    wait(browser, "document.querySelector('.head .on')?.innerText.includes('↓')")
+    rewards = rows(browser, 1)
+    assert rewards == sorted(rewards, reverse=True)
+    assert set(rewards) == {"0", "1"}
+
+
+def test_keys_lead_through_the_table_and_the_trajectories(page, browser):
+    page("#/table?run=first&files=step_6")
+    press(browser, "j")
+    press(browser, "j")
+    assert run(browser, "return document.querySelector('a.row.selected').firstChild.innerText") == "3"
+    press(browser, "Enter")
+    wait(browser, "document.querySelector('.tiles')?.innerText.includes('step_6:3')")
+    press(browser, "j")
+    wait(browser, "document.querySelector('.tiles')?.innerText.includes('step_6:4')")
+    press(browser, "k")
+    wait(browser, "document.querySelector('.tiles')?.innerText.includes('step_6:3')")
+    press(browser, "f")
+    wait(browser, "document.querySelector('.tiles')?.innerText.includes('step_6:4')")
+    press(browser, "t")
+    wait(browser, "document.querySelectorAll('.tokens .token').length > 3")
+    press(browser, "?")
+    assert "next failure" in text(browser, "dialog")
+    press(browser, "Escape")
+    press(browser, "g")
+    wait(browser, "document.querySelectorAll('article').length === 4")
+    press(browser, "u")
+    wait(browser, "document.querySelectorAll('a.row').length > 10")
+
+
+def test_hostile_text_is_shown_and_not_run(page, browser):
+    page("#/table?run=first&files=step_6&text=window.taken")
+    found(browser, "4 of")
+    page("#/trajectory?run=first&file=step_6&line=4")
+    prompt = text(browser, ".segment.prompt pre")
+    assert "<script>window.taken = 1</script>" in prompt
+    for mark in ("RLO", "LRI", "ZWSP", "U+2028", "␀", "␛", "DEL"):
+        assert mark in prompt
+    assert not run(browser, "return document.querySelector('main script, main img, main svg[onload]')")
+    page("#/trajectory?run=first&file=step_6&line=4&tokens=1")
+    page("#/group?run=first&file=step_6&line=4")
+    page("#/time?run=first")
+
+
+def test_a_megabyte_on_one_line_is_shown_in_parts(page, browser):
+    page("#/trajectory?run=odd&file=odd&line=0")
+    assert "more characters" in text(browser, ".segment.model")
+    for _ in range(19):
+        run(browser, "document.querySelector('.segment.model .more')?.click()")
+    assert "window.taken" in run(browser, "return document.querySelector('.segment.model pre').textContent.slice(-400)")
+    assert fits(browser)
+    page("#/trajectory?run=odd&file=odd&line=0&tokens=1")
+    assert "2,000 more tokens" in text(browser, ".segment.model")
+
+
+def test_images_are_pictures(page, browser):
+    page("#/trajectory?run=odd&file=odd&line=1")
+    wait(browser, "document.querySelector('.segment img')?.naturalWidth === 3")
+
+
+def test_a_line_that_is_no_record_is_shown_as_it_is(page, browser):
+    page("#/trajectory?run=odd&file=odd&line=3002")
+    assert "this is no record" in text(browser, "main")
+
+
+def test_a_long_table_draws_what_is_in_sight(page, browser):
+    page("#/table?run=odd")
+    found(browser, "3,003 of")
+    run(browser, "document.querySelector('.scroller').scrollTop = 1e9")
+    wait(browser, "[...document.querySelectorAll('a.row')].some(row => row.innerText.includes('unreadable'))")
+    assert len(rows(browser, 0)) < 60
+
+
+def test_a_run_that_goes_on_is_followed(page, browser, runs):
+    made_run(runs / "live", steps=1, problems=2)
+    time.sleep(2.1)
+    page("#/table?run=live&all=1")
+    found(browser, "8 of 8")
+    write_step(runs / "live", 2, 3, 4, random.Random(9))
+    found(browser, "20 of 20")
+
+
+def test_tokens_are_coloured_by_what_is_recorded(page, browser):
+    page("#/trajectory?run=first&file=step_6&line=18&tokens=1")
+    options = "[...document.querySelectorAll('#colouring option')].filter(o => !o.disabled).map(o => o.value)"
+    assert run(browser, f"return {options}") == ["author", "mask", "log_prob"]
+    choose(browser, "colouring", "log_prob")
+    wait(browser, "document.querySelector('.segment.model .token').style.background.includes('--bad')")
