@@ -2,6 +2,7 @@
 
     python -m verl_tool.replay outputs/calculator/grpo --regrade
     python -m verl_tool.replay outputs/calculator/grpo --regrade --reward_manager mine.py
+    python -m verl_tool.replay outputs/calculator/grpo --reexecute --files 'validation_*'
     python -m verl_tool.replay outputs/evaluation/test --regrade --from_run outputs/calculator/grpo --data test.parquet
 
 Exit code 0: nothing changed but what was asked for; 1: something did; 2: the run cannot be replayed.
@@ -11,26 +12,43 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
+from rich.table import Table
 
 from verl_tool.errors import ConfigError, VerlToolError
 
 if TYPE_CHECKING:
-    from verl_tool.replay.regrade import Difference, Report
+    from verl_tool.replay.stored import Stored, StoredRun
 
 console = Console(stderr=True)
+
+
+class Report(Protocol):
+    """What doing it again has shown."""
+
+    without_row: list[str]
+
+    def words(self) -> str: ...
+
+    def tables(self) -> list[Table]: ...
+
+    def lines(self) -> list[str]: ...
+
+    def unasked(self, known: Collection[tuple[str, object]], *, asked: bool) -> int: ...
 
 
 def command(
     run: Annotated[Path, typer.Argument(help="The folder of a training, or of an evaluation (records.jsonl).")],
     regrade: Annotated[bool, typer.Option("--regrade", help="Score every stored trajectory again.")] = False,
+    reexecute: Annotated[bool, typer.Option("--reexecute", help="Run every stored call again.")] = False,
     reward_manager: Annotated[
         str | None,
         typer.Option("--reward_manager", help="In place of the run's: a name, or a .py file with one."),
@@ -39,7 +57,7 @@ def command(
         str, typer.Option("--reward_kwargs", help="Options of the reward manager, as JSON; over the run's own.")
     ] = "{}",
     from_run: Annotated[
-        Path | None, typer.Option("--from_run", help="Of an evaluation: the training whose reward it used.")
+        Path | None, typer.Option("--from_run", help="Of an evaluation: the training whose reward and tools it used.")
     ] = None,
     data: Annotated[
         list[Path] | None, typer.Option("--data", help="The rows, in place of those that the run's config names.")
@@ -47,7 +65,8 @@ def command(
     files: Annotated[str, typer.Option("--files", help="Only files of such names, as 'validation_*'.")] = "*",
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many trajectories.")] = None,
     tool_server_url: Annotated[
-        str | None, typer.Option("--tool_server_url", help="Where a reward runs code. That of the run is gone.")
+        str | None,
+        typer.Option("--tool_server_url", help="Where calls, or a reward, run. Default for calls: start the run's."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Write the differences here, one in a line.")] = None,
     accept: Annotated[
@@ -56,56 +75,77 @@ def command(
 ) -> None:
     """Do again what a run did, and tell what is different."""
     try:
-        if not regrade:
-            raise ConfigError("nothing to do; give --regrade")
-        options = _json_object(reward_kwargs)
-        report = _regraded(run, reward_manager, options, from_run, tuple(data or ()), files, limit, tool_server_url)
-        unasked = _unasked(report, accept, asked=reward_manager is not None or bool(options))
+        if regrade == reexecute:
+            raise ConfigError("nothing to do; give one of --regrade and --reexecute")
+        from verl_tool.replay.stored import StoredRun  # what is imported here and below takes seconds
+
+        stored = StoredRun(run, tuple(data or ()), files)
+        trained = run if stored.config is not None else from_run
+        options, known = _json_object(reward_kwargs), _known(accept)
+        report: Report
+        if regrade:
+            shown = _shown(stored, limit, "grading")
+            report = _regraded(shown, run, trained, reward_manager, options, tool_server_url)
+        else:
+            report = _reexecuted(_shown(stored, limit, "calling"), trained, tool_server_url)
     except VerlToolError as error:
         console.print(f"[bold red]cannot replay:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
     if output is not None:
-        output.write_text("".join(f"{each.to_json()}\n" for each in report.differences), encoding="utf-8")
-    if report.differences:
-        Console().print(report.table(), markup=False)
-    Console().print(report.words(), highlight=False, soft_wrap=True)
-    if report.without_row:
-        Console().print(f"without a row in the data: {', '.join(report.without_row[:5])}", markup=False)
-    if unasked or report.without_row:
+        output.write_text("".join(f"{line}\n" for line in report.lines()), encoding="utf-8")
+    _print(report)
+    if report.unasked(known, asked=reward_manager is not None or bool(options)):
         raise typer.Exit(1)
 
 
+def _shown(stored: StoredRun, limit: int | None, doing: str) -> Iterable[Stored]:
+    return track(islice(stored, limit), description=doing, console=console, transient=True)
+
+
 def _regraded(
+    stored: Iterable[Stored],
     run: Path,
+    trained: Path | None,
     manager: str | None,
     options: dict[str, Any],
-    from_run: Path | None,
-    data: tuple[Path, ...],
-    files: str,
-    limit: int | None,
     tool_server_url: str | None,
 ) -> Report:
-    # What follows imports verl, which takes seconds.
     from eval_service.evaluation.scoring import Scorer
     from verl_tool.replay.regrade import regrade, reward_of, tokenizer_of
-    from verl_tool.replay.stored import StoredRun
 
-    stored = StoredRun(run, data, files)
-    trained = run if stored.config is not None else from_run
     reward = reward_of(trained or run, manager, options, tool_server_url, trained=trained is not None)
     scorer = Scorer(reward, tokenizer_of(trained) if trained is not None else None)
-    shown = track(islice(stored, limit), description="grading", console=console, transient=True)
-    return asyncio.run(regrade(shown, scorer))
+    return asyncio.run(regrade(stored, scorer))
 
 
-def _unasked(report: Report, accept: Path | None, *, asked: bool) -> list[Difference]:
-    """The differences that are neither the wanted effect of another reward nor known. Raises ConfigError."""
-    known = set()
-    for line in accept.read_text("utf-8").splitlines() if accept is not None else ():
-        told = _json_object(line)
-        known.add((told.get("where"), told.get("now")))
-    new = [each for each in report.differences if (each.where, each.now.score) not in known]
-    return [each for each in new if each.lost] if asked else new
+def _reexecuted(stored: Iterable[Stored], trained: Path | None, tool_server_url: str | None) -> Report:
+    from eval_service.model.run_config import run_config
+    from verl_tool.agent_loop.options import EpisodeOptions
+    from verl_tool.agent_loop.verl.config import options_in
+    from verl_tool.replay.reexecute import reexecute
+    from verl_tool.replay.server import served_tools, tool_server
+
+    config = run_config(trained) if trained is not None else None
+    options = options_in(config) if config is not None else EpisodeOptions(enable_mtrl=True)
+    with tool_server(config, tool_server_url) as url:
+        both = {False: options, True: options.of_validation()}
+        return asyncio.run(reexecute(stored, url, served_tools(config), both))
+
+
+def _print(report: Report) -> None:
+    page = Console()
+    for table in report.tables():
+        page.print(table, markup=False)
+    page.print(report.words(), highlight=False, soft_wrap=True)
+    if report.without_row:
+        page.print(f"without a row in the data: {', '.join(report.without_row[:5])}", markup=False)
+
+
+def _known(accept: Path | None) -> set[tuple[str, object]]:
+    """Where differences are known, and what is there now. Raises ConfigError for a line that is no difference."""
+    lines = accept.read_text("utf-8").splitlines() if accept is not None else []
+    told = [_json_object(line) for line in lines if line.strip()]
+    return {(str(each.get("where")), each.get("now")) for each in told}
 
 
 def _json_object(text: str) -> dict[str, Any]:

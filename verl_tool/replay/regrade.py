@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -104,7 +104,17 @@ class Report:
         told += f"; {self.left_out} ended in a fault and have none" if self.left_out else ""
         return told + (f"; {len(self.without_row)} without a row" if self.without_row else "")
 
-    def table(self, rows: int = 20) -> Table:
+    def lines(self) -> list[str]:
+        """Each difference as JSON."""
+        return [difference.to_json() for difference in self.differences]
+
+    def unasked(self, known: Collection[tuple[str, object]], *, asked: bool) -> int:
+        """How many differences are neither `known` (where, and the score now) nor, if another reward was `asked` for,
+        its effect: that a score is lost never is. A trajectory without a row counts as one."""
+        new = [d for d in self.differences if (d.where, d.now.score) not in known and (d.lost or not asked)]
+        return len(new) + len(self.without_row)
+
+    def tables(self, rows: int = 20) -> list[Table]:
         """The differences, those that are alike in a line, the most frequent first."""
         alike: dict[tuple[str, str], list[Difference]] = defaultdict(list)
         for difference in self.differences:
@@ -114,7 +124,7 @@ class Report:
             table.add_row(kind, str(len(group)), why, group[0].where, group[0].answer)
         if len(alike) > rows:
             table.caption = f"and {len(alike) - rows} other kinds of change; --output FILE has all"
-        return table
+        return [table] if alike else []
 
 
 def reward_of(

@@ -19,7 +19,13 @@ from verl_tool.servers.tools.base import Context, ToolResult
 NO_OUTPUT = "(no output; print what you want to see)"
 NO_CODE = 'Give the program as the argument "code", a string: {"code": "print(1 + 1)"}.'
 _CODE_KEYS = ("code", "input", "script", "python")
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{8,16}\b")
 _FENCED_PAYLOAD = re.compile(r"\s*```[\w+-]*[ \t]*\n(?P<code>.*?)\n?[ \t]*```\s*", re.DOTALL)
+
+
+def without_addresses(text: str) -> str:
+    """`text` with every address of an object (``<object at 0x7f3a5c0b1d90>``) as ``0x…``."""
+    return _ADDRESS.sub("0x…", text)
 
 
 def cut_middle(text: str, limit: int) -> str:

@@ -264,6 +264,13 @@ class Tool(ABC):
         """What to run for calls of this tool that follow one another in an action; the default is each by itself."""
         return list(calls)
 
+    @classmethod
+    def comparable(cls, observation: str) -> str:
+        """An observation without what is another one at each run and says nothing, as a time or an address. Two are the
+        same to ``python -m verl_tool.replay --reexecute`` if these are; the default leaves it as it is.
+        """
+        return observation
+
     def arguments(self, call: Call) -> Any:
         """The call's arguments as an `Arguments`, for use in `run`.
 

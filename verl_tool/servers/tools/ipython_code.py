@@ -26,6 +26,7 @@ from verl_tool.servers.tools._programs import (
     metrics_of,
     shown_result,
     stdin_of,
+    without_addresses,
     written_by,
 )
 from verl_tool.servers.tools.base import Context, ToolResult
@@ -76,6 +77,10 @@ class IPythonCodeTool(WorkspaceTool):
     )
     Options = IPythonCodeOptions
     options: IPythonCodeOptions
+
+    @classmethod
+    def comparable(cls, observation: str) -> str:
+        return without_addresses(observation)
 
     def join(self, calls: Sequence[Call]) -> list[Call]:
         # A cell magic stands at the beginning of a cell.

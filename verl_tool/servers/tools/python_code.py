@@ -21,6 +21,7 @@ from verl_tool.servers.tools._programs import (
     ending_of,
     metrics_of,
     stdin_of,
+    without_addresses,
     written_by,
 )
 from verl_tool.servers.tools._sandboxed import ProgramTool
@@ -83,6 +84,10 @@ class PythonCodeTool(ProgramTool):
         self._limits = Limits(wall_seconds=chosen.timeout_seconds, memory_bytes=chosen.max_memory_mb << 20)
         self._policy = Policy(chosen.allowed_modules, chosen.restricted_functions, chosen.pre_import)
         self._level = Level.parse(chosen.isolation)
+
+    @classmethod
+    def comparable(cls, observation: str) -> str:
+        return without_addresses(observation)
 
     def _new_pool(self) -> SandboxPool:
         return SandboxPool(
