@@ -91,4 +91,4 @@ def _encoded(image: Image, media_type: str, max_pixels: int) -> ImagePart:
         image = image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))))
     if media_type == "image/jpeg":
         return encode_image(image, media_type, quality=90)
-    return encode_image(image, compress_level=3)
+    return encode_image(image, compress_level=1)
