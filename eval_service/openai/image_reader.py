@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from aiohttp.abc import AbstractResolver
 
 from eval_service.openai.errors import bad_request, from_fault
+from verl_tool.agent_loop.rollout import all_or_none
 from verl_tool.content import LIMITS, ContentLimits, ImagePart, from_wire, read_media
 from verl_tool.errors import ContentError, ToolFault
 from verl_tool.web.page_client import IMAGES, PageClient, PageRefused
@@ -74,12 +75,25 @@ class ImageReader:
         if len(sent) > self._most:
             words = f"{len(sent)} images in one request; this service takes at most {self._most}: send fewer"
             raise bad_request(words, param="messages", code="too_many_images")
-        fetched = await asyncio.gather(*(self._fetched(each) for each in sent))
+        fetched = await self._all_fetched(sent)
         images: list[ImagePart] = []
         for each, data in zip(sent, fetched, strict=True):
             images.append(await asyncio.get_running_loop().run_in_executor(_decoding, self._part, each, data))
             self._refuse_too_much(images)
         return tuple(images)
+
+    async def _all_fetched(self, sent: Sequence[SentImage]) -> list[bytes | None]:
+        """As `_fetched`, of each; given up as soon as they are too large together."""
+        total = 0
+
+        async def one(image: SentImage) -> bytes | None:
+            nonlocal total
+            data = await self._fetched(image)
+            total += len(data or b"")
+            self._refuse_above("bytes", total, self._limits.media_bytes)
+            return data
+
+        return await all_or_none([asyncio.ensure_future(one(each)) for each in sent])
 
     async def _fetched(self, image: SentImage) -> bytes | None:
         """What an address leads to; None of a data URI."""
@@ -111,11 +125,10 @@ class ImageReader:
         return part
 
     def _refuse_too_much(self, images: Sequence[ImagePart]) -> None:
-        totals = {
-            "bytes": (sum(len(image.data) for image in images), self._limits.media_bytes),
-            "pixels": (sum(image.width * image.height for image in images), MOST_PIXELS),
-        }
-        for unit, (total, most) in totals.items():
-            if total > most:
-                words = f"images of {total} {unit} in one request; this service takes at most {most}: send smaller ones"
-                raise bad_request(words, param="messages", code="images_too_large")
+        self._refuse_above("bytes", sum(len(image.data) for image in images), self._limits.media_bytes)
+        self._refuse_above("pixels", sum(image.width * image.height for image in images), MOST_PIXELS)
+
+    def _refuse_above(self, unit: str, total: int, most: int) -> None:
+        if total > most:
+            words = f"images of {total} {unit} in one request; this service takes at most {most}: send smaller ones"
+            raise bad_request(words, param="messages", code="images_too_large")

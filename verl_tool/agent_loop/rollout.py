@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.verification import Verification
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ async def rollout(episode: Episode, starts: Sequence[Start], title: str = "rollo
         return await all_or_none([asyncio.ensure_future(one(start)) for start in starts])
 
 
-async def all_or_none(tasks: Sequence[asyncio.Future[Trajectory]]) -> list[Trajectory]:
+async def all_or_none(tasks: Sequence[asyncio.Future[Result]]) -> list[Result]:
     """All results; if one raises, or the caller is cancelled, the others are cancelled and waited for."""
     try:
         return list(await asyncio.gather(*tasks))

@@ -183,7 +183,13 @@ async def test_other_parts_are_refused(part: Any, words: str) -> None:
 class TestAddresses:
     @pytest.fixture
     async def pages(self) -> AsyncIterator[Pages]:
-        made = Pages({"one.png": (ONE.data, "image/png"), "octets": (ONE.data, "application/octet-stream")})
+        made = Pages(
+            {
+                "one.png": (ONE.data, "image/png"),
+                "octets": (ONE.data, "application/octet-stream"),
+                "large.png": (ONE.data + bytes(9 << 20), "image/png"),
+            }
+        )
         await made.start()
         yield made
         await made.stop()
@@ -201,11 +207,23 @@ class TestAddresses:
                 "article": "it is text/html; only images can be read",
                 "to?where=file:///etc/passwd": "begins with http",
                 "bomb": "only images can be read",
+                "octets": "it is application/octet-stream; only images can be read",
+                "large.png": "it is larger than 8192 KB",
             }.items():
                 status, code, message = await refusal(live, asks(f"{pages.url}/{path}"))
                 assert (status, code) == (400, "invalid_image_url"), path
                 assert words in message
         assert answer.choices[0].message.content == "seen"
+
+    async def test_all_of_a_request_together_are_bounded(self, pages: Pages) -> None:
+        reader = ImageReader(fetches=True, limits=ContentLimits(media_bytes=len(ONE.data) * 2))
+        assert reader._client is not None
+        reader._client._allowed = anything
+        async with looks(reader) as live:
+            status, code, message = await refusal(live, asks(*[f"{pages.url}/one.png?{n}" for n in range(40)]))
+        assert (status, code) == (400, "images_too_large")
+        assert f"at most {2 * len(ONE.data)}" in message
+        assert len(pages.asked) < 40, "what was not begun is not fetched"
 
     async def test_private_ones_and_redirects_to_them_are_not(self, pages: Pages) -> None:
         async with looks(ImageReader(fetches=True)) as live:
