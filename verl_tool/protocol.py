@@ -48,6 +48,8 @@ anything runs in it. Sent with the first call; once there is a workspace, none a
 IMAGES_FIELD = "images"
 """Entry of a request's extra data: the images of the trajectory's prompt in their order, as data URIs. Sent with the
 first call, whichever tool that calls."""
+AUDIOS_FIELD = "audios"
+"""As `IMAGES_FIELD`: recordings for the tools that cut them. No prompt holds audio; a row brings them for its tools."""
 VERIFY_FIELD = "workspace_verification"
 """Entry of a request's extra data: a `verl_tool.verification.Verification`, which is run in the trajectory's workspace
 in place of the action. The answer's reward is the verifier's."""

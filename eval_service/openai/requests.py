@@ -16,7 +16,7 @@ from eval_service.openai.errors import bad_request
 from verl_tool.agent_loop.row import MEDIA_COLUMNS, holds_something
 from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
 from verl_tool.packed_files import unpack
-from verl_tool.protocol import FILES_FIELD, IMAGES_FIELD
+from verl_tool.protocol import AUDIOS_FIELD, FILES_FIELD, IMAGES_FIELD
 from verl_tool.servers.api.http import HttpError
 from verl_tool.verification import Verification
 
@@ -30,7 +30,7 @@ NAME_CHARACTERS = 256
 STOP_CHARACTERS = 1024
 EXTRA_BYTES = 256 << 10
 """Of `extra_fields`, which goes to the tools with every call."""
-_SENT_ONCE = (FILES_FIELD, IMAGES_FIELD)
+_SENT_ONCE = (FILES_FIELD, IMAGES_FIELD, AUDIOS_FIELD)
 """Entries of it that go with the first call only."""
 
 Request = TypeVar("Request", bound="GenerationRequest")

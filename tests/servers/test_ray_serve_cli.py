@@ -127,7 +127,7 @@ class TestServing:
 def test_an_unknown_tool_is_refused_before_anything_starts():
     finished = run("--tool_type", "calculater")
     assert finished.returncode == 2
-    assert "tool 'calculater' is unknown; known: bash_terminal, bing_search" in finished.stderr
+    assert "tool 'calculater' is unknown; known: audio_crop, bash_terminal" in finished.stderr
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_a_dry_run_prints_the_config_then_what_would_be_refused_and_leaves_nothi
     run, files = tmp_path / "run", [f"data.train_files={tmp_path}/no.parquet", "data.val_files=null"]
     wrong = ["tool_server.start=pyton_code", "actor_rollout_ref.rollout.n=0"]
     config = composed("platform=cpu", f"run_dir={run}", "algorithm.adv_estimator=grpo", STOPS, *SIZES, *files, *wrong)
-    with pytest.raises(ConfigError, match=r"rollout.n=0 .*\n.*pyton_code' is unknown; known: bash_terminal, "):
+    with pytest.raises(ConfigError, match=r"rollout.n=0 .*\n.*pyton_code' is unknown; known: audio_crop, "):
         main_ppo.dry_run(config)
     printed = capsys.readouterr()
     assert OmegaConf.create(printed.out[printed.out.index("actor_rollout_ref:") :]).tool_server.start == "pyton_code"

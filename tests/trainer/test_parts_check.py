@@ -111,7 +111,7 @@ def test_all_problems_are_told_at_once():
 @pytest.mark.parametrize(
     ("start", "args", "told"),
     [
-        ("pyton_code", "[]", "tool 'pyton_code' is unknown; known: bash_terminal, bing_search"),
+        ("pyton_code", "[]", "tool 'pyton_code' is unknown; known: audio_crop, bash_terminal"),
         ("no/such_tool.py", "[]", "no/such_tool.py"),
         ("calculator", "[--num_replica,'1']", "No such option: --num_replica"),
         ("calculator", "[--state_ttl,'0']", "Invalid value for '--state_ttl': "),

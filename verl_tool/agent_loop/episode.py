@@ -35,6 +35,7 @@ from verl_tool.formats import Format, loop_formats, rendered_markers
 from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.formats.load import specs_of
 from verl_tool.protocol import (
+    AUDIOS_FIELD,
     FILES_FIELD,
     FORMATS_FIELD,
     IMAGES_FIELD,
@@ -442,7 +443,7 @@ class Episode:
     async def _ask(self, builder: TrajectoryBuilder, action: str, turns_left: int, is_last: bool) -> StepResult:
         assert self._tools is not None  # run() refuses a row that uses tools without any
         # For the first call, whichever that is.
-        once = {name: builder.extra.pop(name, None) for name in (FILES_FIELD, IMAGES_FIELD)}
+        once = {name: builder.extra.pop(name, None) for name in (FILES_FIELD, IMAGES_FIELD, AUDIOS_FIELD)}
         once[IMAGES_FIELD] = await _sent(once[IMAGES_FIELD])
         first = {name: value for name, value in once.items() if value is not None}
         deadline = self.options.tool_call_timeout + GRACE_SECONDS

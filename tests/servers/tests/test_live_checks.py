@@ -15,6 +15,7 @@ from piston_service import PistonService
 from search_providers import Pages, Providers
 from typer.testing import CliRunner
 
+from verl_tool.servers.tests import test_audio_crop_tool as audio_check
 from verl_tool.servers.tests import test_bash_terminal_tool as bash_check
 from verl_tool.servers.tests import test_calculator_tool as calculator_check
 from verl_tool.servers.tests import test_draw_tool as draw_check
@@ -112,6 +113,10 @@ async def test_tools_for_images_hold(servers: LiveServers, name: str, check: Mod
 
 async def test_pixel_reasoner_holds(servers: LiveServers) -> None:
     assert await problems(servers, load_tools("pixel_reasoner"), "zoom_in", pixel_check.CASES) == {}
+
+
+async def test_audio_crop_holds(servers: LiveServers) -> None:
+    assert await problems(servers, [tool_class("audio_crop")()], "audio_crop", audio_check.CASES) == {}
 
 
 async def test_sandbox_fusion_holds(servers: LiveServers) -> None:

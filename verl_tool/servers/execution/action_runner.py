@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from verl_tool.content import ImagePart, as_parts, refuse_too_much
+from verl_tool.content import AudioPart, ImagePart, as_parts, refuse_too_much
 from verl_tool.errors import ConfigError, ContentError, SandboxError, ToolFault
 from verl_tool.formats.load import specs_of
 from verl_tool.json_text import shown
 from verl_tool.protocol import (
+    AUDIOS_FIELD,
     DIRECT_FIELD,
     FILES_FIELD,
     FORMATS_FIELD,
@@ -78,6 +79,8 @@ class ActionRunner:
             self._groups.setdefault(tool.state_group, []).append(tool.name)
         self._viewers = list({tool.state_group: tool for tool in tools if tool.takes_images}.values())
         """One tool of each state that knows the trajectory's images."""
+        self._listeners = list({tool.state_group: tool for tool in tools if tool.takes_audio}.values())
+        """The same for its audio."""
         bounded = [tool for tool in tools if tool.max_live is not None or tool.ttl_seconds is not None]
         self._live = {tool.state_group: LiveStates(tool) for tool in bounded}
 
@@ -179,8 +182,9 @@ class ActionRunner:
                 return await self._verify(trajectory, request, admission, deadline)
             if FILES_FIELD in request.extra:
                 await self._open(self._tool_with_workspace(FILES_FIELD), trajectory, request, admission, deadline)
-            for tool in self._viewers if IMAGES_FIELD in request.extra else ():
-                await self._open(tool, trajectory, request, admission, deadline)
+            for takers, name in ((self._viewers, IMAGES_FIELD), (self._listeners, AUDIOS_FIELD)):
+                for tool in takers if name in request.extra else ():
+                    await self._open(tool, trajectory, request, admission, deadline)
             wanted, formats = self._wanted_tools(request), self._wanted_formats(request)
             if request.extra.get(DIRECT_FIELD) is True:
                 matched, unknown = self._finder.direct(request.action, wanted)
@@ -277,10 +281,13 @@ class ActionRunner:
         return told_of_error(result)
 
     async def _show(self, result: ToolResult, trajectory: Trajectory, request: StepRequest, deadline: float) -> None:
-        """Tell the states that know the trajectory's images of those of a result."""
+        """Tell the states that know the trajectory's images and audio of those of a result."""
         images = [part for part in result.parts if isinstance(part, ImagePart)]
         for tool in self._viewers if images else ():
             tool.see((await self._context(tool, trajectory, request, deadline)).state, images)
+        audios = [part for part in result.parts if isinstance(part, AudioPart)]
+        for tool in self._listeners if audios else ():
+            tool.hear((await self._context(tool, trajectory, request, deadline)).state, audios)
 
     async def _context(self, tool: Tool, trajectory: Trajectory, request: StepRequest, deadline: float) -> Context:
         """Who calls `tool`; a state is made at the trajectory's first call."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from verl_tool.content import ImagePart, Part, as_parts
+from verl_tool.content import AudioPart, ImagePart, Part, as_parts
 from verl_tool.errors import ConfigError, ToolFault, VerlToolError
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, TagFormat, format_by_name, guard
 from verl_tool.formats.find import find_calls
@@ -159,6 +159,8 @@ class Tool(ABC):
     takes_images: ClassVar[bool] = False
     """Whether its state begins with the images of the prompt (`IMAGES_FIELD`), and is told of those that tools show
     (`see`). It is made when images come, whichever tool is called."""
+    takes_audio: ClassVar[bool] = False
+    """The same for audio (`AUDIOS_FIELD`, `hear`)."""
     sandbox: SandboxPool | None = None
     """The pool in which this tool runs Python, set by `start`; the server lends it to ``POST /run_code``."""
 
@@ -242,6 +244,9 @@ class Tool(ABC):
 
     def see(self, state: Any, images: Sequence[ImagePart]) -> None:  # noqa: B027 - only where `takes_images`
         """The model sees these images in an observation, behind all earlier ones; its own are among them."""
+
+    def hear(self, state: Any, audios: Sequence[AudioPart]) -> None:  # noqa: B027 - only where `takes_audio`
+        """As `see`, of audio."""
 
     async def verify(self, state: Any, verification: Verification) -> Verdict:
         """What a verifier says of a workspace. Raises ToolFault or SandboxError if it cannot be run."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar
 
-from verl_tool.content import ImagePart
+from verl_tool.content import AudioPart, ImagePart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
@@ -52,6 +52,8 @@ class TrajectoryTools:
     takes_images: ClassVar[bool] = False
     """Whether the instance is made when the prompt has images, with `IMAGES_FIELD` in the ``extra`` of its `setup`, and
     is told of the images that tools show (`see`)."""
+    takes_audio: ClassVar[bool] = False
+    """The same for audio (`AUDIOS_FIELD`, `hear`)."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The model of its options."""
     options: ToolOptions = ToolOptions()
@@ -83,6 +85,9 @@ class TrajectoryTools:
 
     def see(self, images: Sequence[ImagePart]) -> None:
         """The model sees these images in an observation, behind all earlier ones; its own are among them."""
+
+    def hear(self, audios: Sequence[AudioPart]) -> None:
+        """As `see`, of audio."""
 
     async def teardown(self) -> None:
         """Give back what `setup` took: the trajectory finished or expired, or the server stops."""
@@ -136,6 +141,9 @@ class MethodTool(FunctionTool):
 
     def see(self, state: _Held, images: Sequence[ImagePart]) -> None:
         state.instance.see(images)
+
+    def hear(self, state: _Held, audios: Sequence[AudioPart]) -> None:
+        state.instance.hear(audios)
 
     async def close_state(self, state: _Held) -> None:
         await self._on(state, state.instance.teardown)
@@ -197,6 +205,7 @@ def _method_tool(owner: type[TrajectoryTools], function: Function, mark: Mark) -
         mark,
         owner=owner.shared(),
         takes_images=owner.takes_images,
+        takes_audio=owner.takes_audio,
         Options=owner.Options,
         max_live=owner.max_live,
         ttl_seconds=owner.ttl_seconds,
