@@ -120,6 +120,30 @@ def looks(seed: int) -> Iterator[Look]:
         yield Look(question, tuple(two_colours(*each) for each in shown), (*CALLS[question], seen), earlier)
 
 
+def rows(wanted: Sequence[Look]) -> list[dict[str, Any]]:
+    """verl's rows of these looks."""
+    return [
+        {
+            "data_source": "colours",
+            "prompt": [
+                {**message, "content": _tagged(message["content"])} if message["role"] == "user" else message
+                for message in look.messages
+            ],
+            "images": [{"bytes": image.data, "path": None} for image in look.images],
+            "ability": "looking",
+            "reward_model": {"style": "rule", "ground_truth": look.turns[-1]},
+            "extra_info": {"split": "any", "index": index},
+            "agent_name": "verltool_agent",
+            "use_tool": True,
+        }
+        for index, look in enumerate(wanted)
+    ]
+
+
+def _tagged(content: Sequence[Any]) -> str:
+    return "".join("<image>" if isinstance(part, ImagePart) else part["text"] for part in content)
+
+
 class _Told:
     """A generator that writes a look's turns."""
 

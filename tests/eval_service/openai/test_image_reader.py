@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from live_endpoint import MODEL, LiveEndpoint, live_endpoint
 from PIL import Image
+from recordings import ramp
 from search_providers import Pages
 from test_endpoint import client_of, post
 from toy_images import PAD, PLACEHOLDER
 from toy_tools import picture
 
 from eval_service.openai.image_reader import ImageReader
+from eval_service.openai.requests import EXTRA_BYTES
 from verl_tool.agent_loop.trajectory import Author, Trajectory
 from verl_tool.content import ContentLimits, ImagePart, encode_image, from_wire, to_wire
 from verl_tool.web.addresses import anything
@@ -178,6 +180,21 @@ async def test_other_parts_are_refused(part: Any, words: str) -> None:
         )
     assert status == 400
     assert words in body["error"]["message"]
+
+
+async def test_audio_of_a_tool_is_refused_by_the_tools_name() -> None:
+    call = '<tool_call>{"name": "audio_crop", "arguments": {"start": 0, "end": 1}}</tool_call>'
+    options = {"enable_mtrl": True, "mtrl_role": "tool", "action_stop_tokens": ["</tool_call>"]}
+    large = {"audios": [to_wire(ramp(200.0))]}
+    assert len(large["audios"][0]) > EXTRA_BYTES, "which is for what goes with every call"
+    async with live_endpoint(lambda text: call, tools="audio_crop", options=options) as live:
+        status, body = await post(
+            live,
+            "/v1/chat/completions",
+            {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "extra_fields": large},
+        )
+    assert status == 500
+    assert "the tool 'audio_crop' answered with audio, and this loop carries text only" in body["error"]["message"]
 
 
 class TestAddresses:

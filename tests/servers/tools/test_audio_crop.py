@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
-import wave
 from contextlib import suppress
-from io import BytesIO
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recordings import RATE, ramp
 from toy_tools import picture
 
 from verl_tool.content import AudioPart, parts_of, read_media, to_wire
@@ -20,22 +19,6 @@ from verl_tool.protocol import AUDIOS_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.audio_crop import Recording
-
-RATE = 1000
-
-
-def ramp(seconds: float = 2.0, channels: int = 1, width: int = 2, rate: int = RATE) -> AudioPart:
-    """A recording no two samples of which are alike."""
-    file = BytesIO()
-    with wave.open(file, "wb") as written:
-        written.setnchannels(channels)
-        written.setsampwidth(width)
-        written.setframerate(rate)
-        frames = range(round(seconds * rate))
-        written.writeframes(b"".join(n.to_bytes(4, "little")[:width] * channels for n in frames))
-    part = read_media(file.getvalue())
-    assert isinstance(part, AudioPart)
-    return part
 
 
 class Listener:
