@@ -83,6 +83,10 @@ class ImagePart:
     sha256: str
     """Of `data`, hexadecimal."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # One of them in the process that it is sent to as well.
+        return _known_image, (self.data, self.media_type, self.width, self.height, self.sha256)
+
     def decode(self) -> Image:
         """The first frame in RGB, transparent pixels on white. Takes tens of milliseconds: call it in a worker.
 
@@ -119,6 +123,11 @@ _Media = TypeVar("_Media", bound="MediaPart")
 
 _read: WeakValueDictionary[str, MediaPart] = WeakValueDictionary()
 """By hash: the same file is held once in a process, however many trajectories have it."""
+
+
+def _known_image(*values: Any) -> MediaPart:
+    part = ImagePart(*values)
+    return _read.setdefault(part.sha256, part)
 
 
 def read_media(data: bytes, limits: ContentLimits = LIMITS) -> MediaPart:

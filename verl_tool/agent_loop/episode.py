@@ -252,7 +252,7 @@ class Episode:
         finally:
             builder.generate_seconds += now() - started
         _check(generation, most)
-        if self._placer is not None and self._placer.tokens.pad_id in generation.token_ids:
+        if self._placer is not None and not set(self._placer.tokens.banned_ids).isdisjoint(generation.token_ids):
             words = "the model wrote a token that stands for a part of an image; have the engine never sample it"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         generation = up_to_stop(generation, params, self._tokenizer)

@@ -1,4 +1,4 @@
-"""What the loop takes of a row of the data set, and what it refuses: this loop carries text."""
+"""What the loop takes of a row of the data set, and what it refuses: media that are not carried."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def _names(group: object, name: str, where: str) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def refuse_media(row: Mapping[str, Any], where: str, columns: Sequence[str] = MEDIA_COLUMNS) -> None:
-    """Raises ConfigError that names the row and the column if one of `columns` holds anything."""
+def refuse_media(row: Mapping[str, Any], where: str, columns: Sequence[str] = MEDIA_COLUMNS, why: str = "") -> None:
+    """Raises ConfigError that names the row and the column if one of `columns` holds anything; `why` it is refused."""
     for column in columns:
         if holds_something(row.get(column)):
             raise ConfigError(
-                f"{where} has content in {column!r}, and this loop carries text only: the model would be trained or "
-                "scored on the words around it. Leave such rows out"
+                f"{where} has content in {column!r}, which is not carried{why and f' ({why})'}: the model would be "
+                "trained or scored on the words around it. Leave such rows out"
             )
 
 

@@ -24,6 +24,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.platforms import vllm_distribution
 from verl_tool.platforms.process_group_store import STORE
 from verl_tool.platforms.verl_patches import PATCHES
+from verl_tool.platforms.vision import patches as vision
 from verl_tool.platforms.weight_sync import ENDS
 
 _CPU = torch.device("cpu")
@@ -237,6 +238,8 @@ def activate() -> None:
     os.environ["VERL_PLATFORM"] = "cpu"
     # verl registers its FSDP engines for CUDA and NPU by name; this is its own way to choose them.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    # vLLM asks the text part of a model with images for its attention, which fails on a CPU only.
+    os.environ.setdefault("VLLM_MLA_DISABLE", "1")
     vllm_distribution.install()
     for patch in PATCHES:
         patch.install()
@@ -276,7 +279,7 @@ def _why_not() -> str:
 
 
 # verl loads a plugin by importing it and calls nothing. These are for every platform.
-for _patch in (STORE, *ENDS):
+for _patch in (STORE, *ENDS, *vision.PATCHES):
     _patch.install()
 if is_wanted():
     activate()

@@ -45,7 +45,7 @@ class Patch:
         except KeyError:
             raise PatchError(
                 f"{self.distribution} {version(self.distribution)} has no {self.module}.{self.attribute}, which must "
-                f"be replaced to train without an accelerator ({self.why}). Install a version that verl-tool is "
+                f"be replaced ({self.why}). Install a version that verl-tool is "
                 "checked with: pip install 'verl-tool[cpu]'"
             ) from None
         setattr(module, self.attribute, self.replace(original))

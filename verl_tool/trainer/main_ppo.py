@@ -207,13 +207,19 @@ def check_data(config: DictConfig) -> None:
 
 
 def _check_rows(config: DictConfig) -> None:
-    data = config.data
-    media = tuple({*MEDIA_COLUMNS, *(data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio"))})
+    from verl_tool.agent_loop.verl.image_reading import UNKNOWN, why_no_images
+
+    data, model = config.data, config.actor_rollout_ref.model
+    media = {*MEDIA_COLUMNS, *(data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio"))}
+    trusted = bool(model.get("trust_remote_code", False))
+    why = why_no_images(model.get("hf_config_path") or model.path, trust_remote_code=trusted)
+    if why in (None, UNKNOWN):
+        media.remove(data.get("image_key", "images"))
     required = (data.prompt_key, *columns_for_reward(config))
     for path in files_of(config):
         if path.is_file():
             check_columns(path, required)
-            check_rows(path, data.prompt_key, media)
+            check_rows(path, data.prompt_key, tuple(media), None if why in (None, UNKNOWN) else f"the model {why}")
 
 
 def complete(config: DictConfig) -> None:

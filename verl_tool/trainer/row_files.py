@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_tool.agent_loop.prompt.conversation import without_images
 from verl_tool.agent_loop.row import (
     MEDIA_COLUMNS,
     REWARD_COLUMNS,
@@ -24,9 +25,16 @@ ROWS_AT_A_TIME = 1024
 _MESSAGE_OF_TEXT = frozenset({"role", "content", "name"})
 
 
-def check_rows(path: Path, prompt_key: str = "prompt", media_columns: Sequence[str] = MEDIA_COLUMNS) -> None:
-    """Raises ConfigError that names the first row with more than text, with a ``use_tool`` that is no truth value, or
-    with a ``max_turns`` that is no number of turns.
+def check_rows(
+    path: Path,
+    prompt_key: str = "prompt",
+    media_columns: Sequence[str] = MEDIA_COLUMNS,
+    no_images: str | None = "the loop carries text only",
+) -> None:
+    """Raises ConfigError that names the first row with content in one of `media_columns` or other media in its prompt,
+    with a ``use_tool`` that is no truth value, or with a ``max_turns`` that is no number of turns.
+
+    `no_images`: why images in the prompt are refused; None: they are not.
 
     Of a parquet file only columns are read that could hold such. A ``.json`` file holds a list of rows or a row a line.
     A file of another kind is left to the loop, which refuses a row when its turn comes.
@@ -35,12 +43,12 @@ def check_rows(path: Path, prompt_key: str = "prompt", media_columns: Sequence[s
     rows = _of_parquet(path, wanted, prompt_key) if path.suffix == ".parquet" else read_rows(path, wanted)
     for i, row in enumerate(rows):
         where = f"row {i} of {path}"
-        refuse_media(row, where, media_columns)
+        refuse_media(row, where, media_columns, no_images or "")
         uses_tools(row.get("use_tool"), where)
         own_max_turns(row.get("max_turns"), where)
         prompt = row.get(prompt_key)
         if prompt is not None:
-            text_messages(prompt, where)
+            (text_messages if no_images else without_images)(prompt, where)
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:

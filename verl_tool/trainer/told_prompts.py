@@ -13,8 +13,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.conversation import without_images
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer, schema_of
-from verl_tool.agent_loop.row import listed_tools, text_messages, uses_tools
+from verl_tool.agent_loop.row import listed_tools, uses_tools
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.told_tools import as_setting, ask_for_tools, tools_in
@@ -127,7 +128,7 @@ def _rows(path: Path, prompt_key: str) -> Iterator[_Row]:
         where = f"row {i} of {path}"
         listed = _listed(row, where)
         if row.get(prompt_key) is not None and uses_tools(row.get("use_tool"), where) and listed != ():
-            yield _Row(where, text_messages(row[prompt_key], where), listed)
+            yield _Row(where, without_images(row[prompt_key], where), listed)
 
 
 def _lists_tools(path: Path) -> bool:

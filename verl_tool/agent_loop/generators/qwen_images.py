@@ -24,7 +24,10 @@ class QwenImageProcessor(Protocol):
     """What is used of transformers' image processors of these models, such as ``Qwen2VLImageProcessorPil``, which needs
     no torchvision."""
 
+    patch_size: int
     merge_size: int
+    size: Mapping[str, int]
+    """``shortest_edge`` and ``longest_edge``: fewest and most pixels of an image."""
 
     def get_number_of_image_patches(self, height: int, width: int, images_kwargs: dict[str, Any]) -> int: ...
 
@@ -45,7 +48,7 @@ class QwenImages:
                 "Qwen2-VL, Qwen2.5-VL and Qwen3-VL; leave out the image processor"
             )
         self._begin, self.pad_id, self._end = ids
-        self._processor = processor
+        self.processor = processor
         video = tokenizer.encode(VIDEO_PAD)
         self.banned_ids = (self.pad_id, *(video if len(video) == 1 else ()))
         """What an engine must never sample, as verl has it: tokens that stand for a part of an image or video."""
@@ -53,10 +56,21 @@ class QwenImages:
     def of(self, image: ImagePart) -> list[int]:
         """The image's tokens. Raises ContentError for one that the model does not take: too long and thin."""
         try:
-            patches = self._processor.get_number_of_image_patches(image.height, image.width, {})
+            patches = self.processor.get_number_of_image_patches(image.height, image.width, {})
         except ValueError as error:
             raise ContentError(f"an image of {image.width} x {image.height} pixels: {error}") from error
-        return [self._begin, *[self.pad_id] * (patches // self._processor.merge_size**2), self._end]
+        return [self._begin, *[self.pad_id] * (patches // self.processor.merge_size**2), self._end]
+
+    def grid(self, image: ImagePart) -> tuple[int, int, int]:
+        """Frames, rows and columns of the patches that an image is cut into, as the model is told of them
+        (``image_grid_thw``). Needs transformers."""
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+        patch, size = self.processor.patch_size, self.processor.size
+        side = patch * self.processor.merge_size
+        limits = (size["shortest_edge"], size["longest_edge"])
+        height, width = smart_resize(image.height, image.width, side, *limits)
+        return 1, height // patch, width // patch
 
     def one_each(self, ids: Sequence[int]) -> list[int]:
         """`ids` as vLLM wants them, with one ``<|image_pad|>`` for each image: it puts in the others itself."""
@@ -65,4 +79,4 @@ class QwenImages:
 
     def features(self, images: Sequence[Image]) -> dict[str, Any]:
         """Arguments of the model for the images of a batch, row by row."""
-        return dict(self._processor(list(images), return_tensors="pt"))
+        return dict(self.processor(list(images), return_tensors="pt"))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.content import ImagePart
 
 
 class EngineClient(Protocol):
     """What is used of verl's `LLMServerClient`."""
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], priority: int = 0
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], priority: int, **media: Any
     ) -> TokenOutput: ...
 
 
@@ -55,9 +58,12 @@ def _final_only() -> Any:
 class VerlGenerator:
     """Generates by verl's load balancer; turns of one trajectory go to the same engine."""
 
-    def __init__(self, client: EngineClient, engine: str | None) -> None:
-        """`engine`: its name in verl's config, such as ``vllm``."""
-        self._client, self._engine = client, engine
+    def __init__(
+        self, client: EngineClient, engine: str | None, send: Callable[[ImagePart], object] = ImagePart.decode
+    ) -> None:
+        """`engine`: its name in verl's config, such as ``vllm``. `send`: what it is given for an image; called in a
+        thread."""
+        self._client, self._engine, self._send = client, engine, send
         self._uses: dict[str, EngineUse] = {}
 
     def begin(self, trajectory_id: str, priority: int = 0) -> None:
@@ -68,13 +74,20 @@ class VerlGenerator:
         """What was noted since `begin`."""
         return self._uses.pop(trajectory_id)
 
-    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
-        """Continue `prompt_ids`. Raises what Ray raises if the engine is lost."""
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        images: Sequence[ImagePart] = (),
+    ) -> Generation:
+        """As `ImageGenerator.generate`. Raises what Ray raises if the engine is lost."""
         use = self._uses[request_id]
+        media = {"image_data": await asyncio.to_thread(lambda: list(map(self._send, images)))} if images else {}
         if self._engine == "vllm":
             sampling_params = _for_vllm(sampling_params)
         output = await self._client.generate(
-            request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, priority=use.priority
+            request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, priority=use.priority, **media
         )
         use.note(output)
         # verl says "completed" for an end token, a stop string and a full turn alike.

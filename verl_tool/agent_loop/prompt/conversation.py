@@ -66,6 +66,19 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], images: object, whe
     return Conversation(told, tuple(found))
 
 
+def without_images(messages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+    """The messages of a row as texts, with ``<image>`` for each part that is an image. Raises ConfigError that names
+    the row and the message if they hold other media."""
+    told = []
+    for message in messages:
+        parts = _listed(message.get("content")) if isinstance(message, Mapping) else []
+        if any(_is_image(part) for part in parts):
+            texts = [{"type": "text", "text": TAG} if _is_image(part) else part for part in parts]
+            message = {**message, "content": texts}
+        told.append(message)
+    return text_messages(told, where)
+
+
 def read_image(value: object, where: str) -> ImagePart:
     """An image of a row: its file's bytes, a data URI, a path, a PIL image, or a mapping that holds one of them.
 
@@ -109,7 +122,7 @@ def _parts_of(content: object, left: Iterator[ImagePart], where: str) -> Iterato
         return
     parts = [content] if isinstance(content, Mapping) else _listed(content)
     for n, part in enumerate(parts):
-        if isinstance(part, Mapping) and part.get("type") in ("image", "image_url"):
+        if _is_image(part):
             own = any(holds_something(part.get(key)) for key in _OF_AN_IMAGE)
             image = read_image(part, f"{where}, part {n}") if own else next(left, None)
             if image is None:
@@ -120,6 +133,10 @@ def _parts_of(content: object, left: Iterator[ImagePart], where: str) -> Iterato
         else:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ConfigError(f"{where} holds a part of type {kind!r}; only text and images are carried. Leave it out")
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
 
 
 def _for_template(part: str | ImagePart) -> dict[str, Any]:

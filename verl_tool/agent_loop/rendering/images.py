@@ -31,6 +31,8 @@ class ImageTokens(Protocol):
     tokens only."""
     pad_id: int
     """The token of it that stands for a feature."""
+    banned_ids: tuple[int, ...]
+    """What the model must never write: `pad_id`, and tokens that stand for a part of other media."""
 
     def of(self, image: ImagePart) -> Sequence[int]:
         """The ids that take the placeholder's place, of the same tokens: one for each feature of the image. Known from

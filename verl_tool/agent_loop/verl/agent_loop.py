@@ -6,6 +6,8 @@ at once and connections to the tool server are the worker's.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import os
 import weakref
@@ -21,28 +23,36 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.actions import LoopFormats
+from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, Conversation, read_conversation
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.verl.image_reading import image_reading, why_no_images
 from verl_tool.agent_loop.verl.progress_report import ProgressReport
 from verl_tool.agent_loop.verl.told_tools import tools_in
+from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.row import (
     VALIDATION,
     listed_tools,
     own_max_turns,
+    holds_something,
     refuse_media,
     sent_to_tools,
-    text_messages,
     uses_tools,
 )
+from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.generators.single_engine import without_detour
 from verl_tool.agent_loop.tokenizer import HFTokenizer
-from verl_tool.agent_loop.trajectory import LOOP_FAULT, Excluded, Trajectory
+from verl_tool.agent_loop.trajectory import LOOP_FAULT, Author, Excluded, Segment, StopReason, Trajectory
 from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
 from verl_tool.client import ToolClient
+from verl_tool.content import ImagePart
 from verl_tool.formats import ALL_FORMATS, Format
-from verl_tool.errors import ConfigError
+from verl_tool.errors import ConfigError, ContentError
+from verl_tool.platforms.vision.packed_images import PACKED, pack
+from verl_tool.platforms.vision.sent_images import send
+from verl_tool.protocol import FaultKind, Fault
 from verl_tool.verification import verification_of
 
 
@@ -53,6 +63,8 @@ class ToolLoopOutput(AgentLoopOutput):
     """1 on tokens of a call. [response_length]"""
     turn_ids: list[int] = Field(default_factory=list)
     """As `Trajectory.turn_ids`. [response_length]"""
+    model_inputs: dict[str, Any] | None = Field(default=None, exclude=True)
+    """Of a model that reads images: what it is given beside the tokens (verl's ``multi_modal_inputs``)."""
 
     def as_dict(self) -> dict[str, Any]:
         """verl's newer trainer stores these fields as they are."""
@@ -72,13 +84,14 @@ class ToolLoopOutput(AgentLoopOutput):
 class _Worker:
     """What the agent loops of one worker process share."""
 
-    def __init__(self, config: DictConfig, client: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: DictConfig, client: Any, tokenizer: Any, processor: Any, template_kwargs: Mapping[str, Any]
+    ) -> None:
         self.options = options_in(config)
         self.validation = self.options.of_validation()
         model = config.actor_rollout_ref.model
-        more = generation_end_tokens(
-            model.get("hf_config_path") or model.path, trust_remote_code=bool(model.get("trust_remote_code", False))
-        )
+        folder, trusted = model.get("hf_config_path") or model.path, bool(model.get("trust_remote_code", False))
+        more = generation_end_tokens(folder, trust_remote_code=trusted)
         self.tokenizer = HFTokenizer(tokenizer, template_kwargs, more)
         tools = tools_in(config)
         self.prompts = PromptRenderer(self.tokenizer, self.options, tools)
@@ -88,12 +101,18 @@ class _Worker:
                 "verl_tool.trainer.main_ppo asks the tool server for them. To tell of none: "
                 "actor_rollout_ref.agent.tool_schemas=none"
             )
-        self.generator = VerlGenerator(without_detour(client), config.actor_rollout_ref.rollout.get("name"))
+        engine = config.actor_rollout_ref.rollout.get("name")
+        by_reference = {"send": send} if engine == "vllm" else {}
+        self.generator = VerlGenerator(without_detour(client), engine, **by_reference)
+        self.why_no_images = why_no_images(folder, trust_remote_code=trusted)
+        self.images = image_reading(processor, self.tokenizer) if self.why_no_images is None else None
+        self.placer = ImagePlacer(self.images, self.tokenizer) if self.images is not None else None
         self.formats = LoopFormats(self.options.formats, tools)
         self.episode = Episode(
             *(self.generator, self._tools(), self.tokenizer, self.options),
             renderer=self.prompts.observations(),
             formats=self.formats.all,
+            image_tokens=self.images,
         )
         self.progress = ProgressReport() if self.options.enable_tqdm else None
 
@@ -132,7 +151,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         worker = _workers.get(self.server_manager)
         if worker is None:
             template_kwargs = self.data_config.get("apply_chat_template_kwargs", {})
-            worker = _Worker(self.config, self.server_manager, self.tokenizer, template_kwargs)
+            worker = _Worker(self.config, self.server_manager, self.tokenizer, self.processor, template_kwargs)
             _workers[self.server_manager] = worker
         self._worker = worker
 
@@ -153,18 +172,18 @@ class VerlToolAgentLoop(AgentLoopBase):
 
         Of the row's columns, `use_tool=False` answers it in one turn without tools, `max_turns` is its own limit, and
         `tools_kwargs` is all that the tools are sent of it before the trajectory's end. The gold answer is among the
-        rest; if that is a verifier, it is sent then. Raises ConfigError for a row with images, for one whose files or
-        verifier cannot be read, and for one that what it is told of tools makes too long.
+        rest; if that is a verifier, it is sent then. Raises ConfigError for a row with images that the model does not
+        read, for one whose images, files or verifier cannot be read, and for one that what it is told of tools makes
+        too long.
         """
         worker = self._worker
         where = f"row {'?' if index is None else index} of the data"
-        refuse_media(row, where)
-        prompt = text_messages(raw_prompt, where)
+        conversation = await self._conversation(raw_prompt, row, where)
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
         limits = worker.validation if row.get(VALIDATION) else worker.options
         turns = own_max_turns(max_turns, where)
         with_tools = uses_tools(use_tool, where) and listed != ()
-        prompt_ids = worker.prompts.ids(prompt, listed if with_tools else (), where)
+        prompt_ids = self._prompt_ids(conversation, listed if with_tools else (), where)
         formats = worker.formats.of(listed)
         renderer = worker.prompts.observations(listed) if with_tools else None
         trajectory_id = os.urandom(16).hex()
@@ -172,6 +191,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         try:
             trajectory = await worker.episode.run(
                 prompt_ids,
+                images=conversation.images,
                 sampling_params=sampling_params,
                 trajectory_id=trajectory_id,
                 use_tool=with_tools,
@@ -182,6 +202,8 @@ class VerlToolAgentLoop(AgentLoopBase):
                 renderer=renderer,
                 verification=verification_of(row.get("reward_model"), where),
             )
+        except ContentError as error:
+            trajectory = self._misplaced(trajectory_id, prompt_ids, f"{where}: {error}")
         finally:
             use = worker.generator.end(trajectory_id)
         if worker.progress is not None:
@@ -190,7 +212,56 @@ class VerlToolAgentLoop(AgentLoopBase):
             use.first_version = use.last_version = int(global_steps)
         record = replace(trajectory, extra={"index": None if index is None else int(index)})
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
-        return as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
+        output = as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
+        if worker.images is not None:
+            output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, trajectory.images_shown)
+        return output
+
+    async def _conversation(
+        self, messages: list[dict[str, Any]], row: Mapping[str, Any], where: str
+    ) -> Conversation:
+        """The prompt's messages and images. Raises ConfigError as `run`."""
+        worker = self._worker
+        refuse_media(row, where, OTHER_MEDIA)
+        in_column = row.get(IMAGES_COLUMN)
+        is_text = not holds_something(in_column) and all(isinstance(m.get("content"), str) for m in messages)
+        if is_text:
+            return read_conversation(messages, None, where)
+        conversation = await asyncio.to_thread(read_conversation, messages, in_column, where)
+        if conversation.images and worker.why_no_images is not None:
+            raise ConfigError(f"{where} has images, and the model {worker.why_no_images}. Leave such rows out")
+        return conversation
+
+    def _prompt_ids(self, conversation: Conversation, listed: Sequence[str] | None, where: str) -> list[int]:
+        placer, further = self._worker.placer, 0
+        if placer is not None:
+            with contextlib.suppress(ContentError):  # the episode raises it
+                further = placer.further_tokens(conversation.images)
+        return self._worker.prompts.ids(conversation.messages, listed, where, further)
+
+    def _misplaced(self, trajectory_id: str, prompt_ids: Sequence[int], words: str) -> Trajectory:
+        """In place of a trajectory whose prompt has other places for images than images: a fault, with the text of it."""
+        worker = self._worker
+        banned = worker.images.banned_ids if worker.images is not None else ()
+        kept = [token for token in prompt_ids if token not in banned]
+        prompt = Segment(Author.PROMPT, tuple(kept[-(worker.options.max_prompt_length or len(kept)) :]))
+        fault = Fault(kind=FaultKind.MISCONFIGURED, message=words, retryable=False)
+        return Trajectory(trajectory_id, (prompt,), StopReason.FAULT, fault=fault, excluded=Excluded.FAULT)
+
+
+def model_inputs(images: QwenImages, shown: Sequence[ImagePart]) -> dict[str, Any]:
+    """What a model is given for the images of a trajectory, as verl's trainers carry it. Copies the images' files."""
+    # verl only looks whether it is there, and makes its own from the tokens.
+    inputs: dict[str, Any] = {"mm_token_type_ids": torch.zeros(0, dtype=torch.int64)}
+    if shown:
+        grid = torch.tensor([images.grid(image) for image in shown])
+        inputs |= {
+            PACKED: pack(images.processor, shown),
+            "image_grid_thw": grid,
+            # Patches of each frame.
+            "images_seqlens": torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0]),
+        }
+    return inputs
 
 
 def as_verl_output(

@@ -10,10 +10,11 @@ from typing import Any
 from verl_tool.agent_loop.actions import LoopFormats
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.conversation import without_images
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rendering.template_text import MODEL_MARK
 from verl_tool.agent_loop.rendering.tool_messages import TemplateCalls
-from verl_tool.agent_loop.row import listed_tools, sent_to_tools, text_messages, uses_tools
+from verl_tool.agent_loop.row import listed_tools, sent_to_tools, uses_tools
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.doctor.checks.example_call import ExampleCall, example_of
 from verl_tool.errors import ConfigError
@@ -55,7 +56,7 @@ class Row:
         """The prompt. Raises ConfigError if it is none that the loop can use."""
         if self.content.get(self.prompt_key) is None:
             raise ConfigError(f"{self.where} has no {self.prompt_key!r}")
-        return text_messages(self.content[self.prompt_key], self.where)
+        return without_images(self.content[self.prompt_key], self.where)
 
     @property
     def listed(self) -> tuple[str, ...] | None:

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("verl")
+ray = pytest.importorskip("ray")
+
+from shown_tool import striped  # noqa: E402
+
+from verl_tool.content import ImagePart  # noqa: E402
+from verl_tool.errors import ContentError  # noqa: E402
+from verl_tool.platforms.vision.sent_images import DecodedImages, SentImage, send  # noqa: E402
+
+
+class Arriving:
+    """Stands for a reference to what is in Ray's store."""
+
+    def __init__(self, part: ImagePart) -> None:
+        self.part, self.times = part, 0
+
+    def __await__(self):
+        self.times += 1
+        yield from asyncio.sleep(0).__await__()
+        return self.part
+
+
+def sent(part: ImagePart) -> SentImage:
+    return SentImage(part.sha256, Arriving(part))  # type: ignore[arg-type]
+
+
+async def test_an_image_is_decoded_once_however_many_turns_show_it():
+    held = DecodedImages()
+    one, other, plain = sent(striped(1)), sent(striped(2, 40)), object()
+    first = await held.of([one, plain])
+    again = await held.of([one, other, one])
+    assert again[0] is again[2] is first[0]
+    assert first[1] is plain
+    assert again[1].size == (96, 40)
+    assert one.part.times == other.part.times == 1
+
+
+async def test_only_the_latest_are_kept():
+    held = DecodedImages(max_pixels=2 * 96 * 64)
+    shown = [sent(striped(n)) for n in range(3)]
+    await asyncio.gather(*(held.of([image]) for image in shown))
+    await held.of([shown[2], shown[1], shown[0]])
+    assert [image.part.times for image in shown] == [2, 1, 1]
+
+
+async def test_a_broken_file_is_told():
+    broken = replace(striped(1), data=striped(1).data[:60], sha256="0" * 64)
+    with pytest.raises(ContentError, match="cannot be decoded"):
+        await DecodedImages().of([sent(broken)])
+
+
+@pytest.mark.slow
+def test_a_file_lies_in_the_store_once_and_is_one_object_where_it_arrives():
+    ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
+    try:
+        one = send(striped(1))
+        assert send(striped(1)).part == one.part
+        assert send(striped(2)).part != one.part
+        assert ray.get(one.part) is striped(1)
+    finally:
+        ray.shutdown()
