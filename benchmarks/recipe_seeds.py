@@ -54,7 +54,7 @@ class Recipe:
 
 CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
 FUNCTIONS, TERMINAL = "function_calling", "terminal"
-SEARCH, SKYSQL, TOOLS = "search_r1", "skysql", "multi_tool"
+SEARCH, SKYSQL, TOOLS, PIXELS = "search_r1", "skysql", "multi_tool", "pixel_reasoner"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -85,6 +85,12 @@ RECIPE: dict[str, Recipe] = {
         "+".join(f"val-core/multi_tool_{tool}/acc/mean@1" for tool in ("calculator", "search", "sql", "python")),
         None,
         wanted=0.85,
+    ),
+    PIXELS: Recipe(
+        RECIPES / "pixel_reasoner" / "train.sh",
+        "val-core/pixel_reasoner/acc/mean@1",
+        "val-core/pixel_reasoner_without_tool/acc/mean@1",
+        wanted=0.95,
     ),
 }
 RecipeName = Enum("RecipeName", {name: name for name in RECIPE}, type=str)

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 from rows import (
+    WITHOUT_TOOL,
     DatasetPath,
     Limit,
     LocalDir,
@@ -33,6 +34,7 @@ from rows import (
     load,
     messages,
     row,
+    rows_without_tool,
     save,
 )
 
@@ -99,14 +101,23 @@ def system_message(use_tool: bool) -> str:
     return CALLING.format(system=SYSTEM, tools="\n".join(map(signature, TOOLS))) if use_tool else SYSTEM
 
 
-def as_row(source: Mapping[str, Any], split: str, index: int, media: Path, use_tool: bool = True) -> Row:
-    """One question. Raises RowError that names a file that is not there."""
+def as_row(
+    source: Mapping[str, Any],
+    split: str,
+    index: int,
+    media: Path,
+    use_tool: bool = True,
+    instructions: bool = True,
+) -> Row:
+    """One question. `instructions`: whether the prompt tells how to answer. Raises RowError that names a file that is
+    not there."""
     is_video = bool(source.get("is_video"))
     files = [_file(str(name), media, is_video, index) for name in field(source, "image", index, list)]
     answer = field(source, "answer", index, str, list)
     question = field(source, "question", index).strip()
-    told = f"{LOOKING} {ANSWERING}" if use_tool else ANSWERING
-    prompt = messages(system_message(use_tool), f"{IMAGE * len(files)}{question}\n\n{told}")
+    asked = f"{IMAGE * len(files)}{question}"
+    told = f"{asked}\n\n{LOOKING} {ANSWERING}" if use_tool else f"{asked}\n\n{ANSWERING}"
+    prompt = messages(system_message(use_tool), told) if instructions else messages(None, asked)
     extra = {"question": question, "qid": str(source.get("qid") or f"{split}_{index}"), "is_video": is_video}
     gold = str(answer if isinstance(answer, str) else answer[0])
     made = row(DATA_SOURCE, prompt, "visual_reasoning", gold, split, index, extra, use_tool)
@@ -133,6 +144,10 @@ def main(
         typer.Option("--media", help="Folder with images and videos, unpacked; that of --dataset_path if not given."),
     ] = None,
     tool: Annotated[bool, typer.Option(help="Tell the model of the tools, and let it use them.")] = True,
+    instructions: Annotated[bool, typer.Option(" /--no_instructions", help="Give images and question alone.")] = True,
+    without_tool: Annotated[
+        bool, typer.Option("--without_tool", help="Write the test questions once more, to be answered without tools.")
+    ] = False,
     videos: Annotated[bool, typer.Option(help="Questions about videos too.")] = True,
     test_size: TestSize = 100,
     seed: Seed = 42,
@@ -149,7 +164,11 @@ def main(
         splits = {split: part(split) for split in ("train", "test")}
     else:
         splits = divide(part("train"), "question", test_size, seed)
-    save(convert(splits, partial(as_row, media=folder, use_tool=tool)), local_dir)
+    rows = convert(splits, partial(as_row, media=folder, use_tool=tool, instructions=instructions))
+    if without_tool:
+        make = partial(as_row, media=folder, use_tool=False, instructions=instructions)
+        rows |= rows_without_tool(splits["test"], make, f"{DATA_SOURCE}_{WITHOUT_TOOL}")
+    save(rows, local_dir)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import IterableDataset
 from tqdm import tqdm
 from transformers import (
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2Tokenizer,
     Qwen3Config,
@@ -43,8 +44,9 @@ THREADS = 2
 LOOK_EVERY = 10
 """Steps between looks at the success."""
 SECONDS_BETWEEN_LINES = 5.0
-Row = dict[str, list[int]]
-"""``input_ids`` and ``labels`` of one solution."""
+Row = dict[str, list[Any]]
+"""``input_ids`` and ``labels`` of one solution, and ``images`` if it has some."""
+Batch = dict[str, torch.Tensor]
 console = Console(stderr=True)
 
 
@@ -62,9 +64,11 @@ class WarmUp:
     seed: int
 
 
-def make_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str) -> PreTrainedTokenizerBase:
+def make_tokenizer(
+    texts: Iterable[str], vocabulary: int, chat_template: str, special: Sequence[str] = ()
+) -> PreTrainedTokenizerBase:
     """A byte-level BPE of at most `vocabulary` tokens learned from `texts`. Any text can be encoded; digits stay single
-    tokens."""
+    tokens. `special`: control tokens beyond those of a chat."""
     split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated")
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -72,7 +76,7 @@ def make_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str) ->
     )
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[PADDING, START, END],
+        special_tokens=[PADDING, START, END, *special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -84,7 +88,7 @@ def make_tokenizer(texts: Iterable[str], vocabulary: int, chat_template: str) ->
         eos_token=END,
         pad_token=PADDING,
         unk_token=None,
-        additional_special_tokens=[START],
+        additional_special_tokens=[START, *special],
     )
     tokenizer.chat_template = chat_template
     return tokenizer
@@ -129,7 +133,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, parts: Iterable[tuple[str, bool]]
     return {"input_ids": ids, "labels": labels}
 
 
-def collate(padding: int, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+def collate(padding: int, rows: Sequence[Row]) -> Batch:
     """Pad on the right to ``[batch, length]``."""
     length = max(len(row["input_ids"]) for row in rows)
 
@@ -141,10 +145,10 @@ def collate(padding: int, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def success_probability(model: Qwen3ForCausalLM, batch: dict[str, torch.Tensor]) -> float:
+def success_probability(model: PreTrainedModel, batch: Batch) -> float:
     """Mean probability, at temperature 1, that the model writes its parts of these solutions exactly so."""
     model.eval()
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits[:, :-1]
     labels = batch["labels"][:, 1:]
     log_probs = logits.log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     total = (log_probs * (labels != IGNORED)).sum(-1)
@@ -155,7 +159,7 @@ def success_probability(model: Qwen3ForCausalLM, batch: dict[str, torch.Tensor])
 class StopWhenGoodEnough(TrainerCallback):
     """Ends the training as soon as the solutions of a batch come out right with probability `target`."""
 
-    def __init__(self, batch: dict[str, torch.Tensor], target: float) -> None:
+    def __init__(self, batch: Batch, target: float) -> None:
         self._batch, self._target = batch, target
         # Where no terminal draws over the last state, a line every few seconds.
         terminal = sys.stderr.isatty()
@@ -182,16 +186,18 @@ class StopWhenGoodEnough(TrainerCallback):
 
 
 def warm_up(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: IterableDataset,
     held: Sequence[Row],
     how: WarmUp,
     output: Path,
+    collate: Callable[[int, Sequence[Row]], Batch] = collate,
 ) -> None:
     """Learn from `rows` until solutions such as those of `held` come out right often enough; save to `output`.
 
-    If they do not, that is told, nothing is saved, and the command ends with 1 (raises typer.Exit).
+    If they do not, that is told, nothing is saved, and the command ends with 1 (raises typer.Exit). `collate` takes the
+    padding's token and the rows of a batch, and gives the model's arguments.
     """
     torch.set_num_threads(min(THREADS, len(os.sched_getaffinity(0))))
     padding = tokenizer.pad_token_id
@@ -209,6 +215,9 @@ def warm_up(
         report_to="none",
         logging_strategy="no",
         disable_tqdm=True,
+        # A row may hold images, and a batch as many as its rows have.
+        remove_unused_columns=False,
+        accelerator_config={"dispatch_batches": False},
         seed=how.seed,
     )
     trainer = Trainer(

@@ -84,7 +84,8 @@ def test_all_recipes_are_there():
     assert set(SCRIPTS) == {
         *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
         *("function_calling/train.sh", "gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh"),
-        *("multi_tool/train.sh", "search_r1/train.sh", "skysql/train.sh", "terminal/train.sh", "toolgrpo/train.sh"),
+        *("multi_tool/train.sh", "pixel_reasoner/train.sh", "search_r1/train.sh", "skysql/train.sh"),
+        *("terminal/train.sh", "toolgrpo/train.sh"),
     }
 
 
@@ -163,6 +164,24 @@ def test_function_calls_are_trained_as_the_warm_up_makes_them():
     assert large.tells_of_tools
 
 
+def test_pictures_are_looked_at_as_the_warm_up_looks_at_them(monkeypatch):
+    pytest.importorskip("torchvision")
+    monkeypatch.syspath_prepend(str(RECIPES / "pixel_reasoner"))
+    warmup = load_script("pixel_reasoner_warmup_options", RECIPES / "pixel_reasoner" / "warmup.py")
+    small = completed("pixel_reasoner/train.sh", PROFILE="cpu")
+    for name in warmup.OPTIONS.model_fields_set:
+        assert getattr(options_in(small), name) == getattr(warmup.OPTIONS, name), name
+    assert small.tool_server.start == warmup.TOOLS
+
+
+@pytest.mark.parametrize("coordinates", ["auto", "thousandths"])
+def test_the_tool_of_pixel_reasoner_is_told_how_the_model_points(coordinates):
+    config = completed("pixel_reasoner/train.sh", f"recipe.coordinates={coordinates}", PROFILE="gpu")
+    tools = tools_of(config)
+    assert {tool.name for tool in tools} == {"zoom_in", "select_frames"}
+    assert {tool.options.coordinates for tool in tools} == {coordinates}
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_tool_and_reward_of_skysql_look_into_the_same_databases(profile):
     config = completed("skysql/train.sh", PROFILE=profile)
@@ -216,6 +235,24 @@ def test_the_tools_of_multi_tool_look_into_its_world_and_each_kind_of_question_h
                 **{f"{ROLLOUT}.gpu_memory_utilization": 0.8, f"{AGENT}.max_turns": 5, f"{AGENT}.max_obs_length": 1024},
                 **{f"{AGENT}.max_action_length": 2048, "trainer.total_epochs": 30, "trainer.save_freq": 5},
                 **{"trainer.test_freq": 10},
+            },
+        ),
+        (
+            "pixel_reasoner/train.sh",  # verl-tool's examples/train/pixel_reasoner/train_qwen25vl.sh
+            {
+                **{"data.train_batch_size": 128, "data.max_prompt_length": 16384, "data.max_response_length": 16384},
+                **{"data.filter_overlong_prompts": False, "data.dataloader_num_workers": 4},
+                **{f"{ACTOR}.strategy": "fsdp2", f"{ACTOR}.ppo_mini_batch_size": 128, f"{ACTOR}.optim.lr": 1e-6},
+                **{f"{ACTOR}.optim.lr_warmup_steps": 10, f"{ACTOR}.kl_loss_coef": 0, f"{ACTOR}.entropy_coeff": 0},
+                **{f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.fsdp_config.param_offload": False},
+                **{f"{ACTOR}.ppo_max_token_len_per_gpu": 32768, f"{ROLLOUT}.tensor_model_parallel_size": 2},
+                **{f"{ROLLOUT}.n": 8, f"{ROLLOUT}.temperature": 1.0, f"{ROLLOUT}.top_p": 1.0},
+                **{f"{ROLLOUT}.gpu_memory_utilization": 0.8, f"{ROLLOUT}.enforce_eager": True},
+                **{f"{ROLLOUT}.max_num_seqs": 512, f"{AGENT}.max_turns": 3, f"{AGENT}.max_action_length": 2048},
+                **{f"{AGENT}.max_obs_length": 8192, f"{AGENT}.enable_mtrl": True},
+                **{f"{AGENT}.additional_eos_token_ids": [151645], f"{AGENT}.action_stop_tokens": ["</tool_call>"]},
+                **{"reward.reward_manager.name": "pixel_reasoner", "trainer.total_training_steps": 100},
+                **{"trainer.total_epochs": 10, "trainer.save_freq": 10, "trainer.test_freq": 10},
             },
         ),
     ],

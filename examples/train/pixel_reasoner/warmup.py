@@ -1,0 +1,198 @@
+"""A tiny vision model that can zoom in and read a digit, and mostly looks in the wrong place or not at all.
+
+    python examples/train/pixel_reasoner/warmup.py --data data --output outputs/pixel_reasoner/model
+
+It learns from trajectories that the agent loop itself made, with the real tool, so that prompts, calls and images stand
+there token for token as in a training. Half of them answer without a look, and most others zoom in on any quarter
+(`HABITS`); as many again teach nothing but to read what the right quarter shows. Learning stops as soon as that
+succeeds with the wanted probability. That a look pays, and where to look, is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from make_pictures import SEEN, box_of
+from transformers import PreTrainedTokenizerBase
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from from_scratch import END, IGNORED, Row, WarmUp, console, make_tokenizer, warm_up
+from from_scratch_vision import CHAT_TEMPLATE, VISION, make_processor, make_vision_model, with_images
+from tiny_model import Endless
+
+from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.generators.qwen_images import QwenImages
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.conversation import Conversation, read_conversation
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
+from verl_tool.agent_loop.tokenizer import HFTokenizer
+from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.content import ImagePart
+from verl_tool.formats import HERMES
+from verl_tool.protocol import IMAGES_FIELD
+from verl_tool.servers.execution.in_process import InProcessTools
+from verl_tool.servers.tools import load_tools
+
+TOOLS = "pixel_reasoner"
+OPTIONS = EpisodeOptions(enable_mtrl=True, tool_schemas="none", formats=("hermes",), max_turns=1, max_obs_length=32)
+"""The loop's in `cpu.yaml`, as far as it matters here."""
+_CALL = HERMES.write_call("crop_image", {"bbox_2d": [0, 0, 0, 0], "target_image": 1})
+PIECES = (*_CALL.split("0, 0, 0, 0"), "64", "128", "\\boxed{")
+"""One token each, as is the text of an observation: what calls and answers have in common, and the quarters' edges."""
+HABITS = {"answer": 10, "any quarter": 7, "right quarter": 3}
+"""Of twenty trajectories, how many answer at once, and how many look where."""
+MEASURED_ROWS = 128
+
+
+def call_of(quarter: int) -> str:
+    """The call that shows a quarter."""
+    return HERMES.write_call("crop_image", {"bbox_2d": list(box_of(quarter)), "target_image": 1})
+
+
+def answer_of(row: Mapping[str, Any]) -> str:
+    """The turn that answers."""
+    return f"\\boxed{{{row['reward_model']['ground_truth']}}}"
+
+
+def quarter_of(row: Mapping[str, Any]) -> int:
+    """Where the card is."""
+    return int(row["extra_info"]["qid"].rpartition("_")[2])
+
+
+class Script:
+    """A generator that writes the turns that are given for a trajectory."""
+
+    def __init__(self, tokenizer: HFTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.turns: dict[str, list[str]] = {}
+        """By the trajectory's id."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        images: Sequence[ImagePart] = (),
+    ) -> Generation:
+        return Generation(self._tokenizer.encode(self.turns[request_id].pop(0) + END), stop_reason="stop")
+
+
+class Player:
+    """Makes trajectories with the loop of the training."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, images: QwenImages, tools: InProcessTools) -> None:
+        self.tokenizer = HFTokenizer(tokenizer)
+        self._prompts = PromptRenderer(self.tokenizer, OPTIONS)
+        self._script = Script(self.tokenizer)
+        self._episode = Episode(self._script, tools, self.tokenizer, OPTIONS, image_tokens=images)
+
+    async def play(self, row: Mapping[str, Any], turns: Sequence[str], trajectory_id: str) -> Trajectory:
+        """The trajectory in which the model writes these turns."""
+        self._script.turns[trajectory_id] = list(turns)
+        asked = conversation_of(row)
+        prompt = self._prompts.ids(asked.messages, None, trajectory_id)
+        return await self._episode.run(
+            prompt, images=asked.images, trajectory_id=trajectory_id, use_tool=bool(row["use_tool"])
+        )
+
+
+def conversation_of(row: Mapping[str, Any]) -> Conversation:
+    """What the model is asked."""
+    return read_conversation([dict(message) for message in row["prompt"]], row["images"], row["extra_info"]["qid"])
+
+
+def as_lesson(trajectory: Trajectory, blind: bool) -> Row:
+    """Its tokens, those that the model wrote with a label. `blind`: it looked at a quarter where there is no card; what
+    it answers then is nothing to learn."""
+    prompt, response = trajectory.prompt_ids, trajectory.response_ids
+    labels = [token if mask else IGNORED for token, mask in zip(response, trajectory.response_mask, strict=True)]
+    if blind:
+        last = len(trajectory.response[-1].tokens)
+        labels[-last:] = [IGNORED] * last
+    return {
+        "input_ids": prompt + response,
+        "labels": [IGNORED] * len(prompt) + labels,
+        "images": trajectory.images_shown,
+    }
+
+
+def once_shown(trajectory: Trajectory) -> Row:
+    """The lesson with its call given: what is left is how well the digit is read."""
+    lesson, last = as_lesson(trajectory, blind=False), len(trajectory.response[-1].tokens)
+    labels = lesson["labels"]
+    return {**lesson, "labels": [IGNORED] * (len(labels) - last) + labels[-last:]}
+
+
+async def lessons(rows: Sequence[Mapping[str, Any]], player: Player, rng: random.Random) -> tuple[list[Row], list[Row]]:
+    """What to learn from, and reading by which success is measured; of different rows."""
+    learned, measured = [], []
+    for number, row in enumerate(rows):
+        right, answer, name = quarter_of(row), answer_of(row), f"row-{number}"
+        if number < MEASURED_ROWS and row["use_tool"]:
+            measured.append(once_shown(await player.play(row, [call_of(right), answer], name)))
+            continue
+        [habit] = rng.choices([*HABITS], [*HABITS.values()]) if row["use_tool"] else ["answer"]
+        if habit == "answer":
+            guess = answer_of({"reward_model": {"ground_truth": rng.randrange(10)}})
+            learned.append(as_lesson(await player.play(row, [guess], name), blind=False))
+        else:
+            quarter = right if habit == "right quarter" else rng.randrange(4)
+            trajectory = await player.play(row, [call_of(quarter), answer], name)
+            learned.append(as_lesson(trajectory, blind=quarter != right))
+        if row["use_tool"]:
+            learned.append(once_shown(await player.play(row, [call_of(right), answer], f"{name}-shown")))
+    return learned, measured
+
+
+async def made(
+    rows: Sequence[Mapping[str, Any]], vocabulary: int, seed: int
+) -> tuple[PreTrainedTokenizerBase, QwenImages, list[Row], list[Row]]:
+    """The tokenizer, how the model reads images, what to learn from, and what success is measured by."""
+    async with InProcessTools(load_tools(TOOLS)) as tools:
+        shown = {IMAGES_FIELD: conversation_of(rows[0]).images}
+        observation = (await tools.call("first", call_of(0), step=0, extra=shown)).observation
+        texts = ["user\nassistant\n", rows[0]["prompt"][-1]["content"], observation]
+        tokenizer = make_tokenizer(texts * 100, vocabulary, CHAT_TEMPLATE, VISION)
+        tokenizer.add_tokens([*PIECES, *observation.strip().split("<image>")])
+        images = QwenImages(make_processor(tokenizer, SEEN).image_processor, HFTokenizer(tokenizer))
+        player = Player(tokenizer, images, tools)
+        return tokenizer, images, *await lessons(rows, player, random.Random(seed))
+
+
+def main(
+    data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
+    output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
+    target: Annotated[
+        float, typer.Option("--target", min=0.0, max=1.0, help="Stop when a digit that is shown is read so often.")
+    ] = 0.97,
+    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 400,
+    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
+    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 1e-3,
+    vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens, but for pieces.")] = 320,
+    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
+    layers: Annotated[int, typer.Option("--layers", min=1)] = 3,
+    vision: Annotated[int, typer.Option("--vision", min=32, help="Width of the vision tower.")] = 96,
+    depth: Annotated[int, typer.Option("--depth", min=1, help="Layers of the vision tower.")] = 2,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+) -> None:
+    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    rows = pd.read_parquet(data / "train.parquet").to_dict("records")
+    tokenizer, images, learned, measured = asyncio.run(made(rows, vocabulary, seed))
+    longest = max(len(row["input_ids"]) for row in learned)
+    console.print(f"{len(learned)} trajectories of at most {longest} tokens")
+    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
+    model = make_vision_model(tokenizer, hidden, layers, vision, depth, seed)
+    warm_up(model, tokenizer, Endless(learned, seed), measured, how, output, with_images(images))
+    make_processor(tokenizer, SEEN).save_pretrained(output)
+
+
+if __name__ == "__main__":
+    typer.run(main)
