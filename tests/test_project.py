@@ -121,6 +121,7 @@ ARROWS = {
     "agent_workers doctor.checks trainer eval_service",
     "replay": "protocol client servers.tools servers.supervised_server servers.serve agent_loop agent_loop.verl "
     "agent_workers trainer eval_service",
+    "trajectories": "protocol formats agent_loop replay eval_service",
 }
 """What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
 GROUND = (
@@ -222,6 +223,7 @@ OF_A_WHOLE_FOLDER = {
     "servers/tools": "loading",
     "trainer": "training training_modes training_with_faults two_nodes",
     "trainer/ppo": "provoking trainer_canaries",
+    "trajectories": "forms",
 }
 """Tests of more than one file. Any other ``test_NAME.py`` or ``test_NAME_PART.py`` tests the file or folder NAME."""
 

@@ -1,0 +1,116 @@
+"""A trajectory as turns: what the model wrote, which calls are in it, and what it was shown then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopReason, Trajectory
+from verl_tool.formats import ALL_FORMATS
+from verl_tool.formats.find import calls_sent
+
+Json = dict[str, Any]
+"""An object of JSON."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A trajectory in another form, or back from it."""
+
+    result: Any
+    not_carried: tuple[str, ...] = ()
+    """What this one had, and the result does not."""
+
+
+@dataclass(frozen=True)
+class NamedCall:
+    """A call in a turn, as other projects have it."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    start: int
+    end: int
+    """Where it stands in the turn's text."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the model and what followed."""
+
+    index: int
+    """Of its segment in the trajectory."""
+    model: Segment
+    shown: tuple[Segment, ...]
+    """The segments up to the model's next turn."""
+    record: CallRecord | None
+    calls: tuple[NamedCall, ...]
+
+    @property
+    def observation(self) -> str:
+        """What the tools' text was, as the model was shown it."""
+        return "".join(segment.text for segment in self.shown if segment.author is Author.TOOL)
+
+    @property
+    def text_without_calls(self) -> str:
+        """What the model wrote besides."""
+        text, kept, behind = self.model.text, "", 0
+        for call in self.calls:
+            kept, behind = kept + text[behind : call.start], call.end
+        return kept + text[behind:]
+
+
+def turns_of(trajectory: Trajectory) -> list[Turn]:
+    """The turns, in order."""
+    places = [i for i, s in enumerate(trajectory.segments) if s.author is Author.MODEL]
+    places = [i for i in places if i >= trajectory.prompt_segments]
+    ends = [*places, len(trajectory.segments)][1:]
+    records = _records(trajectory, [trajectory.segments[i].text for i in places])
+    return [
+        Turn(
+            i, trajectory.segments[i], trajectory.segments[i + 1 : end], record, _calls(trajectory.segments[i], record)
+        )
+        for i, end, record in zip(places, ends, records, strict=True)
+    ]
+
+
+def prompt_text(trajectory: Trajectory) -> str:
+    """The prompt as the model saw it."""
+    return "".join(segment.text for segment in trajectory.segments[: trajectory.prompt_segments])
+
+
+def finish_reason(trajectory: Trajectory, turn: Turn, last: bool) -> str:
+    """OpenAI's word for how a turn ended."""
+    if last and trajectory.stop.overlong and trajectory.stop is not StopReason.MAX_TURNS:
+        return "length"
+    return "tool_calls" if turn.record is not None else "stop"
+
+
+def _records(trajectory: Trajectory, texts: Sequence[str]) -> list[CallRecord | None]:
+    """The call that ended each turn. In a trajectory of ours each turn but the last has one; elsewhere a turn may have
+    none, and the next call is that of the next turn with its words."""
+    left = list(trajectory.turn_calls)
+    found = [left.pop(0) if left and left[0].action in text else None for text in texts]
+    return found if not left else [*trajectory.turn_calls, *[None] * len(texts)][: len(texts)]
+
+
+def _calls(model: Segment, record: CallRecord | None) -> tuple[NamedCall, ...]:
+    if record is None:
+        return ()
+    found = calls_sent(model.text, ALL_FORMATS)
+    return tuple(
+        NamedCall(call.name or "unknown", _arguments(call.arguments, call.input), call.start, call.end)
+        for call in found
+    )
+
+
+def _arguments(arguments: Mapping[str, Any] | None, text: str) -> Mapping[str, Any]:
+    return {"input": text} if arguments is None else arguments
+
+
+def foreign(
+    trajectory_id: str, parts: Sequence[Segment], prompt: int, calls: Sequence[CallRecord], **told: Any
+) -> Trajectory:
+    """A trajectory from another project: how it ended is not known, and counts as answered."""
+    segments = tuple(parts) or (Segment(Author.PROMPT, ()),)
+    return Trajectory(trajectory_id, segments, StopReason.ANSWERED, prompt, tuple(calls), **told)
