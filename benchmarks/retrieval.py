@@ -1,7 +1,8 @@
 """The retrieval server against the bare library in batches, in one run: `python benchmarks/retrieval.py`.
 
 Over a made corpus of `--passages` passages, which is built once and kept in `--folder`. Systems: `library` (one process
-that calls embedder and faiss, or bm25s, with batches of as many queries as there are clients, and fetches no passage),
+that calls embedder and faiss, which multiplies matrices as for the server, or bm25s, with batches of as many queries as
+there are clients, and fetches no passage),
 `server` (`python -m verl_tool.retrieval serve`, as many clients with a connection and a query at a time each), and with
 `--search-r1 CHECKOUT` Search-R1's own server on the same vectors, or with `--search-r1-url` one that runs elsewhere.
 
