@@ -14,9 +14,11 @@ from verl_tool.agent_loop.trajectory import (
     StopReason,
     Timings,
     Trajectory,
+    read_jsonl,
     write_jsonl,
 )
 from verl_tool.protocol import Fault, FaultKind
+from verl_tool.trainer.monitoring.token_records import TokenRecords
 
 HOSTILE = (
     "<script>window.taken = 1</script><img src=x onerror='window.taken = 1'>\x00\x07\x1b[31m\x7f"
@@ -76,3 +78,14 @@ def write_step(folder: Path, step: int, problems: int, samples: int, draw: rando
     """The records of one step."""
     made = [made_trajectory(problem, j, step, draw) for problem in range(problems) for j in range(samples)]
     write_jsonl(folder / "trajectories" / f"step_{step}.jsonl", made)
+
+
+def write_tokens(folder: Path, step: int) -> None:
+    """What a trainer knows of the tokens of a step: advantages of 1 or -1, probabilities above the engine's."""
+    made = list(read_jsonl(folder / "trajectories" / f"step_{step}.jsonl"))
+    tokens = {
+        "advantages": [[1.0 if t.reward else -1.0] * len(t.response_ids) for t in made],
+        "log_probs": [[p * 0.9 for p in t.response_log_probs or ()] for t in made],
+        "mask": [t.loss_mask for t in made],
+    }
+    TokenRecords(folder / "trajectories", 1).add(step, range(len(made)), tokens)

@@ -8,6 +8,7 @@ from calculator_run import TRAINS_ON_CPU, Calculator, Run, small_run
 from verl_tool.agent_loop.trajectory import Author, read_jsonl
 from verl_tool.trainer.main_ppo import LOG
 from verl_tool.trainer.monitoring.time_by_phase import time_by_phase
+from verl_tool.trainer.monitoring.token_records import tokens_of
 
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.timeout(1500)]
 
@@ -40,6 +41,13 @@ def test_records_hold_what_was_trained_on(finished):
     assert all(t.reward is not None and len(t.response_log_probs or ()) == len(t.response_ids) for t in trajectories)
     assert any(s.author is Author.TOOL for t in trajectories for s in t.segments)
     assert (finished.folder / "trajectories" / "validation_2.jsonl").exists()
+    for line, trajectory in enumerate(trajectories):
+        tokens = tokens_of(finished.folder / "trajectories" / "step_2.jsonl", line)
+        assert tokens["mask"].tolist() == trajectory.response_mask
+        told = zip(tokens["log_probs"], trajectory.response_log_probs or (), tokens["mask"], strict=True)
+        assert all(abs(own - engines) < 1e-2 for own, engines, mask in told if mask)
+    data = finished.steps()[2]
+    assert data["timing_s/token_records"] < data["timing_s/step"]
 
 
 def test_the_model_can_be_loaded_elsewhere(finished):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_run import made_run, made_trajectory, write_step
+from made_run import made_run, made_trajectory, write_step, write_tokens
 
 from verl_tool.agent_loop.trajectory import Author, read_jsonl, write_jsonl
 from verl_tool.viewer import record_index
@@ -111,6 +112,19 @@ def test_where_the_records_may_not_be_changed_the_index_lies_elsewhere(tmp_path)
     index.refresh()
     assert not (folder / "trajectories" / FOLDER).exists()
     assert len(list((tmp_path / "elsewhere").rglob("step_1.rows"))) == 1
+
+
+def test_advantages_come_when_the_trainer_has_written_them(tmp_path):
+    folder = made_run(tmp_path / "run", steps=2)
+    index = index_of(folder)
+    assert np.isnan(index.records.rows["advantage"]).all()
+    write_tokens(folder, 2)
+    assert index.refresh()
+    for records in (index.records, index_of(folder).records):
+        second = records.rows[records.rows["step"] == 2]
+        assert np.array_equal(second["advantage"], np.where(second["reward"] == 1, 1, -1))
+        assert np.isnan(records.rows["advantage"][records.rows["step"] == 1]).all()
+    assert not index.refresh()
 
 
 def test_records_of_an_evaluation(tmp_path):

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from made_run import HOSTILE, MEGABYTE, made_run, made_trajectory, write_step
+from made_run import HOSTILE, MEGABYTE, made_run, made_trajectory, write_step, write_tokens
 from PIL import Image
 from viewer_server import viewer
 
@@ -35,6 +35,7 @@ def with_image(trajectory):
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     made_run(folder / "first", steps=6, problems=12, seed=1)
+    write_tokens(folder / "first", 6)
     made_run(folder / "second", steps=3, seed=2)
     draw = random.Random(3)
     long = made_trajectory(7, 0, 1, draw)
@@ -154,7 +155,7 @@ def test_filters_filter(page, browser):
     found(browser, "44 of")
     choose(browser, "tool", "search")
     wait(browser, "document.getElementById('found')?.innerText && !found.innerText.startsWith('44')")
-    assert set(rows(browser, 4)) == {"search"}
+    assert set(rows(browser, 5)) == {"search"}
     run(browser, "document.getElementById('clear').click()")
     found(browser, "48 of")
     choose(browser, "words", "What is 11 +")
@@ -250,6 +251,8 @@ def test_a_run_that_goes_on_is_followed(page, browser, runs):
 def test_tokens_are_coloured_by_what_is_recorded(page, browser):
     page("#/trajectory?run=first&file=step_6&line=18&tokens=1")
     options = "[...document.querySelectorAll('#colouring option')].filter(o => !o.disabled).map(o => o.value)"
+    assert run(browser, f"return {options}") == ["author", "mask", "log_prob", "difference", "advantage"]
+    page("#/trajectory?run=second&file=step_3&line=18&tokens=1")
     assert run(browser, f"return {options}") == ["author", "mask", "log_prob"]
     choose(browser, "colouring", "log_prob")
     wait(browser, "document.querySelector('.segment.model .token').style.background.includes('--bad')")

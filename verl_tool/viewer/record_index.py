@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_path
 from verl_tool.viewer.record_rows import ROW, WORDS, RowReader, ToolCounts, tools_from_json
 from verl_tool.viewer.run_files import RecordFile, Run
 
@@ -43,8 +44,10 @@ class FileIndex:
     words: list[str] = field(default_factory=lambda: [""])
     tools: dict[str, ToolCounts] = field(default_factory=dict)
     rows: np.ndarray = field(default_factory=lambda: np.zeros(0, ROW))
-    seen: tuple[int, int] = (-1, -1)
-    """Size and time of the file when it was last looked at."""
+    trained: int = 0
+    """Time of the file of tokens, when its advantages were read."""
+    seen: tuple[int, int, int] = (-1, -1, 0)
+    """Size and time of the file when it was last looked at, and the time of the file of tokens beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +101,10 @@ class RecordIndex:
                 for _ in _read_on(file, known):
                     if _missing(file, known) > _PORTION // 2:
                         self._publish(files)
-                if known.read_bytes != before:
+                trained = known.seen[2]
+                if known.read_bytes != before or known.trained != trained:
+                    known.rows["advantage"] = mean_advantages(file.path, len(known.rows))
+                    known.trained = trained
                     self._save(file, known)
             if changed or gone:
                 self._publish(files)
@@ -113,7 +119,7 @@ class RecordIndex:
         known = self._known.get(file.path)
         if known is None:
             known = self._known[file.path] = self._load(file)
-        seen = (stat.st_size, stat.st_mtime_ns)
+        seen = (stat.st_size, stat.st_mtime_ns, _time_of(tokens_path(file.path)))
         if known.seen == seen:
             return False
         known.seen = seen
@@ -162,7 +168,7 @@ class RecordIndex:
             return FileIndex()
 
     def _save(self, file: RecordFile, known: FileIndex) -> None:
-        told = {name: getattr(known, name) for name in ("read_bytes", "head", "tail", "words")}
+        told = {name: getattr(known, name) for name in ("read_bytes", "head", "tail", "words", "trained")}
         told["tools"] = RowReader(tools=known.tools).tools_as_json()
         path = self._path(file)
         part = path.with_suffix(f".{os.getpid()}")
@@ -224,6 +230,13 @@ def _checksums(source: BinaryIO, read_bytes: int) -> tuple[int, int]:
 
 def _missing(file: RecordFile, known: FileIndex) -> int:
     return max(0, known.seen[0] - known.read_bytes)
+
+
+def _time_of(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _index_folder(records: Path, elsewhere: Path | None) -> Path:

@@ -20,6 +20,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.http import HttpError, JsonResponse, error_response, headers_of
 from verl_tool.trainer.monitoring.time_by_phase import PHASES
+from verl_tool.trainer.monitoring.token_records import tokens_of
 from verl_tool.viewer import record_query
 from verl_tool.viewer.headlines import CURVES
 from verl_tool.viewer.record_index import Records
@@ -131,7 +132,9 @@ class ViewerApp:
             line = msgspec.json.encode({"unreadable": line[: 1 << 16].decode("utf-8", "replace")})
         row = record_query.told_row(records, number, texts=False)
         around = record_query.neighbours(records, Query.of(given), number)
-        told = {"row": row, **around, "record": msgspec.Raw(line)}
+        tokens = tokens_of(records.files[records.rows[number]["file"]].path, row["line"])
+        trainer = {name: column.tolist() for name, column in tokens.items()} or None
+        told = {"row": row, **around, "record": msgspec.Raw(line), "trainer": trainer}
         return JsonResponse(msgspec.json.encode(told))
 
     def group(self, given: Given) -> dict[str, Any]:

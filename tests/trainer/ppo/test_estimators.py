@@ -142,6 +142,7 @@ class Newer(v1_trainer.AgentTrainerMixin):
     def __init__(self, config: DictConfig) -> None:
         self.config = config
         self.kl_ctrl_in_reward = FixedKLController(KL_WEIGHT)
+        self._lines = {}
 
 
 Newer.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]

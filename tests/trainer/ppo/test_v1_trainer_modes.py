@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 import ray  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
+from stored_rows import StoredRows  # noqa: E402
 from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.experimental.separation.engine_workers import DetachActorWorker  # noqa: E402
 from verl.trainer.ppo.utils import Role  # noqa: E402
@@ -29,8 +30,10 @@ from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker  # n
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker  # noqa: E402
 from verl_tool.agent_workers.rollout_worker import RAISED, telling  # noqa: E402
 from verl_tool.platforms.patch import plain_class  # noqa: E402
+from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_of  # noqa: E402
 from verl_tool.trainer.ppo import replay, v1_trainer  # noqa: E402
 from verl_tool.trainer.ppo.causes import TooManyFaultsError  # noqa: E402
+from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, RolloutLog  # noqa: E402
 from verl_tool.trainer.ppo.v1_trainer import (  # noqa: E402
     AgentTrainerMixin,
     NoSignalError,
@@ -167,6 +170,38 @@ def test_warm_up_passes_no_limit_of_a_step(monkeypatch):
     trainer.on_step_begin()
     with pytest.raises(NoSignalError, match="max_num_gen_batches=1"):
         trainer._add_prompts_to_generate(1)
+
+
+def test_what_is_known_of_tokens_stands_beside_their_records(tmp_path, monkeypatch):
+    """By the line of the record; rows that fill up the batch have none."""
+    store = StoredRows()
+    monkeypatch.setattr(v1_trainer, "tq", store)
+    lengths = {"a_0_0": 3, "a_1_0": 2, "filling": 1}
+    batch = store.put(
+        {
+            key: {
+                "advantages": torch.full((n,), float(n)),
+                "response_mask": torch.ones(n, dtype=torch.int64),
+                "old_log_probs": -torch.arange(float(n)),
+            }
+            for key, n in lengths.items()
+        }
+    )
+    trainer = SimpleNamespace(
+        config=OmegaConf.create({"algorithm": {"rollout_correction": {"bypass_mode": False}}}),
+        global_steps=4,
+        _lines={"a_1_0": 0, "a_0_0": 1},
+        _rollouts=RolloutLog(tmp_path, 1.0, tokens_every=1),
+    )
+    assert set(AgentTrainerMixin._keep_tokens(trainer, batch)) == {TOKENS_TIMER}
+    told = tokens_of(tmp_path / "step_4.jsonl", 1)
+    assert {name: column.tolist() for name, column in told.items()} == {
+        "advantages": [3.0, 3.0, 3.0],
+        "log_probs": [0.0, -1.0, -2.0],
+        "mask": [1, 1, 1],
+    }
+    assert mean_advantages(tmp_path / "step_4.jsonl", 2).tolist() == [2.0, 3.0]
+    assert AgentTrainerMixin._keep_tokens(trainer, batch) == {}
 
 
 def test_what_else_a_trainer_asks_of_the_buffer_is_answered_by_verl_s():

@@ -5,6 +5,7 @@ Written for verl 0.9.0 and 0.9.1.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from verl_tool.trainer.ppo.advantage import without_invalid
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
 from verl_tool.trainer.ppo.curiosity import BONUS, add_bonuses, curiosity_bonuses
 from verl_tool.trainer.ppo.invalid import invalid_rows
-from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
+from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, Rewards, bypasses, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.turns.turn_columns import TURN_IDS, takes_turns
@@ -45,6 +46,8 @@ METRICS = _patch("compute_data_metrics", of_rows_that_count)
 PATCHES = (ADVANTAGE, KL_PENALTY, METRICS)
 
 
+RECORD_LINE = "record_line"
+"""Column of a batch: the line of a trajectory's record, -1 for a greedy baseline."""
 TRACKING = tracking_patch("utils.tracking")
 
 
@@ -104,8 +107,11 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             without_baseline=() if groups is None else set(groups[invalid & ~sampled]),
         )
         rewards = None if rewards is None else rewards[sampled].tolist()
-        self._rollouts.add(lines[sampled].tolist(), rewards, step, validation=validation, told=told)
+        written = self._rollouts.add(lines[sampled].tolist(), rewards, step, validation=validation, told=told)
         if not validation:
+            numbers = np.full(len(output), -1, dtype=object)
+            numbers[sampled] = list(written)
+            output.non_tensor_batch[RECORD_LINE] = numbers
             right = output.non_tensor_batch.get("acc")
             right = None if right is None else right[sampled]
             self._progress.tell(rollout_results(self._rollouts.metrics, rewards, right, invalid[sampled].tolist()))
@@ -115,12 +121,28 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         return self._with_tool_metrics(super()._update_critic(batch))
 
     def _update_actor(self, batch: DataProto) -> DataProto:
-        told = {}
+        told = self._keep_tokens(batch)
         if takes_turns(self.config.algorithm.adv_estimator):
-            told = variance_share(batch.batch["advantages"], batch.batch["response_mask"])
+            told |= variance_share(batch.batch["advantages"], batch.batch["response_mask"])
         output = self._with_tool_metrics(super()._update_actor(batch))
         output.meta_info["metrics"].update(told)
         return output
+
+    def _keep_tokens(self, batch: DataProto) -> dict[str, float]:
+        """Write what is known of each token, if it is wanted; the seconds that it took."""
+        if not self._rollouts.tokens.wanted(self.global_steps) or RECORD_LINE not in batch.non_tensor_batch:
+            return {}
+        began = time.perf_counter()
+        fields = {"advantages": "advantages", "mask": "response_mask"}
+        if not bypasses(self.config):
+            fields["log_probs"] = "old_log_probs"
+        lines = batch.non_tensor_batch[RECORD_LINE]
+        lengths = batch.batch["attention_mask"][:, -batch.batch["responses"].shape[1] :].sum(-1).tolist()
+        kept = [row for row, line in enumerate(lines) if line >= 0]
+        columns = {name: batch.batch[field].cpu().numpy() for name, field in fields.items()}
+        tokens = {name: [column[row, : lengths[row]] for row in kept] for name, column in columns.items()}
+        self._rollouts.tokens.add(self.global_steps, [lines[row] for row in kept], tokens)
+        return {TOKENS_TIMER: time.perf_counter() - began}
 
     def _with_tool_metrics(self, output: DataProto) -> DataProto:
         self._progress.alive()

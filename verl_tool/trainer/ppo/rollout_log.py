@@ -13,11 +13,15 @@ from omegaconf import DictConfig
 
 from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT, Trajectory
 from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.trainer.monitoring.token_records import TokenRecords
 from verl_tool.trainer.ppo.advantage import compares_within_groups
 from verl_tool.trainer.ppo.causes import Outcome, check_causes, with_grading, with_lone
 from verl_tool.trainer.ppo.curiosity import curiosity_metrics
 from verl_tool.trainer.ppo.tool_metrics import excluded_metrics, tool_metrics
 from verl_tool.trainer.ppo.turns.turn_metrics import turn_reward_metrics
+
+TOKENS_TIMER = "timing_s/token_records"
+"""Metric: seconds that a step spent on what is kept of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +57,20 @@ class Rewards:
 class RolloutLog:
     """Writes ``step_N.jsonl`` (or ``validation_N.jsonl``) into a folder, one line a trajectory."""
 
-    def __init__(self, folder: Path | None, max_fault_fraction: float, sampled: int | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, max_fault_fraction: float, sampled: int | None = None, tokens_every: int = 0
+    ) -> None:
         """`folder=None` writes no file. See `check_causes` for `max_fault_fraction`.
 
         `sampled`: how often each prompt is, if the advantages of its samples compare them with one another.
+        `tokens_every`: steps from one whose tokens are kept to the next; 0: none is.
         """
+        self.tokens = TokenRecords(folder, tokens_every)
         self._folder = folder
         self._max_fault_fraction = max_fault_fraction
         self._sampled = sampled
         self._files: dict[str, Path] = {}
+        self._lines: dict[str, int] = {}
         self._trained: list[Outcome] = []
         self._last: list[Outcome] = []
         self._lost = 0
@@ -77,8 +86,8 @@ class RolloutLog:
         told: Rewards | None = None,
         filtered: Sequence[Outcome] = (),
         lost: int = 0,
-    ) -> None:
-        """Keep one rollout, each trajectory as a line of JSON.
+    ) -> range:
+        """Keep one rollout, each trajectory as a line of JSON. The numbers of the lines in their file, from 0.
 
         A step may sample more than once, and a validation come in several parts; either goes into one file. `told` is
         what is known besides `rewards`. `filtered` were sampled and thrown away with their groups, `lost` trajectories
@@ -87,13 +96,14 @@ class RolloutLog:
         trajectories = [Trajectory.from_json(line) for line in lines]
         told = replace(told or Rewards(), rewards=rewards)
         outcomes = told.outcomes(trajectories, None if validation else self._sampled)
-        self._write(outcomes, step, "validation" if validation else "step", validate=validation)
+        written = self._write(outcomes, step, "validation" if validation else "step", validate=validation)
         if validation:
             self._validated += outcomes
         else:
             self._trained += outcomes
             self._last, self._lost = outcomes, self._lost + lost
         check_causes([*outcomes, *filtered], self._max_fault_fraction, lost)
+        return written
 
     def add_baselines(self, lines: Sequence[str], rewards: Sequence[float] | None, step: int) -> None:
         """Keep the greedy answers that ReMax compares with; they are trained on nowhere and in no metric."""
@@ -116,16 +126,19 @@ class RolloutLog:
         self._files.pop("validation", None)
         return _metrics(validated, "val-agent", 0)
 
-    def _write(self, outcomes: Sequence[Outcome], step: int, kind: str, *, validate: bool) -> None:
+    def _write(self, outcomes: Sequence[Outcome], step: int, kind: str, *, validate: bool) -> range:
         if self._folder is None:
-            return
+            return range(len(outcomes))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{kind}_{step}.jsonl"
         # What an earlier start of the run left under this name is replaced.
         again = path == self._files.get(kind)
         self._files[kind] = path
+        first = self._lines.get(kind, 0) if again else 0
+        self._lines[kind] = first + len(outcomes)
         with path.open("a" if again else "w", encoding="utf-8") as file:
             file.writelines(o.recorded(step=step, validate=validate).to_json() + "\n" for o in outcomes)
+        return range(first, first + len(outcomes))
 
 
 def rollout_log(config: DictConfig) -> RolloutLog:
@@ -133,7 +146,13 @@ def rollout_log(config: DictConfig) -> RolloutLog:
     folder = Path(config.trajectories_dir) if config.trajectories_dir else None
     grouped = compares_within_groups(config.algorithm.adv_estimator)
     sampled = config.actor_rollout_ref.rollout.n if grouped else None
-    return RolloutLog(folder, options_in(config).max_fault_fraction, sampled)
+    return RolloutLog(folder, options_in(config).max_fault_fraction, sampled, config.token_records_every)
+
+
+def bypasses(config: DictConfig) -> bool:
+    """The trainer computes no log-probabilities of its own before the update, but takes the engine's."""
+    correction = config.algorithm.get("rollout_correction")
+    return bool(correction and correction.get("bypass_mode"))
 
 
 def _json_value(value: Any) -> Any:

@@ -6,6 +6,7 @@ Written for verl 0.9.0 and 0.9.1.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -40,7 +41,7 @@ from verl_tool.trainer.ppo.replay import (
     rewards_told,
     told_by_loop,
 )
-from verl_tool.trainer.ppo.rollout_log import Rewards, rollout_log
+from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, Rewards, bypasses, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.turns.turn_columns import takes_turns, with_turns
@@ -82,6 +83,8 @@ class AgentTrainerMixin(PPOTrainer):
         # Prompts of the step under way. Before the first step, which warm-up is for, there is no limit to pass.
         self._asked = -math.inf
         self._raised: list[str] = []
+        # Of the rows that were sampled and are not trained on yet, the lines of their records.
+        self._lines: dict[str, int] = {}
         super().__init__(config)
 
     def _setup(self) -> None:
@@ -142,7 +145,7 @@ class AgentTrainerMixin(PPOTrainer):
         expected = prompts * self.config.actor_rollout_ref.rollout.n
         rewards = rewards_told(told, [_prompt(key) for key in batch.keys])
         sums, rewards = self._with_curiosity(batch, sums, rewards, invalid_of(told))
-        self._rollouts.add(
+        written = self._rollouts.add(
             lines,
             sums,
             step,
@@ -151,6 +154,7 @@ class AgentTrainerMixin(PPOTrainer):
             filtered=self.replay_buffer.take_filtered(),
             lost=max(0, expected - len(batch.keys)),
         )
+        self._lines |= zip(batch.keys, written, strict=True)
         right = [row.get("reward_extra_info", {}).get("acc") for row in told]
         self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, invalid_of(told)))
         self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
@@ -171,12 +175,29 @@ class AgentTrainerMixin(PPOTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         done = self._advantages_of_counted(batch, metrics)
+        metrics.update(self._keep_tokens(batch))
         if takes_turns(self.config.algorithm.adv_estimator):
             names = ["advantages", "response_mask"]
             fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
             padded = fields.to_padded_tensor()
             metrics.update(variance_share(*(padded[name] for name in names)))
         return done
+
+    def _keep_tokens(self, batch: KVBatchMeta) -> dict[str, float]:
+        """Write what is known of each token, if it is wanted; the seconds that it took."""
+        lines, self._lines = self._lines, {}
+        # Rows that fill up the batch have no record.
+        keys = [key for key in batch.keys if key in lines]
+        if not keys or not self._rollouts.tokens.wanted(self.global_steps):
+            return {}
+        began = time.perf_counter()
+        names = {"advantages": "advantages", "mask": "response_mask"}
+        if not bypasses(self.config):
+            names["log_probs"] = "old_log_probs"
+        fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(names.values()))
+        tokens = {name: [row.numpy() for row in fields[field].unbind()] for name, field in names.items()}
+        self._rollouts.tokens.add(self.global_steps, [lines[key] for key in keys], tokens)
+        return {TOKENS_TIMER: time.perf_counter() - began}
 
     def _advantages_of_counted(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         counted = self._counted(batch)

@@ -1,0 +1,97 @@
+"""What the trainer knows of each token of a step's trajectories, in a file beside their records.
+
+``step_3.tokens.npz``, of numpy's form, belongs to ``step_3.jsonl``. Per trajectory it has the line of its record and of
+each token behind the prompt, the advantage, the trainer's log-probability before the update, and whether it is in the
+loss.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from verl_tool.errors import ConfigError
+
+COLUMNS: Mapping[str, str] = {"advantages": "f4", "log_probs": "f4", "mask": "u1"}
+"""Types of the columns by their names. Each is one array of all tokens, trajectory behind trajectory."""
+Tokens = Mapping[str, Sequence[np.ndarray | Sequence[float]]]
+"""Some of `COLUMNS`, each with one array a trajectory. [response_length]"""
+
+
+class TokenRecords:
+    """Writes the files of a run."""
+
+    def __init__(self, folder: Path | None, every: int) -> None:
+        """`folder=None` writes none; nor does `every=0`. Raises ConfigError if `every` is below 0."""
+        if every < 0:
+            raise ConfigError(f"token_records_every is {every}; give the steps from one to the next, or 0")
+        self._folder = folder
+        self._every = every
+        self._path: Path | None = None
+        self._lines: list[int] = []
+        self._columns: dict[str, list[np.ndarray]] = {}
+
+    def wanted(self, step: int) -> bool:
+        """Whether this step's tokens are kept."""
+        return self._folder is not None and self._every > 0 and step % self._every == 0
+
+    def add(self, step: int, lines: Sequence[int], tokens: Tokens) -> None:
+        """Keep a batch. `lines` of its trajectories' records, counted from 0. A step may have more than one batch."""
+        if self._folder is None:
+            return
+        path = tokens_path(self._folder / f"step_{step}.jsonl")
+        if path != self._path:
+            self._path, self._lines, self._columns = path, [], {name: [] for name in tokens}
+        self._lines += lines
+        for name, known in self._columns.items():
+            known += [np.asarray(row, COLUMNS[name]) for row in tokens[name]]
+        ends = np.cumsum([len(row) for row in next(iter(self._columns.values()))], dtype="i8")
+        flat = {name: np.concatenate([np.zeros(0, COLUMNS[name]), *rows]) for name, rows in self._columns.items()}
+        part = path.with_suffix(f".{os.getpid()}")
+        with part.open("wb") as file:
+            np.savez(file, lines=np.array(self._lines, "i8"), ends=ends, **flat)
+        part.replace(path)
+
+
+def tokens_path(records: Path) -> Path:
+    """The file beside a file of records."""
+    return records.with_suffix(".tokens.npz")
+
+
+def tokens_of(records: Path, line: int) -> dict[str, np.ndarray]:
+    """The columns of the trajectory in this line of a file of records; empty if they were not kept."""
+    arrays = _arrays(records)
+    found = np.flatnonzero(arrays["lines"] == line) if arrays else np.zeros(0, "i8")
+    if not len(found):
+        return {}
+    end = int(arrays["ends"][found[-1]])
+    begin = int(arrays["ends"][found[-1] - 1]) if found[-1] else 0
+    return {name: arrays[name][begin:end] for name in COLUMNS if name in arrays}
+
+
+def mean_advantages(records: Path, rows: int) -> np.ndarray:
+    """Mean advantage of the tokens in the loss, by line of a file of `rows` records; NaN where none is known. [rows]"""
+    means = np.full(rows, np.nan, "f4")
+    arrays = _arrays(records)
+    if not arrays or "advantages" not in arrays or not len(arrays["lines"]):
+        return means
+    mask = arrays.get("mask", np.ones(len(arrays["advantages"]), "u1")).astype("f8")
+    bounds = np.append(0, arrays["ends"])
+    sums, counts = (
+        np.diff(np.append(0.0, np.cumsum(values)).take(bounds)) for values in (arrays["advantages"] * mask, mask)
+    )
+    inside = (arrays["lines"] < rows) & (counts > 0)
+    means[arrays["lines"][inside]] = sums[inside] / counts[inside]
+    return means
+
+
+def _arrays(records: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(tokens_path(records), allow_pickle=False) as file:
+            return dict(file)
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
+        return {}
