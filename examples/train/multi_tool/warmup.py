@@ -104,7 +104,7 @@ def main(
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
     tool_config: Annotated[str, typer.Option("--tool_config", help="Options of the tools, as for the tool server.")],
     target: Annotated[float, typer.Option("--target", min=0.0, max=1.0, help="Stop at this success, sampled.")] = 0.8,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
+    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 800,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
     """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
