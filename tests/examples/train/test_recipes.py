@@ -203,7 +203,7 @@ def test_the_tools_of_multi_tool_look_into_its_world_and_each_kind_of_question_h
     assert sorted(managers) == ["calculator", "python", "search", "sql"]
     for entry in managers.values():
         cost = Shaping.model_validate(entry.kwargs["shaping"]).tool_cost
-        assert cost.weight == -0.05
+        assert cost.weight == -0.02
         # By none of its names is a tool cheaper than by another.
         for name, price in {"calculator": 1.0, "python_code": 2.0, "search_retrieval": 1.0, "sql": 1.0}.items():
             assert {cost.costs.get(each, cost.default) for each in tools[name].call_names} == {price}
