@@ -19,6 +19,7 @@ from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.command_options import AllowedHosts, host_names
 from verl_tool.viewer.run_watch import RunWatch
+from verl_tool.viewer.static_copy import write_copy
 from verl_tool.viewer.token_texts import TokenTexts
 from verl_tool.viewer.viewer_app import application
 
@@ -41,6 +42,13 @@ def command(
         Path | None, typer.Option("--index", help="Folder for the indexes. Default: beside the records.")
     ] = None,
     allowed_hosts: AllowedHosts = "",
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", help="Write the runs into this folder, as pages without a server."),
+    ] = None,
+    export_files: Annotated[
+        int, typer.Option("--export_files", min=0, help="Of each run so many files of records, the last ones; 0: all.")
+    ] = 20,
 ) -> None:
     """Look at runs in a browser: curves, trajectories, tokens. Nothing is changed but the index."""
     try:
@@ -51,6 +59,10 @@ def command(
                 f"{missing} does not exist; name a folder with runs, such as outputs, or a file of records"
             )
         watch, tokens = RunWatch(roots, index), TokenTexts(tokenizer)
+        if export is not None:
+            written = write_copy(watch, tokens, export, export_files)
+            console.print(f"{written} trajectories; open {export / 'index.html'}", highlight=False, soft_wrap=True)
+            return
     except VerlToolError as error:
         console.print(f"[bold red]cannot look:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None

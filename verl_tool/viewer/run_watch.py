@@ -82,6 +82,13 @@ class RunWatch:
         self._first[run].wait(FIRST_SECONDS)
         return index.records
 
+    def read_all(self, run: Run) -> Records:
+        """All of a run's trajectories, as soon as they are read; for who does not follow."""
+        index = self._indexes.setdefault(run, RecordIndex(run, self._index_folder))
+        index.refresh()
+        self._first.setdefault(run, threading.Event()).set()
+        return index.records
+
     def metrics(self, run: Run) -> Metrics:
         """All metrics of a run, empty if it has none."""
         if not (run.folder / "metrics.jsonl").is_file() or run.file is not None:

@@ -39,7 +39,7 @@ HEADERS = {
 }
 """Of every answer: whatever a trajectory holds, no script runs but the package's own."""
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_IMAGE_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
+IMAGE_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Given = Mapping[str, str]
@@ -156,7 +156,7 @@ class ViewerApp:
             raise ConfigError(f"sha256={digest[:80]!r} is no SHA-256 in hexadecimal digits")
         folder = self._run(given).records_folder
         for base in (folder / "images", folder.parent / "images"):
-            for ending, media_type in _IMAGE_TYPES.items():
+            for ending, media_type in IMAGE_TYPES.items():
                 if (path := base / f"{digest}.{ending}").is_file():
                     return FileResponse(path, media_type=media_type)
         raise HttpError(404, "unknown_image", f"there is no image {digest[:12]}… in {folder / 'images'}")

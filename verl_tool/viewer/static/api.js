@@ -1,6 +1,10 @@
 // Questions to the server, and addresses of views.
 
+// Set in a copy without a server: see offline.js.
+const offline = globalThis.viewerOffline;
+
 export async function get(name, params = {}) {
+  if (offline) return offline.get(name, params);
   const answer = await fetch(`api/${name}?${query(params)}`);
   const told = await answer.json().catch(() => null);
   if (!answer.ok || told === null) throw new Error(told?.error?.message || `${name}: HTTP ${answer.status}`);
@@ -8,7 +12,7 @@ export async function get(name, params = {}) {
 }
 
 export function imageAddress(run, sha256) {
-  return `api/image?${query({ run, sha256 })}`;
+  return offline ? offline.image(sha256) : `api/image?${query({ run, sha256 })}`;
 }
 
 function query(params) {
