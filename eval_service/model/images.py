@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from eval_service.settings import CompletionsSettings, ServiceSettings
-from verl_tool.agent_loop.generators.qwen_images import FAMILIES, QwenImages
+from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.verl.image_reading import why_no_images
 from verl_tool.errors import ConfigError
-
-TEXT_ONLY = "reads text only"
 
 
 def image_reading(settings: ServiceSettings, tokenizer: Tokenizer) -> tuple[QwenImages | None, str]:
@@ -20,18 +18,9 @@ def image_reading(settings: ServiceSettings, tokenizer: Tokenizer) -> tuple[Qwen
     """
     if isinstance(settings.engine, CompletionsSettings):
         return None, "is on a server that is asked with token ids only (--engine_url)"
-    trusted = settings.trust_remote_code
-    try:
-        config = AutoConfig.from_pretrained(settings.model, trust_remote_code=trusted)
-    except (OSError, ValueError):
-        return None, TEXT_ONLY  # the engine says better what is wrong with the model
-    if getattr(config, "vision_config", None) is None:
-        return None, TEXT_ONLY
-    if config.model_type not in FAMILIES:
-        return (
-            None,
-            f"is of the family {config.model_type}, whose images are not read here (known: {', '.join(FAMILIES)})",
-        )
+    why = why_no_images(settings.model, trust_remote_code=settings.trust_remote_code)
+    if why is not None:
+        return None, why
     try:
         # That of all these families. Only sizes are asked of it: the engine has its own, and Pillow's needs no
         # torchvision, without which transformers' own choice of a class ends in an ImportError.

@@ -16,6 +16,7 @@ from eval_service.model.images import image_reading
 from eval_service.settings import CompletionsSettings, ServiceSettings
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import HFTokenizer
+from verl_tool.agent_loop.verl.image_reading import UNKNOWN
 from verl_tool.errors import ConfigError
 
 TOKENIZER = make_tokenizer()
@@ -46,7 +47,7 @@ def test_one_that_does_not_say_how_is_an_error_that_names_the_file(tmp_path: Pat
     ("config", "settings", "words"),
     [
         (transformers.Qwen3Config(), {}, "reads text only"),
-        (transformers.LlavaConfig(), {}, "is of the family llava, whose images are not read here (known: qwen2_vl"),
+        (transformers.LlavaConfig(), {}, "is of the family llava, whose images are not read here (known are qwen2_vl"),
         (
             make_config(TOKENIZER),
             {"engine": CompletionsSettings(url="http://x")},
@@ -65,4 +66,4 @@ def test_others_say_what_they_do_in_place_of_it(
 def test_a_model_that_cannot_be_read_is_left_to_the_engine_to_tell(tmp_path: Path) -> None:
     options = EpisodeOptions(enable_agent=False)
     settings = ServiceSettings(model=str(tmp_path / "none"), served_model_name="m", options=options)
-    assert image_reading(settings, HFTokenizer(TOKENIZER)) == (None, "reads text only")
+    assert image_reading(settings, HFTokenizer(TOKENIZER)) == (None, UNKNOWN)
