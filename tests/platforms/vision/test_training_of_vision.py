@@ -30,6 +30,13 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 STOPS = ",".join(f"'{letter}'" for letter in "abcdefghijklmnopqrstuvwxyz")
 """A model that was never taught anything writes one of them soon: its turns end, and each is a call."""
 
+LORA = (
+    "actor_rollout_ref.model.lora_rank=8",
+    "actor_rollout_ref.model.lora_alpha=16",
+    "actor_rollout_ref.model.exclude_modules='.*visual.*'",
+    f"{ROLLOUT}.load_format=safetensors",
+)
+
 
 def row(number: int) -> dict[str, Any]:
     """The prompts of half of the rows have one picture, or two; every fourth row uses no tool."""
@@ -90,12 +97,16 @@ def vision_run(folder: Path, kind: str, *overrides: str) -> Run:
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen3_vl", "false"), ("qwen3_vl", "true"), ("qwen2_5_vl", "true")],
-    ids=lambda param: "-".join(param),
+    params=[
+        pytest.param(("qwen3_vl", "trainer.use_v1=false"), id="qwen3_vl-v0"),
+        pytest.param(("qwen3_vl", "trainer.use_v1=true"), id="qwen3_vl-v1"),
+        pytest.param(("qwen2_5_vl", "trainer.use_v1=true"), id="qwen2_5_vl-v1"),
+        pytest.param(("qwen3_vl", "trainer.use_v1=true", *LORA), id="qwen3_vl-v1-lora"),
+    ],
 )
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    kind, use_v1 = request.param
-    run = vision_run(tmp_path_factory.mktemp(kind), kind, f"trainer.use_v1={use_v1}", "algorithm.adv_estimator=grpo")
+    kind, *overrides = request.param
+    run = vision_run(tmp_path_factory.mktemp(kind), kind, "algorithm.adv_estimator=grpo", *overrides)
     run.finish()
     return Run(run.folder / "run", ())
 
@@ -110,7 +121,8 @@ def test_rollout_and_training_agree(finished: Run) -> None:
     assert set(trained) == {1, 2}
     assert trained[1]["actor/grad_norm"] > 0
     for data in trained.values():
-        assert data["training/rollout_probs_diff_max"] < 1e-4
+        # Every probability of this model is about a three-hundredth: 1e-4 would show no fault.
+        assert data["training/rollout_probs_diff_max"] < 1e-6
         assert data["agent/faulted"] == 0
 
 
