@@ -23,6 +23,7 @@ TRAINING_ONLY = frozenset(
         "answer_markers",
         "max_fault_fraction",
         "enable_tqdm",
+        "record_images",
         "val_max_turns",
         "val_max_response_length",
     }

@@ -142,6 +142,8 @@ class EpisodeOptions(BaseModel):
     """The run ends if more than this fraction of a step's trajectories end in a fault."""
     enable_tqdm: bool = True
     """Show a progress bar."""
+    record_images: Literal["none", "validation", "all"] = "validation"
+    """Of which trajectories of a training the images are kept beside the records (`trajectories_dir`)."""
 
     @classmethod
     def load(cls, values: Mapping[str, Any]) -> EpisodeOptions:

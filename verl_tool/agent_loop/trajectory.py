@@ -6,6 +6,7 @@ One line of JSON a trajectory, both ways.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -274,7 +275,7 @@ def save_images(folder: Path, images: Iterable[ImagePart]) -> None:
         path = folder / f"{image.sha256}.{image.media_type.removeprefix('image/')}"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}")
+            part = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
             part.write_bytes(image.data)
             part.replace(path)
 

@@ -23,6 +23,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl.utils.model import extract_multi_modal_inputs  # noqa: E402
 from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noqa: E402
 
+from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
 from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.agent_loop import ToolLoopOutput, VerlToolAgentLoop  # noqa: E402
 from verl_tool.errors import ConfigError, ContentError  # noqa: E402
@@ -147,6 +148,18 @@ async def test_a_column_of_files_and_tags_in_the_text(folder: Path, processor: A
     row = {"raw_prompt": [{"role": "user", "content": "<image>?"}], "images": [{"bytes": striped(1).data}]}
     await loop_over(folder, processor, engine, NO_TOOLS).run({}, **row)
     assert engine.seen == [[(96, 64)]]
+
+
+@pytest.mark.parametrize(("wanted", "kept"), [("all", 2), ("validation", 1), ("none", 0)])
+async def test_images_are_kept_beside_the_records(
+    folder: Path, processor: Any, tmp_path: Path, wanted: str, kept: int
+) -> None:
+    options = (f"trajectories_dir={tmp_path}", f"actor_rollout_ref.agent.record_images={wanted}")
+    loop = loop_over(folder, processor, LookingEngine(processor.tokenizer, "4", "5"), NO_TOOLS, *options)
+    await loop.run({}, **shown_in_row(striped(1)))
+    await loop.run({}, **shown_in_row(striped(2)), **{VALIDATION: True})
+    files = sorted(path.name for path in tmp_path.rglob("images/*"))
+    assert files == sorted(f"{striped(n).sha256}.png" for n in range(3 - kept, 3))
 
 
 async def test_what_concerns_one_trajectory_is_its_fault_alone(folder: Path, processor: Any) -> None:

@@ -132,9 +132,14 @@ def test_the_model_saw_pictures_in_prompts_and_of_the_tool(finished: Run) -> Non
         prompts = [[s.image is not None for s in t.segments[: t.prompt_segments]] for t in seen]
         assert {sum(images) for images in prompts} == {0, 1, 2}
         shown = [sum(s.image is not None for s in t.response) for t in seen]
-        assert max(shown) >= 2
         assert any(not any(images) and not n for images, n in zip(prompts, shown, strict=True))
+        # A model that is asked greedily may never end a turn.
+        assert name != "step_2" or max(shown) >= 2
         assert all(s.author is Author.TOOL for t in seen for s in t.response if s.image is not None)
+    kept = {path.stem for path in (finished.folder / "trajectories" / "images").iterdir()}
+    assert kept == {s.image for n in (0, 2) for t in trajectories(finished, f"validation_{n}") for s in t.segments} - {
+        None
+    }
 
 
 def test_the_model_can_be_loaded_elsewhere(finished: Run) -> None:

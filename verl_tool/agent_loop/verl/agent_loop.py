@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import weakref
+from pathlib import Path
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,7 +45,7 @@ from verl_tool.agent_loop.row import (
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.generators.single_engine import without_detour
 from verl_tool.agent_loop.tokenizer import HFTokenizer
-from verl_tool.agent_loop.trajectory import LOOP_FAULT, Author, Excluded, Segment, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import LOOP_FAULT, Author, Excluded, Segment, StopReason, Trajectory, save_images
 from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
 from verl_tool.client import ToolClient
 from verl_tool.content import ImagePart
@@ -88,6 +89,7 @@ class _Worker:
         self, config: DictConfig, client: Any, tokenizer: Any, processor: Any, template_kwargs: Mapping[str, Any]
     ) -> None:
         self.options = options_in(config)
+        self._trajectories_dir = config.get("trajectories_dir")
         self.validation = self.options.of_validation()
         model = config.actor_rollout_ref.model
         folder, trusted = model.get("hf_config_path") or model.path, bool(model.get("trust_remote_code", False))
@@ -115,6 +117,12 @@ class _Worker:
             image_tokens=self.images,
         )
         self.progress = ProgressReport() if self.options.enable_tqdm else None
+
+    def folder_of_images(self, validation: bool) -> Path | None:
+        """Where the images of a trajectory are kept; None: nowhere."""
+        wanted = ("all", "validation") if validation else ("all",)
+        folder = self._trajectories_dir if self.options.record_images in wanted else None
+        return Path(folder) / "images" if folder else None
 
     def _tools(self) -> ToolClient | None:
         if not self.options.enable_agent or self.options.tool_server_url is None:
@@ -214,7 +222,8 @@ class VerlToolAgentLoop(AgentLoopBase):
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         output = as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
         if worker.images is not None:
-            output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, trajectory.images_shown)
+            shown, folder = trajectory.images_shown, worker.folder_of_images(bool(row.get(VALIDATION)))
+            output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, shown, folder)
         return output
 
     async def _conversation(
@@ -249,11 +258,14 @@ class VerlToolAgentLoop(AgentLoopBase):
         return Trajectory(trajectory_id, (prompt,), StopReason.FAULT, fault=fault, excluded=Excluded.FAULT)
 
 
-def model_inputs(images: QwenImages, shown: Sequence[ImagePart]) -> dict[str, Any]:
-    """What a model is given for the images of a trajectory, as verl's trainers carry it. Copies the images' files."""
+def model_inputs(images: QwenImages, shown: Sequence[ImagePart], record: Path | None = None) -> dict[str, Any]:
+    """What a model is given for the images of a trajectory, as verl's trainers carry it. Copies the images' files, and
+    writes them into the folder `record`."""
     # verl only looks whether it is there, and makes its own from the tokens.
     inputs: dict[str, Any] = {"mm_token_type_ids": torch.zeros(0, dtype=torch.int64)}
     if shown:
+        if record is not None:
+            save_images(record, shown)
         grid = torch.tensor([images.grid(image) for image in shown])
         inputs |= {
             PACKED: pack(images.processor, shown),
