@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from toy_tools import picture
 
-from verl_tool.agent_loop.prompt.conversation import read_conversation, read_image
+from verl_tool.agent_loop.prompt.conversation import read_conversation, read_image, without_images
 from verl_tool.content import to_wire
 from verl_tool.errors import ConfigError
 
@@ -83,3 +83,13 @@ def test_what_is_wrong_is_named_with_its_row(content: Any, column: Any, words: s
 def test_audio_is_no_image() -> None:
     with pytest.raises(ConfigError, match="image 0 is audio/flac; give an image"):
         read_image(b"fLaC" + b"\0" * 20, "image 0")
+
+
+def test_a_conversation_as_texts_alone() -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    told = without_images([{"role": "system", "content": "s"}, {"role": "user", "content": parts}], "row 1")
+    assert [message["content"] for message in told] == ["s", "<image>a<image>"]
+    with pytest.raises(ConfigError, match="row 1, message 0 holds a part of type 'video'"):
+        without_images([{"role": "user", "content": [{"type": "image"}, {"type": "video"}]}], "row 1")
+    with pytest.raises(ConfigError, match="no list of messages"):
+        without_images("abc", "row 1")  # type: ignore[arg-type]

@@ -180,6 +180,16 @@ async def test_what_concerns_one_trajectory_is_its_fault_alone(folder: Path, pro
     assert record.fault.kind is FaultKind.TOOL_CRASHED
 
 
+async def test_more_images_than_the_engine_takes(folder: Path, processor: Any) -> None:
+    limit = "+actor_rollout_ref.rollout.limit_images=1"
+    loop = loop_over(folder, processor, LookingEngine(processor.tokenizer, "4"), NO_TOOLS, limit)
+    output = await loop.run({}, **shown_in_row(striped(1), striped(2)))
+    fault = Trajectory.from_json(output.extra_fields["trajectory"]).fault
+    assert fault is not None
+    assert fault.message == "2 images in one trajectory, and the engine takes 1; raise limit_images"
+    assert trained_on(processor, output)[1]["image_grid_thw"].shape == (2, 3)
+
+
 async def test_what_the_model_does_not_read_is_refused_by_name(folder: Path, processor: Any) -> None:
     tokenizer = make_tokenizer()
     text_only = make_loop(tokenizer, ScriptedEngine(tokenizer, "4"), NO_TOOLS)

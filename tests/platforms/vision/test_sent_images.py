@@ -56,6 +56,11 @@ async def test_a_broken_file_is_told():
         await DecodedImages().of([sent(broken)])
 
 
+@ray.remote
+def refusing() -> None:
+    raise ContentError("it cannot be decoded")
+
+
 @pytest.mark.slow
 def test_a_file_lies_in_the_store_once_and_is_one_object_where_it_arrives():
     ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
@@ -64,5 +69,7 @@ def test_a_file_lies_in_the_store_once_and_is_one_object_where_it_arrives():
         assert send(striped(1)).part == one.part
         assert send(striped(2)).part != one.part
         assert ray.get(one.part) is striped(1)
+        with pytest.raises(ContentError, match="cannot be decoded"):  # as the loop is told of it
+            ray.get(refusing.remote())
     finally:
         ray.shutdown()

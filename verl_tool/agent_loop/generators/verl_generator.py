@@ -11,6 +11,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.content import ImagePart
+from verl_tool.errors import ToolFault
+from verl_tool.protocol import FaultKind
 
 
 class EngineClient(Protocol):
@@ -59,11 +61,15 @@ class VerlGenerator:
     """Generates by verl's load balancer; turns of one trajectory go to the same engine."""
 
     def __init__(
-        self, client: EngineClient, engine: str | None, send: Callable[[ImagePart], object] = ImagePart.decode
+        self,
+        client: EngineClient,
+        engine: str | None,
+        send: Callable[[ImagePart], object] = ImagePart.decode,
+        most_images: int | None = None,
     ) -> None:
         """`engine`: its name in verl's config, such as ``vllm``. `send`: what it is given for an image; called in a
-        thread."""
-        self._client, self._engine, self._send = client, engine, send
+        thread. `most_images`: how many it takes in one trajectory (``limit_images``)."""
+        self._client, self._engine, self._send, self._most_images = client, engine, send, most_images
         self._uses: dict[str, EngineUse] = {}
 
     def begin(self, trajectory_id: str, priority: int = 0) -> None:
@@ -81,8 +87,14 @@ class VerlGenerator:
         request_id: str,
         images: Sequence[ImagePart] = (),
     ) -> Generation:
-        """As `ImageGenerator.generate`. Raises what Ray raises if the engine is lost."""
+        """As `ImageGenerator.generate`. Raises what Ray raises if the engine is lost, and ToolFault for more images
+        than it takes: it would end the rollout of all others."""
         use = self._uses[request_id]
+        if self._most_images is not None and len(images) > self._most_images:
+            words = (
+                f"{len(images)} images in one trajectory, and the engine takes {self._most_images}; raise limit_images"
+            )
+            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         media = {"image_data": await asyncio.to_thread(lambda: list(map(self._send, images)))} if images else {}
         if self._engine == "vllm":
             sampling_params = _for_vllm(sampling_params)

@@ -103,9 +103,10 @@ class _Worker:
                 "verl_tool.trainer.main_ppo asks the tool server for them. To tell of none: "
                 "actor_rollout_ref.agent.tool_schemas=none"
             )
-        engine = config.actor_rollout_ref.rollout.get("name")
-        by_reference = {"send": send} if engine == "vllm" else {}
-        self.generator = VerlGenerator(without_detour(client), engine, **by_reference)
+        rollout = config.actor_rollout_ref.rollout
+        engine, most_images = rollout.get("name"), rollout.get("limit_images")
+        way = send if engine == "vllm" else ImagePart.decode
+        self.generator = VerlGenerator(without_detour(client), engine, way, most_images)
         self.why_no_images = why_no_images(folder, trust_remote_code=trusted)
         self.images = image_reading(processor, self.tokenizer) if self.why_no_images is None else None
         self.placer = ImagePlacer(self.images, self.tokenizer) if self.images is not None else None
