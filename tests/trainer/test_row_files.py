@@ -66,7 +66,7 @@ def test_text_passes_with_empty_columns_of_images(tmp_path: Path, kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_pass_where_the_model_reads_them_and_other_media_do_not(tmp_path: Path, kind: str) -> None:
     check_rows(written(tmp_path, kind, [{**PART, "images": ["a.png"]}]), media_columns=("videos",), no_images=None)
-    with pytest.raises(ConfigError, match="row 0 of .* content in 'videos', which is not carried: the model would"):
+    with pytest.raises(ConfigError, match=r"row 0 of .* content in 'videos', which is not carried: the model would"):
         check_rows(written(tmp_path, kind, [{**PART, "videos": ["a.mp4"]}]), media_columns=("videos",), no_images=None)
     with pytest.raises(ConfigError, match=r"content in 'images', which is not carried \(the model reads text only\)"):
         check_rows(written(tmp_path, kind, [{**TEXT, "images": ["a"]}]), no_images="the model reads text only")
