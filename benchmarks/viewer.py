@@ -60,14 +60,19 @@ def words(author: Author, text: str, draw: random.Random) -> Segment:
     return Segment(author, tokens, log_probs, text)
 
 
-def timed(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds that passed, and those of the processor, which other processes' load does not touch."""
+    began, used = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - used
 
 
-def figures(folder: Path, trajectories: int) -> dict[str, float]:
-    """Seconds by what was done."""
+Figures = dict[str, tuple[float, float]]
+"""Seconds passed and processor's seconds, by what was done."""
+
+
+def figures(folder: Path, trajectories: int) -> tuple[Figures, dict[str, float]]:
+    """Times, and sizes in megabytes."""
     draw = random.Random(0)
     steps = max(1, trajectories // A_STEP)
     (folder / "trajectories").mkdir()
@@ -77,7 +82,7 @@ def figures(folder: Path, trajectories: int) -> dict[str, float]:
         draw.shuffle(lines)
         (folder / "trajectories" / f"step_{step}.jsonl").write_bytes(b"".join(lines))
     run = Run("made", folder)
-    told = {"gigabytes of records": sum(len(line) for line in lines) * steps / 1e9}
+    told: Figures = {}
     told["read all the first time"] = timed(RecordIndex(run).refresh)
     index = RecordIndex(run)
     told["open with the index"] = timed(index.refresh)
@@ -90,15 +95,16 @@ def figures(folder: Path, trajectories: int) -> dict[str, float]:
         lambda: page(records, Query(tool="search", bounds=(("reward", 0.5, 1.0),)), 0, 200)
     )
     pages = [timed(lambda: page(records, Query(sort="reward"), draw.randrange(count), 200)) for _ in range(PAGES)]
-    told["a page anywhere (200 rows), median"] = float(np.median(pages))
+    told["a page anywhere (200 rows), median"] = tuple(np.median(pages, axis=0).tolist())
     told["a page anywhere, slowest of 50"] = max(pages)
     told["search a step's texts"] = timed(lambda: page(records, Query(files=("step_1",), text="no such words"), 0, 200))
-    told["megabytes of index"] = sum(p.stat().st_size for p in (folder / "trajectories/.index").iterdir()) / 1e6
-    return {"trajectories": count, **told}
+    index_bytes = sum(path.stat().st_size for path in (folder / "trajectories/.index").iterdir())
+    record_bytes = sum(len(line) for line in lines) * steps
+    return told, {"trajectories": count, "records": record_bytes / 1e6, "index": index_bytes / 1e6}
 
 
-def token_records(folder: Path, trajectories: int, tokens: int) -> float:
-    """Seconds to keep the values of a step's tokens, the batch being there."""
+def token_records(folder: Path, trajectories: int, tokens: int) -> tuple[float, float]:
+    """Times to keep the values of a step's tokens, the batch being there."""
     rows = [np.random.default_rng(0).random(tokens, "f4")] * trajectories
     columns = {"advantages": rows, "log_probs": rows, "mask": [np.ones(tokens, "u1")] * trajectories}
     return timed(lambda: TokenRecords(folder, 1).add(1, range(trajectories), columns))
@@ -111,14 +117,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs/benchmarks/viewer.json"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        told = figures(Path(folder), given.trajectories)
+        told, sizes = figures(Path(folder), given.trajectories)
         told["keep the values of 1024 x 2048 tokens"] = token_records(Path(folder), 1024, 2048)
-    table = Table("", "")
-    for name, value in told.items():
-        table.add_row(name, f"{value:,.0f}" if value >= 100 else f"{value:.3f}")
-    Console().print(table)
+    table = Table("", "seconds", "of the processor")
+    for name, values in told.items():
+        table.add_row(name, *(f"{value:.3f}" for value in values))
+    console = Console()
+    console.print(table)
+    console.print(
+        ", ".join(f"{name} {value:,.0f}{'' if name == 'trajectories' else ' MB'}" for name, value in sizes.items())
+    )
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    given.output.write_text(json.dumps(told, indent=2) + "\n")
+    given.output.write_text(json.dumps({**told, **sizes}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

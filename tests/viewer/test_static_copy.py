@@ -31,7 +31,7 @@ VIEWS = {
     "#/table?run=first&files=step_3": "24 of 48",
     "#/table?run=first&files=step_3&fault=(any)&sort=reward&desc=1": "4 of 48",
     "#/trajectory?run=first&files=step_3&file=step_3&line=4": HOSTILE[:33],
-    "#/trajectory?run=first&file=step_3&line=9&tokens=1": "in the loss",
+    "#/trajectory?run=first&file=step_3&line=9&tokens=1": "colour by",
     "#/group?run=first&file=step_3&line=9": "4 samples of one prompt",
     "#/time?run=first": "Where calls fail",
 }

@@ -94,7 +94,7 @@ class RecordIndex:
         with self._refreshing:
             files = self._run.record_files()
             changed = [file for file in files if self._look(file)]
-            gone = len(files) != len(self.records.files)
+            others = tuple(files) != self.records.files
             for file in changed:
                 known = self._known[file.path]
                 before = known.read_bytes
@@ -106,12 +106,15 @@ class RecordIndex:
                     known.rows["advantage"] = mean_advantages(file.path, len(known.rows))
                     known.trained = trained
                     self._save(file, known)
-            if changed or gone:
+            if changed or others:
                 self._publish(files)
-            return bool(changed or gone)
+            return bool(changed or others)
 
     def _look(self, file: RecordFile) -> bool:
-        """Whether there is something to read in a file; one that was replaced is forgotten."""
+        """Whether there is something to read in a file; one that was replaced is forgotten.
+
+        Of one that is as its index tells, not a byte is read.
+        """
         try:
             stat = file.path.stat()
         except FileNotFoundError:
@@ -162,13 +165,13 @@ class RecordIndex:
             told = json.loads(head)
             if told.pop("version") != VERSION:
                 return FileIndex()
-            told["tools"] = tools_from_json(told["tools"])
+            told |= {"tools": tools_from_json(told["tools"]), "seen": tuple(told["seen"])}
             return FileIndex(**told, rows=np.frombuffer(rows, ROW).copy())
         except (OSError, ValueError, KeyError, TypeError):
             return FileIndex()
 
     def _save(self, file: RecordFile, known: FileIndex) -> None:
-        told = {name: getattr(known, name) for name in ("read_bytes", "head", "tail", "words", "trained")}
+        told = {name: getattr(known, name) for name in ("read_bytes", "head", "tail", "words", "trained", "seen")}
         told["tools"] = RowReader(tools=known.tools).tools_as_json()
         path = self._path(file)
         part = path.with_suffix(f".{os.getpid()}")

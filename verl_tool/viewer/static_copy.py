@@ -36,9 +36,7 @@ def write_copy(watch: RunWatch, tokens: TokenTexts, folder: Path, most_files: in
     (folder / "data").mkdir(parents=True)
     nonce = secrets.token_urlsafe(16)
     page = (STATIC / "index.html").read_text("utf-8").replace("static/", "")
-    policy = (
-        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline' file: 'self'; img-src file: 'self'"
-    )
+    policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src file: 'self'; img-src file: 'self'"
     page = page.replace("<title>", f'<meta http-equiv="content-security-policy" content="{policy}">\n<title>')
     scripts = "".join(f'<script nonce="{nonce}" src="{name}"></script>\n' for name in ("offline.js", "viewer.js"))
     page = re.sub(r"<script.*</script>\n", "", page).replace("</body>", f"{scripts}</body>")
