@@ -6,24 +6,29 @@ The inline mode is shown by test_live, whose service answers as a run of that mo
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import looking_model
 import mcp_run
 import pytest
+from calculator_run import AGENT, Calculator
 from live_service import live_service
 from validated_run import answers, assert_equal, validated_run
 
-if TYPE_CHECKING:
-    from calculator_run import Calculator
-
-openai = pytest.importorskip("openai")
+pytest.importorskip("openai")
 pytest.importorskip("vllm")
 pytest.importorskip("verl")
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-CHAT = ("actor_rollout_ref.agent.enable_mtrl=true", "actor_rollout_ref.agent.tool_schemas=none")
+CHAT = (f"{AGENT}.enable_mtrl=true", f"{AGENT}.tool_schemas=none")
+LOOKING = (
+    *CHAT,
+    *(f"{AGENT}.mtrl_role=tool", f"{AGENT}.action_stop_tokens=['</half>']", f"tool_server.start={looking_model.HALF}"),
+    *("data.max_prompt_length=96", "actor_rollout_ref.rollout.max_model_len=256"),
+)
 
 
 async def test_tokens_masks_and_calls_of_chats_are_those_of_the_trainers_validation(
@@ -31,8 +36,7 @@ async def test_tokens_masks_and_calls_of_chats_are_those_of_the_trainers_validat
 ) -> None:
     run = validated_run(tmp_path / "run", calculator, *CHAT)
     with live_service(run.service_arguments, tmp_path) as service:
-        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=300) as client:
-            served = await answers(client, run.model.name, run.questions)
+        served = await answers(service.url, run.model.name, run)
     assert_equal(served, run.trajectories)
 
 
@@ -42,7 +46,23 @@ async def test_a_run_with_tools_of_an_mcp_server_is_served_with_them(
     start = await asyncio.to_thread(mcp_run.prepare, tmp_path, monkeypatch)
     run = validated_run(tmp_path / "run", start, *mcp_run.OVERRIDES)
     with live_service(run.service_arguments, tmp_path) as service:
-        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=300) as client:
-            served = await answers(client, run.model.name, run.questions)
+        served = await answers(service.url, run.model.name, run)
     assert_equal(served, run.trajectories)
     assert any(call.valid for t in served for call in t.calls)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="source scripts/env.sh train")
+async def test_images_of_rows_and_of_observations_are_those_of_the_trainers_validation(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train", "test"):
+        rows = looking_model.rows(list(islice(looking_model.looks(5), 24)))
+        pandas.DataFrame(rows).to_parquet(data / f"{name}.parquet")
+    start = Calculator(data, await asyncio.to_thread(looking_model.prepare, tmp_path / "model"))
+    run = validated_run(tmp_path / "run", start, *LOOKING)
+    with live_service(run.service_arguments, tmp_path) as service:
+        served = await answers(service.url, run.model.name, run)
+    assert_equal(served, run.trajectories)
+    assert {sum(s.image is not None for s in t.segments) for t in served} == {0, 2, 3, 4}
+    assert len({s.image for t in served for s in t.segments if s.image}) > 10

@@ -75,8 +75,7 @@ def async_client(service: LiveService) -> Any:
 async def test_tokens_masks_and_calls_are_those_of_the_trainers_validation(
     service: LiveService, run: ValidatedRun
 ) -> None:
-    async with async_client(service) as client:
-        served = await answers(client, NAME, run.questions)
+    served = await answers(service.url, NAME, run)
     assert_equal(served, run.trajectories)
 
 

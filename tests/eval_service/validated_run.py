@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 from calculator_run import AGENT, ROLLOUT, Calculator, small_run
 
+from eval_service.evaluation.asking import Asker, Asking
+from eval_service.evaluation.dataset import read_problems
 from verl_tool.agent_loop.trajectory import Trajectory, read_jsonl
 
 RESPONSE_LENGTH = 144
@@ -30,11 +30,6 @@ class ValidatedRun:
     @property
     def service_arguments(self) -> list[str]:
         return ["--from_run", str(self.folder), "--model", str(self.model)]
-
-    @property
-    def questions(self) -> list[str]:
-        parquet = pytest.importorskip("pyarrow.parquet")
-        return [row["prompt"][0]["content"] for row in parquet.read_table(self.data).to_pylist()]
 
 
 def validated_run(folder: Path, calculator: Calculator, *mode: str) -> ValidatedRun:
@@ -56,32 +51,26 @@ def validated_run(folder: Path, calculator: Calculator, *mode: str) -> Validated
     return ValidatedRun(folder, calculator.model, calculator.data / "test.parquet", trajectories)
 
 
-async def answers(client: Any, model: str, questions: list[str]) -> list[Trajectory]:
-    """The endpoint's trajectories by its own sampling, which is that of the run's validation."""
-    told = await asyncio.gather(
-        *(
-            client.chat.completions.create(
-                model=model,
-                messages=[{"role": "user", "content": question}],
-                extra_body={"return_trajectory": True},
-            )
-            for question in questions
-        )
-    )
-    return [Trajectory.from_json(json.dumps(answer.choices[0].trajectory)) for answer in told]
+async def answers(url: str, model: str, run: ValidatedRun) -> list[Trajectory]:
+    """The endpoint's trajectories by its own sampling, which is that of the run's validation, as the evaluator asks."""
+    async with Asker(Asking(base_url=f"{url}/v1", model=model)) as asker:
+        records = await asyncio.gather(*(asker.ask(problem, 0) for problem in read_problems(run.data)))
+    assert [record.error for record in records] == [None] * len(records)
+    return [record.trajectory for record in records if record.trajectory is not None]
 
 
 def assert_equal(served: list[Trajectory], trained: list[Trajectory]) -> None:
-    """All tokens, who wrote them, why each trajectory ended, each call: the same, in whichever order."""
+    """All tokens, who wrote them, all images, why each trajectory ended, each call: the same, in whichever order."""
     assert len(served) == len(trained) > 0
     assert any(0 in t.response_mask for t in served), "no trajectory holds a tool output; nothing is shown"
     assert _by_prompt(served) == _by_prompt(trained)
 
 
-def _by_prompt(trajectories: list[Trajectory]) -> dict[tuple[int, ...], Any]:
+def _by_prompt(trajectories: list[Trajectory]) -> dict[Any, Any]:
     return {
-        tuple(t.prompt_ids): (
+        (tuple(t.prompt_ids), *(segment.image for segment in t.segments[: t.prompt_segments])): (
             t.response_ids,
+            [(len(segment.tokens), segment.image) for segment in t.response if segment.image],
             t.response_mask,
             t.stop,
             [(call.action, call.observation, call.valid) for call in t.calls],
