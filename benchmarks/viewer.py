@@ -124,9 +124,7 @@ def main() -> None:
         table.add_row(name, *(f"{value:.3f}" for value in values))
     console = Console()
     console.print(table)
-    console.print(
-        ", ".join(f"{name} {value:,.0f}{'' if name == 'trajectories' else ' MB'}" for name, value in sizes.items())
-    )
+    console.print(", ".join(f"{name} {value:,.0f}" for name, value in sizes.items()), "(records and index in MB)")
     given.output.parent.mkdir(parents=True, exist_ok=True)
     given.output.write_text(json.dumps({**told, **sizes}, indent=2) + "\n")
 
