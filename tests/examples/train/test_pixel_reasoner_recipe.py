@@ -147,7 +147,7 @@ def test_the_lessons_hold_what_the_real_tool_shows(warmup: ModuleType, make_pict
         overview, *crops = [image.decode() for image in lesson["images"]]
         assert overview.size == (128, 128)
         assert text.count("<tool_call>") == len(crops) <= 1
-        assert len(lesson["input_ids"]) <= 32 + 72
+        assert len(lesson["input_ids"]) <= 32 + 96
         for crop in crops:
             assert "Image Size: 64x64" in text
             [quarter] = [n for n in range(4) if warmup.call_of(n) in text]
@@ -169,10 +169,18 @@ def test_a_digit_that_was_not_shown_is_not_learned_but_as_a_guess(warmup: Module
         kinds[looked, "<tool_call>" in text, "boxed" in text] += 1
         assert "cropped" not in text
         assert "boxed" not in text or seen
-    # Guesses; looks in the right place; in another; and what only teaches to read.
+    # Guesses; looks in the right place; in another; and what teaches to read, and where to look.
     assert set(kinds) == {(False, False, True), (True, True, True), (True, True, False), (True, False, True)}
     assert kinds[True, False, True] == len(learned) // 2
-    assert all(told(lesson).startswith("\\boxed{") for lesson in measured)
+    assert all("[" not in told(lesson) and "], " in told(lesson) and "boxed" in told(lesson) for lesson in measured)
+
+
+async def test_without_the_tool_all_examples_guess(warmup: ModuleType, made: Path) -> None:
+    without = [{**row, "use_tool": False} for row in rows(made)]
+    tokenizer, _, learned, measured = await warmup.made(without, 320, 0)
+    assert {len(lesson["images"]) for lesson in [*learned, *measured]} == {1}
+    told = {tokenizer.decode([label for label in lesson["labels"] if label != IGNORED]) for lesson in measured}
+    assert told == {"}<|im_end|>"}
 
 
 def test_a_quarter_is_told_in_single_tokens(warmup: ModuleType, taught: Any) -> None:
