@@ -62,6 +62,7 @@ def refusing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_file_lies_in_the_store_once_and_is_one_object_where_it_arrives():
     ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
     try:
