@@ -251,6 +251,11 @@ class Trajectory:
         """The same with a reward."""
         return replace(self, reward=reward)
 
+    def ungraded(self) -> Trajectory:
+        """The same as it was before a trainer graded it."""
+        excluded = None if self.excluded in (Excluded.GRADER, Excluded.LONE) else self.excluded
+        return replace(self, reward=None, excluded=excluded)
+
     def to_json(self) -> str:
         """One line of JSON, without the line's end."""
         return _ADAPTER.dump_json(self).decode()

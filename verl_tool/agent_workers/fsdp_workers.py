@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from verl_tool.agent_workers import no_engine  # noqa: F401 - makes its name known
 from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.merged_export import merge_adapter
 from verl_tool.agent_workers.segment_statistics import LossWithSegmentStatistics

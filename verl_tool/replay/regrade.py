@@ -21,7 +21,7 @@ from eval_service.evaluation.scoring import Scorer, ScoringTokenizer, reward_con
 from eval_service.model.checkpoint import newest_model
 from eval_service.model.run_config import run_config
 from eval_service.model.tokenizer import load_tokenizer
-from verl_tool.agent_loop.trajectory import Excluded, Trajectory
+from verl_tool.agent_loop.trajectory import Excluded
 from verl_tool.agent_workers.reward_manager.grading.manager_worker import manager_in
 from verl_tool.errors import ConfigError
 from verl_tool.replay.stored import Grading, Stored
@@ -188,14 +188,8 @@ async def _gradings(stored: Sequence[Stored], scorer: Scorer) -> list[Grading]:
 
 def _record(stored: Stored, row: Problem) -> Record:
     """The answer as it was before it was graded."""
-    return Record(row.index, 0, "", content=stored.content, trajectory=_ungraded(stored.trajectory))
-
-
-def _ungraded(trajectory: Trajectory | None) -> Trajectory | None:
-    if trajectory is None:
-        return None
-    excluded = None if trajectory.excluded in (Excluded.GRADER, Excluded.LONE) else trajectory.excluded
-    return replace(trajectory, reward=None, excluded=excluded)
+    trajectory = None if stored.trajectory is None else stored.trajectory.ungraded()
+    return Record(row.index, 0, "", content=stored.content, trajectory=trajectory)
 
 
 def _without_bonus(grading: Grading) -> float | None:

@@ -241,6 +241,7 @@ def complete(config: DictConfig) -> None:
         if config.actor_rollout_ref.rollout.agent.agent_loop_config_path is None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
         _leave_resources_to_cluster(config)
+        _replace_engine(config)
     _check_lengths(config, options_in(config))
     MetricWatch(config.metric_limits)
     if config.algorithm.filter_groups.enable and not config.trainer.use_v1:
@@ -356,6 +357,15 @@ class _Started:
         actor = self._actor_class.remote()
         self._wait_for_tools()
         return actor
+
+
+def _replace_engine(config: DictConfig) -> None:
+    """Where trajectories come from disk: no engine, and one process that gives each out once."""
+    if config.actor_rollout_ref.replay is not None:
+        from verl_tool.agent_workers.no_engine import NAME
+
+        config.actor_rollout_ref.rollout.name = NAME
+        config.actor_rollout_ref.rollout.agent.num_workers = 1
 
 
 def _choose_tool_server(config: DictConfig) -> None:

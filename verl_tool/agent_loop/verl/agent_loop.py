@@ -14,6 +14,7 @@ import weakref
 from pathlib import Path
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.verl.image_reading import image_reading, why_no_images
 from verl_tool.agent_loop.verl.progress_report import ProgressReport
+from verl_tool.agent_loop.verl.stored_rollouts import StoredRollouts
 from verl_tool.agent_loop.verl.told_tools import tools_in
 from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.row import (
@@ -117,6 +119,8 @@ class _Worker:
             formats=self.formats.all,
             image_tokens=self.images,
         )
+        replay = config.actor_rollout_ref.get("replay")
+        self.stored = StoredRollouts(Path(replay)) if replay is not None else None
         self.progress = ProgressReport() if self.options.enable_tqdm else None
 
     def folder_of_images(self, validation: bool) -> Path | None:
@@ -186,6 +190,8 @@ class VerlToolAgentLoop(AgentLoopBase):
         too long.
         """
         worker = self._worker
+        if worker.stored is not None:
+            return self._replayed(worker.stored, index, int(global_steps), validation=bool(row.get(VALIDATION)))
         where = f"row {'?' if index is None else index} of the data"
         conversation = await self._conversation(raw_prompt, row, where)
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
@@ -226,6 +232,17 @@ class VerlToolAgentLoop(AgentLoopBase):
             shown, folder = trajectory.images_shown, worker.folder_of_images(bool(row.get(VALIDATION)))
             output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, shown, folder)
         return output
+
+    def _replayed(
+        self, stored: StoredRollouts, index: int | None, step: int, *, validation: bool
+    ) -> AgentLoopOutput:
+        """What an earlier run stored of this row."""
+        trajectory = stored.next(None if index is None else int(index), validation=validation)
+        record = replace(trajectory, trajectory_id=os.urandom(16).hex(), extra={"index": trajectory.extra.get("index")})
+        use = EngineUse(first_version=step, last_version=step)
+        with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
+        formats = self._worker.formats.all
+        return as_verl_output(record, use, self._worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
 
     async def _conversation(
         self, messages: list[dict[str, Any]], row: Mapping[str, Any], where: str

@@ -29,8 +29,8 @@ class EngineWatch:
         on_lost: Callable[[EngineLostError], None] = abort_training,
         interval: float = INTERVAL,
     ) -> None:
-        """Addresses as ``host:port``."""
-        self._refused = dict.fromkeys(addresses, 0)
+        """Addresses as ``host:port``; an empty one is of an engine that there is not."""
+        self._refused = dict.fromkeys(filter(None, addresses), 0)
         self._on_lost = on_lost
         self._interval = interval
         self._stopped = threading.Event()

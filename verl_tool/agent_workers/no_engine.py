@@ -1,0 +1,45 @@
+"""The rollout engine of a training that takes its trajectories from disk: none at all.
+
+For ``actor_rollout_ref.rollout.name=replay``. Written for verl 0.9.0 and 0.9.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from verl.workers.rollout import base
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+
+NAME = "replay"
+
+
+class NoEngineReplica(RolloutReplica):
+    """Has no server; without any, verl's calls of it reach nobody."""
+
+    async def launch_servers(self) -> None:
+        """Start nothing. The address is empty."""
+        self._server_address = ""
+
+
+class NoEngineRollout(BaseRollout):
+    """Takes no weights."""
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing was released."""
+
+    async def release(self) -> None:
+        """Nothing is held."""
+
+    async def update_weights(self, weights: Iterable[Any], wire_format: str = "named_tensors", **kwargs: Any) -> None:
+        """The weights go nowhere."""
+
+
+def register() -> None:
+    """Make the name known to verl, in the trainer's process and in its workers'."""
+    RolloutReplicaRegistry.register(NAME, lambda: NoEngineReplica)
+    base._ROLLOUT_REGISTRY[NAME, "async"] = f"{__name__}.{NoEngineRollout.__name__}"
+
+
+register()
