@@ -206,6 +206,11 @@ class TestWire:
         with pytest.raises(ContentError):
             from_wire(f"data:image/png;base64,{value}")
 
+    @pytest.mark.parametrize(("said", "value"), [("image", "//A="), ("audio", "iVBORw0KGgo=")])
+    def test_audio_is_no_image(self, said: str, value: str) -> None:
+        with pytest.raises(ContentError):
+            from_wire(f"data:{said}/png;base64,{value}")
+
     def test_a_type_that_cannot_be_encoded_is_refused(self) -> None:
         with pytest.raises(
             ContentError, match="'image/gif' is no media type of an image that is known; take image/png"

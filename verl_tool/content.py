@@ -275,7 +275,11 @@ def from_wire(value: str, limits: ContentLimits = LIMITS) -> MediaPart:
         data = base64.b64decode(value[found.end() :], validate=True)
     except (binascii.Error, ValueError) as error:
         raise ContentError(f"the data URI {value[:40]!r}… is not base64: {error}") from None
-    return read_media(data, limits)
+    part = read_media(data, limits)
+    said, held = value[5:].partition("/")[0].lower(), part.media_type.partition("/")[0]
+    if said in ("image", "audio") and said != held:
+        raise ContentError(f"the data URI {value[:40]!r}… says {said} and holds {part.media_type}; say which it is")
+    return part
 
 
 def reference_in(value: object) -> str | None:

@@ -154,12 +154,14 @@ def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
 
 @pytest.mark.parametrize("which", ["train_files", "val_files"])
 def test_a_row_that_cannot_be_used_is_named_before_anything_starts(tmp_path, which):
-    both = ["data.train_files=[hdfs://a/b.parquet]", "data.val_files=null", "actor_rollout_ref.model.path=owner/model"]
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    both = ["data.train_files=[hdfs://a/b.parquet]", "data.val_files=null", model]
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
         '{"prompt": [{"role": "user", "content": "a"}], "shots": ["a.png"], "data_source": "", "reward_model": {}}'
     )
-    with pytest.raises(ConfigError, match=r"row 0 of .*rows.jsonl has content in 'shots'"):
+    with pytest.raises(ConfigError, match=r"row 0 of .*rows.jsonl has content in 'shots'.*reads text only"):
         main_ppo.check_data(composed(*both, f"data.{which}={rows}", "data.image_key=shots"))
     main_ppo.check_data(composed(*both))
     with pytest.raises(ConfigError, match=r"there is no file /no/such.parquet"):

@@ -29,8 +29,13 @@ def metrics_files(run: Path) -> list[Path]:
 def entries(path: Path) -> Iterator[dict[str, Any]]:
     """``step`` and ``data`` of each line of a metrics file; a last line that is still being written is left out."""
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            if line.endswith("\n"):
+                raise
+            return
+        yield entry
 
 
 def read_metrics(run: Path) -> Metrics:
