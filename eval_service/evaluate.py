@@ -29,6 +29,7 @@ from eval_service.evaluation.report import Summary, as_markdown, summarise
 from eval_service.evaluation.shown_images import IMAGES, with_images
 from verl_tool.agent_loop.trajectory import save_images
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.json_options import json_object
 
 console = Console(stderr=True)
 
@@ -192,7 +193,7 @@ def _reward(name: str | None, options: str, run: Path | None, tool_server_url: s
     """The reward of the command line; what it leaves open is the run's. Raises ConfigError."""
     if name is None and run is None:
         raise ConfigError("no reward: give --reward_manager (such as torl), or --from_run")
-    given = _json_object(options)
+    given = json_object(options, f"--reward_kwargs {options!r}")
     # What follows imports verl.
     from eval_service.evaluation.scoring import reward_config, reward_of_run
 
@@ -201,16 +202,6 @@ def _reward(name: str | None, options: str, run: Path | None, tool_server_url: s
     from eval_service.model.run_config import run_config
 
     return reward_of_run(run_config(run), name, given, tool_server_url)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"--reward_kwargs {text!r} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"--reward_kwargs {text!r} is no JSON object")
-    return content
 
 
 def _tokenizer(name: str | None, run: Path | None) -> Any:

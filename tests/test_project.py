@@ -126,7 +126,7 @@ ARROWS = {
 """What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
 GROUND = (
     *("protocol", "content", "env_variables", "errors", "json_text", "packed_files", "plugin", "rendezvous"),
-    *("sandbox_fusion", "verification"),
+    *("json_options", "sandbox_fusion", "verification"),
 )
 """Modules of the room ``protocol``."""
 LIGHT = ("protocol", "formats", "sandbox", "judge", "retrieval", "sql", "web", "client", "servers", "tasks")

@@ -10,7 +10,6 @@ cannot be used.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from eval_service.episode_flags import given_options, with_episode_flags
-from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.errors import VerlToolError
+from verl_tool.json_options import json_object
 
 
 @with_episode_flags
@@ -74,7 +74,7 @@ def examine_model(
             model=model,
             config=config,
             chat_template=chat_template,
-            chat_template_kwargs=_json_object(chat_template_kwargs),
+            chat_template_kwargs=json_object(chat_template_kwargs, f"--chat_template_kwargs {chat_template_kwargs!r}"),
             trust_remote_code=trust_remote_code,
             tool_type=tool_type,
             tool_config=tool_config,
@@ -100,13 +100,3 @@ app.command()(examine_model)
 def main() -> None:
     """Entry point."""
     app()
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"--chat_template_kwargs {text!r} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"--chat_template_kwargs {text!r} is no JSON object")
-    return content

@@ -11,7 +11,6 @@ Exit code 0: nothing changed but what was asked for; 1: something did; 2: the ru
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection, Iterable
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.json_options import json_object
 
 if TYPE_CHECKING:
     from verl_tool.replay.stored import Stored, StoredRun
@@ -81,7 +81,7 @@ def command(
 
         stored = StoredRun(run, tuple(data or ()), files)
         trained = run if stored.config is not None else from_run
-        options, known = _json_object(reward_kwargs), _known(accept)
+        options, known = json_object(reward_kwargs, repr(reward_kwargs[:200])), _known(accept)
         report: Report
         if regrade:
             shown = _shown(stored, limit, "grading")
@@ -144,18 +144,8 @@ def _print(report: Report) -> None:
 def _known(accept: Path | None) -> set[tuple[str, object]]:
     """Where differences are known, and what is there now. Raises ConfigError for a line that is no difference."""
     lines = accept.read_text("utf-8").splitlines() if accept is not None else []
-    told = [_json_object(line) for line in lines if line.strip()]
+    told = [json_object(line, repr(line[:200])) for line in lines if line.strip()]
     return {(str(each.get("where")), each.get("now")) for each in told}
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{text[:200]!r} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{text[:200]!r} is no JSON object")
-    return content
 
 
 def main() -> None:

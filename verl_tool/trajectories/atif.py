@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, Trajectory
-from verl_tool.errors import ConfigError
 from verl_tool.trajectories.skeleton import FIELD, Carried, restored, skeleton_of
-from verl_tool.trajectories.turns import Converted, Json, Turn, foreign, prompt_text, turns_of
+from verl_tool.trajectories.turns import Converted, Json, Turn, foreign, prompt_text, turns_of, validated
 
 SCHEMA = "ATIF-v1.8"
 _NOTE = "The first step is the prompt as the chat template rendered it."
@@ -97,12 +96,7 @@ def write(trajectory: Trajectory) -> Converted:
 
 def read(document: Any) -> Converted:
     """The trajectory: the one that was written, or what another project's document tells. Raises ConfigError."""
-    try:
-        told = _Document.model_validate(document)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"this is no ATIF document: {where}: {problem['msg']}") from None
+    told = validated(_Document, document, "this is no ATIF document")
     own = _own(told)
     return Converted(own) if own is not None else _foreign(told)
 

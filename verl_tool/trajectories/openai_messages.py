@@ -7,11 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, Trajectory
-from verl_tool.errors import ConfigError
-from verl_tool.trajectories.turns import Converted, Json, Turn, foreign, prompt_text, turns_of
+from verl_tool.trajectories.turns import Converted, Json, Turn, foreign, prompt_text, turns_of, validated
 
 PROMPT_MESSAGES = "prompt_messages"
 """Entry of `Trajectory.extra`: the messages of a prompt that was read from such a form."""
@@ -63,12 +62,7 @@ def write(trajectory: Trajectory, prompt: Sequence[Json] | None = None) -> Conve
 
 def read(document: Any) -> Converted:
     """A trajectory of texts alone. A call is written in the form of Hermes. Raises ConfigError."""
-    try:
-        told = _Conversation.model_validate(document).messages
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"these are no messages of OpenAI's form: {where}: {problem['msg']}") from None
+    told = validated(_Conversation, document, "these are no messages of OpenAI's form").messages
     first = next((i for i, message in enumerate(told) if message.role == "assistant"), len(told))
     segments = [Segment(Author.PROMPT, (), text=_text(message)) for message in told[:first]]
     calls: list[CallRecord] = []

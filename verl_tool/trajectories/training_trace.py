@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.trajectories.skeleton import FIELD, Carried, restored, skeleton_of
-from verl_tool.trajectories.turns import Converted, Json, Turn, finish_reason, foreign, turns_of
+from verl_tool.trajectories.turns import Converted, Json, Turn, finish_reason, foreign, turns_of, validated
 
 
 class _Turn(BaseModel):
@@ -60,12 +60,7 @@ def write(trajectory: Trajectory) -> Converted:
 
 def read(document: Any) -> Converted:
     """The trajectory: the one that was written, or what another project's trace tells. Raises ConfigError."""
-    try:
-        told = _Trace.model_validate(document)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"this is no TrainingTrace of version 1: {where}: {problem['msg']}") from None
+    told = validated(_Trace, document, "this is no TrainingTrace of version 1")
     own = _own(told)
     return Converted(own) if own is not None else _foreign(told)
 

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopReason, Trajectory
+from verl_tool.errors import ConfigError
 from verl_tool.formats import ALL_FORMATS
 from verl_tool.formats.find import calls_sent
 
 Json = dict[str, Any]
 """An object of JSON."""
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def validated(model: type[_Model], document: Any, but: str) -> _Model:
+    """What another project's document tells. Raises ConfigError that begins with `but` and names the place."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ConfigError(f"{but}: {where}: {problem['msg']}") from None
 
 
 @dataclass(frozen=True)

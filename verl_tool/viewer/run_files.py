@@ -54,7 +54,6 @@ class Run:
         """By step, validations first."""
         if self.file is not None:
             return [record_file(self.file)]
-        found = []
         with os.scandir(self.records_folder) as entries:
             found = [record_file(Path(e.path)) for e in entries if _NUMBERED.fullmatch(e.name)]
         if (self.folder / "records.jsonl").is_file():

@@ -208,7 +208,7 @@ class ActionRunner:
     async def _open(
         self, tool: Tool, trajectory: Trajectory, request: StepRequest, admission: Admission | None, deadline: float
     ) -> None:
-        """Make the trajectory's state with the files or images that have come, whatever it calls first."""
+        """Make the trajectory's state with the files, images or audio that have come, whatever it calls first."""
         async with admission.place(tool.name) if admission else nullcontext():
             try:
                 await self._context(tool, trajectory, request, deadline)
