@@ -121,7 +121,7 @@ def uri(data: bytes) -> str:
     [
         (uri(picture(3, (90, 90)).data[:90]), "invalid_image", "cannot be decoded"),
         (uri(b"GIF89a"), "invalid_image", "begins with b'GIF89a' is no image or audio that is known; taken are"),
-        (uri(b"fLaC" + b"\0" * 20), "invalid_image", "it is audio/flac; send an image"),
+        (uri(b"fLaC" + b"\0" * 20), "invalid_image", "says image and holds audio/flac; say which it is"),
         (bomb(), "invalid_image", "of 10000 x 10000 pixels; at most 16777216 are taken"),
         ("data:image/png;base64,?", "invalid_image", "is not base64"),
         ("file:///etc/passwd", "invalid_image", "is no data URI; send data:image/png;base64"),
