@@ -2,7 +2,8 @@ r"""Crops of images over HTTP, beside verl-tool's `pixel_reasoner`, in one run.
 
     python benchmarks/images.py --peer-url http://127.0.0.1:5100
 
-The script starts this project's server. That of TIGER-AI-Lab/verl-tool is started before, as one server without a
+The script starts this project's server twice: in one process (`--embedded`), as verl-tool's is, and on Ray with its
+ingress. That of TIGER-AI-Lab/verl-tool is started before, as one server without a
 router before it, in an environment that also holds torch, torchvision and verl, which its tool imports:
 
     git clone https://github.com/TIGER-AI-Lab/verl-tool peer && cd peer && python3.11 -m venv .venv
@@ -23,6 +24,7 @@ import base64
 import json
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -41,7 +43,7 @@ from verl_tool.protocol import IMAGES_FIELD
 from verl_tool.servers.serve.ports import free_ports
 
 console = Console(stderr=True)
-OURS, PEER = "this server", "verl-tool"
+OURS, ON_RAY, PEER = "this server", "on Ray", "verl-tool"
 PADDING = 0.1
 """Of the image's sides, that verl-tool adds on each side of a box."""
 CROP = 0.3
@@ -68,12 +70,12 @@ def call(corner: float, side: int, padding: float) -> str:
 
 
 class Asked:
-    """Trajectories of one system, and the bytes that they sent and received in JSON."""
+    """Trajectories of one system."""
 
     def __init__(self, connections: Connections, image: str, side: int, turns: int, is_peer: bool) -> None:
         self._connections, self._image, self._side, self._turns = connections, image, side, turns
         self._padding, self._every_turn = (PADDING, True) if is_peer else (0.0, False)
-        self.sent = self.received = self.trajectories = 0
+        self.trajectories = 0
 
     async def trajectory(self, number: int) -> int:
         """Ask for all crops of one; how many came back as images of the right size."""
@@ -87,13 +89,15 @@ class Asked:
         self.trajectories += 1
         return right
 
+    @property
+    def kilobytes(self) -> float:
+        """Of JSON that a trajectory has sent and received."""
+        return self._connections.bytes / max(1, self.trajectories) / 1024
+
     async def _post(self, trajectory_id: str, action: str, extra: dict[str, Any], finish: bool = False) -> dict:
         body = {"trajectory_ids": [trajectory_id], "actions": [action]}
         body |= {"extra_fields": [{**extra, "finish": True} if finish else extra], "finish": [finish]}
-        answer = await self._connections.post(body)
-        self.sent += len(json.dumps(body))
-        self.received += len(json.dumps(answer))
-        return answer
+        return await self._connections.post(body)
 
     def _is_right(self, observation: Any) -> bool:
         if not isinstance(observation, dict) or not observation.get("image"):
@@ -132,21 +136,22 @@ async def run(
 ) -> tuple[list[Cell], dict[str, float]]:
     """All figures, and the kilobytes of JSON a trajectory by system."""
     image = photograph(side)
-    (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    async with running(server_command(port, "pixel_reasoner"), url + "/health") as server, Connections(url) as ours:
-        systems = {OURS: (Asked(ours, image, side, turns, is_peer=False), server.pid)}
+    systems: dict[str, tuple[Asked, int]] = {}
+    async with AsyncExitStack() as stack:
+        for name, options, port in zip((OURS, ON_RAY), (["--embedded"], []), free_ports(2), strict=True):
+            url = f"http://127.0.0.1:{port}"
+            command = [*server_command(port, "pixel_reasoner"), *options]
+            server = await stack.enter_async_context(running(command, url + "/health"))
+            connections = await stack.enter_async_context(Connections(url))
+            systems[name] = (Asked(connections, image, side, turns, is_peer=False), server.pid)
         if peer_url is not None:
-            peer = Connections(peer_url)
-            systems[PEER] = (Asked(peer, image, side, turns, is_peer=True), listener(peer_url))
+            connections = await stack.enter_async_context(Connections(peer_url))
+            systems[PEER] = (Asked(connections, image, side, turns, is_peer=True), listener(peer_url))
         for name, (asked, _) in systems.items():
             if (right := await asked.trajectory(0)) != turns:
                 raise RuntimeError(f"{name} answered {right} of {turns} crops of the first trajectory as it should")
         cells = await compare(systems, clients, seconds, rounds, turns)
-    told = {
-        name: (asked.sent + asked.received) / max(1, asked.trajectories) / 1024 for name, (asked, _) in systems.items()
-    }
-    return cells, told
+    return cells, {name: asked.kilobytes for name, (asked, _) in systems.items()}
 
 
 def main(

@@ -150,6 +150,8 @@ class Connections:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         self._head = head.encode()
+        self.bytes = 0
+        """Of all bodies that were sent and received."""
 
     async def get_observation(self, ids: list[str], actions: list[str]) -> list[str | dict]:
         """The observations. Raises RuntimeError for an answer other than 200."""
@@ -165,6 +167,7 @@ class Connections:
         if length is None:
             raise RuntimeError(f"an answer without a length: {head!r}")
         answer = await reader.readexactly(int(length[1]))
+        self.bytes += len(sent) + len(answer)
         self._idle.append((reader, writer))
         if not head.startswith(b"http/1.1 200"):
             raise RuntimeError(f"{head.splitlines()[0].decode()}: {answer[:200]!r}")

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from verl_tool.errors import ContentError
@@ -167,13 +169,19 @@ def encode_image(
 
     Takes tens of milliseconds: call it in a worker. Raises ContentError if the result is beyond `limits`.
     """
-    file = BytesIO()
-    # A JPEG has no transparency and no palette.
-    image = image.convert("RGB") if media_type == "image/jpeg" else image
-    image.save(file, _format_of(media_type), **options)
-    part = read_media(file.getvalue(), limits)
+    if media_type == "image/jpeg" and image.mode != "RGB":
+        image = image.convert("RGB")  # a JPEG has no transparency and no palette
+    with _file_in_memory() as file:
+        image.save(file, _format_of(media_type), **options)
+        file.seek(0)
+        part = read_media(file.read(), limits)
     assert isinstance(part, ImagePart)
     return part
+
+
+def _file_in_memory() -> IO[bytes]:
+    """A file of the system where it has such ones: while Pillow writes to it, other threads go on."""
+    return BytesIO() if sys.platform != "linux" else open(os.memfd_create("image"), "w+b")
 
 
 def as_parts(values: Iterable[object]) -> list[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -55,13 +56,16 @@ def test_an_image_may_be_all(fmt: Format) -> None:
     assert text_of(shown) == fmt.render("")
 
 
-def test_a_format_that_leaves_an_image_out_is_refused() -> None:
+@pytest.mark.parametrize(
+    "rendered", [lambda _: "done", lambda output: output * 2, lambda output: output[16:] + output[:16]]
+)
+def test_a_format_that_leaves_an_image_out_or_changes_their_order_is_refused(rendered: Callable[[str], str]) -> None:
     @dataclass
     class Silent(FencedFormat):
         name = "silent"
 
         def render(self, output: str, call: Call | None = None) -> str:
-            return "done"
+            return rendered(output)
 
     with pytest.raises(
         ContentError, match="format 'silent' leaves out an image or audio of an output; let render keep"

@@ -6,7 +6,6 @@ no tool; which tool takes a call is decided by the call's name.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,22 @@ def render_parts(fmt: Format, parts: Sequence[Part], call: Call | None = None) -
         media = {secrets.token_hex(8): part for part in parts if not isinstance(part, TextPart)}
         words = iter(media)
         output = "".join(part.text if isinstance(part, TextPart) else next(words) for part in parts)
-        pieces = re.split(f"({'|'.join(media) or '(?!)'})", fmt.render(output, call))
-        if pieces[1::2] == list(media):
-            return [media.get(piece) or TextPart(piece) for piece in pieces if piece]
+        texts = _between(list(media), fmt.render(output, call))
+        if texts is not None:
+            shown: list[Part] = [TextPart(texts[0])]
+            for part, text in zip(media.values(), texts[1:], strict=True):
+                shown += [part, TextPart(text)]
+            return [part for part in shown if part != TextPart("")]
     raise ContentError(f"the format {fmt.name!r} leaves out an image or audio of an output; let render keep all of it")
+
+
+def _between(words: Sequence[str], text: str) -> list[str] | None:
+    """What stands before, between and behind the words; None unless each is there once, in this order."""
+    texts: list[str] = []
+    for word in words:
+        before, found, text = text.partition(word)
+        if not found:
+            return None
+        texts.append(before)
+    texts.append(text)
+    return None if any(word in each for each in texts for word in words) else texts

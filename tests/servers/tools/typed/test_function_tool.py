@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import threading
 from collections.abc import Callable
@@ -181,6 +182,31 @@ async def test_calls_in_threads_run_at_the_same_time() -> None:
 
     meets = function_tool(meeting)()
     assert await asyncio.gather(text(meets, "<meeting/>"), text(meets, "<meeting/>")) == ["met", "met"]
+
+
+async def test_a_thread_serves_one_call_after_the_other_and_ends_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: contextvars.ContextVar[str] = contextvars.ContextVar("said", default="nothing")
+
+    @tool
+    def remembering(words: str) -> str:
+        """Remembers."""
+        threads.add(threading.current_thread())
+        seen.append(said.get())
+        said.set(words)
+        return words
+
+    threads: set[threading.Thread] = set()
+    seen: list[str] = []
+    remembers = function_tool(remembering)()
+    for words, idle_seconds in (("a", 60), ("b", 60), ("c", 0.01)):
+        monkeypatch.setattr("verl_tool.servers.tools.typed.threads.IDLE_SECONDS", idle_seconds)
+        await text(remembers, f"<remembering>{words}</remembering>")
+    assert seen == ["nothing"] * 3, "each call has the context of its own caller"
+    (thread,) = threads
+    await asyncio.to_thread(thread.join, 20)
+    assert not thread.is_alive()
+    await text(remembers, "<remembering>d</remembering>")
+    assert len(threads) == 2
 
 
 async def test_threads_that_never_come_back_are_a_fault_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:

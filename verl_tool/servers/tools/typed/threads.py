@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
@@ -14,13 +15,17 @@ from verl_tool.protocol import FaultKind
 MAX_THREADS = 64
 """Calls of one tool that run in threads at once; further ones wait for their turn, until their deadline."""
 
+IDLE_SECONDS = 10.0
+"""How long a thread waits for a further call before it ends."""
+
 _Outcome = tuple[object, BaseException | None]
+_Calls = SimpleQueue[Callable[[], None]]
 
 
 class Threads:
-    """A bounded number of daemon threads, one a call.
+    """A bounded number of daemon threads, each with one call at a time.
 
-    A thread cannot be stopped: one whose caller has left goes on, and keeps its place until it ends by itself.
+    A call cannot be stopped: one whose caller has left goes on, and keeps its place until it ends by itself.
     """
 
     def __init__(self, owner: str) -> None:
@@ -28,6 +33,8 @@ class Threads:
         self._places = asyncio.Semaphore(MAX_THREADS)
         self._given_up = 0
         """Threads that run on though nobody waits for them."""
+        self._idle: list[_Calls] = []
+        """Of threads that wait for a call, the latest last."""
 
     def check(self) -> None:
         """Raise ToolFault if every place is taken by a call that nobody waits for: it may never come back."""
@@ -39,28 +46,49 @@ class Threads:
             raise ToolFault(FaultKind.OVERLOADED, message, retryable=True)
 
     async def begin(self, function: Callable[[], object]) -> asyncio.Future[_Outcome]:
-        """Start a thread as soon as there is a place. The future tells what came of it, and is never cancelled."""
+        """Call it in a thread as soon as there is a place. The future tells what came of it, and is never cancelled."""
         self.check()
         await self._places.acquire()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[_Outcome] = loop.create_future()
-        ended.add_done_callback(lambda _: self._places.release())
+        context = contextvars.copy_context()
+        calls = self._thread()
 
         def work() -> None:
-            outcome = _outcome_of(function)
+            outcome = context.run(_outcome_of, function)
+            self._idle.append(calls)
             # The loop may be closed by now: nobody waits any more.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(ended.set_result, outcome)
 
+        ended.add_done_callback(lambda _: self._places.release())
+        calls.put(work)
+        return ended
+
+    def _thread(self) -> _Calls:
+        """One that is idle, or a new one. Raises ToolFault, and gives the place back."""
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        calls: _Calls = SimpleQueue()
         try:
-            threading.Thread(
-                target=contextvars.copy_context().run, args=(work,), name=f"tool-{self._owner}", daemon=True
-            ).start()
+            threading.Thread(target=self._work, args=(calls,), name=f"tool-{self._owner}", daemon=True).start()
         except RuntimeError as error:
             self._places.release()
             message = f"tool {self._owner}: no thread can be started ({error}); raise the limit of processes"
             raise ToolFault(FaultKind.OVERLOADED, message, retryable=True) from error
-        return ended
+        return calls
+
+    def _work(self, calls: _Calls) -> None:
+        """What a thread does, until it has been idle for long."""
+        while True:
+            with contextlib.suppress(Empty):
+                calls.get(timeout=IDLE_SECONDS)()
+                continue
+            try:
+                self._idle.remove(calls)
+            except ValueError:
+                continue  # it was given a call just now
+            return
 
     async def outcome(self, ended: asyncio.Future[_Outcome]) -> object:
         """What the function returned; raises what it raised."""
