@@ -169,6 +169,24 @@ def test_a_row_that_cannot_be_used_is_named_before_anything_starts(tmp_path, whi
 
 
 @pytest.mark.parametrize(
+    ("override", "cause"),
+    [
+        ("actor_rollout_ref.model.use_fused_kernels=true", r"use_fused_kernels=true with .*, which reads images"),
+        ("algorithm.adv_estimator=gae", r"adv_estimator=gae needs a critic, and verl makes none for .*reads images"),
+    ],
+)
+def test_what_does_not_work_with_images_is_refused_for_models_that_read_them(tmp_path, override, cause):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    files = ("data.train_files=[hdfs://a/b.parquet]", "data.val_files=null")
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    main_ppo.check_data(composed(*files, model, "algorithm.adv_estimator=grpo"))
+    with pytest.raises(ConfigError, match=cause):
+        main_ppo.check_data(composed(*files, model, "algorithm.adv_estimator=grpo", override))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    main_ppo.check_data(composed(*files, model, "algorithm.adv_estimator=grpo", override))
+
+
+@pytest.mark.parametrize(
     ("overrides", "cause"),
     [
         ([STOPS], "no tool server"),

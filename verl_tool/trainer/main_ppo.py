@@ -213,6 +213,8 @@ def _check_rows(config: DictConfig) -> None:
     media = {*MEDIA_COLUMNS, *(data.get(f"{kind}_key", f"{kind}s") for kind in ("image", "video", "audio"))}
     trusted = bool(model.get("trust_remote_code", False))
     why = why_no_images(model.get("hf_config_path") or model.path, trust_remote_code=trusted)
+    if why is None:
+        _check_with_images(config)
     if why in (None, UNKNOWN):
         media.remove(data.get("image_key", "images"))
     required = (data.prompt_key, *columns_for_reward(config))
@@ -220,6 +222,23 @@ def _check_rows(config: DictConfig) -> None:
         if path.is_file():
             check_columns(path, required)
             check_rows(path, data.prompt_key, tuple(media), None if why in (None, UNKNOWN) else f"the model {why}")
+
+
+def _check_with_images(config: DictConfig) -> None:
+    """Raises ConfigError for a setting that does not work with a model that reads images."""
+    from verl.trainer.ppo.utils import need_critic
+
+    model = config.actor_rollout_ref.model
+    if model.get("use_fused_kernels", False):
+        raise ConfigError(
+            f"actor_rollout_ref.model.use_fused_kernels=true with {model.path}, which reads images: the engine gives "
+            "the tokens that stand for them no probability, and these kernels would; set it to false"
+        )
+    if need_critic(config):
+        raise ConfigError(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} needs a critic, and verl makes none for "
+            f"{model.path}, which reads images; take an estimator without one (grpo, rloo, reinforce_plus_plus, …)"
+        )
 
 
 def complete(config: DictConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from verl_tool.agent_loop.generators.qwen_images import FAMILIES, QwenImages
 from verl_tool.agent_loop.tokenizer import Tokenizer
@@ -16,7 +16,7 @@ UNKNOWN = "is not there, or of no kind that transformers knows"
 def why_no_images(model: str, *, trust_remote_code: bool = False) -> str | None:
     """Why images are of no use to the model in a folder, in words that follow "the model"; None if it reads them."""
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        config = _config_of(model, trust_remote_code)
     except (OSError, ValueError):
         return UNKNOWN  # whoever loads it says it better
     if getattr(config, "vision_config", None) is None:
@@ -26,6 +26,15 @@ def why_no_images(model: str, *, trust_remote_code: bool = False) -> str | None:
             f"is of the family {config.model_type}, whose images are not read here (known are {', '.join(FAMILIES)})"
         )
     return None
+
+
+def _config_of(model: str, trust_remote_code: bool) -> PretrainedConfig:
+    """What lies on this machine, in a folder or in the cache of the hub, is not asked for: without a network each
+    question takes half a minute. Raises OSError or ValueError."""
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code, local_files_only=True)
+    except OSError:
+        return AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
 
 
 def image_reading(processor: Any | None, tokenizer: Tokenizer) -> QwenImages:

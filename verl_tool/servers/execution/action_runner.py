@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from verl_tool.content import AudioPart, ImagePart, as_parts, refuse_too_much
+from verl_tool.content import AudioPart, ImagePart, MediaPart, as_parts, refuse_too_much
 from verl_tool.errors import ConfigError, ContentError, SandboxError, ToolFault
 from verl_tool.formats.load import specs_of
 from verl_tool.json_text import shown
@@ -44,6 +44,7 @@ MAX_CALLS = 256
 """Most calls of one action that are run, where the server's config says nothing. Of more, one is refused for all."""
 MAX_NAMES = 256
 """Most names in that list."""
+_FIELDS: dict[type[MediaPart], str] = {ImagePart: IMAGES_FIELD, AudioPart: AUDIOS_FIELD}
 
 
 class ToolCallFault(ToolFault):
@@ -77,10 +78,9 @@ class ActionRunner:
         self._groups: dict[str, list[str]] = {}
         for tool in tools:
             self._groups.setdefault(tool.state_group, []).append(tool.name)
-        self._viewers = list({tool.state_group: tool for tool in tools if tool.takes_images}.values())
-        """One tool of each state that knows the trajectory's images."""
-        self._listeners = list({tool.state_group: tool for tool in tools if tool.takes_audio}.values())
-        """The same for its audio."""
+        takers = {(kind, tool.state_group): tool for tool in tools for kind in tool.takes_media}
+        self._takers = [(kind, tool) for (kind, _), tool in takers.items()]
+        """One tool of each state that knows the trajectory's images or audio."""
         bounded = [tool for tool in tools if tool.max_live is not None or tool.ttl_seconds is not None]
         self._live = {tool.state_group: LiveStates(tool) for tool in bounded}
 
@@ -182,8 +182,8 @@ class ActionRunner:
                 return await self._verify(trajectory, request, admission, deadline)
             if FILES_FIELD in request.extra:
                 await self._open(self._tool_with_workspace(FILES_FIELD), trajectory, request, admission, deadline)
-            for takers, name in ((self._viewers, IMAGES_FIELD), (self._listeners, AUDIOS_FIELD)):
-                for tool in takers if name in request.extra else ():
+            for kind, tool in self._takers:
+                if _FIELDS[kind] in request.extra:
                     await self._open(tool, trajectory, request, admission, deadline)
             wanted, formats = self._wanted_tools(request), self._wanted_formats(request)
             if request.extra.get(DIRECT_FIELD) is True:
@@ -282,12 +282,9 @@ class ActionRunner:
 
     async def _show(self, result: ToolResult, trajectory: Trajectory, request: StepRequest, deadline: float) -> None:
         """Tell the states that know the trajectory's images and audio of those of a result."""
-        images = [part for part in result.parts if isinstance(part, ImagePart)]
-        for tool in self._viewers if images else ():
-            tool.see((await self._context(tool, trajectory, request, deadline)).state, images)
-        audios = [part for part in result.parts if isinstance(part, AudioPart)]
-        for tool in self._listeners if audios else ():
-            tool.hear((await self._context(tool, trajectory, request, deadline)).state, audios)
+        for kind, tool in self._takers:
+            if media := [part for part in result.parts if isinstance(part, kind)]:
+                tool.take_media((await self._context(tool, trajectory, request, deadline)).state, media)
 
     async def _context(self, tool: Tool, trajectory: Trajectory, request: StepRequest, deadline: float) -> Context:
         """Who calls `tool`; a state is made at the trajectory's first call."""

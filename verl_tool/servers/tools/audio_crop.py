@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
-from verl_tool.content import AudioPart, from_wire, listed, read_media
+from verl_tool.content import AudioPart, MediaPart, from_wire, listed, read_media
 from verl_tool.errors import ContentError, ToolFault
 from verl_tool.protocol import AUDIOS_FIELD, FaultKind
 from verl_tool.servers.tools.base import CallError, Context
@@ -69,7 +69,7 @@ class AudioCrop(TrajectoryTools):
     It is counted from 1, in this order.
     """
 
-    takes_audio = True
+    takes_media = (AudioPart,)
 
     async def setup(self, trajectory: Context) -> None:
         self._audios = await asyncio.to_thread(_given, trajectory.extra.get(AUDIOS_FIELD))
@@ -79,8 +79,8 @@ class AudioCrop(TrajectoryTools):
         copy._audios = list(self._audios)
         return copy
 
-    def hear(self, audios: Sequence[AudioPart]) -> None:
-        self._audios += audios
+    def take_media(self, media: Sequence[MediaPart]) -> None:
+        self._audios += [part for part in media if isinstance(part, AudioPart)]
 
     @tool(
         example_actions=(

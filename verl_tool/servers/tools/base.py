@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from verl_tool.content import AudioPart, ImagePart, Part, as_parts
+from verl_tool.content import MediaPart, Part, as_parts
 from verl_tool.errors import ConfigError, ToolFault, VerlToolError
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, TagFormat, format_by_name, guard
 from verl_tool.formats.find import find_calls
@@ -156,11 +156,10 @@ class Tool(ABC):
     ``state_lost``. At most the server's ``--state_ttl``, which holds if None."""
     has_workspace: ClassVar[bool] = False
     """Whether its state is a workspace, which takes files (`FILES_FIELD`) and which `verify` can look at."""
-    takes_images: ClassVar[bool] = False
-    """Whether its state begins with the images of the prompt (`IMAGES_FIELD`), and is told of those that tools show
-    (`see`). It is made when images come, whichever tool is called."""
-    takes_audio: ClassVar[bool] = False
-    """The same for audio (`AUDIOS_FIELD`, `hear`)."""
+    takes_media: ClassVar[tuple[type[MediaPart], ...]] = ()
+    """`ImagePart`: its state begins with the images of the prompt (`IMAGES_FIELD`), and is told of those that tools
+    show (`take_media`). It is made when images come, whichever tool is called. `AudioPart`: the same for audio
+    (`AUDIOS_FIELD`)."""
     sandbox: SandboxPool | None = None
     """The pool in which this tool runs Python, set by `start`; the server lends it to ``POST /run_code``."""
 
@@ -242,11 +241,8 @@ class Tool(ABC):
     async def close_state(self, state: Any) -> None:  # noqa: B027 - most tools need none
         """Free it: the trajectory finished, expired, or the server stops."""
 
-    def see(self, state: Any, images: Sequence[ImagePart]) -> None:  # noqa: B027 - only where `takes_images`
-        """The model sees these images in an observation, behind all earlier ones; its own are among them."""
-
-    def hear(self, state: Any, audios: Sequence[AudioPart]) -> None:  # noqa: B027 - only where `takes_audio`
-        """As `see`, of audio."""
+    def take_media(self, state: Any, media: Sequence[MediaPart]) -> None:  # noqa: B027 - only where `takes_media`
+        """An observation holds these, all images or all audio, behind all earlier ones; its own are among them."""
 
     async def verify(self, state: Any, verification: Verification) -> Verdict:
         """What a verifier says of a workspace. Raises ToolFault or SandboxError if it cannot be run."""

@@ -8,7 +8,7 @@ import pytest
 from quarters import GREEN, Looker, noise, quarters, same
 from toy_tools import Puppet, picture
 
-from verl_tool.content import parts_of, read_media, to_wire
+from verl_tool.content import ImagePart, parts_of, read_media, to_wire
 from verl_tool.protocol import IMAGES_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
@@ -21,7 +21,7 @@ CORNER = ZOOM % ([0, 0, 8, 8], 1)
 def test_all_of_them_share_one_state() -> None:
     tools = load_tools("zoom_in,rotate,draw,measure,select_frames")
     assert len({tool.state_group for tool in tools}) == 1
-    assert all(tool.takes_images for tool in tools)
+    assert all(tool.takes_media == (ImagePart,) for tool in tools)
     assert {tool.owner for tool in load_tools("pixel_reasoner")} == {PictureTools}
 
 

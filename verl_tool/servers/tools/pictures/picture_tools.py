@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from verl_tool.content import ImagePart, from_wire, listed
+from verl_tool.content import ImagePart, MediaPart, from_wire, listed
 from verl_tool.errors import ContentError, ToolFault
 from verl_tool.protocol import IMAGES_FIELD, FaultKind
 from verl_tool.servers.tools.base import CallError, Context, ToolOptions
@@ -34,7 +34,7 @@ class PictureTools(TrajectoryTools):
     Images are counted from 1: those of the prompt, then those of observations.
     """
 
-    takes_images = True
+    takes_media = (ImagePart,)
     Options: ClassVar[type[ToolOptions]] = PictureOptions
     options: PictureOptions
 
@@ -52,7 +52,8 @@ class PictureTools(TrajectoryTools):
         copy._made, copy._views = dict(self._made), list(self._views)
         return copy
 
-    def see(self, images: Sequence[ImagePart]) -> None:
+    def take_media(self, media: Sequence[MediaPart]) -> None:
+        images = (part for part in media if isinstance(part, ImagePart))
         self._views += [self._made.get(image.sha256) or View.of(image) for image in images]
 
     @property

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar
 
-from verl_tool.content import AudioPart, ImagePart
+from verl_tool.content import MediaPart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
@@ -49,11 +49,10 @@ class TrajectoryTools:
     ttl_seconds: ClassVar[float | None] = None
     """The instance of a trajectory that is idle for so long is torn down. At most the server's
     ``--state_ttl``, which holds if None."""
-    takes_images: ClassVar[bool] = False
-    """Whether the instance is made when the prompt has images, with `IMAGES_FIELD` in the ``extra`` of its `setup`, and
-    is told of the images that tools show (`see`)."""
-    takes_audio: ClassVar[bool] = False
-    """The same for audio (`AUDIOS_FIELD`, `hear`)."""
+    takes_media: ClassVar[tuple[type[MediaPart], ...]] = ()
+    """`ImagePart`: the instance is made when the prompt has images, with `IMAGES_FIELD` in the ``extra`` of its
+    `setup`, and is told of the images that tools show (`take_media`). `AudioPart`: the same for audio
+    (`AUDIOS_FIELD`)."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The model of its options."""
     options: ToolOptions = ToolOptions()
@@ -83,11 +82,8 @@ class TrajectoryTools:
             retryable=False,
         )
 
-    def see(self, images: Sequence[ImagePart]) -> None:
-        """The model sees these images in an observation, behind all earlier ones; its own are among them."""
-
-    def hear(self, audios: Sequence[AudioPart]) -> None:
-        """As `see`, of audio."""
+    def take_media(self, media: Sequence[MediaPart]) -> None:
+        """An observation holds these, all images or all audio, behind all earlier ones; its own are among them."""
 
     async def teardown(self) -> None:
         """Give back what `setup` took: the trajectory finished or expired, or the server stops."""
@@ -139,11 +135,8 @@ class MethodTool(FunctionTool):
         copy.options = self.options
         return _Held(copy)
 
-    def see(self, state: _Held, images: Sequence[ImagePart]) -> None:
-        state.instance.see(images)
-
-    def hear(self, state: _Held, audios: Sequence[AudioPart]) -> None:
-        state.instance.hear(audios)
+    def take_media(self, state: _Held, media: Sequence[MediaPart]) -> None:
+        state.instance.take_media(media)
 
     async def close_state(self, state: _Held) -> None:
         await self._on(state, state.instance.teardown)
@@ -204,8 +197,7 @@ def _method_tool(owner: type[TrajectoryTools], function: Function, mark: Mark) -
         signature,
         mark,
         owner=owner.shared(),
-        takes_images=owner.takes_images,
-        takes_audio=owner.takes_audio,
+        takes_media=owner.takes_media,
         Options=owner.Options,
         max_live=owner.max_live,
         ttl_seconds=owner.ttl_seconds,
