@@ -11,6 +11,9 @@ whole process, threads included; the two loops take turns, and each figure is th
 verl's loop is measured both ways that verl 0.9.0 can put turns together: rendered one by one (its default), and by its
 continuous-token builder, which is all that verl 0.9.1 has. The memory of ``--live`` trajectories that all wait for
 their last turn is measured in a process of its own for each loop.
+
+With ``--image-side`` each result also holds a JPEG of so many pixels a side that nobody has seen before: verl's tool
+gives its pixels, as verl wants them, ours its file. It becomes 64 tokens. Memory is not measured then.
 """
 
 from __future__ import annotations
@@ -24,20 +27,24 @@ import logging
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import psutil
 import typer
 from hydra import compose, initialize_config_dir
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, ProcessorMixin
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.base_tool import BaseTool
@@ -47,6 +54,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
+from verl_tool.content import ImagePart, encode_image, read_media
 from verl_tool.formats.hermes import HermesFormat
 from verl_tool.protocol import StepResult
 from verl_tool.trainer import main_ppo
@@ -117,7 +125,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 class Engine:
     """verl's engine client: answers at once, the same lines in every trajectory. Its last line may be held back."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, turns: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, turns: int) -> None:
         call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 41}}\n</tool_call><|im_end|>'
         lines = [THOUGHT * 8 + call] * turns + [THOUGHT + "The sum is 42.<|im_end|>"]
         self._lines = [tokenizer.encode(line, add_special_tokens=False) for line in lines]
@@ -155,37 +163,92 @@ class Engine:
         )
 
 
+class Pictures:
+    """JPEGs with the same pixels, of which each is a file of its own."""
+
+    def __init__(self, side: int) -> None:
+        noise = np.random.default_rng(0).random((side // 8, side // 8, 3)) * 255
+        self._opened = Image.fromarray(noise.astype(np.uint8)).resize((side, side))
+        self._file = encode_image(self._opened, "image/jpeg", quality=85).data
+
+    def part(self) -> ImagePart:
+        part = read_media(self._file + uuid.uuid4().bytes)  # what stands behind its end is not read
+        assert isinstance(part, ImagePart)
+        return part
+
+    def opened(self) -> Image.Image:
+        return self._opened.copy()
+
+
 class VerlTool(BaseTool):
     """The tool as verl's loop wants it."""
 
+    pictures: Pictures | None = None
+
     async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> tuple[ToolResponse, float, dict]:
         assert parameters == {"a": 1, "b": 41}
-        return ToolResponse(text=RESULT), 0.0, {}
+        images = [self.pictures.opened()] if self.pictures else None
+        return ToolResponse(text=RESULT, image=images), 0.0, {}
 
 
 class OurTools:
     """The tool as our loop wants it, in the place of the client of a tool server."""
 
-    def __init__(self) -> None:
-        self._format = HermesFormat()
+    def __init__(self, pictures: Pictures | None) -> None:
+        self._format, self._pictures = HermesFormat(), pictures
 
     async def call(self, trajectory_id: str, action: str, *, finish: bool = False, **_: Any) -> StepResult:
         if finish:
             return StepResult(trajectory_id)
         (call,) = self._format.find_calls(action)
         assert call.arguments == {"a": 1, "b": 41}
-        return StepResult(trajectory_id, RESULT)
+        if self._pictures is None:
+            return StepResult(trajectory_id, RESULT)
+        return StepResult(trajectory_id, "<image>" + RESULT, image=[self._pictures.part()])
 
 
-def make_loop(name: str, engine: Engine, tokenizer: PreTrainedTokenizerFast) -> Callable[[], AgentLoopBase]:
+@dataclass(frozen=True)
+class Seeing:
+    """What loops with images need."""
+
+    pictures: Pictures
+    processor: ProcessorMixin
+    folder: str
+    """Of the model's config."""
+
+
+@contextlib.contextmanager
+def seeing(side: int) -> Iterator[Seeing]:
+    """Ray is up within the block: ours puts images into its store."""
+    sys.path.append(str(Path(__file__).parents[1] / "examples/train"))
+    import ray
+    from from_scratch import make_tokenizer as learned
+    from from_scratch_vision import CHAT_TEMPLATE, PATCH, VISION, make_processor
+    from transformers import Qwen3VLConfig
+
+    tokenizer = learned([THOUGHT, RESULT, QUESTION, json.dumps(SCHEMA)], 600, CHAT_TEMPLATE, VISION)
+    ids = dict(zip(("image_token_id", "video_token_id"), tokenizer.convert_tokens_to_ids(VISION[2:]), strict=True))
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            Qwen3VLConfig(**ids).save_pretrained(folder)
+            yield Seeing(Pictures(side), make_processor(tokenizer, (8 * 2 * PATCH) ** 2), folder)
+    finally:
+        ray.shutdown()
+
+
+def make_loop(
+    name: str, engine: Engine, tokenizer: PreTrainedTokenizerBase, sight: Seeing | None = None
+) -> Callable[[], AgentLoopBase]:
     """A function that makes an agent loop, as verl does for every trajectory."""
     agent = "actor_rollout_ref.agent"
     overrides = [
         *("data.max_prompt_length=4096", "data.max_response_length=16384", f"{agent}.max_turns=100"),
         *(f"{agent}.enable_mtrl=true", f"{agent}.mtrl_role=tool", f"{agent}.max_concurrent_trajectories=null"),
-        *(f"{agent}.tool_server_url=http://127.0.0.1:9", f"{agent}.enable_tqdm=false"),
+        *(f"{agent}.tool_server_url=http://127.0.0.1:9", f"{agent}.enable_tqdm=false", f"{agent}.tool_schemas=none"),
         "actor_rollout_ref.rollout.multi_turn.max_tool_response_length=4096",
         *([f"data.continuous_token.enable={str(name == CONTINUOUS).lower()}"] if BY_TURN in LOOPS else []),
+        *([f"actor_rollout_ref.model.path={sight.folder}", "actor_rollout_ref.rollout.name=vllm"] if sight else []),
     ]
     with initialize_config_dir(str(Path(main_ppo.__file__).parent / "config"), version_base=None):
         config = compose("agent_ppo_trainer", overrides=overrides)
@@ -195,14 +258,18 @@ def make_loop(name: str, engine: Engine, tokenizer: PreTrainedTokenizerFast) -> 
         "trainer_config": DictConfigWrap(config),
         "server_manager": engine,
         "tokenizer": tokenizer,
-        "processor": None,
+        "processor": sight and sight.processor,
         "dataset_cls": RLHFDataset,
         "data_config": DictConfigWrap(config.data),
     }
     if name != OURS:
+        VerlTool.pictures = sight and sight.pictures
         return lambda: ToolAgentLoop(**settings, tools=tools)
     worker = VerlToolAgentLoop(**settings)._worker
-    worker.episode = Episode(worker.generator, OurTools(), worker.tokenizer, worker.options)
+    tools_of_ours = OurTools(sight and sight.pictures)
+    worker.episode = Episode(
+        worker.generator, tools_of_ours, worker.tokenizer, worker.options, image_tokens=worker.images
+    )
     return lambda: VerlToolAgentLoop(**settings)
 
 
@@ -220,13 +287,16 @@ async def run(make: Callable[[], AgentLoopBase], trajectories: int, concurrency:
     return (await asyncio.gather(*(one() for _ in range(trajectories))))[0]
 
 
-async def costs(trajectories: int, turns: int, concurrency: int, repeats: int) -> list[Cost]:
-    """Run the loops in turn, `repeats` times each."""
-    tokenizer = make_tokenizer()
+async def costs(
+    trajectories: int, turns: int, concurrency: int, repeats: int, sight: Seeing | None = None
+) -> list[Cost]:
+    """Run the loops in turn, `repeats` times each. verl has one way of putting turns with images together."""
+    tokenizer = make_tokenizer() if sight is None else sight.processor.tokenizer
     engine = Engine(tokenizer, turns)
-    makers = {name: make_loop(name, engine, tokenizer) for name in LOOPS}
-    cpu: dict[str, list[float]] = {name: [] for name in LOOPS}
-    wall: dict[str, list[float]] = {name: [] for name in LOOPS}
+    loops = LOOPS if sight is None else (OURS, LOOPS[1])
+    makers = {name: make_loop(name, engine, tokenizer, sight) for name in loops}
+    cpu: dict[str, list[float]] = {name: [] for name in loops}
+    wall: dict[str, list[float]] = {name: [] for name in loops}
     tokens: dict[str, int] = {}
     for make in makers.values():
         await run(make, concurrency, concurrency)
@@ -239,7 +309,7 @@ async def costs(trajectories: int, turns: int, concurrency: int, repeats: int) -
             cpu[name].append((time.process_time() - began[0]) * per_turn)
             wall[name].append((time.perf_counter() - began[1]) * per_turn)
     return [
-        Cost(name, turns, tokens[name], statistics.median(cpu[name]), statistics.median(wall[name])) for name in LOOPS
+        Cost(name, turns, tokens[name], statistics.median(cpu[name]), statistics.median(wall[name])) for name in loops
     ]
 
 
@@ -290,6 +360,7 @@ def main(
     repeats: Annotated[int, typer.Option()] = 5,
     live: Annotated[int, typer.Option(help="Trajectories whose memory is measured.")] = 10_000,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    image_side: Annotated[int | None, typer.Option(min=64, help="Pixels; each result holds an image then.")] = None,
     only_memory: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure, and print two tables."""
@@ -298,10 +369,12 @@ def main(
     if only_memory is not None:
         print(json.dumps(asdict(asyncio.run(memory(only_memory, live, wanted[0])))))
         return
-    measured = [cost for n in wanted for cost in asyncio.run(costs(trajectories, n, concurrency, repeats))]
+    with seeing(image_side) if image_side else contextlib.nullcontext() as sight:
+        measured = [cost for n in wanted for cost in asyncio.run(costs(trajectories, n, concurrency, repeats, sight))]
     Console().print(cost_table(measured))
-    weighed = [memory_apart(name, live, 3) for name in LOOPS]
-    Console().print(memory_table(weighed))
+    weighed = [] if image_side else [memory_apart(name, live, 3) for name in LOOPS]
+    if weighed:
+        Console().print(memory_table(weighed))
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         told = {"cost": [asdict(c) for c in measured], "memory": [asdict(m) for m in weighed]}

@@ -20,8 +20,8 @@ def make_vision_model(kind: str, folder: Path) -> None:
 
 
 def vision_model(kind: str) -> tuple[Any, Any, Any]:
-    """One of `kind` ``qwen3_vl``, as recipes make it, or ``qwen2_5_vl``, its tokenizer and processor: 1.4 million random
-    weights."""
+    """One of `kind` ``qwen3_vl``, as recipes make it, or ``qwen2_5_vl``, its tokenizer and processor: 1.4 million
+    random weights."""
     import from_scratch_vision as recipe
     from from_scratch import make_tokenizer
 
