@@ -187,8 +187,9 @@ class VerlTool(BaseTool):
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> tuple[ToolResponse, float, dict]:
         assert parameters == {"a": 1, "b": 41}
-        images = [self.pictures.opened()] if self.pictures else None
-        return ToolResponse(text=RESULT, image=images), 0.0, {}
+        if self.pictures is None:
+            return ToolResponse(text=RESULT), 0.0, {}
+        return ToolResponse(text=RESULT, image=[self.pictures.opened()]), 0.0, {}
 
 
 class OurTools:
