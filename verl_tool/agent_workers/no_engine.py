@@ -6,11 +6,14 @@ For ``actor_rollout_ref.rollout.name=replay``. Written for verl 0.9.0 and 0.9.1.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
 from verl.workers.rollout import base
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+
+from verl_tool.platforms.patch import PatchError
 
 NAME = "replay"
 
@@ -37,9 +40,20 @@ class NoEngineRollout(BaseRollout):
 
 
 def register() -> None:
-    """Make the name known to verl, in the trainer's process and in its workers'."""
+    """Make the name known to verl, in the trainer's process and in its workers'.
+
+    verl has no function that adds a rollout, so its table of them is written. Raises PatchError if that is gone or has
+    another form.
+    """
+    table = vars(base).get("_ROLLOUT_REGISTRY")
+    if not isinstance(table, dict) or not isinstance(table.get(("vllm", "async")), str):
+        raise PatchError(
+            f"verl {version('verl')} has no verl.workers.rollout.base._ROLLOUT_REGISTRY with the path of a class by "
+            "(name, 'async'), which training from stored trajectories adds to. Install a version that verl-tool is "
+            "checked with: pip install 'verl-tool[cpu]'"
+        )
     RolloutReplicaRegistry.register(NAME, lambda: NoEngineReplica)
-    base._ROLLOUT_REGISTRY[NAME, "async"] = f"{__name__}.{NoEngineRollout.__name__}"
+    table[NAME, "async"] = f"{__name__}.{NoEngineRollout.__name__}"
 
 
 register()
