@@ -392,6 +392,16 @@ async def test_limits_hold_for_the_whole_session(pool: SandboxPool) -> None:
 
 
 @needs_groups
+async def test_a_cell_that_leaves_no_memory_for_the_next_is_undone(pool: SandboxPool) -> None:
+    fill = "x = []\ntry:\n    while True: x.append(bytearray(1 << 20))\nexcept MemoryError: del x[-{freed}:]"
+    async with pool.session(limits=SessionLimits(memory_bytes=256 << 20)) as session:
+        full = await session.run(fill.format(freed=2))
+        assert (full.state, full.limit_hit) == ("rolled_back", None)
+        assert full.stderr == "The cell was undone: it left no memory for the next one.\n"
+        assert (await session.run(fill.format(freed=16))).state == "kept"
+        assert await shown(session, "len(x) > 50") == "True\n"
+
+
 async def test_memory_and_cpu_time_are_counted_over_all_processes_and_calls(pool: SandboxPool) -> None:
     limits = SessionLimits(wall_seconds=20, memory_bytes=256 << 20, cpu_seconds=2.0)
     async with pool.session(limits=limits) as session:

@@ -18,6 +18,7 @@ import ast
 import contextlib
 import io
 import linecache
+import mmap
 import os
 import resource
 import select
@@ -47,6 +48,9 @@ _BURIAL_SECONDS = 0.5
 _FORK_SECONDS = 2.0
 """For the kernel to bury what was killed, so that there is room for a fork."""
 _NO_ROOM = b"The cell was not run: the processes that are running leave no room for one more. End some of them.\n"
+_RESERVE_BYTES = 4 << 20
+"""Kept free between cells: else one that fills the session's memory leaves no room for another that lets go of it."""
+_NO_MEMORY = b"The cell was undone: it left no memory for the next one.\n"
 _kill, _exit, _fork = os.kill, os._exit, os.fork
 
 
@@ -71,6 +75,7 @@ class Keeper:
         """Other keepers in the same pid namespace: those of branches."""
         self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         """Signals that the user's code blocks."""
+        self._reserve = mmap.mmap(-1, _RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def serve(self) -> NoReturn:
         """Run cells until the pool lets go of the session."""
@@ -195,6 +200,7 @@ class Keeper:
             The exit code, and how many threads were left.
         """
         os.setsid()  # signals to the cell's group do not reach the keeper
+        self._reserve.close()
         code = program.read_job(fds[0]).code
         journal = linux.map_shared(fds[0], _JOURNAL)
         words = journal.cast("Q")
@@ -214,6 +220,7 @@ class Keeper:
         status = program.guarded(lambda: run_cell(code, self._main, shown, interactive))
         self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         _flush_streams()
+        self._renew_reserve()
         threads = len(os.listdir("/proc/self/task")) - 1
         if threads:
             _leave_threads()
@@ -221,6 +228,14 @@ class Keeper:
         words.release()
         linux.unmap(journal)
         return status, threads
+
+    def _renew_reserve(self) -> None:
+        """Raises OSError or MemoryError if the cell left no room for it: the cell is then undone."""
+        try:
+            self._reserve = mmap.mmap(-1, _RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, MemoryError):
+            os.write(2, _NO_MEMORY)
+            raise
 
     def _take_over(self, theirs: _socket.socket, token: bytes) -> None:
         """Become the keeper. Raises OSError if the one before is gone: the pool then holds the state for lost."""
