@@ -436,6 +436,50 @@ async def test_a_model_that_never_answers_is_a_fault_at_the_deadline() -> None:
     assert "generation_timeout=0.02" in trajectory.fault.message
 
 
+async def test_each_turn_has_the_seconds_of_its_own_generation() -> None:
+    run = Run([f"so {CALL}", "it is 2"])
+    paces = [0.02, 0.12]
+
+    class Paced:
+        async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+            await asyncio.sleep(paces[len(run.engine.fed)])
+            return await run.engine.generate(prompt_ids, sampling_params, request_id)
+
+    timings = (await Episode(Paced(), run.tools, run.tokenizer, run.options).run(run.prompt)).timings
+    first, second = timings.turns
+    assert first >= 0.02
+    assert second >= 0.12
+    assert timings.generate == pytest.approx(first + second)
+    assert timings.generate < timings.total
+
+
+async def test_a_turn_without_an_answer_has_no_time_of_its_own() -> None:
+    class Dying:
+        async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+            await asyncio.sleep(0.02)
+            if len(prompt_ids) > len(run.prompt):
+                raise ToolFault(FaultKind.UNREACHABLE, "the engine is gone", retryable=True)
+            return Generation(run.tokenizer.encode(CALL))
+
+    run = Run([])
+    trajectory = await Episode(Dying(), run.tools, run.tokenizer, run.options).run(run.prompt)
+    assert trajectory.stop is StopReason.FAULT
+    assert len(trajectory.timings.turns) == trajectory.num_turns == 1
+    assert trajectory.timings.generate >= sum(trajectory.timings.turns) + 0.02
+
+
+async def test_an_empty_turn_leaves_no_segment_and_no_time_of_its_own() -> None:
+    class Mute:
+        async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+            await asyncio.sleep(0.02)
+            return Generation(())
+
+    run = Run([])
+    timings = (await Episode(Mute(), run.tools, run.tokenizer, run.options).run(run.prompt)).timings
+    assert timings.turns == ()
+    assert timings.generate >= 0.02
+
+
 async def test_an_aborted_generation_keeps_its_tokens_and_is_left_out() -> None:
     class Aborting:
         async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:

@@ -64,7 +64,9 @@ TRAJECTORIES = st.builds(
     loss_on_observations=st.booleans(),
     prompt_truncated=st.booleans(),
     reward=st.none() | NUMBER,
-    timings=st.builds(Timings, generate=NUMBER, tools=NUMBER, total=NUMBER),
+    timings=st.builds(
+        Timings, generate=NUMBER, tools=NUMBER, total=NUMBER, turns=st.lists(NUMBER, max_size=2).map(tuple)
+    ),
     generator=JSON,
     extra=JSON,
 )
@@ -94,6 +96,13 @@ def test_a_file_holds_one_line_a_trajectory(tmp_path: Path) -> None:
     assert list(read_jsonl(path)) == some
     assert len(path.read_text().splitlines()) == 3
     assert some[0].with_reward(1.0).reward == 1.0
+
+
+def test_a_record_of_before_has_no_times_of_turns() -> None:
+    line = Trajectory("a", (Segment(Author.PROMPT, (1,)),), StopReason.ANSWERED, timings=Timings(0.5, 0, 1)).to_json()
+    older = json.loads(line)
+    del older["timings"]["turns"]
+    assert Trajectory.from_json(json.dumps(older)).timings == Timings(0.5, 0, 1, ())
 
 
 def test_turns_are_numbered_and_each_knows_its_call() -> None:

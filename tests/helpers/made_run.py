@@ -55,7 +55,7 @@ def made_trajectory(problem: int, sample: int, step: int, draw: random.Random) -
         calls=(call,),
         fault=fault,
         reward=None if fault else float(right),
-        timings=Timings(0.5, 0.2, 0.8),
+        timings=Timings(0.5, 0.2, 0.8, (0.5,) if fault else (0.1, 0.4)),
         extra={"index": problem, "step": step, "reward_extra_info": {"acc": float(right)}},
     )
 

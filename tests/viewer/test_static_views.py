@@ -41,8 +41,10 @@ def runs(tmp_path_factory):
     long = made_trajectory(7, 0, 1, draw)
     action = replace(long.segments[1], text=MEGABYTE + HOSTILE, tokens=tuple(range(5000)), log_probs=None)
     long = replace(long, segments=(long.segments[0], action, *long.segments[2:]))
+    older = with_image(made_trajectory(8, 0, 1, draw))
+    older = replace(older, timings=replace(older.timings, turns=()))
     others = [made_trajectory(5, i, 1, draw) for i in range(3000)]
-    write_jsonl(folder / "odd.jsonl", [long, with_image(made_trajectory(8, 0, 1, draw)), *others])
+    write_jsonl(folder / "odd.jsonl", [long, older, *others])
     with (folder / "odd.jsonl").open("a") as file:
         file.write("this is no record\n")
     return folder
@@ -194,6 +196,16 @@ def test_keys_lead_through_the_table_and_the_trajectories(page, browser):
     wait(browser, "document.querySelectorAll('article').length === 4")
     press(browser, "u")
     wait(browser, "document.querySelectorAll('a.row').length > 10")
+
+
+def test_the_waterfall_has_the_time_of_each_turn_where_it_is_recorded(page, browser):
+    page("#/trajectory?run=first&file=step_6&line=8")
+    bars = "return [...document.querySelectorAll('.waterfall text')].map(bar => bar.textContent)"
+    assert run(browser, bars)[0:3:2] == ["turn 1, 3 tokens 100 ms", "turn 2, 1 tokens 400 ms"]
+    assert "divided" not in text(browser, "aside")
+    page("#/trajectory?run=odd&file=odd&line=1")
+    assert run(browser, bars)[0] == "turn 1, 3 tokens 375 ms"
+    assert "divided by the tokens" in text(browser, "aside")
 
 
 def test_hostile_text_is_shown_and_not_run(page, browser):

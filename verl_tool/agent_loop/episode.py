@@ -250,14 +250,15 @@ class Episode:
                 retryable=False,
             ) from None
         finally:
-            builder.generate_seconds += now() - started
+            seconds = now() - started
+            builder.generate_seconds += seconds
         _check(generation, most)
         if self._placer is not None and not set(self._placer.tokens.banned_ids).isdisjoint(generation.token_ids):
             words = "the model wrote a token that stands for a part of an image; have the engine never sample it"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         generation = up_to_stop(generation, params, self._tokenizer)
         text = self._read(generation.token_ids)
-        builder.append_generation(generation, text.raw_text)
+        builder.append_generation(generation, text.raw_text, seconds)
         if generation.stop_reason == "aborted":
             return text, StopReason.ABORTED
         return text, self._cut(builder, generation, text, most)

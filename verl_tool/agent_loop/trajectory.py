@@ -133,6 +133,10 @@ class Timings:
     tools: float = 0.0
     total: float = 0.0
     """From the start of the trajectory (not of its wait for a free place) to its end."""
+    turns: tuple[float, ...] = ()
+    """Of each turn of the model (`Trajectory.num_turns`), in their order: from asking the generator to its answer, on a
+    monotonic clock; the engine's queue is part of it. Their sum is `generate` less the turns of which nothing is kept
+    (a fault, no token). None in records of before."""
 
 
 @dataclass(frozen=True)

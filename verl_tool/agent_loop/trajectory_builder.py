@@ -55,6 +55,8 @@ class TrajectoryBuilder:
     verdict: Verdict | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     generate_seconds: float = 0.0
+    turn_seconds: list[float] = field(default_factory=list)
+    """Of each turn that left a segment."""
 
     @property
     def response_length(self) -> int:
@@ -102,12 +104,13 @@ class TrajectoryBuilder:
         self.images |= {image.sha256: image for image in images}
         return images
 
-    def append_generation(self, generation: Generation, text: str) -> None:
-        """A turn of the model. An empty one leaves no segment."""
+    def append_generation(self, generation: Generation, text: str, seconds: float) -> None:
+        """A turn of the model, which took `seconds`. An empty one leaves no segment."""
         self.details = generation.details
         if generation.token_ids:
             log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
             self._append(Segment(Author.MODEL, tuple(generation.token_ids), log_probs, text))
+            self.turn_seconds.append(seconds)
 
     def append_observation(self, segments: list[Segment], truncated: bool) -> None:
         """What the model is shown of the call that was recorded last; `truncated` if that is less than all."""
@@ -154,7 +157,7 @@ class TrajectoryBuilder:
             verdict=self.verdict,
             loss_on_observations=not options.mask_observations,
             prompt_truncated=self.prompt_truncated,
-            timings=Timings(self.generate_seconds, tools, now() - self.started),
+            timings=Timings(self.generate_seconds, tools, now() - self.started, tuple(self.turn_seconds)),
             images={image.sha256: image for image in self.images_shown},
             generator=dict(self.details),
         )

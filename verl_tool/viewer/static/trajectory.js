@@ -169,22 +169,25 @@ function callCard(call, i) {
     h("p", { class: "faint" }, [call.reward !== null && call.reward !== undefined && `reward ${number(call.reward)}`, ...Object.entries(call.metrics || {}).map(([key, v]) => `${key} ${number(v)}`)].filter(Boolean).join("  ·  ")));
 }
 
-// Bars of generating and of waiting for tools. Where no call tells when it began, generating is divided by tokens.
+// Bars of generating and of waiting for tools. Older records tell the sum of generating only: it is divided by tokens.
 function waterfall(record) {
-  const { generate = 0, total = 0 } = record.timings || {};
+  const { generate = 0, total = 0, turns: told = [] } = record.timings || {};
   if (!total) return null;
   const turns = record.segments.slice(record.prompt_segments).filter((segment) => segment.author === "model");
   const written = turns.reduce((sum, segment) => sum + segment.tokens.length, 0) || 1;
+  const measured = told.length === turns.length;
+  const took = measured ? told : turns.map((segment) => (generate * segment.tokens.length) / written);
   const bars = [];
   let at = 0;
   const add = (kind, title, length) => { if (length > 0) bars.push({ kind, title, from: at, length }); at += Math.max(0, length); };
   const own = record.calls.length > turns.length ? record.calls.slice(0, record.calls.length - turns.length) : [];
   own.forEach((call) => add("tool", call.names?.join() || "call", call.seconds));
   turns.forEach((segment, i) => {
-    add("model", `turn ${i + 1}, ${count(segment.tokens.length)} tokens`, (generate * segment.tokens.length) / written);
+    add("model", `turn ${i + 1}, ${count(segment.tokens.length)} tokens`, took[i]);
     const call = record.calls[own.length + i];
     if (call) add(failed(call) ? "tool failed" : "tool", call.names?.join() || "call", call.seconds);
   });
+  if (measured) add("model", "turns without a token", generate - took.reduce((sum, one) => sum + one, 0));
   add("other", "other: waiting, rendering", total - at);
   const whole = Math.max(at, total);
   const height = 15;
@@ -195,7 +198,8 @@ function waterfall(record) {
     const place = end < 200 ? { x: end + 4 } : x > 120 ? { x: x - 4, "text-anchor": "end" } : { x: x + 4, class: "inside-bar" };
     return [svg("rect", { class: bar.kind, x, y: i * height + 2, width, height: height - 4, rx: 1.5 }), svg("text", { ...place, y: i * height + 11 }, `${bar.title.slice(0, 30)} ${seconds(bar.length)}`)];
   }));
-  return h("div", {}, h("h3", {}, `Time: ${seconds(total)}`), picture, h("p", { class: "faint" }, "Generating is divided by the tokens of each turn; the record tells its sum."));
+  return h("div", {}, h("h3", {}, `Time: ${seconds(total)}`), picture,
+    h("p", { class: "faint" }, measured ? "Generating includes the wait in the engine's queue." : "Generating is divided by the tokens of each turn; the record tells its sum."));
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
