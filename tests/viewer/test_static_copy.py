@@ -34,6 +34,7 @@ VIEWS = {
     "#/trajectory?run=first&file=step_3&line=9&tokens=1": "colour by",
     "#/group?run=first&file=step_3&line=9": "4 samples of one prompt",
     "#/time?run=first": "Where calls fail",
+    "#/live": "This is a copy without a server",
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from made_run import HOSTILE, MEGABYTE, made_run, made_trajectory, write_step, write_tokens
+from pages import SIZES, complaints, fits, press, run, set_window, text, wait
 from PIL import Image
 from viewer_server import viewer
 
@@ -68,28 +69,8 @@ def page(browser, url):
         wait(browser, f"document.getElementById('main').dataset.ready?.startsWith({address.split('?')[0][2:]!r})")
 
     yield show
-    complaints = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-    assert not complaints
+    assert not complaints(browser)
     assert not run(browser, "return window.taken"), "a trajectory's script ran"
-
-
-def run(browser, script, *arguments):
-    return browser.execute_script(script, *arguments)
-
-
-def wait(browser, condition, seconds=20.0):
-    until = time.monotonic() + seconds
-    while not run(browser, f"return Boolean({condition})"):
-        assert time.monotonic() < until, f"never true: {condition}\n{text(browser)[:300]}"
-        time.sleep(0.03)
-
-
-def text(browser, selector="body"):
-    return run(browser, "return document.querySelector(arguments[0])?.innerText ?? ''", selector)
-
-
-def press(browser, key):
-    run(browser, "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))", key)
 
 
 def rows(browser, column):
@@ -107,11 +88,6 @@ def found(browser, beginning):
     wait(browser, f"document.getElementById('found')?.innerText.startsWith({beginning!r})")
 
 
-def fits(browser):
-    """The page is not wider than the window."""
-    return run(browser, "return document.documentElement.scrollWidth <= innerWidth")
-
-
 VIEWS = {
     "runs": "#/runs",
     "run": "#/run?run=first",
@@ -122,16 +98,12 @@ VIEWS = {
     "group": "#/group?run=first&file=step_6&line=18",
     "over_time": "#/time?run=first",
 }
-SIZES = {"": (1280, 850, "light"), "_dark": (1920, 1000, "dark"), "_phone": (390, 800, "light")}
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_is_drawn_at_each_size(page, browser, view):
-    for name, (width, height, scheme) in SIZES.items():
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    for name, window in SIZES.items():
+        set_window(browser, *window)
         page("#/run?run=second")
         page(VIEWS[view])
         assert not text(browser, "p.error").startswith(("Cannot", "there is no"))

@@ -5,6 +5,7 @@ python -m verl_tool.viewer outputs --open
 
 from __future__ import annotations
 
+import os
 import threading
 import webbrowser
 from pathlib import Path
@@ -18,12 +19,15 @@ from rich.markup import escape
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.command_options import AllowedHosts, host_names
+from verl_tool.viewer.endpoint_proxy import KEY_VARIABLE, EndpointProxy
 from verl_tool.viewer.run_watch import RunWatch
 from verl_tool.viewer.static_copy import write_copy
 from verl_tool.viewer.token_texts import TokenTexts
 from verl_tool.viewer.viewer_app import application
 
 HOST = "127.0.0.1"
+STOP_SECONDS = 2
+"""How long Ctrl-C waits for answers that are being written."""
 console = Console(stderr=True)
 
 
@@ -42,6 +46,14 @@ def command(
         Path | None, typer.Option("--index", help="Folder for the indexes. Default: beside the records.")
     ] = None,
     allowed_hosts: AllowedHosts = "",
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--endpoint",
+            help="OpenAI API of an eval endpoint, such as http://127.0.0.1:8000/v1, to talk to in the page Live. Its "
+            f"API key is read from {KEY_VARIABLE}.",
+        ),
+    ] = None,
     export: Annotated[
         Path | None,
         typer.Option("--export", help="Write the runs into this folder, as pages without a server."),
@@ -52,7 +64,11 @@ def command(
 ) -> None:
     """Look at runs in a browser: curves, trajectories, tokens. Nothing is changed but the index."""
     try:
-        roots = paths or [Path("outputs")]
+        if export is not None and endpoint is not None:
+            raise ConfigError("--export writes pages without a server, which reach no --endpoint; leave one out")
+        proxy = EndpointProxy(endpoint, os.environ.get(KEY_VARIABLE))
+        usual = Path("outputs")
+        roots = paths or ([usual] if usual.exists() or endpoint is None else [])
         missing = next((path for path in roots if not path.exists()), None)
         if missing is not None:
             raise ConfigError(
@@ -66,8 +82,11 @@ def command(
     except VerlToolError as error:
         console.print(f"[bold red]cannot look:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
-    app = application(watch, tokens, HostCheck(HOST, port or None, host_names(allowed_hosts)))
-    server = _Server(uvicorn.Config(app, host=HOST, port=port, log_level="warning", server_header=False), open_page)
+    app = application(watch, tokens, HostCheck(HOST, port or None, host_names(allowed_hosts)), proxy)
+    config = uvicorn.Config(
+        app, host=HOST, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=STOP_SECONDS
+    )
+    server = _Server(config, open_page)
     server.run()
     if not server.started:
         raise typer.Exit(1)

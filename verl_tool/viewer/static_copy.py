@@ -20,7 +20,7 @@ from verl_tool.viewer.run_watch import RunWatch
 from verl_tool.viewer.token_texts import TokenTexts
 from verl_tool.viewer.viewer_app import IMAGE_TYPES, STATIC, ViewerApp
 
-MODULES = ("dom", "api", "chart", "trajectory", "group", "runs", "run", "over_time", "table", "main")
+MODULES = ("dom", "api", "chart", "trajectory", "group", "runs", "run", "over_time", "table", "live", "main")
 """In the order of their imports: pages that are opened from a disk may load scripts, but no modules."""
 _IMPORT = re.compile(r'^import (\{.*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)

@@ -1,7 +1,11 @@
-"""The viewer's HTTP application: pages from the package, and what runs have left as JSON. It changes nothing."""
+"""The viewer's HTTP application: pages from the package, what runs have left as JSON, and the way to an endpoint.
+
+It changes nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from importlib.resources import files
@@ -18,10 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_tool.errors import ConfigError
 from verl_tool.servers.api.host_check import HostCheck
-from verl_tool.servers.api.http import HttpError, JsonResponse, error_response, headers_of
+from verl_tool.servers.api.http import Disconnected, HttpError, JsonResponse, error_response, headers_of
 from verl_tool.trainer.monitoring.time_by_phase import PHASES
 from verl_tool.trainer.monitoring.token_records import tokens_of
 from verl_tool.viewer import record_query
+from verl_tool.viewer.endpoint_proxy import EndpointProxy
 from verl_tool.viewer.headlines import CURVES
 from verl_tool.viewer.record_index import Records
 from verl_tool.viewer.record_query import Query
@@ -180,9 +185,12 @@ class ViewerApp:
         return records.starts[file] + line
 
 
-def application(watch: RunWatch, tokens: TokenTexts, host_check: HostCheck) -> ASGIApp:
-    """The ASGI application. `watch` is started and stopped with it."""
-    return _Guarded(Starlette(routes=ViewerApp(watch, tokens).routes()), watch, host_check)
+def application(
+    watch: RunWatch, tokens: TokenTexts, host_check: HostCheck, endpoint: EndpointProxy | None = None
+) -> ASGIApp:
+    """The ASGI application. `watch` is started and stopped with it. `endpoint`: what the live page talks to."""
+    routes = [*ViewerApp(watch, tokens).routes(), *(endpoint or EndpointProxy()).routes()]
+    return _Guarded(Starlette(routes=routes), watch, host_check)
 
 
 class _Guarded:
@@ -209,7 +217,9 @@ class _Guarded:
         except HttpError as error:
             await error_response(error)(scope, receive, sending)
             return
-        await self._app(scope, receive, sending)
+        # A client that leaves needs no answer.
+        with contextlib.suppress(Disconnected):
+            await self._app(scope, receive, sending)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 // Set in a copy without a server: see offline.js.
 const offline = globalThis.viewerOffline;
+export const isCopy = Boolean(offline);
 
 export async function get(name, params = {}) {
   if (offline) return offline.get(name, params);
@@ -9,6 +10,32 @@ export async function get(name, params = {}) {
   const told = await answer.json().catch(() => null);
   if (!answer.ok || told === null) throw new Error(told?.error?.message || `${name}: HTTP ${answer.status}`);
   return told;
+}
+
+// Tells `take` of each event that the server streams for `value`. Raises what it refuses, and an AbortError for `signal`.
+export async function stream(name, value, signal, take) {
+  const answer = await fetch(`api/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value), signal });
+  if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message || `${name}: HTTP ${answer.status}`);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const parts = [];
+  for (;;) {
+    const { value: part, done } = await reader.read();
+    if (done) return;
+    parts.push(part);
+    if (!part.includes("\n")) continue;
+    const lines = parts.splice(0).join("").split("\n");
+    parts.push(lines.pop());
+    for (const line of lines) if (line.startsWith("data: {")) take(parsed(line.slice(6)));
+  }
+}
+
+// A line may be cut short, where an error follows it.
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return {};
+  }
 }
 
 export function imageAddress(run, sha256) {

@@ -27,6 +27,28 @@ export function replace(element, ...children) {
   return element;
 }
 
+// The node that was drawn of `thing` before, where it was in the same `state`; else a new one. `known`: a Map, or none.
+export function kept(known, thing, state, draw) {
+  const before = known?.get(thing);
+  if (before && before.state === state) return before.node;
+  const node = draw();
+  known?.set(thing, { state, node });
+  return node;
+}
+
+// Gives `element` these children; those that it has already are not moved, and keep what the reader did with them.
+export function fit(element, nodes) {
+  nodes.forEach((node, i) => {
+    const now = element.childNodes[i];
+    if (now === node) return;
+    if (now && nodes.includes(now)) element.insertBefore(node, now);
+    else if (now) now.replaceWith(node);
+    else element.append(node);
+  });
+  while (element.childNodes.length > nodes.length) element.lastChild.remove();
+  return element;
+}
+
 // What has no shape of its own, or changes how its neighbours are read: control and format characters, bidi marks.
 const UNSEEN = /(?:[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff])/g;
 const NAMES = { 0x200e: "LRM", 0x200f: "RLM", 0x202a: "LRE", 0x202b: "RLE", 0x202c: "PDF", 0x202d: "LRO", 0x202e: "RLO", 0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0x200b: "ZWSP", 0x200c: "ZWNJ", 0x200d: "ZWJ", 0xfeff: "BOM", 0x7f: "DEL" };
@@ -68,6 +90,12 @@ export function longText(text, attributes = {}) {
   };
   add(0, FIRST);
   return place;
+}
+
+// The end of a text that still grows.
+export function growingText(text) {
+  const before = text.length - FIRST;
+  return h("pre", { dir: "auto", class: "text growing" }, before > 0 && h("span", { class: "faint" }, `… ${count(before)} characters before\n`), shown(text.slice(-FIRST)));
 }
 
 export function count(value) {

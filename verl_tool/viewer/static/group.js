@@ -2,7 +2,7 @@
 
 import { get, link, tableParams } from "./api.js";
 import { count, h, longText, number, replace, share } from "./dom.js";
-import { conversation, failed } from "./trajectory.js";
+import { besideRecords, conversation, failed } from "./trajectory.js";
 
 const MOST = 16;
 
@@ -20,7 +20,7 @@ export async function showGroup(place, params) {
     h("header", {}, h("a", { href: link("trajectory", { run: params.run, ...tableParams(params), file: row.file, line: row.line }) }, `line ${row.line + 1}`),
       h("b", { class: row.reward > mean ? "good" : row.reward < mean ? "bad" : "" }, number(row.reward)), h("span", { title: recorded ? "advantage, as the trainer has recorded it" : "reward less the group's mean; the trainer's advantage is not recorded" }, `${recorded ? "advantage" : "− mean"} ${number(recorded ? row.advantage : row.reward - mean)}`)),
     h("p", { class: "faint" }, [row.stop, `${row.calls} calls${row.failed_calls ? `, ${row.failed_calls} failed` : ""}`, `${count(row.model_tokens)} tokens`, row.excluded && `left out: ${row.excluded}`].filter(Boolean).join(" · ")),
-    records[i].segments ? conversation({ ...records[i], segments: records[i].segments.slice(records[i].prompt_segments), prompt_segments: 0 }, params.run) : h("p", { class: "error" }, "no record")));
+    records[i].segments ? conversation({ ...records[i], segments: records[i].segments.slice(records[i].prompt_segments), prompt_segments: 0 }, besideRecords(params.run)) : h("p", { class: "error" }, "no record")));
   replace(place,
     h("div", { class: "bar" }, h("a", { class: "button", href: link("table", { run: params.run, files: params.file, ...tableParams(params) }) }, "↑ table"), h("h1", {}, `${rows.length} samples of one prompt`),
       rows.length > MOST && h("span", { class: "faint" }, `the ${MOST} with the highest rewards are shown`), rows[0] && h("a", { class: "button", href: link("table", { run: params.run, prompt: rows[0].prompt, sort: "step" }) }, "this prompt at all steps")),

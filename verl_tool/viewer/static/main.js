@@ -1,15 +1,16 @@
 // The frame around the views: header, addresses, keys, and following a run that grows.
 
-import { here, link } from "./api.js";
+import { here, isCopy, link } from "./api.js";
 import { h, replace } from "./dom.js";
 import { showGroup } from "./group.js";
+import { showLive } from "./live.js";
 import { showOverTime } from "./over_time.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { showTable } from "./table.js";
 import { showTrajectory } from "./trajectory.js";
 
-const VIEWS = { runs: showRuns, run: showRun, table: showTable, trajectory: showTrajectory, group: showGroup, time: showOverTime };
+const VIEWS = { runs: showRuns, run: showRun, table: showTable, trajectory: showTrajectory, group: showGroup, time: showOverTime, live: showLive };
 const FOLLOW_MS = 3000;
 let current = {};
 let shownNow = 0;
@@ -46,6 +47,7 @@ function header(view, params) {
     run && h("a", { class: "name", href: link("run", { run: params.run }), title: run }, run),
     run && h("nav", {}, tab("run", "Run"), tab("table", "Trajectories"), tab("time", "Over time")),
     h("span", { class: "grow" }),
+    !isCopy && h("a", { class: view === "live" ? "talk on" : "talk", href: "#/live", title: "A model and its tools to talk to" }, "Live"),
     h("span", { id: "live", title: "The page follows runs that still go" }),
     h("button", { class: "help", title: "Keys (?)", onclick: keysHelp }, "?"),
   );
@@ -55,7 +57,7 @@ const GENERAL = { "?": ["these keys", keysHelp], u: ["one level up", up] };
 
 function up() {
   const { view, params } = here();
-  const back = { trajectory: "table", group: "table", table: "run", time: "run", run: "runs" }[view];
+  const back = { trajectory: "table", group: "table", table: "run", time: "run", run: "runs", live: "runs" }[view];
   const { file, line, ...rest } = params;
   if (back) location.hash = link(back, back === "run" ? { run: params.run } : back === "runs" ? {} : { files: file, ...rest });
 }

@@ -1,10 +1,12 @@
-// One trajectory: what was said, token by token if wished, and what each call cost.
+// One trajectory: what was said, token by token if wished, and what each call cost. One that is still written (live.js) has
+// segments with a `note` in place of the number of their tokens, of which one may be `growing`, and calls that are `waiting`.
 
 import { get, imageAddress, link, tableParams } from "./api.js";
-import { copy, count, h, longText, number, replace, seconds, share, shown, svg } from "./dom.js";
+import { copy, count, growingText, h, kept, longText, number, replace, seconds, share, shown, svg } from "./dom.js";
 
 const COLOURINGS = { author: "author", mask: "loss mask", log_prob: "log-probability", difference: "trainer − rollout", advantage: "advantage" };
 const TOKENS_FIRST = 3000;
+const LETTER = 5.2; // Width of a letter in the waterfall, on average.
 
 export async function showTrajectory(place, params, stillHere) {
   const told = await get("trajectory", params);
@@ -36,14 +38,14 @@ export async function showTrajectory(place, params, stillHere) {
     if (mode.tokens && !pieces) pieces = await get("pieces", params);
     if (!stillHere()) return;
     replace(body, told.record.trajectory === null ? [h("p", { class: "faint" }, "The endpoint gave no trajectory, only the answer."), longText(answer.content || answer.error || "")]
-      : mode.tokens ? tokensView(record, told.trainer, pieces, mode, draw) : conversation(record, params.run));
+      : mode.tokens ? tokensView(record, told.trainer, pieces, mode, draw) : conversation(record, besideRecords(params.run)));
   };
   const toggle = () => { mode.tokens = !mode.tokens; history.replaceState(null, "", link("trajectory", { ...params, tokens: mode.tokens ? "1" : "" })); params.tokens = mode.tokens ? "1" : ""; button.textContent = mode.tokens ? "text" : "tokens"; draw(); };
   const button = h("button", { id: "tokens", title: "key t", onclick: toggle }, mode.tokens ? "text" : "tokens");
   bar.append(h("span", { class: "grow" }), button, h("button", { onclick: keys.l[1], title: "key l" }, "copy link"),
     h("button", { title: "key c: ask the eval endpoint the same", onclick: () => copy(askAsCurl(record), "curl command") }, "copy as curl"));
   await draw();
-  replace(place, bar, facts(told.row, record, answer), h("div", { class: "two" }, body, aside(record)));
+  replace(place, bar, facts(told.row, record, answer), h("div", { class: "two" }, body, h("aside", {}, besides(record))));
   return { keys: { ...keys, t: ["tokens or text", toggle], c: ["copy as curl", () => copy(askAsCurl(record), "curl command")] } };
 }
 
@@ -60,24 +62,34 @@ export function facts(row, record, answer) {
     faults.map((text) => h("p", { class: "error" }, shown(text))));
 }
 
-export function conversation(record, run) {
+// `picture`: from an image's hash to its element. `known`: for what is drawn again and again, see `kept`.
+export function conversation(record, picture, known) {
   let turn = 0;
   const inPrompt = record.prompt_segments ?? 1;
   return record.segments.map((segment, i) => {
     const model = segment.author === "model";
     if (model) turn += 1;
-    if (!segment.text && segment.image) return imageBlock(segment, run);
+    if (!segment.text && segment.image) return kept(known, segment, "image", () => imageBlock(segment, picture));
     const name = i < inPrompt && !model ? "prompt" : model ? `model, turn ${turn}` : segment.author;
-    return h("div", { class: `segment ${segment.author}` }, h("div", { class: "author" }, h("span", {}, name), h("span", {}, `${count(segment.tokens.length)} tokens`)),
-      segment.image && imageBlock(segment, run), segment.text ? longText(segment.text) : h("p", { class: "faint" }, segment.image ? "" : "no text is recorded; look at the tokens"));
+    return kept(known, segment, `${name} ${segment.note} ${segment.text.length}`, () => h("div", { class: `segment ${segment.author}` }, header(name, segment), segment.image && imageBlock(segment, picture),
+      segment.growing ? growingText(segment.text) : segment.text ? longText(segment.text) : h("p", { class: "faint" }, segment.image ? "" : "no text is recorded; look at the tokens")));
   });
 }
 
-function imageBlock(segment, run) {
-  const picture = h("img", { src: imageAddress(run, segment.image), alt: `image ${segment.image.slice(0, 12)}`, loading: "lazy" });
-  picture.addEventListener("error", () => picture.replaceWith(h("p", { class: "faint" }, `the image ${segment.image.slice(0, 12)}… is not beside the records`)));
-  return h("div", { class: "segment image" }, h("div", { class: "author" }, h("span", {}, `image, ${segment.author}`), h("span", {}, `${count(segment.tokens.length)} tokens`)), picture);
+function header(name, segment) {
+  return h("div", { class: "author" }, h("span", {}, name), h("span", {}, segment.note ?? `${count(segment.tokens.length)} tokens`));
 }
+
+function imageBlock(segment, picture) {
+  return h("div", { class: "segment image" }, header(`image, ${segment.author}`, segment), picture(segment.image));
+}
+
+// Pictures of a run's images.
+export const besideRecords = (run) => (sha256) => {
+  const picture = h("img", { src: imageAddress(run, sha256), alt: `image ${sha256.slice(0, 12)}`, loading: "lazy" });
+  picture.addEventListener("error", () => picture.replaceWith(h("p", { class: "faint" }, `the image ${sha256.slice(0, 12)}… is not beside the records`)));
+  return picture;
+};
 
 // Each token's numbers: by whom, whether in the loss, log-probabilities of engine and trainer, advantage.
 function numbered(record, trainer) {
@@ -118,7 +130,7 @@ function tokensView(record, trainer, pieces, mode, draw) {
       }
     };
     add(0);
-    return h("div", { class: `segment ${segment.author}` }, h("div", { class: "author" }, h("span", {}, segment.author), h("span", {}, `${count(segment.tokens.length)} tokens`)), box);
+    return h("div", { class: `segment ${segment.author}` }, header(segment.author, segment), box);
   });
   return [h("div", { class: "bar token-bar" }, "colour by", choose, legend(chosen, most), pieces.reason && h("span", { class: "faint" }, `ids only: ${pieces.reason}`), under), ...segments];
 }
@@ -149,10 +161,14 @@ function legend(chosen, most) {
   return [-most, -most / 2, most / 2, most].map((v) => entry(number(v, 4), shade({ [chosen]: v }, chosen, most)));
 }
 
-function aside(record) {
-  return h("aside", {}, waterfall(record), record.calls.length > 0 && h("h3", {}, `${record.calls.length} calls`), record.calls.map(callCard),
+// What stands beside the conversation. `known` as there.
+export function besides(record, known) {
+  const title = record.calls.length === 1 ? "1 call" : `${record.calls.length} calls`;
+  return [waterfall(record), record.calls.length > 0 && kept(known, "calls", title, () => h("h3", {}, title)),
+    ...record.calls.map((call, i) => kept(known, call, call.waiting, () => callCard(call, i))),
     record.verdict && h("div", { class: "call" }, h("h3", {}, "verifier"), longText(JSON.stringify(record.verdict, null, 1))),
-    h("details", {}, h("summary", {}, "rest of the record"), longText(JSON.stringify({ ...record, segments: undefined, calls: undefined }, null, 1))));
+    !record.growing && kept(known, "rest", record.trajectory_id, () => h("details", {}, h("summary", {}, "rest of the record"), longText(JSON.stringify({ ...record, segments: undefined, calls: undefined }, null, 1)))),
+  ].filter(Boolean);
 }
 
 export function failed(call) {
@@ -163,9 +179,9 @@ function callCard(call, i) {
   const name = call.names?.join(", ") || "no call found";
   const state = call.fault ? `fault: ${call.fault.kind}` : !call.valid ? "not valid" : call.metrics?.timed_out > 0 ? "timed out" : call.metrics?.error > 0 ? "error" : "";
   return h("details", { class: `call${failed(call) ? " failed" : ""}`, open: failed(call) || i < 3 },
-    h("summary", {}, h("b", {}, `${call.step}  ${name}`), h("span", { class: "faint" }, seconds(call.seconds)), state && h("span", { class: "bad" }, state), call.done && h("span", { class: "faint" }, "ends the trajectory"), call.truncated && h("span", { class: "warn", title: "the model was shown less" }, "cut")),
+    h("summary", {}, h("b", {}, `${call.step}  ${name}`), h("span", { class: "faint" }, call.waiting ? "runs" : seconds(call.seconds)), state && h("span", { class: "bad" }, state), call.done && h("span", { class: "faint" }, "ends the trajectory"), call.truncated && h("span", { class: "warn", title: "the model was shown less" }, "cut")),
     (call.invalid_reason || call.fault) && h("p", { class: "error" }, shown(call.invalid_reason || call.fault.message)),
-    h("div", { class: "label" }, "action", h("button", { onclick: () => copy(callAsCurl(call), "curl command") }, "copy as curl")), longText(call.action), h("div", { class: "label" }, "observation"), longText(call.observation || ""),
+    h("div", { class: "label" }, "action", h("button", { onclick: () => copy(callAsCurl(call), "curl command") }, "copy as curl")), longText(call.action), !call.waiting && [h("div", { class: "label" }, "observation"), longText(call.observation || "")],
     h("p", { class: "faint" }, [call.reward !== null && call.reward !== undefined && `reward ${number(call.reward)}`, ...Object.entries(call.metrics || {}).map(([key, v]) => `${key} ${number(v)}`)].filter(Boolean).join("  ·  ")));
 }
 
@@ -179,11 +195,11 @@ function waterfall(record) {
   const took = measured ? told : turns.map((segment) => (generate * segment.tokens.length) / written);
   const bars = [];
   let at = 0;
-  const add = (kind, title, length) => { if (length > 0) bars.push({ kind, title, from: at, length }); at += Math.max(0, length); };
+  const add = (kind, title, length) => { if (length > 1e-6) bars.push({ kind, title, from: at, length }); at += Math.max(0, length); };
   const own = record.calls.length > turns.length ? record.calls.slice(0, record.calls.length - turns.length) : [];
   own.forEach((call) => add("tool", call.names?.join() || "call", call.seconds));
   turns.forEach((segment, i) => {
-    add("model", `turn ${i + 1}, ${count(segment.tokens.length)} tokens`, took[i]);
+    add("model", `turn ${i + 1}${segment.note === undefined ? `, ${count(segment.tokens.length)} tokens` : ":"}`, took[i]);
     const call = record.calls[own.length + i];
     if (call) add(failed(call) ? "tool failed" : "tool", call.names?.join() || "call", call.seconds);
   });
@@ -195,11 +211,13 @@ function waterfall(record) {
   const picture = svg("svg", { class: "waterfall", viewBox: `0 0 320 ${drawn.length * height}`, role: "img", "aria-label": "time of the trajectory" }, drawn.flatMap((bar, i) => {
     const [x, width] = [(bar.from / whole) * 316, Math.max(1.5, (bar.length / whole) * 316)];
     const end = x + width;
-    const place = end < 200 ? { x: end + 4 } : x > 120 ? { x: x - 4, "text-anchor": "end" } : { x: x + 4, class: "inside-bar" };
-    return [svg("rect", { class: bar.kind, x, y: i * height + 2, width, height: height - 4, rx: 1.5 }), svg("text", { ...place, y: i * height + 11 }, `${bar.title.slice(0, 30)} ${seconds(bar.length)}`)];
+    const label = `${bar.title.slice(0, 30)} ${seconds(bar.length)}`;
+    const room = LETTER * label.length + 4;
+    const place = end + room < 320 ? { x: end + 4 } : x > room ? { x: x - 4, "text-anchor": "end" } : { x: x + 4, class: "inside-bar" };
+    return [svg("rect", { class: bar.kind, x, y: i * height + 2, width, height: height - 4, rx: 1.5 }), svg("text", { ...place, y: i * height + 11 }, label)];
   }));
   return h("div", {}, h("h3", {}, `Time: ${seconds(total)}`), picture,
-    h("p", { class: "faint" }, measured ? "Generating includes the wait in the engine's queue." : "Generating is divided by the tokens of each turn; the record tells its sum."));
+    !record.growing && h("p", { class: "faint" }, measured ? "Generating includes the wait in the engine's queue." : "Generating is divided by the tokens of each turn; the record tells its sum."));
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
@@ -210,5 +228,5 @@ function callAsCurl(call) {
 
 function askAsCurl(record) {
   const prompt = record.segments.slice(0, record.prompt_segments).flatMap((segment) => segment.tokens);
-  return `curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d ${quoted(JSON.stringify({ prompt, return_trajectory: true }))}`;
+  return `curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d ${quoted(JSON.stringify({ model: "NAME", prompt, return_trajectory: true }))}`;
 }

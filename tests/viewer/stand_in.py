@@ -1,0 +1,42 @@
+"""An endpoint that says what a test wants it to say, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def stand_in(chat: Handler, models: Handler | None = None) -> AsyncIterator[str]:
+    """The URL of an endpoint whose ``/v1/chat/completions`` is `chat`."""
+
+    async def one_model(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "toy", "owned_by": "verl-tool"}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get("/v1/models", models or one_model)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+async def begin(request: web.Request) -> web.StreamResponse:
+    """A stream of events, begun."""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    return response
+
+
+def event(delta: dict[str, object], **choice: object) -> bytes:
+    """One event of a chat, as `eval_service` sends them."""
+    return f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta, **choice}]})}\n\n".encode()
