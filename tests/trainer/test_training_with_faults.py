@@ -12,7 +12,7 @@ from verl_tool.agent_loop.trajectory import Excluded, Trajectory, read_jsonl
 
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.e2e, pytest.mark.timeout(2400)]
 
-HERE = Path(__file__).parent
+HELPERS = Path(__file__).parents[1] / "helpers"
 STEPS = 10
 INVALID = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
 
@@ -21,7 +21,7 @@ def faulty_run(folder: Path, calculator: Calculator, *overrides: str, manager: s
     folder.mkdir(parents=True, exist_ok=True)
     loops = folder / "agent_loops.yaml"
     loops.write_text("- name: verltool_agent\n  _target_: faulty_parts.AbortingAgentLoop\n")
-    parts = HERE / "faulty_parts.py"
+    parts = HELPERS / "faulty_parts.py"
     return small_run(
         folder,
         calculator,
@@ -40,7 +40,7 @@ def faulty_run(folder: Path, calculator: Calculator, *overrides: str, manager: s
 @pytest.fixture(scope="module", params=["false", "true"], ids=["v0", "v1"])
 def run(request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(HERE), prepend=":")
+        patch.setenv("PYTHONPATH", str(HELPERS), prepend=":")
         folder = tmp_path_factory.mktemp(f"faults_{request.param}")
         run = faulty_run(folder, calculator, f"trainer.use_v1={request.param}")
         run.finish(1800)
@@ -81,7 +81,7 @@ def test_records_and_metrics_agree(run):
 
 def test_a_reward_manager_that_always_raises_ends_the_run(calculator, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(HERE), prepend=":")
+        patch.setenv("PYTHONPATH", str(HELPERS), prepend=":")
         run = faulty_run(tmp_path / "broken", calculator, "trainer.use_v1=true", manager="BrokenRewardManager")
         with run.started() as process:
             assert process.wait(900) == 1

@@ -1,9 +1,10 @@
-"""``python -m verl_tool.replay``: the trajectories of a run, scored again or with their calls run again.
+"""``python -m verl_tool.replay``: a run's trajectories scored again, their calls run again, or compared with a run's.
 
     python -m verl_tool.replay outputs/calculator/grpo --regrade
     python -m verl_tool.replay outputs/calculator/grpo --regrade --reward_manager mine.py
     python -m verl_tool.replay outputs/calculator/grpo --reexecute --files 'validation_*'
     python -m verl_tool.replay outputs/evaluation/test --regrade --from_run outputs/calculator/grpo --data test.parquet
+    python -m verl_tool.replay outputs/calculator/grpo --same_as outputs/calculator/again
 
 Exit code 0: nothing changed but what was asked for; 1: something did; 2: the run cannot be replayed.
 """
@@ -24,6 +25,7 @@ from rich.table import Table
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.json_options import json_object
+from verl_tool.replay.same_runs import compare_runs
 
 if TYPE_CHECKING:
     from verl_tool.replay.stored import Stored, StoredRun
@@ -49,6 +51,9 @@ def command(
     run: Annotated[Path, typer.Argument(help="The folder of a training, or of an evaluation (records.jsonl).")],
     regrade: Annotated[bool, typer.Option("--regrade", help="Score every stored trajectory again.")] = False,
     reexecute: Annotated[bool, typer.Option("--reexecute", help="Run every stored call again.")] = False,
+    same_as: Annotated[
+        Path | None, typer.Option("--same_as", help="Compare the run with this one: all but times and ids.")
+    ] = None,
     reward_manager: Annotated[
         str | None,
         typer.Option("--reward_manager", help="In place of the run's: a name, or a .py file with one."),
@@ -75,19 +80,22 @@ def command(
 ) -> None:
     """Do again what a run did, and tell what is different."""
     try:
-        if regrade == reexecute:
-            raise ConfigError("nothing to do; give one of --regrade and --reexecute")
-        from verl_tool.replay.stored import StoredRun  # what is imported here and below takes seconds
-
-        stored = StoredRun(run, tuple(data or ()), files)
-        trained = run if stored.config is not None else from_run
+        if (regrade, reexecute, same_as is not None).count(True) != 1:
+            raise ConfigError("nothing to do; give one of --regrade, --reexecute and --same_as")
         options, known = json_object(reward_kwargs, repr(reward_kwargs[:200])), _known(accept)
         report: Report
-        if regrade:
-            shown = _shown(stored, limit, "grading")
-            report = _regraded(shown, run, trained, reward_manager, options, tool_server_url)
+        if same_as is not None:
+            report = compare_runs(run, same_as)
         else:
-            report = _reexecuted(_shown(stored, limit, "calling"), trained, tool_server_url)
+            from verl_tool.replay.stored import StoredRun  # what is imported here and below takes seconds
+
+            stored = StoredRun(run, tuple(data or ()), files)
+            trained = run if stored.config is not None else from_run
+            if regrade:
+                shown = _shown(stored, limit, "grading")
+                report = _regraded(shown, run, trained, reward_manager, options, tool_server_url)
+            else:
+                report = _reexecuted(_shown(stored, limit, "calling"), trained, tool_server_url)
     except VerlToolError as error:
         console.print(f"[bold red]cannot replay:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None

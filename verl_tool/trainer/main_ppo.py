@@ -35,6 +35,7 @@ from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 from verl_tool.trainer.composition import known_names, resolve_calculations
+from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
 from verl_tool.trainer.progress.console import loud_console, quiet_console
@@ -261,6 +262,8 @@ def complete(config: DictConfig) -> None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
         _leave_resources_to_cluster(config)
         _replace_engine(config)
+        if config.deterministic:
+            make_deterministic(config)
     _check_lengths(config, options_in(config))
     MetricWatch(config.metric_limits)
     if config.algorithm.filter_groups.enable and not config.trainer.use_v1:

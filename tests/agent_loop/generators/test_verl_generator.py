@@ -51,3 +51,16 @@ async def test_other_engines_are_asked_nothing_more():
     generator.begin("t")
     await generator.generate([1], {"temperature": 0.5}, "t")
     assert client.asked == [{"temperature": 0.5}]
+
+
+async def test_each_turn_has_a_seed_of_its_own_that_follows_from_the_trajectory_s():
+    client = Client()
+    generator = VerlGenerator(client, "vllm")
+    for trajectory, seed in (("a", 5), ("b", 5), ("c", 6), ("d", None)):
+        generator.begin(trajectory, seed=seed)
+        for _ in range(2):
+            await generator.generate([1], {}, trajectory)
+    seeds = [asked.get("seed") for asked in client.asked]
+    assert seeds[:2] == seeds[2:4]
+    assert len({*seeds[:2], *seeds[4:6]}) == 4
+    assert seeds[6:] == [None, None]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.generators.seeds import seed_of
 from verl_tool.content import ImagePart
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
@@ -29,6 +30,10 @@ class EngineUse:
 
     priority: int = 0
     """Smaller goes first in the engine's queue."""
+    seed: int | None = None
+    """Of the trajectory; None: sampled as the engine likes."""
+    turns: int = 0
+    """Asked for so far."""
     first_version: int | None = None
     """Number of weight updates before the trajectory's first turn."""
     last_version: int | None = None
@@ -72,9 +77,9 @@ class VerlGenerator:
         self._client, self._engine, self._send, self._most_images = client, engine, send, most_images
         self._uses: dict[str, EngineUse] = {}
 
-    def begin(self, trajectory_id: str, priority: int = 0) -> None:
-        """Start to note what a trajectory's turns tell."""
-        self._uses[trajectory_id] = EngineUse(priority)
+    def begin(self, trajectory_id: str, priority: int = 0, seed: int | None = None) -> None:
+        """Start to note what a trajectory's turns tell. `seed`: each turn is sampled with one that follows from it."""
+        self._uses[trajectory_id] = EngineUse(priority, seed)
 
     def end(self, trajectory_id: str) -> EngineUse:
         """What was noted since `begin`."""
@@ -98,6 +103,9 @@ class VerlGenerator:
         media = {"image_data": await asyncio.to_thread(lambda: list(map(self._send, images)))} if images else {}
         if self._engine == "vllm":
             sampling_params = _for_vllm(sampling_params)
+        if use.seed is not None:
+            sampling_params = {**sampling_params, "seed": seed_of(use.seed, use.turns)}
+        use.turns += 1
         output = await self._client.generate(
             request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, priority=use.priority, **media
         )

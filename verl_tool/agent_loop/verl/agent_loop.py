@@ -45,6 +45,7 @@ from verl_tool.agent_loop.row import (
     uses_tools,
 )
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
+from verl_tool.agent_loop.generators.seeds import seed_of
 from verl_tool.agent_loop.generators.single_engine import without_detour
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import LOOP_FAULT, Author, Excluded, Segment, StopReason, Trajectory, save_images
@@ -202,7 +203,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         formats = worker.formats.of(listed)
         renderer = worker.prompts.observations(listed) if with_tools else None
         trajectory_id = os.urandom(16).hex()
-        worker.generator.begin(trajectory_id, int(priority))
+        worker.generator.begin(trajectory_id, int(priority), self._seed(row, int(global_steps), int(priority)))
         try:
             trajectory = await worker.episode.run(
                 prompt_ids,
@@ -232,6 +233,15 @@ class VerlToolAgentLoop(AgentLoopBase):
             shown, folder = trajectory.images_shown, worker.folder_of_images(bool(row.get(VALIDATION)))
             output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, shown, folder)
         return output
+
+    def _seed(self, row: Mapping[str, Any], step: int, priority: int) -> int | None:
+        """Of this sample, the same in each run; None if runs need not be the same."""
+        if not self.config.get("deterministic", False):
+            return None
+        # The older trainer numbers the samples of a batch, the newer names the prompt (`CountedIds`) and its sample.
+        named = "session_id" in row
+        sample = (str(row["uid"]), int(row["session_id"])) if named else (step, bool(row.get(VALIDATION)), priority)
+        return seed_of(int(self.config.actor_rollout_ref.rollout.seed), *sample)
 
     def _replayed(
         self, stored: StoredRollouts, index: int | None, step: int, *, validation: bool

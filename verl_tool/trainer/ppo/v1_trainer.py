@@ -27,6 +27,7 @@ from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.agent_workers.rollout_worker import telling
 from verl_tool.errors import VerlToolError
 from verl_tool.platforms.patch import Patch, verl_patch
+from verl_tool.trainer.determinism import CountedIds
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
 from verl_tool.trainer.ppo.causes import Outcome, check_replaced
@@ -85,6 +86,9 @@ class AgentTrainerMixin(PPOTrainer):
         self._raised: list[str] = []
         # Of the rows that were sampled and are not trained on yet, the lines of their records.
         self._lines: dict[str, int] = {}
+        self._ids = CountedIds() if config.deterministic else None
+        if self._ids is not None:
+            _patch("trainer_base", "uuid", lambda _module: self._ids).install()
         super().__init__(config)
 
     def _setup(self) -> None:
@@ -93,7 +97,7 @@ class AgentTrainerMixin(PPOTrainer):
         EngineWatch([address for manager in managers if manager for address in manager.get_addresses()]).start()
 
     def _build_replay_buffer(self) -> Any:
-        return _WatchedBuffer(super()._build_replay_buffer(), self._on_sampled)
+        return _WatchedBuffer(super()._build_replay_buffer(), self._on_sampled, in_order=self._ids is not None)
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -112,6 +116,8 @@ class AgentTrainerMixin(PPOTrainer):
         self._progress.begin(Phase.ROLLOUT, self.global_steps, self.total_training_steps, expected)
         self._asked = self.config.data.train_batch_size
         self._raised = []
+        if self._ids is not None:
+            self._ids.begin(self.global_steps, validation=False)
         super().on_step_begin()
 
     def _add_prompts_to_generate(self, num_prompts: int) -> int:
@@ -236,6 +242,8 @@ class AgentTrainerMixin(PPOTrainer):
         metrics.update(cleaned | self._rollouts.take_metrics() | self._progress.take_metrics())
 
     def _validate(self) -> dict[str, Any]:
+        if self._ids is not None:
+            self._ids.begin(self.global_steps, validation=True)
         expected = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         self._progress.begin(Phase.VALIDATION, self.global_steps, self.total_training_steps, expected)
         metrics = super()._validate()
@@ -262,14 +270,17 @@ def register_agent_trainer(mode: str) -> None:
 class _WatchedBuffer:
     """verl's replay buffer, of which each sample is shown to somebody first."""
 
-    def __init__(self, buffer: Any, show: Callable[[KVBatchMeta, int, str, int], None]) -> None:
-        self._buffer, self._show = buffer, show
+    def __init__(self, buffer: Any, show: Callable[[KVBatchMeta, int, str, int], None], *, in_order: bool) -> None:
+        """`in_order`: rows come in that of their keys, not in that in which they were done."""
+        self._buffer, self._show, self._in_order = buffer, show, in_order
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """verl's only use of a replay buffer, but for `trainer.v1.separate_async.hybrid_rollout`."""
         batch, metrics = self._buffer.sample(
             global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
         )
+        if self._in_order:
+            batch.reorder(sorted(range(len(batch)), key=lambda row: _place(batch.keys[row])))
         self._show(batch, global_steps, partition_id, batch_size)
         return batch, metrics
 
@@ -292,6 +303,12 @@ class _WatchedBuffer:
 def _prompt(key: str) -> str:
     """The prompt that a row is a sample of: verl's keys are ``{prompt}_{sample}_{output}``."""
     return key.rsplit("_", 2)[0]
+
+
+def _place(key: str) -> tuple[str, int, int]:
+    """By which keys are sorted."""
+    prompt, sample, output = key.rsplit("_", 2)
+    return prompt, int(sample), int(output)
 
 
 def _not_told(batch: KVBatchMeta) -> list[bool]:
