@@ -50,7 +50,7 @@ BEGINNING = _CALL.partition("0, 0, 0, 0")[0]
 """Of every call, before it says where."""
 PIECES = (*_CALL.split("0, 0, 0, 0"), "64", "128", "\\boxed{")
 """One token each, as is the text of an observation: what calls and answers have in common, and the quarters' edges."""
-HABITS = {"answer": 12, "any quarter": 8}
+HABITS = {"answer": 14, "any quarter": 6}
 """Of twenty trajectories, how many answer at once, and how many look somewhere."""
 MEASURED_ROWS = 128
 
@@ -187,7 +187,7 @@ def main(
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
     target: Annotated[
         float, typer.Option("--target", min=0.0, max=1.0, help="Stop when a look that is begun succeeds so often.")
-    ] = 0.55,
+    ] = 0.7,
     max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
     batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
     learning_rate: Annotated[float, typer.Option("--learning_rate")] = 1e-3,
