@@ -217,6 +217,28 @@ def test_an_error_of_the_endpoint_is_told_and_the_question_kept(talk, browser):
     assert "it is dead" in run(browser, "return [...document.querySelectorAll('.end .error')].at(-1).innerText")
 
 
+def test_an_error_in_the_stream_is_told_and_ends_it(talk, browser):
+    left = threading.Event()
+
+    async def chat(request):
+        response = await begin(request)
+        await response.write(
+            event({"content": "<look>"}) + event({"tool_messages": [{"role": "tool", "content": None}]})
+        )
+        await response.write(b'data: {"error": {"message": "the tool is gone"}}\n\n')
+        try:
+            await asyncio.sleep(60)
+        finally:
+            left.set()
+        return response
+
+    talk(chat=chat)
+    say(browser, "look")
+    until(browser, "failed")
+    assert text(browser, ".end .error") == "the tool is gone"
+    assert left.wait(10)
+
+
 def test_without_an_endpoint_the_page_says_how_to_start_one(browser, tmp_path):
     with viewer(tmp_path) as url:
         browser.get(f"{url}/#/live")

@@ -14,7 +14,9 @@ export async function get(name, params = {}) {
 
 // Tells `take` of each event that the server streams for `value`. Raises what it refuses, and an AbortError for `signal`.
 export async function stream(name, value, signal, take) {
-  const answer = await fetch(`api/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value), signal });
+  const answer = await fetch(`api/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value), signal }).catch((error) => {
+    throw signal.aborted ? error : new Error(`the viewer does not answer: ${error.message}`);
+  });
   if (!answer.ok) throw new Error((await answer.json().catch(() => null))?.error?.message || `${name}: HTTP ${answer.status}`);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   const parts = [];

@@ -42,7 +42,7 @@ function drawn(place, told) {
     fit(side, talk.beside ? besides(talk.beside.record, talk.beside.known) : []);
     button.textContent = writing() ? "Stop" : "Send";
     place.dataset.state = writing() ? "writing" : talk.exchanges.at(-1)?.state || "";
-    if (atEnd && writing()) window.scrollTo(0, document.documentElement.scrollHeight);
+    if (atEnd) window.scrollTo(0, document.documentElement.scrollHeight);
   };
   const send = async () => {
     const question = input.value.trim();
@@ -93,7 +93,9 @@ async function ask(question, trajectories) {
     if (exchange.state === "writing") throw new Error("the answer broke off before its end");
   } catch (error) {
     exchange.state = exchange.stopper.signal.aborted ? "stopped" : "failed";
-    exchange.error = error instanceof TypeError ? `the viewer does not answer: ${error.message}` : error.message;
+    exchange.error = error.message;
+  } finally {
+    exchange.stopper.abort(); // After an error the stream may go on.
   }
   ended(exchange);
   return exchange;
@@ -152,7 +154,7 @@ function answered(exchange, content) {
   if (!exchange.call) called(exchange, []);
   tick(exchange);
   exchange.call.waiting = false;
-  for (const part of typeof content === "string" ? [{ text: content }] : content) {
+  for (const part of typeof content === "string" ? [{ text: content }] : content || []) {
     const image = part.image_url && `shown-${Object.keys(exchange.images).length}`;
     if (image) exchange.images[image] = part.image_url.url;
     exchange.call.observation += part.text || "";
