@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Author, Segment, Trajectory
+from verl_tool.agent_loop.trajectory import Segment, Trajectory
 from verl_tool.formats import ALL_FORMATS, Format
 
 
@@ -13,7 +13,7 @@ def action_mask(trajectory: Trajectory, tokenizer: Tokenizer, formats: Sequence[
     """1 on tokens of the model that belong to a call in any of `formats`, else 0. [response_length]"""
     mask: list[int] = []
     for segment in trajectory.response:
-        mask += _of_turn(segment, tokenizer, formats) if segment.author is Author.MODEL else [0] * len(segment.tokens)
+        mask += _of_turn(segment, tokenizer, formats) if segment.generated else [0] * len(segment.tokens)
     return mask
 
 

@@ -28,15 +28,13 @@ from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens, Piec
 from verl_tool.agent_loop.row import holds_something
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
-from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, cut_segments, now, tool_tokens
+from verl_tool.agent_loop.trajectory_builder import SENT_ONCE, TrajectoryBuilder, cut_segments, now, tool_tokens
 from verl_tool.content import ImagePart, parts_of, tagged, to_wire
 from verl_tool.errors import ConfigError, ContentError, ToolFault
 from verl_tool.formats import Format, loop_formats, rendered_markers
 from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.formats.load import specs_of
 from verl_tool.protocol import (
-    AUDIOS_FIELD,
-    FILES_FIELD,
     FORMATS_FIELD,
     IMAGES_FIELD,
     KEEP_FIELD,
@@ -132,6 +130,7 @@ class Episode:
         formats: Sequence[Format] | None = None,
         renderer: ObservationRenderer | None = None,
         verification: Verification | None = None,
+        begun: Trajectory | None = None,
     ) -> Trajectory:
         """One trajectory from `prompt_ids` to its end. Waits for a free place first.
 
@@ -144,6 +143,10 @@ class Episode:
         `renderer`, in place of the Episode's, if it may use some of the tools only, or its prompt tells of them.
         `verification` is sent to the tools once the trajectory has ended, unless by a fault or aborted; what the
         verifier said is in `Trajectory.verdict`.
+        `begun`: a trajectory up to where the model has its turn, from which this one goes on, with its tokens as they
+        are, its calls, and the turns that they have used up; `prompt_ids` are its prompt then. The tools must have the
+        state that its calls left, under `trajectory_id`. The timings begin with those
+        of its record.
 
         Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it. Raises
         ContentError if the prompt's images cannot be placed, and ConfigError if the Episode reads text only.
@@ -153,7 +156,7 @@ class Episode:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         if verification is not None:
             self._refuse_verification(verification, uses_tools)
-        prompt = self._prompt(prompt_ids, images)
+        prompt = self._prompt(prompt_ids, images) if begun is None else []
         async with self._places:
             builder = TrajectoryBuilder(
                 trajectory_id or uuid.uuid4().hex,
@@ -165,7 +168,10 @@ class Episode:
                 self.formats if formats is None else formats,
                 renderer,
             )
-            builder.set_prompt(prompt, images, self._start_limit(), self._tokenizer)
+            if begun is None:
+                builder.set_prompt(prompt, images, self._start_limit(), self._tokenizer)
+            else:
+                builder.take_up(begun)
             try:
                 stop = await self._drive(builder)
                 if verification is not None and stop is not StopReason.ABORTED:
@@ -195,14 +201,14 @@ class Episode:
 
     async def _drive(self, builder: TrajectoryBuilder) -> StopReason:
         options = self.options
-        if builder.uses_tools and options.call_tool_first:
+        if builder.uses_tools and options.call_tool_first and not builder.calls:
             over = await self._tool_first(builder)
             if over:
                 return over
         room = self._room(builder)
         if room is not None and room <= 0:
             return StopReason.MAX_RESPONSE_LENGTH
-        for turn in range(builder.max_turns + 1):
+        for turn in range(builder.turns_begun, builder.max_turns + 1):
             text, over = await self._model_turn(builder)
             if over:
                 return over
@@ -443,8 +449,7 @@ class Episode:
 
     async def _ask(self, builder: TrajectoryBuilder, action: str, turns_left: int, is_last: bool) -> StepResult:
         assert self._tools is not None  # run() refuses a row that uses tools without any
-        # For the first call, whichever that is.
-        once = {name: builder.extra.pop(name, None) for name in (FILES_FIELD, IMAGES_FIELD, AUDIOS_FIELD)}
+        once = {name: builder.extra.pop(name, None) for name in SENT_ONCE}
         once[IMAGES_FIELD] = await _sent(once[IMAGES_FIELD])
         first = {name: value for name, value in once.items() if value is not None}
         deadline = self.options.tool_call_timeout + GRACE_SECONDS

@@ -35,7 +35,7 @@ class Author(str, Enum):
     PROMPT = "prompt"
     """The data set's row, rendered."""
     MODEL = "model"
-    """The generator. The only tokens with mask 1."""
+    """The generator. The only tokens with mask 1, those of an edited turn left out (`Segment.edited`)."""
     TOOL = "tool"
     """The tool server: text of an observation."""
     TEMPLATE = "template"
@@ -99,6 +99,13 @@ class Segment:
     """The tokens as text, for readers; nothing is ever encoded from it. Empty if nobody decoded them."""
     image: str | None = None
     """SHA-256 of the image that the tokens stand for, all of it: such a segment is never cut."""
+    edited: bool = False
+    """Somebody wrote this in the place of `author`, who wrote something else there in another trajectory."""
+
+    @property
+    def generated(self) -> bool:
+        """Whether the generator drew the tokens."""
+        return self.author is Author.MODEL and not self.edited
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,7 @@ class Trajectory:
     @property
     def response_mask(self) -> list[int]:
         """1 on tokens that the model wrote, 0 on all others. [response_length]"""
-        return [int(s.author is Author.MODEL) for s in self.response for _ in s.tokens]
+        return [int(s.generated) for s in self.response for _ in s.tokens]
 
     @property
     def loss_mask(self) -> list[int]:
@@ -203,7 +210,7 @@ class Trajectory:
         ids, turn = [], 0
         for segment in self.response:
             turn += segment.author is Author.MODEL
-            ids += [turn if segment.author is Author.MODEL else 0] * len(segment.tokens)
+            ids += [turn if segment.generated else 0] * len(segment.tokens)
         return ids
 
     @property
@@ -221,7 +228,7 @@ class Trajectory:
 
         None if the generator gave none.
         """
-        written = [s for s in self.response if s.author is Author.MODEL]
+        written = [s for s in self.response if s.generated]
         if any(s.log_probs is None for s in written):
             return None
         return [p for s in self.response for p in (s.log_probs or (0.0,) * len(s.tokens))]
@@ -248,7 +255,7 @@ class Trajectory:
 
     @property
     def model_text(self) -> str:
-        """What the model wrote, tool output left out: what a reward should look at."""
+        """What the model wrote, an edited turn included, tool output left out: what a reward should look at."""
         return "".join(s.text for s in self.response if s.author is Author.MODEL)
 
     def with_reward(self, reward: float | None) -> Trajectory:

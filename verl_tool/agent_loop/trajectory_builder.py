@@ -16,9 +16,11 @@ from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Excluded, Segment, StopReason, Timings, Trajectory
 from verl_tool.content import ImagePart
 from verl_tool.formats import Format
-from verl_tool.protocol import Fault, FaultKind, StepResult
+from verl_tool.protocol import AUDIOS_FIELD, FILES_FIELD, IMAGES_FIELD, Fault, FaultKind, StepResult
 from verl_tool.verification import Verdict
 
+SENT_ONCE = (FILES_FIELD, IMAGES_FIELD, AUDIOS_FIELD)
+"""Extra data that goes with the first call only, whichever that is."""
 _T = TypeVar("_T")
 _Unit: TypeAlias = "tuple[Author, int | None, tuple[int, ...]]"
 """What is kept or dropped whole: its author, the number of its segment if it is an image, its tokens."""
@@ -49,6 +51,8 @@ class TrajectoryBuilder:
     images: dict[str, ImagePart] = field(default_factory=dict)
     """By SHA-256, those that segments stand for."""
     calls: list[CallRecord] = field(default_factory=list)
+    turns_begun: int = 0
+    """Turns of the model that were there when it started (`take_up`)."""
     fault: Fault | None = None
     calling: bool = False
     """A call is under way, of which the tool server may keep state though nobody waits for its answer any more."""
@@ -89,6 +93,22 @@ class TrajectoryBuilder:
         self.prompt_truncated = kept is not segments
         self.images |= {image.sha256: image for image in images}
         self.replace_prompt(kept)
+
+    def take_up(self, begun: Trajectory) -> None:
+        """Start behind `begun`, whose segments and calls are kept as they are. What goes with the first call of a
+        trajectory is not sent again."""
+        self.segments, self.calls = list(begun.segments), list(begun.calls)
+        self.context = [token for segment in begun.segments for token in segment.tokens]
+        self.prompt_segments, self.prompt_length = begun.prompt_segments, len(begun.prompt_ids)
+        self.prompt_truncated = begun.prompt_truncated
+        self.images |= begun.images
+        self.turns_begun = begun.num_turns
+        self.turn_seconds = list(begun.timings.turns[: self.turns_begun]) or [0.0] * self.turns_begun
+        self.generate_seconds = sum(self.turn_seconds)
+        self.started -= self.generate_seconds + sum(call.seconds for call in begun.calls)
+        if begun.calls:
+            for name in SENT_ONCE:
+                self.extra.pop(name, None)
 
     def replace_prompt(self, segments: list[Segment], truncated: bool = False) -> None:
         """Let `segments` be the prompt; `truncated` if they show less than the observation that was recorded last."""

@@ -7,7 +7,7 @@ import json
 import os
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any
@@ -100,7 +100,7 @@ class Report:
 
     def tables(self) -> list[Table]:
         """The figures of each tool, and some drifts of each."""
-        return [self._figures(), *([self._examples()] if self.drifts else [])]
+        return [self._figures(), *([examples(self.drifts)] if self.drifts else [])]
 
     def _figures(self) -> Table:
         table = Table("tool", "calls", "different", "not answered", "seconds a call then", "now")
@@ -109,14 +109,16 @@ class Report:
             table.add_row(name, *map(str, (tool.calls, tool.different, tool.faults)), *seconds)
         return table
 
-    def _examples(self, of_each: int = 3) -> Table:
-        table = Table("tool", "call", "action", "then", "now")
-        shown: dict[str, int] = defaultdict(int)
-        for drift in self.drifts:
-            shown[drift.tool] += 1
-            if shown[drift.tool] <= of_each:
-                table.add_row(drift.tool, drift.where, repr(drift.action[-SHOWN_CHARACTERS:])[1:-1], *drift.excerpts)
-        return table
+
+def examples(drifts: Iterable[Drift], of_each: int = 3) -> Table:
+    """The first drifts of each tool."""
+    table = Table("tool", "call", "action", "then", "now")
+    shown: dict[str, int] = defaultdict(int)
+    for drift in drifts:
+        shown[drift.tool] += 1
+        if shown[drift.tool] <= of_each:
+            table.add_row(drift.tool, drift.where, repr(drift.action[-SHOWN_CHARACTERS:])[1:-1], *drift.excerpts)
+    return table
 
 
 class Comparison:
@@ -174,15 +176,11 @@ class Reexecution:
             self.report.without_row.append(stored.where)
             return []
         self.report.trajectories += 1
-        options = self._options[stored.where.startswith(("validation", "records"))]
+        options = self._options[stored.of_validation]
         trajectory_id, drifts = uuid.uuid4().hex, []
-        for call, extra in zip(trajectory.calls, sent_with(trajectory, stored.row, options), strict=True):
-            started = asyncio.get_running_loop().time()
-            last = extra[TURNS_LEFT_FIELD] <= int(not options.force_finish_for_last_turn)
-            now = await self._client.call(trajectory_id, call.action, step=call.step, extra=extra, is_last_step=last)
-            drifts += self._compared(stored, call, now, asyncio.get_running_loop().time() - started)
-            if now.fault is not None:
-                break
+        sent = sent_with(trajectory, stored.row, options)
+        async for call, now, seconds in run_again(self._client, trajectory_id, trajectory.calls, sent, options):
+            drifts += self._compared(stored, call, now, seconds)
         await self._client.finish([trajectory_id])
         return drifts
 
@@ -198,13 +196,35 @@ class Reexecution:
             return []
         tool.different += now.fault is None
         tool.faults += now.fault is not None
-        answer = now.observation if now.fault is None else f"fault {now.fault.kind.value}: {now.fault.message}"
-        where = f"{stored.where}#{call.step}"
-        return [Drift(where, name, call.action, *_told(call, now, answer))]
+        return [drift_of(stored.where, name, call, now)]
 
 
-def _told(call: CallRecord, now: StepResult, answer: str) -> tuple[str, str]:
+async def run_again(
+    client: ToolClient,
+    trajectory_id: str,
+    calls: Sequence[CallRecord],
+    sent: Sequence[Mapping[str, Any]],
+    options: EpisodeOptions,
+) -> AsyncIterator[tuple[CallRecord, StepResult, float]]:
+    """Each of `calls`, with its extra data in `sent` (`sent_with`), what it is answered now, and how many seconds that
+    took; none behind a fault."""
+    for call, extra in zip(calls, sent, strict=True):
+        started = asyncio.get_running_loop().time()
+        last = extra[TURNS_LEFT_FIELD] <= int(not options.force_finish_for_last_turn)
+        now = await client.call(trajectory_id, call.action, step=call.step, extra=extra, is_last_step=last)
+        yield call, now, asyncio.get_running_loop().time() - started
+        if now.fault is not None:
+            return
+
+
+def drift_of(where: str, tool: str, call: CallRecord, now: StepResult) -> Drift:
+    """What is different about a call of `tool` in the trajectory at `where`."""
+    return Drift(f"{where}#{call.step}", tool, call.action, *_told(call, now))
+
+
+def _told(call: CallRecord, now: StepResult) -> tuple[str, str]:
     """Both observations, with what else is different before them."""
+    answer = now.observation if now.fault is None else f"fault {now.fault.kind.value}: {now.fault.message}"
     if now.fault is not None or (call.valid, call.done) == (now.valid, now.done):
         return call.observation, answer
     return f"[valid={call.valid} done={call.done}]{call.observation}", f"[valid={now.valid} done={now.done}]{answer}"
@@ -225,7 +245,7 @@ def sent_with(trajectory: Trajectory, row: Problem, options: EpisodeOptions) -> 
     if row.images:
         once[IMAGES_FIELD] = [to_wire(image) for image in row.images]
     # The loop's own call, before the model's first turn, has no action.
-    asked_first = not trajectory.calls[0].action
+    asked_first = bool(trajectory.calls) and not trajectory.calls[0].action
     sent = []
     for number in range(len(trajectory.calls)):
         written = number + int(not asked_first)

@@ -20,6 +20,8 @@ from verl_tool.replay.rows import Rows
 
 RECORDS = "records.jsonl"
 """What an evaluation leaves in its folder."""
+BRANCHES = "branches"
+"""Folder, in that of a run, of the trajectories that went on from a turn of a stored one."""
 _TRAINED = re.compile(r"(step|baseline|validation)_(\d+)\.jsonl")
 
 
@@ -49,6 +51,11 @@ class Stored:
     content: str = ""
     """The text of such an answer."""
 
+    @property
+    def of_validation(self) -> bool:
+        """Whether it ran with the limits of a validation, and answers a row of one."""
+        return _of_validation(self.where)
+
 
 class StoredRun:
     """The files of one run, read one trajectory at a time."""
@@ -69,10 +76,28 @@ class StoredRun:
 
     def __iter__(self) -> Iterator[Stored]:
         for path in self.files:
-            yield from self._answers(path) if path.name == RECORDS else self._trajectories(path)
+            yield from self._in(path)
+
+    def at(self, name: str, line: int) -> Stored:
+        """The trajectory at a line, from 1, of a file of the run, or of its branches (``branches/NAME``).
+
+        Raises ConfigError if there is none.
+        """
+        branches = sorted((self.folder / BRANCHES).glob("*.jsonl"))
+        known = {path.name: path for path in self.files} | {f"{BRANCHES}/{path.name}": path for path in branches}
+        if name not in known:
+            raise ConfigError(f"{self.folder} has no file {name!r}; it has {', '.join(list(known)[:20])}")
+        wanted = f"{known[name].name}:{line}"
+        found = next((stored for stored in self._in(known[name]) if stored.where == wanted), None)
+        if found is None:
+            raise ConfigError(f"{known[name]} has no trajectory at line {line}; lines count from 1")
+        return found
+
+    def _in(self, path: Path) -> Iterator[Stored]:
+        return self._answers(path) if path.name == RECORDS else self._trajectories(path)
 
     def _trajectories(self, path: Path) -> Iterator[Stored]:
-        rows = self._rows_of("val" if path.name.startswith("validation") else "train")
+        rows = self._rows_of("val" if _of_validation(path.name) else "train")
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 try:
@@ -108,6 +133,10 @@ def data_files(config: DictConfig, split: str) -> list[Path]:
     """The files of a run's rows; `split`: ``train`` or ``val``."""
     named = config.data[f"{split}_files"]
     return [Path(str(name)) for name in (named if isinstance(named, ListConfig) else [named])]
+
+
+def _of_validation(name: str) -> bool:
+    return name.startswith(("validation", "records"))
 
 
 def _order(path: Path) -> tuple[int, str]:

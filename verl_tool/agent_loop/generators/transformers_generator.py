@@ -185,6 +185,9 @@ class _RowEnds(StoppingCriteria):
         for i, request in enumerate(self._batch):
             if self.lengths[i]:
                 continue
+            if request.answer.cancelled():  # nobody waits for it any more
+                self.lengths[i] = n
+                continue
             self.by_stop[i] = self._stops(request, generated[i, -self._tails[i] :].tolist())
             if self.by_stop[i] or n >= request.max_tokens:
                 self.lengths[i] = n

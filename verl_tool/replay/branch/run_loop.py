@@ -1,0 +1,81 @@
+"""The loop as a run had it: its options, prompts, formats and sampling, with the tokenizer of the model of now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval_service.model.checkpoint import newest_model
+from eval_service.model.run_config import read_run, run_config
+from eval_service.model.tokenizer import ServedTokenizer, load_tokenizer
+from eval_service.settings import Sampling
+from verl_tool.agent_loop.actions import LoopFormats
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
+from verl_tool.agent_loop.trajectory import Author, Trajectory
+from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.told_tools import tools_in
+from verl_tool.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunLoop:
+    """What a run's trajectories ran with, but for the model. Make it with `run_loop`."""
+
+    model: Path
+    tokenizer: ServedTokenizer
+    options: EpisodeOptions
+    sampling: Sampling
+    prompts: PromptRenderer
+    formats: LoopFormats
+    dtype: str
+    """Of the run's engine."""
+    trust_remote_code: bool
+
+    def check_tokens(self, trajectory: Trajectory) -> None:
+        """Raises ConfigError if the model reads the tokens of `trajectory` as other text than its record tells."""
+        for number, segment in enumerate(trajectory.segments):
+            if segment.author not in (Author.PROMPT, Author.MODEL) or not segment.text:
+                continue
+            read = self.tokenizer.decode(segment.tokens)
+            if read != segment.text:
+                raise ConfigError(
+                    f"the tokenizer of {self.model} reads segment {number} as {read[:60]!r}, and the record tells "
+                    f"{segment.text[:60]!r}; give a model with the tokenizer of the run"
+                )
+
+
+def run_loop(folder: Path, model: Path | None, *, of_validation: bool, temperature: float | None = None) -> RunLoop:
+    """The loop of the run in `folder`, as in its training or its validation. `model`: a folder in the form of Hugging
+    Face, in place of the run's newest weights. `temperature`: in place of the run's.
+
+    Raises ConfigError if the run or the model cannot be read.
+    """
+    config, model = run_config(folder), newest_model(folder) if model is None else model
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"{model} has no config.json; give the folder of a model in the form of Hugging Face")
+    run = read_run(folder, str(model))
+    tokenizer = load_tokenizer(
+        str(model),
+        trust_remote_code=run.trust_remote_code,
+        chat_template_kwargs=run.chat_template_kwargs,
+        chat_template=run.custom_chat_template,
+    )
+    options, tools, rollout = options_in(config), tools_in(config), config.actor_rollout_ref.rollout
+    trained = run.sampling.model_copy(
+        update={"temperature": float(rollout.temperature), "top_p": float(rollout.top_p), "top_k": int(rollout.top_k)}
+    )
+    sampling = run.sampling if of_validation else trained
+    if temperature is not None:
+        sampling = sampling.model_copy(update={"temperature": temperature})
+    limits = {"enable_tqdm": False, "max_model_len": options.max_model_len or run.max_model_len}
+    return RunLoop(
+        model,
+        tokenizer,
+        (options.of_validation() if of_validation else options).model_copy(update=limits),
+        sampling,
+        PromptRenderer(tokenizer, options, tools),
+        LoopFormats(options.formats, tools),
+        run.dtype,
+        run.trust_remote_code,
+    )
