@@ -120,7 +120,7 @@ ARROWS = {
     "doctor": "protocol formats client agent_loop agent_loop.verl servers.tool_config servers.tools servers.execution "
     "agent_workers doctor.checks trainer eval_service",
     "replay": "protocol client servers.tools servers.supervised_server servers.serve agent_loop agent_loop.verl "
-    "agent_workers trainer eval_service",
+    "agent_workers trainer.monitoring trainer eval_service",
     "trajectories": "protocol formats agent_loop replay eval_service",
 }
 """What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""

@@ -28,6 +28,11 @@ PROVOKED = "reward_provoked"
 """Key of ``reward_extra_info``: how grading this answer failed where grading an empty one does not, or ``""``. Such a
 row has the score of an empty answer and counts: left out, a policy would learn to write what no grader stands."""
 
+BONUS = "curiosity_bonus"
+"""Key of a record's ``reward_extra_info``: what the trainer added to the reward for what its group tried."""
+GROUP = "group"
+"""Of a record's ``extra``: the line, from 0, of the step's first trajectory that is a sample of the same prompt."""
+
 
 class Author(str, Enum):
     """Who wrote a segment's tokens."""

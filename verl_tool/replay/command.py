@@ -1,9 +1,10 @@
-"""``python -m verl_tool.replay``: a run's trajectories scored again, their calls run again, or compared with a run's.
+"""``python -m verl_tool.replay``: what a run did, done again: scores, calls, an update; or compared with a run.
 
     python -m verl_tool.replay outputs/calculator/grpo --regrade
     python -m verl_tool.replay outputs/calculator/grpo --regrade --reward_manager mine.py
     python -m verl_tool.replay outputs/calculator/grpo --reexecute --files 'validation_*'
     python -m verl_tool.replay outputs/evaluation/test --regrade --from_run outputs/calculator/grpo --data test.parquet
+    python -m verl_tool.replay outputs/calculator/grpo --retrain 3
     python -m verl_tool.replay outputs/calculator/grpo --same_as outputs/calculator/again
 
 Exit code 0: nothing changed but what was asked for; 1: something did; 2: the run cannot be replayed.
@@ -51,6 +52,9 @@ def command(
     run: Annotated[Path, typer.Argument(help="The folder of a training, or of an evaluation (records.jsonl).")],
     regrade: Annotated[bool, typer.Option("--regrade", help="Score every stored trajectory again.")] = False,
     reexecute: Annotated[bool, typer.Option("--reexecute", help="Run every stored call again.")] = False,
+    retrain: Annotated[
+        int | None, typer.Option("--retrain", min=1, metavar="STEP", help="Make the update of this step again.")
+    ] = None,
     same_as: Annotated[
         Path | None, typer.Option("--same_as", help="Compare the run with this one: all but times and ids.")
     ] = None,
@@ -73,6 +77,12 @@ def command(
         str | None,
         typer.Option("--tool_server_url", help="Where calls, or a reward, run. Default for calls: start the run's."),
     ] = None,
+    run_dir: Annotated[
+        Path, typer.Option("--run_dir", help="Of --retrain: the folder of the training that makes the update.")
+    ] = Path("outputs/replay/retrain"),
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0, help="Of --retrain: relative; near 0 a hundredth of it, absolute.")
+    ] = 1e-3,
     output: Annotated[Path | None, typer.Option("--output", help="Write the differences here, one in a line.")] = None,
     accept: Annotated[
         Path | None, typer.Option("--accept", help="Differences that are known, as --output writes them.")
@@ -80,12 +90,14 @@ def command(
 ) -> None:
     """Do again what a run did, and tell what is different."""
     try:
-        if (regrade, reexecute, same_as is not None).count(True) != 1:
-            raise ConfigError("nothing to do; give one of --regrade, --reexecute and --same_as")
+        if (regrade, reexecute, retrain is not None, same_as is not None).count(True) != 1:
+            raise ConfigError("nothing to do; give one of --regrade, --reexecute, --retrain and --same_as")
         options, known = json_object(reward_kwargs, repr(reward_kwargs[:200])), _known(accept)
         report: Report
         if same_as is not None:
             report = compare_runs(run, same_as)
+        elif retrain is not None:
+            report = _retrained(run, retrain, run_dir, tolerance)
         else:
             from verl_tool.replay.stored import StoredRun  # what is imported here and below takes seconds
 
@@ -138,6 +150,13 @@ def _reexecuted(stored: Iterable[Stored], trained: Path | None, tool_server_url:
     with tool_server(config, tool_server_url) as url:
         both = {False: options, True: options.of_validation()}
         return asyncio.run(reexecute(stored, url, served_tools(config), both))
+
+
+def _retrained(run: Path, step: int, folder: Path, tolerance: float) -> Report:
+    from verl_tool.replay.retrain import LOG, retrain
+
+    with console.status(f"making step {step} again; all that is printed goes to {escape(str(folder / LOG))}"):
+        return retrain(run, step, folder, tolerance)
 
 
 def _print(report: Report) -> None:

@@ -21,11 +21,10 @@ from eval_service.evaluation.scoring import Scorer, ScoringTokenizer, reward_con
 from eval_service.model.checkpoint import newest_model
 from eval_service.model.run_config import run_config
 from eval_service.model.tokenizer import load_tokenizer
-from verl_tool.agent_loop.trajectory import Excluded
+from verl_tool.agent_loop.trajectory import BONUS, Excluded
 from verl_tool.agent_workers.reward_manager.grading.manager_worker import manager_in
 from verl_tool.errors import ConfigError
 from verl_tool.replay.stored import Grading, Stored
-from verl_tool.trainer.ppo.curiosity import BONUS
 
 AT_A_TIME = 256
 """Trajectories that are held in memory; as many as 16 are graded at once."""

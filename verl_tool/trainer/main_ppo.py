@@ -383,6 +383,11 @@ class _Started:
 
 def _replace_engine(config: DictConfig) -> None:
     """Where trajectories come from disk: no engine, and one process that gives each out once."""
+    if config.actor_rollout_ref.replay is None and config.actor_rollout_ref.replay_step is not None:
+        raise ConfigError(
+            f"actor_rollout_ref.replay_step={config.actor_rollout_ref.replay_step} without actor_rollout_ref.replay, "
+            "the folder of the run's trajectories; python -m verl_tool.replay RUN --retrain STEP sets both"
+        )
     if config.actor_rollout_ref.replay is not None:
         from verl_tool.agent_workers.no_engine import NAME
 

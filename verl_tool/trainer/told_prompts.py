@@ -48,12 +48,13 @@ def tell_tools(config: DictConfig) -> None:
     """Put the tools into the config, and look at the longest prompts that tell of them.
 
     The server must be up. Where no prompt tells of tools and no row lists any, it is asked for the tags in which they
-    are called unless `formats` is set; a run that goes on has those that it began with. Raises ConfigError if a prompt
+    are called unless `formats` is set; a run that goes on has those that it began with, and so has a step that is made
+    again, for which no server is up. Raises ConfigError if a prompt
     needs the tools and the server does not answer, if a tool is named that it does not have, if a prompt is too long,
     or if the tools that prompts tell of are others than when this run began.
     """
     options = options_in(config)
-    if not options.enable_agent:
+    if not options.enable_agent or config.actor_rollout_ref.replay_step is not None:
         return
     files = files_of(config)
     if not options.tells_of_tools and not any(_lists_tools(path) for path in files):

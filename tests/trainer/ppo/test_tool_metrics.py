@@ -73,6 +73,13 @@ def test_what_the_reward_manager_told_stands_in_the_record(tmp_path):
     assert (graded.extra.get("reward_fault"), failed.extra["reward_fault"]) == (None, "no server")
 
 
+def test_records_tell_which_are_samples_of_one_prompt(tmp_path):
+    log = RolloutLog(tmp_path, max_fault_fraction=0.5)
+    for groups in (["p", "q", "p"], ["r", "s", "r"]):
+        log.add(lines(*map(solved, groups)), None, 3, validation=False, told=Rewards(groups=groups))
+    assert [t.extra["group"] for t in read_jsonl(tmp_path / "step_3.jsonl")] == [0, 1, 0, 3, 4, 3]
+
+
 def test_parts_of_one_validation_go_into_one_file(tmp_path):
     log = RolloutLog(tmp_path, max_fault_fraction=0.5)
     for name in ("a", "b"):

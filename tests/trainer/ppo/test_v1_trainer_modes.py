@@ -121,6 +121,7 @@ def sampled(prompts: Prompts, warm_up: int, most: float, monkeypatch: pytest.Mon
         }
     )
     trainer._progress, trainer.global_steps, trainer.total_training_steps = Quiet(), 1, 1
+    trainer._ids = None
     buffer = replay.filtering_by_what_counts(verl_replay.ReplayBufferAsync)(
         trainer_mode="colocate_async",
         trainer_config={},

@@ -33,6 +33,7 @@ from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.verl.image_reading import image_reading, why_no_images
 from verl_tool.agent_loop.verl.progress_report import ProgressReport
 from verl_tool.agent_loop.verl.stored_rollouts import StoredRollouts
+from verl_tool.agent_loop.verl.stored_step import STORED_LINE, StoredStep
 from verl_tool.agent_loop.verl.told_tools import tools_in
 from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.row import (
@@ -121,7 +122,9 @@ class _Worker:
             image_tokens=self.images,
         )
         replay = config.actor_rollout_ref.get("replay")
-        self.stored = StoredRollouts(Path(replay)) if replay is not None else None
+        step = config.actor_rollout_ref.get("replay_step")
+        self.stored = StoredRollouts(Path(replay)) if replay is not None and step is None else None
+        self.step = StoredStep(Path(replay), int(step), int(rollout.n)) if step is not None else None
         self.progress = ProgressReport() if self.options.enable_tqdm else None
 
     def folder_of_images(self, validation: bool) -> Path | None:
@@ -191,6 +194,8 @@ class VerlToolAgentLoop(AgentLoopBase):
         too long.
         """
         worker = self._worker
+        if worker.step is not None:
+            return self._made_again(worker.step, int(priority), row)
         if worker.stored is not None:
             return self._replayed(worker.stored, index, int(global_steps), validation=bool(row.get(VALIDATION)))
         where = f"row {'?' if index is None else index} of the data"
@@ -253,6 +258,19 @@ class VerlToolAgentLoop(AgentLoopBase):
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         formats = self._worker.formats.all
         return as_verl_output(record, use, self._worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
+
+    def _made_again(self, step: StoredStep, place: int, row: Mapping[str, Any]) -> AgentLoopOutput:
+        """What stands at this place of the step's batch, graded as it was."""
+        # The older trainer numbers the samples of a batch, the newer names the prompt and numbers its samples.
+        line = step.sample_of(str(row["uid"]), int(row["session_id"])) if "session_id" in row else place
+        then = step.at(line)
+        use = EngineUse(first_version=step.number, last_version=step.number)
+        with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
+        formats, tokenizer = self._worker.formats.all, self._worker.tokenizer
+        output = as_verl_output(then.trajectory, use, tokenizer, with_log_probs=with_log_probs, formats=formats)
+        output.reward_score = then.reward
+        output.extra_fields |= {"reward_extra_info": then.told, STORED_LINE: line}
+        return output
 
     async def _conversation(
         self, messages: list[dict[str, Any]], row: Mapping[str, Any], where: str

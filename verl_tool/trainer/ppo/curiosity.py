@@ -18,11 +18,9 @@ import transfer_queue as tq
 from tensordict import TensorDict
 
 from verl import DataProto
+from verl_tool.agent_loop.trajectory import BONUS
 from verl_tool.agent_workers.reward_manager.base import CURIOSITY, LEAST_SHARE
 from verl_tool.trainer.ppo.causes import Outcome
-
-BONUS = "curiosity_bonus"
-"""What a record's ``reward_extra_info`` tells of it."""
 
 
 def curiosity_bonuses(columns: Mapping[str, Sequence[Any]], groups: Sequence[Any], out: Sequence[bool]) -> list[float]:

@@ -15,12 +15,12 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl import DataProto
 from verl_tool.agent_loop.row import VALIDATION
-from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT
+from verl_tool.agent_loop.trajectory import BONUS, PROVOKED, REWARD_FAULT
 from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import without_invalid
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
-from verl_tool.trainer.ppo.curiosity import BONUS, add_bonuses, curiosity_bonuses
+from verl_tool.trainer.ppo.curiosity import add_bonuses, curiosity_bonuses
 from verl_tool.trainer.ppo.invalid import invalid_rows
 from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, Rewards, bypasses, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
@@ -68,6 +68,10 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             self.async_rollout_manager, self._on_rollout_begin, self._on_rollout
         )
         EngineWatch(self.llm_server_manager.get_addresses()).start()
+        # The workers, and with them the schedule of the learning rate, have the number of the config.
+        step = self.config.actor_rollout_ref.replay_step
+        if step is not None:
+            self.total_training_steps = int(step)
 
     def _on_rollout_begin(self, prompts: DataProto) -> None:
         if not _validates(prompts):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT, Trajectory
+from verl_tool.agent_loop.trajectory import GROUP, PROVOKED, REWARD_FAULT, Trajectory
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.trainer.monitoring.token_records import TokenRecords
 from verl_tool.trainer.ppo.advantage import compares_within_groups
@@ -96,10 +96,11 @@ class RolloutLog:
         trajectories = [Trajectory.from_json(line) for line in lines]
         told = replace(told or Rewards(), rewards=rewards)
         outcomes = told.outcomes(trajectories, None if validation else self._sampled)
-        written = self._write(outcomes, step, "validation" if validation else "step", validate=validation)
         if validation:
+            written = self._write(outcomes, step, "validation", validate=True)
             self._validated += outcomes
         else:
+            written = self._write(outcomes, step, "step", validate=False, groups=told.groups)
             self._trained += outcomes
             self._last, self._lost = outcomes, self._lost + lost
         check_causes([*outcomes, *filtered], self._max_fault_fraction, lost)
@@ -126,7 +127,15 @@ class RolloutLog:
         self._files.pop("validation", None)
         return _metrics(validated, "val-agent", 0)
 
-    def _write(self, outcomes: Sequence[Outcome], step: int, kind: str, *, validate: bool) -> range:
+    def _write(
+        self,
+        outcomes: Sequence[Outcome],
+        step: int,
+        kind: str,
+        *,
+        validate: bool,
+        groups: Sequence[Any] | None = None,
+    ) -> range:
         if self._folder is None:
             return range(len(outcomes))
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -136,9 +145,12 @@ class RolloutLog:
         self._files[kind] = path
         first = self._lines.get(kind, 0) if again else 0
         self._lines[kind] = first + len(outcomes)
+        lines = range(first, first + len(outcomes))
+        samples_of: Sequence[dict[str, int]] = [{}] * len(outcomes) if groups is None else _groups_told(groups, lines)
         with path.open("a" if again else "w", encoding="utf-8") as file:
-            file.writelines(o.recorded(step=step, validate=validate).to_json() + "\n" for o in outcomes)
-        return range(first, first + len(outcomes))
+            for outcome, group in zip(outcomes, samples_of, strict=True):
+                file.write(outcome.recorded(step=step, validate=validate, **group).to_json() + "\n")
+        return lines
 
 
 def rollout_log(config: DictConfig) -> RolloutLog:
@@ -153,6 +165,12 @@ def bypasses(config: DictConfig) -> bool:
     """The trainer computes no log-probabilities of its own before the update, but takes the engine's."""
     correction = config.algorithm.get("rollout_correction")
     return bool(correction and correction.get("bypass_mode"))
+
+
+def _groups_told(groups: Sequence[Any], lines: Sequence[int]) -> list[dict[str, int]]:
+    """What the records tell of their groups: the line of the first trajectory of the same one."""
+    firsts: dict[Any, int] = {}
+    return [{GROUP: firsts.setdefault(group, line)} for group, line in zip(groups, lines, strict=True)]
 
 
 def _json_value(value: Any) -> Any:

@@ -20,7 +20,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_trainer_cls
 
+from verl_tool.agent_loop.trajectory import BONUS
 from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.stored_step import STORED_LINE
 from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
@@ -32,7 +34,7 @@ from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
 from verl_tool.trainer.ppo.causes import Outcome, check_replaced
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards
-from verl_tool.trainer.ppo.curiosity import BONUS, curiosity_bonuses, put_bonuses
+from verl_tool.trainer.ppo.curiosity import curiosity_bonuses, put_bonuses
 from verl_tool.trainer.ppo.invalid import lone_rows
 from verl_tool.trainer.ppo.replay import (
     FiltersCounted,
@@ -95,6 +97,10 @@ class AgentTrainerMixin(PPOTrainer):
         super()._setup()
         managers = [self.llm_server_manager, getattr(self, "standalone_server_manager", None)]
         EngineWatch([address for manager in managers if manager for address in manager.get_addresses()]).start()
+        # The workers, and with them the schedule of the learning rate, have the number of the config.
+        step = self.config.actor_rollout_ref.replay_step
+        if step is not None:
+            self.total_training_steps = int(step)
 
     def _build_replay_buffer(self) -> Any:
         return _WatchedBuffer(super()._build_replay_buffer(), self._on_sampled, in_order=self._ids is not None)
@@ -143,6 +149,10 @@ class AgentTrainerMixin(PPOTrainer):
 
     def _on_sampled(self, batch: KVBatchMeta, step: int, partition: str, prompts: int) -> None:
         told = told_by_loop(batch)
+        if self.config.actor_rollout_ref.replay_step is not None:
+            order = sorted(range(len(told)), key=lambda row: told[row][STORED_LINE])
+            batch.reorder(order)
+            told = [told[row] for row in order]
         sums = rewards_of(batch.keys, batch.partition_id)
         lines = [row["trajectory"] for row in told]
         if partition == "val":
@@ -270,7 +280,9 @@ def register_agent_trainer(mode: str) -> None:
 class _WatchedBuffer:
     """verl's replay buffer, of which each sample is shown to somebody first."""
 
-    def __init__(self, buffer: Any, show: Callable[[KVBatchMeta, int, str, int], None], *, in_order: bool) -> None:
+    def __init__(
+        self, buffer: Any, show: Callable[[KVBatchMeta, int, str, int], None], *, in_order: bool = False
+    ) -> None:
         """`in_order`: rows come in that of their keys, not in that in which they were done."""
         self._buffer, self._show, self._in_order = buffer, show, in_order
 

@@ -1,0 +1,250 @@
+"""One update of a training made again from its stored trajectories, and what came out otherwise."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.table import Table
+from verl.trainer.ppo.utils import need_critic
+
+from eval_service.model.run_config import run_config
+from verl_tool.agent_loop.verl.stored_step import StoredStep
+from verl_tool.errors import ConfigError
+from verl_tool.trainer.monitoring.run_metrics import read_metrics
+
+CONFIG = "retrain"
+LOG = "printed.log"
+NEEDED = ("actor/loss", "actor/grad_norm")
+SECONDS_TO_END = 60.0
+"""For a training that is interrupted."""
+_CHECKPOINT = re.compile(r"global_step_(\d+)")
+_COMPARED = re.compile(r"(actor|critic)/(?!perf/)")
+_NOT_GIVEN = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", "WANDB_DIR")
+"""Variables that would lead the new training's files elsewhere."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A metric of the update."""
+
+    name: str
+    then: float
+    now: float
+    same: bool
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps({"where": self.name, "was": self.then, "now": self.now})
+
+
+@dataclass
+class Report:
+    """What the update has come to."""
+
+    step: int
+    tolerance: float
+    metrics: list[Compared]
+    without_row: list[str] = field(default_factory=list)
+
+    @property
+    def different(self) -> list[Compared]:
+        """Those beyond the tolerance."""
+        return [metric for metric in self.metrics if not metric.same]
+
+    def words(self) -> str:
+        """The outcome in a sentence."""
+        return (
+            f"step {self.step} made again: {len(self.different)} of {len(self.metrics)} metrics of the update differ "
+            f"by more than {self.tolerance:g}"
+        )
+
+    def lines(self) -> list[str]:
+        """Each difference as JSON."""
+        return [metric.to_json() for metric in self.different]
+
+    def unasked(self, known: Collection[tuple[str, object]], *, asked: bool = False) -> int:
+        """How many differences are not `known` (metric, and its value now)."""
+        return sum((metric.name, metric.now) not in known for metric in self.different)
+
+    def tables(self) -> list[Table]:
+        """The metrics that decide, and all that differ."""
+        table = Table("metric", "then", "now", "difference", "")
+        for metric in self.metrics:
+            if metric.name in NEEDED or not metric.same:
+                numbers = f"{metric.then:.7g}", f"{metric.now:.7g}", f"{metric.now - metric.then:.1e}"
+                table.add_row(metric.name, *numbers, "" if metric.same else "differs")
+        return [table]
+
+
+def retrain(run: Path, step: int, folder: Path, tolerance: float) -> Report:
+    """Make the update of a step again in `folder`, and compare its metrics with the run's.
+
+    Raises ConfigError if it cannot be made again, or ends in an error.
+    """
+    then = _metrics(run, step)
+    folder = folder.resolve()
+    _write(retraining(run, step, folder), folder)
+    _train(folder)
+    return Report(step, tolerance, list(compared(then, _metrics(folder, step), tolerance)))
+
+
+def compared(then: Mapping[str, float], now: Mapping[str, float], tolerance: float) -> Iterator[Compared]:
+    """The metrics of the update that both tell; `tolerance` is relative, and near 0 a hundredth of it absolute."""
+    for name in sorted({*then, *now}, key=lambda name: (name not in NEEDED, name)):
+        if _COMPARED.match(name) and name in then and name in now:
+            a, b = float(then[name]), float(now[name])
+            same = math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance / 100) or (math.isnan(a) and math.isnan(b))
+            yield Compared(name, a, b, same)
+
+
+def retraining(run: Path, step: int, folder: Path) -> DictConfig:
+    """The config of a training that makes a step of `run` again, and leaves in `folder` what a training leaves.
+
+    Raises ConfigError if that step cannot be made again.
+    """
+    config = run_config(run)
+    if folder.is_relative_to(run.resolve()):
+        raise ConfigError(f"{folder} lies in the run's own folder, which is left as it is; give another --run_dir")
+    if not config.get("trajectories_dir"):
+        raise ConfigError(f"{run} has stored no trajectories (trajectories_dir=null)")
+    _refuse(config, step)
+    stored = StoredStep(Path(config.trajectories_dir), step, int(config.actor_rollout_ref.rollout.n))
+    rows = int(config.data.train_batch_size) * int(config.actor_rollout_ref.rollout.n)
+    if not config.trainer.use_v1 and len(stored) != rows:
+        raise ConfigError(f"{stored.path} has {len(stored)} trajectories, and a step of the run has {rows}")
+    weights = {"resume_mode": "disable"} if step == 1 else _before(config, step)
+    with open_dict(config):
+        config.merge_with(_changes(config, step, folder))
+        config.trainer.update(weights)
+    return config
+
+
+def _changes(config: DictConfig, step: int, folder: Path) -> dict[str, Any]:
+    trainer = {
+        "default_local_dir": str(folder / "checkpoints"),
+        "logger": ["file"],
+        "save_freq": -1,
+        "test_freq": -1,
+        "val_before_train": False,
+        "val_only": False,
+        "del_local_ckpt_after_load": False,
+        "rollout_data_dir": None,
+    }
+    if config.trainer.use_v1:
+        # Batches that were sampled ahead are stored with the step that was made of them, without what was filtered out.
+        trainer["v1"] = {"trainer_mode": "sync", "sampler": {"sync_refill_failed_groups": False}}
+    return {
+        "dry_run": False,
+        "doctor": False,
+        "recipe": None,
+        "run_dir": str(folder),
+        "trajectories_dir": str(folder / "trajectories"),
+        "actor_rollout_ref": {"replay": str(config.trajectories_dir), "replay_step": step},
+        # Nothing is called: the server's address stands in the config, and need not answer.
+        "tool_server": {"start": None},
+        "algorithm": {"filter_groups": {"enable": False}},
+        "reward": {"num_workers": 1},
+        "trainer": trainer,
+    }
+
+
+def _refuse(config: DictConfig, step: int) -> None:
+    """Raises ConfigError that tells why no step of this training, or not this one, can be made again."""
+    actor = config.actor_rollout_ref
+    if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "separate_async":
+        raise ConfigError("a step of trainer.v1.trainer_mode=separate_async is no one batch; it cannot be made again")
+    if config.algorithm.adv_estimator == "remax":
+        raise ConfigError("algorithm.adv_estimator=remax compares with answers that are no part of the batch")
+    if OmegaConf.select(config, "distillation.enabled") or OmegaConf.select(config, "reward.reward_model.enable"):
+        raise ConfigError("a run with a second model (distillation, reward.reward_model) cannot be made again")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl tells that there is none
+        critic = need_critic(config)
+    drawn = critic or int(actor.model.get("lora_rank") or 0) > 0
+    if step == 1 and drawn and not OmegaConf.select(actor, "actor.fsdp_config.full_determinism"):
+        raise ConfigError(
+            "step 1 began with weights that were drawn at random (an adapter's, a critic's) and are in no file; "
+            "give a later step, before which there is a checkpoint"
+        )
+
+
+def _before(config: DictConfig, step: int) -> dict[str, str]:
+    """Settings by which the training begins with the checkpoint before `step`. Raises ConfigError if there is none."""
+    saved = set(config.actor_rollout_ref.actor.checkpoint.save_contents)
+    if missing := {"model", "optimizer", "extra"} - saved:
+        raise ConfigError(
+            f"the run's checkpoints hold no {', '.join(sorted(missing))} "
+            "(actor_rollout_ref.actor.checkpoint.save_contents); only step 1 can be made again"
+        )
+    folder = Path(config.trainer.default_local_dir)
+    there = [int(name.group(1)) for path in folder.glob("global_step_*/") if (name := _CHECKPOINT.fullmatch(path.name))]
+    if step - 1 not in there:
+        possible = ", ".join(str(number + 1) for number in [0, *sorted(there)])
+        raise ConfigError(
+            f"step {step} began with the weights of global_step_{step - 1}, and {folder} has none. Steps that can be "
+            f"made again: {possible}. With trainer.save_freq=1 a run saves before each step"
+        )
+    return {"resume_mode": "resume_path", "resume_from_path": str(folder / f"global_step_{step - 1}")}
+
+
+def _metrics(run: Path, step: int) -> dict[str, float]:
+    """Of one step. Raises ConfigError if those of an update of the actor are not there."""
+    try:
+        told = dict(read_metrics(run)).get(step, {})
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{run} has no metrics.jsonl (trainer.logger without file): nothing to compare with"
+        ) from None
+    if missing := [name for name in NEEDED if name not in told]:
+        raise ConfigError(f"the metrics of {run} tell no {' and no '.join(missing)} of step {step}")
+    return told
+
+
+def _write(config: DictConfig, folder: Path) -> None:
+    """Over the trainer's defaults: the run may be of a version that lacked some setting."""
+    folder.mkdir(parents=True, exist_ok=True)
+    defaults = OmegaConf.create({"defaults": ["agent_ppo_trainer", "_self_"]})
+    OmegaConf.save(OmegaConf.merge(defaults, config), folder / f"{CONFIG}.yaml", resolve=True)
+
+
+def _train(folder: Path) -> None:
+    """Raises ConfigError that quotes the training's error. Its own limit is the run's `stall_timeout`."""
+    command = [sys.executable, "-m", "verl_tool.trainer.main_ppo", f"--config-path={folder}", f"--config-name={CONFIG}"]
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_GIVEN}
+    log = folder / LOG
+    with log.open("wb") as output:
+        # In a session of its own: it is interrupted once, by us, and ends what it has started.
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            code = process.wait()
+        finally:
+            _end(process)
+    if code:
+        lines = log.read_text("utf-8", errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("error:")] or lines or ["nothing was printed"]
+        raise ConfigError(f"the training that makes it again ended with code {code}: {errors[-1]} (more in {log})")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
