@@ -31,7 +31,7 @@ _REMEMBERED = 32
 
 @dataclass(frozen=True)
 class Query:
-    """What a table shows. Empty: no matter."""
+    """What a table shows. Empty: no matter; branches are shown by their file or kind only."""
 
     files: tuple[str, ...] = ()
     kind: str = ""
@@ -99,6 +99,8 @@ def _find_rows(records: Records, query: Query) -> Found:
         wanted = getattr(query, name)
         if wanted:
             keep &= rows[name] != 0 if wanted == _ANY else rows[name] == _place(records, wanted)
+    if not query.files and not query.kind:
+        keep &= rows["kind"] != _place(records, "branch")  # they are no part of the training
     if query.tool:
         keep &= np.isin(rows["tools"], [i for i, word in enumerate(records.words) if query.tool in word.split(",")])
     for name, least, most in query.bounds:
@@ -190,6 +192,8 @@ def by_file(records: Records) -> list[dict[str, Any]]:
     told = []
     ends = [*records.starts[1:], len(records.rows)]
     for number, (file, start, end) in enumerate(zip(records.files, records.starts, ends, strict=True)):
+        if file.kind == "branch":
+            continue
         rows = records.rows[start:end]
         means = {name: _mean(rows[name]) for name in ("reward", "correct", "turns", "calls", "model_tokens", "seconds")}
         tools = {name: vars(counts) for name, counts in records.tools[number].items()}

@@ -14,7 +14,20 @@ import yaml
 
 from verl_tool.errors import ConfigError
 
-_PASSED_OVER = {"checkpoints", "config", "data", "images", "model", "tensorboard", "trajectories", "wandb", "world"}
+BRANCHES = "branches"
+"""Folder of what went on from stored trajectories: ``branches/step_3.17.jsonl`` from line 17 of step 3."""
+_PASSED_OVER = {
+    BRANCHES,
+    "checkpoints",
+    "config",
+    "data",
+    "images",
+    "model",
+    "tensorboard",
+    "trajectories",
+    "wandb",
+    "world",
+}
 _DEPTH = 8
 """Of folders below a root."""
 _NUMBERED = re.compile(r"(step|validation|baseline)_(\d+)\.jsonl")
@@ -26,7 +39,7 @@ class RecordFile:
 
     path: Path
     kind: str
-    """step, validation, baseline, evaluation, or records if it is none of them."""
+    """step, validation, baseline, evaluation, branch, or records if it is none of them."""
     step: int | None
 
     @property
@@ -51,14 +64,16 @@ class Run:
         return trajectories if self.file is None and trajectories.is_dir() else self.folder
 
     def record_files(self) -> list[RecordFile]:
-        """By step, validations first."""
+        """By step, validations first; branches last."""
         if self.file is not None:
             return [record_file(self.file)]
         with os.scandir(self.records_folder) as entries:
             found = [record_file(Path(e.path)) for e in entries if _NUMBERED.fullmatch(e.name)]
         if (self.folder / "records.jsonl").is_file():
             found.append(record_file(self.folder / "records.jsonl"))
-        return sorted(found, key=lambda file: (-1 if file.step is None else file.step, file.kind == "step", file.name))
+        found.sort(key=lambda file: (-1 if file.step is None else file.step, file.kind == "step", file.name))
+        branches = (self.folder / BRANCHES).glob("*.jsonl")
+        return [*found, *(RecordFile(path, "branch", None) for path in sorted(branches))]
 
     def config(self) -> dict[str, str]:
         """Every option by its whole name; empty if the run has left no config.

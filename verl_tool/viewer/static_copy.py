@@ -20,7 +20,20 @@ from verl_tool.viewer.run_watch import RunWatch
 from verl_tool.viewer.token_texts import TokenTexts
 from verl_tool.viewer.viewer_app import IMAGE_TYPES, STATIC, ViewerApp
 
-MODULES = ("dom", "api", "chart", "trajectory", "group", "runs", "run", "over_time", "table", "live", "main")
+MODULES = (
+    "dom",
+    "api",
+    "chart",
+    "branches",
+    "trajectory",
+    "group",
+    "runs",
+    "run",
+    "over_time",
+    "table",
+    "live",
+    "main",
+)
 """In the order of their imports: pages that are opened from a disk may load scripts, but no modules."""
 _IMPORT = re.compile(r'^import (\{.*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
@@ -63,7 +76,9 @@ def one_script() -> str:
 
 def _write_run(watch: RunWatch, viewer: ViewerApp, run: Run, key: str, folder: Path, most_files: int) -> int:
     records = watch.read_all(run)
-    files = records.files[-most_files:] if most_files else records.files
+    own = [file for file in records.files if file.kind != "branch"]
+    kept = {file.name for file in (own[-most_files:] if most_files else own)}
+    files = [file for file in records.files if file.name.partition(".")[0] in kept or file.name in kept]
     given = {"run": run.name}
     of_files = {**given, "files": ",".join(file.name for file in files)}
     rows: list[dict[str, Any]] = []
@@ -92,7 +107,8 @@ def _write_run(watch: RunWatch, viewer: ViewerApp, run: Run, key: str, folder: P
 
 def _trajectory(viewer: ViewerApp, address: Mapping[str, str]) -> dict[str, Any]:
     told = msgspec.json.decode(bytes(viewer.trajectory(address).body))
-    return {"record": told["record"], "trainer": told["trainer"], "pieces": viewer.pieces(address)}
+    kept = {name: told[name] for name in ("record", "trainer", "branches", "values")}
+    return {**kept, "pieces": viewer.pieces(address)}
 
 
 def _write(folder: Path, name: str, value: Any) -> None:

@@ -26,6 +26,7 @@ from verl_tool.servers.api.http import Disconnected, HttpError, JsonResponse, er
 from verl_tool.trainer.monitoring.time_by_phase import PHASES
 from verl_tool.trainer.monitoring.token_records import tokens_of
 from verl_tool.viewer import record_query
+from verl_tool.viewer.branch_tree import branches_of, values_of
 from verl_tool.viewer.endpoint_proxy import EndpointProxy
 from verl_tool.viewer.headlines import CURVES
 from verl_tool.viewer.record_index import Records
@@ -127,7 +128,7 @@ class ViewerApp:
         return record_query.prompts(self._records(given), given.get("kind", ""))
 
     def trajectory(self, given: Given) -> Response:
-        """One record as it stands in its file, its row, and its neighbours in the table of the query."""
+        """One record as it stands in its file, its row, its neighbours in the table of the query, and its branches."""
         records = self._records(given)
         number = self._row_number(records, given)
         line = records.line(records.rows[number])
@@ -139,7 +140,10 @@ class ViewerApp:
         around = record_query.neighbours(records, Query.of(given), number)
         tokens = tokens_of(records.files[records.rows[number]["file"]].path, row["line"])
         trainer = {name: column.tolist() for name, column in tokens.items()} or None
+        branches = branches_of(records, row["file"], row["line"])
+        values = values_of(self._run(given), row["file"], row["line"])
         told = {"row": row, **around, "record": msgspec.Raw(line), "trainer": trainer}
+        told |= {"branches": branches, "values": values}
         return JsonResponse(msgspec.json.encode(told))
 
     def group(self, given: Given) -> dict[str, Any]:

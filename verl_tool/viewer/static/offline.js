@@ -11,7 +11,7 @@
   });
 
   const WORDS = ["kind", "stop", "fault", "excluded"];
-  const ofFiles = (rows, p) => rows.filter((row) => (!p.files || p.files.split(",").includes(row.file)) && (!p.kind || row.kind === p.kind));
+  const ofFiles = (rows, p) => rows.filter((row) => (!p.files || p.files.split(",").includes(row.file)) && (p.kind ? row.kind === p.kind : p.files || row.kind !== "branch"));
   function table(rows, p) {
     const bounds = Object.entries(p).filter(([name, value]) => /_(min|max)$/.test(name) && value !== "").map(([name, value]) => [name.slice(0, -4), name.endsWith("min"), Number(value)]);
     const found = ofFiles(rows, p).filter((row) => WORDS.every((name) => !p[name] || (p[name] === "(any)" ? row[name] : row[name] === p[name]))
@@ -46,7 +46,7 @@
       const place = found.findIndex((row) => row.file === p.file && row.line === Number(p.line));
       const told = (await load(`${run.key}_${p.file}`))[p.line];
       const row = run.rows.find((one) => one.file === p.file && one.line === Number(p.line));
-      return { row, record: told.record, trainer: told.trainer, place: place < 0 ? null : place, of: found.length, previous: address(found[place - 1]), next: place < 0 ? null : address(found[place + 1]), next_failure: place < 0 ? null : address(found.slice(place + 1).find(failed)) };
+      return { row, record: told.record, trainer: told.trainer, branches: told.branches, values: told.values, place: place < 0 ? null : place, of: found.length, previous: address(found[place - 1]), next: place < 0 ? null : address(found[place + 1]), next_failure: place < 0 ? null : address(found.slice(place + 1).find(failed)) };
     },
     pieces: async (run, p) => (await load(`${run.key}_${p.file}`))[p.line].pieces,
     prompts: (run, p) => run.prompts[p.kind || "any"],

@@ -1,6 +1,7 @@
 // One trajectory: what was said, token by token if wished, and what each call cost. One that is still written (live.js) has
 // segments with a `note` in place of the number of their tokens, of which one may be `growing`, and calls that are `waiting`.
 
+import { branchTree, origin, valueBar } from "./branches.js";
 import { get, imageAddress, link, tableParams } from "./api.js";
 import { copy, count, growingText, h, kept, longText, number, replace, seconds, share, shown, svg } from "./dom.js";
 
@@ -38,14 +39,14 @@ export async function showTrajectory(place, params, stillHere) {
     if (mode.tokens && !pieces) pieces = await get("pieces", params);
     if (!stillHere()) return;
     replace(body, told.record.trajectory === null ? [h("p", { class: "faint" }, "The endpoint gave no trajectory, only the answer."), longText(answer.content || answer.error || "")]
-      : mode.tokens ? tokensView(record, told.trainer, pieces, mode, draw) : conversation(record, besideRecords(params.run)));
+      : mode.tokens ? tokensView(record, told.trainer, pieces, mode, draw) : conversation(record, besideRecords(params.run), undefined, (turn) => valueBar(told.values, turn)));
   };
   const toggle = () => { mode.tokens = !mode.tokens; history.replaceState(null, "", link("trajectory", { ...params, tokens: mode.tokens ? "1" : "" })); params.tokens = mode.tokens ? "1" : ""; button.textContent = mode.tokens ? "text" : "tokens"; draw(); };
   const button = h("button", { id: "tokens", title: "key t", onclick: toggle }, mode.tokens ? "text" : "tokens");
   bar.append(h("span", { class: "grow" }), button, h("button", { onclick: keys.l[1], title: "key l" }, "copy link"),
     h("button", { title: "key c: ask the eval endpoint the same", onclick: () => copy(askAsCurl(record), "curl command") }, "copy as curl"));
   await draw();
-  replace(place, bar, facts(told.row, record, answer), h("div", { class: "two" }, body, h("aside", {}, besides(record))));
+  replace(place, bar, facts(told.row, record, answer), origin(params.run, record.extra?.branch), h("div", { class: "two" }, body, h("aside", {}, branchTree(params.run, told.branches), besides(record))));
   return { keys: { ...keys, t: ["tokens or text", toggle], c: ["copy as curl", () => copy(askAsCurl(record), "curl command")] } };
 }
 
@@ -62,8 +63,9 @@ export function facts(row, record, answer) {
     faults.map((text) => h("p", { class: "error" }, shown(text))));
 }
 
-// `picture`: from an image's hash to its element. `known`: for what is drawn again and again, see `kept`.
-export function conversation(record, picture, known) {
+// `picture`: from an image's hash to its element. `known`: for what is drawn again and again, see `kept`. `value`: from the
+// number of a turn to what is shown of its value.
+export function conversation(record, picture, known, value) {
   let turn = 0;
   const inPrompt = record.prompt_segments ?? 1;
   return record.segments.map((segment, i) => {
@@ -71,13 +73,13 @@ export function conversation(record, picture, known) {
     if (model) turn += 1;
     if (!segment.text && segment.image) return kept(known, segment, "image", () => imageBlock(segment, picture));
     const name = i < inPrompt && !model ? "prompt" : model ? `model, turn ${turn}` : segment.author;
-    return kept(known, segment, `${name} ${segment.note} ${segment.text.length}`, () => h("div", { class: `segment ${segment.author}` }, header(name, segment), segment.image && imageBlock(segment, picture),
+    return kept(known, segment, `${name} ${segment.note} ${segment.text.length}`, () => h("div", { class: `segment ${segment.author}` }, header(name, segment, model && value?.(turn)), segment.image && imageBlock(segment, picture),
       segment.growing ? growingText(segment.text) : segment.text ? longText(segment.text) : h("p", { class: "faint" }, segment.image ? "" : "no text is recorded; look at the tokens")));
   });
 }
 
-function header(name, segment) {
-  return h("div", { class: "author" }, h("span", {}, name), h("span", {}, segment.note ?? `${count(segment.tokens.length)} tokens`));
+function header(name, segment, value) {
+  return h("div", { class: "author" }, h("span", {}, name, segment.edited && h("em", { title: "written by somebody in the place of what was there; in no loss" }, " edited")), value, h("span", {}, segment.note ?? `${count(segment.tokens.length)} tokens`));
 }
 
 function imageBlock(segment, picture) {
@@ -97,7 +99,7 @@ function numbered(record, trainer) {
   return record.segments.map((segment, i) => segment.tokens.map((id, k) => {
     const response = i >= record.prompt_segments;
     const place = response ? behind++ : -1;
-    const mask = !response ? 0 : trainer?.mask ? trainer.mask[place] : record.excluded ? 0 : Number(record.loss_on_observations || segment.author === "model");
+    const mask = !response ? 0 : trainer?.mask ? trainer.mask[place] : record.excluded ? 0 : Number(record.loss_on_observations || (segment.author === "model" && !segment.edited));
     const logProb = segment.log_probs ? Number(segment.log_probs[k]) : null;
     const own = response && trainer?.log_probs && segment.author === "model" ? trainer.log_probs[place] : null;
     return { id, author: segment.author, mask, log_prob: logProb, trainer: own, difference: own === null || logProb === null ? null : own - logProb, advantage: response && trainer?.advantages && mask ? trainer.advantages[place] : null };
