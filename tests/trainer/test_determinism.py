@@ -19,8 +19,8 @@ from verl_tool.trainer.determinism import CountedIds, make_deterministic
 
 LATE_TOOL = """
 import asyncio, random
-from verl_tool.servers.tools import tool
-from verl_tool.servers.tools._arithmetic import as_text, evaluate
+from verl_tool.servers.tools import CallError, tool
+from verl_tool.servers.tools._arithmetic import ExpressionError, as_text, evaluate
 
 @tool(aliases=("SimpleCalculatorTool",))
 async def late(expression: str) -> str:
@@ -30,7 +30,10 @@ async def late(expression: str) -> str:
         expression: such as 2*(13.1-3)
     '''
     await asyncio.sleep(random.SystemRandom().uniform(0, 0.5))
-    return as_text(evaluate(expression), 15)
+    try:
+        return as_text(evaluate(expression), 15)
+    except ExpressionError as error:
+        raise CallError(str(error)) from error
 """
 
 
@@ -106,7 +109,7 @@ def _trained(folder: Path, calculator: Calculator, tool: Path, use_v1: str, name
         folder,
         calculator,
         *(f"trainer.use_v1={use_v1}", "algorithm.adv_estimator=grpo", "deterministic=true"),
-        *(f"tool_server.start='{tool},finish'"),
+        f"tool_server.start='{tool},finish'",
         *(f"{ACTOR}.ppo_mini_batch_size=4", f"{ACTOR}.ppo_micro_batch_size_per_gpu=32"),
         *(f"{ROLLOUT}.val_kwargs.do_sample=true", f"{ROLLOUT}.val_kwargs.temperature=0.7"),
         *([f"{ROLLOUT}.seed=43"] if name == "other" else []),

@@ -343,5 +343,5 @@ def test_a_copy_takes_no_endpoint(tmp_path):
     command = [sys.executable, "-m", "verl_tool.viewer", str(tmp_path), "--export", "copy", "--endpoint", "http://a/v1"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, cwd=tmp_path)
     assert done.returncode == 2
-    assert "leave one out" in done.stderr
+    assert "--endpoint and --branch do nothing" in done.stderr
     assert not (tmp_path / "copy").exists()

@@ -6,6 +6,7 @@ python -m verl_tool.viewer outputs --open
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import webbrowser
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.markup import escape
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.command_options import AllowedHosts, host_names
+from verl_tool.viewer.branch_jobs import BranchJobs
 from verl_tool.viewer.endpoint_proxy import KEY_VARIABLE, EndpointProxy
 from verl_tool.viewer.run_watch import RunWatch
 from verl_tool.viewer.static_copy import write_copy
@@ -54,6 +56,14 @@ def command(
             f"API key is read from {KEY_VARIABLE}.",
         ),
     ] = None,
+    branch: Annotated[
+        bool,
+        typer.Option("--branch", help="Pages may go on from turns: tools and the run's model run here."),
+    ] = False,
+    branch_options: Annotated[
+        str,
+        typer.Option("--branch_options", help="Of verl_tool.replay.branch, for --branch: such as '--temperature 1'."),
+    ] = "",
     export: Annotated[
         Path | None,
         typer.Option("--export", help="Write the runs into this folder, as pages without a server."),
@@ -64,8 +74,8 @@ def command(
 ) -> None:
     """Look at runs in a browser: curves, trajectories, tokens. Nothing is changed but the index."""
     try:
-        if export is not None and endpoint is not None:
-            raise ConfigError("--export writes pages without a server, which reach no --endpoint; leave one out")
+        if export is not None and (endpoint is not None or branch):
+            raise ConfigError("--export writes pages without a server, for which --endpoint and --branch do nothing")
         proxy = EndpointProxy(endpoint, os.environ.get(KEY_VARIABLE))
         usual = Path("outputs")
         roots = paths or ([usual] if usual.exists() or endpoint is None else [])
@@ -82,7 +92,8 @@ def command(
     except VerlToolError as error:
         console.print(f"[bold red]cannot look:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
-    app = application(watch, tokens, HostCheck(HOST, port or None, host_names(allowed_hosts)), proxy)
+    jobs = BranchJobs(watch, shlex.split(branch_options) if branch else None)
+    app = application(watch, tokens, HostCheck(HOST, port or None, host_names(allowed_hosts)), proxy, jobs)
     config = uvicorn.Config(
         app, host=HOST, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=STOP_SECONDS
     )

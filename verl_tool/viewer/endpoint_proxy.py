@@ -119,8 +119,7 @@ class EndpointProxy:
         """An answer as a stream of events, those of the endpoint; what fails is told in an event of its own."""
         try:
             headers = headers_of(request.scope)
-            _refuse_other_origins(headers)
-            _refuse_other_types(headers)
+            refuse_other_pages(headers)
             if self._url is None:
                 raise HttpError(404, "no_endpoint", "this viewer has no endpoint; start it with --endpoint URL")
             body = await self._bodies.read(request.scope, headers, request.receive)
@@ -217,6 +216,12 @@ def _address(url: str) -> str:
             f"its API key as {KEY_VARIABLE}"
         )
     return url.rstrip("/")
+
+
+def refuse_other_pages(headers: HeaderMap) -> None:
+    """Raises HttpError unless a page of this very server asks, and sends JSON."""
+    _refuse_other_origins(headers)
+    _refuse_other_types(headers)
 
 
 def _refuse_other_origins(headers: HeaderMap) -> None:

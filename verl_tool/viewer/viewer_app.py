@@ -26,6 +26,7 @@ from verl_tool.servers.api.http import Disconnected, HttpError, JsonResponse, er
 from verl_tool.trainer.monitoring.time_by_phase import PHASES
 from verl_tool.trainer.monitoring.token_records import tokens_of
 from verl_tool.viewer import record_query
+from verl_tool.viewer.branch_jobs import BranchJobs
 from verl_tool.viewer.branch_tree import branches_of, values_of
 from verl_tool.viewer.endpoint_proxy import EndpointProxy
 from verl_tool.viewer.headlines import CURVES
@@ -190,10 +191,16 @@ class ViewerApp:
 
 
 def application(
-    watch: RunWatch, tokens: TokenTexts, host_check: HostCheck, endpoint: EndpointProxy | None = None
+    watch: RunWatch,
+    tokens: TokenTexts,
+    host_check: HostCheck,
+    endpoint: EndpointProxy | None = None,
+    branches: BranchJobs | None = None,
 ) -> ASGIApp:
-    """The ASGI application. `watch` is started and stopped with it. `endpoint`: what the live page talks to."""
-    routes = [*ViewerApp(watch, tokens).routes(), *(endpoint or EndpointProxy()).routes()]
+    """The ASGI application. `watch` is started and stopped with it. `endpoint`: what the live page talks to.
+    `branches`: goes on from turns of the runs of `watch`."""
+    others = [*(endpoint or EndpointProxy()).routes(), *(branches or BranchJobs(watch)).routes()]
+    routes = [*ViewerApp(watch, tokens).routes(), *others]
     return _Guarded(Starlette(routes=routes), watch, host_check)
 
 

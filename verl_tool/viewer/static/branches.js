@@ -29,7 +29,7 @@ export function origin(run, branch) {
 export function branchTree(run, { total, branches }) {
   if (!branches?.length) return null;
   const left = total - branches.length;
-  return h("div", { class: "branches" }, h("h3", {}, `${count(total)} branches`), groups(run, branches), left > 0 && h("p", { class: "faint" }, `${count(left)} more are not shown`));
+  return h("div", { class: "branches" }, h("h3", {}, total === 1 ? "1 branch" : `${count(total)} branches`), groups(run, branches), left > 0 && h("p", { class: "faint" }, `${count(left)} more are not shown`));
 }
 
 function groups(run, branches) {

@@ -2,6 +2,7 @@
 // segments with a `note` in place of the number of their tokens, of which one may be `growing`, and calls that are `waiting`.
 
 import { branchTree, origin, valueBar } from "./branches.js";
+import { addBranching, mayBranch, valuesButton } from "./branching.js";
 import { get, imageAddress, link, tableParams } from "./api.js";
 import { copy, count, growingText, h, kept, longText, number, replace, seconds, share, shown, svg } from "./dom.js";
 
@@ -35,18 +36,33 @@ export async function showTrajectory(place, params, stillHere) {
   const body = h("div", { class: "conversation" });
   const mode = { tokens: params.tokens === "1", colouring: sessionStorage.colouring || "author" };
   let pieces = null;
+  const branching = told.record.trajectory !== null && (await mayBranch());
+  const own = { run: params.run, file: params.file, line: Number(params.line) };
+  const tree = h("div", {}, branchTree(params.run, told.branches));
+  // What was stored is shown once the server has read it.
+  const drawBranches = async (then, tries = 20) => {
+    const now = await get("trajectory", params);
+    if (!stillHere()) return;
+    if (now.branches.total === told.branches.total && tries) return setTimeout(drawBranches, 500, then, tries - 1);
+    Object.assign(told, { branches: now.branches, values: now.values });
+    replace(tree, branchTree(params.run, told.branches));
+    then?.();
+  };
   const draw = async () => {
     if (mode.tokens && !pieces) pieces = await get("pieces", params);
     if (!stillHere()) return;
     replace(body, told.record.trajectory === null ? [h("p", { class: "faint" }, "The endpoint gave no trajectory, only the answer."), longText(answer.content || answer.error || "")]
       : mode.tokens ? tokensView(record, told.trainer, pieces, mode, draw) : conversation(record, besideRecords(params.run), undefined, (turn) => valueBar(told.values, turn)));
+    if (branching && !mode.tokens) addBranching(body, record, own, () => drawBranches());
   };
   const toggle = () => { mode.tokens = !mode.tokens; history.replaceState(null, "", link("trajectory", { ...params, tokens: mode.tokens ? "1" : "" })); params.tokens = mode.tokens ? "1" : ""; button.textContent = mode.tokens ? "text" : "tokens"; draw(); };
   const button = h("button", { id: "tokens", title: "key t", onclick: toggle }, mode.tokens ? "text" : "tokens");
   bar.append(h("span", { class: "grow" }), button, h("button", { onclick: keys.l[1], title: "key l" }, "copy link"),
     h("button", { title: "key c: ask the eval endpoint the same", onclick: () => copy(askAsCurl(record), "curl command") }, "copy as curl"));
+  const [estimate, values] = branching ? valuesButton(own, () => drawBranches(draw)) : [];
+  if (estimate) bar.append(estimate);
   await draw();
-  replace(place, bar, facts(told.row, record, answer), origin(params.run, record.extra?.branch), h("div", { class: "two" }, body, h("aside", {}, branchTree(params.run, told.branches), besides(record))));
+  replace(place, bar, values, facts(told.row, record, answer), origin(params.run, record.extra?.branch), h("div", { class: "two" }, body, h("aside", {}, tree, besides(record))));
   return { keys: { ...keys, t: ["tokens or text", toggle], c: ["copy as curl", () => copy(askAsCurl(record), "curl command")] } };
 }
 

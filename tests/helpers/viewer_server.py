@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +13,7 @@ from typing import TypeVar
 import uvicorn
 
 from verl_tool.servers.api.host_check import HostCheck
+from verl_tool.viewer.branch_jobs import BranchJobs
 from verl_tool.viewer.endpoint_proxy import EndpointProxy
 from verl_tool.viewer.run_watch import RunWatch
 from verl_tool.viewer.token_texts import TokenTexts
@@ -22,9 +23,13 @@ Value = TypeVar("Value")
 
 
 @contextmanager
-def viewer(*roots: Path, endpoint: EndpointProxy | None = None) -> Iterator[str]:
-    """The URL of a viewer that serves the runs below `roots`."""
-    app = application(RunWatch(roots), TokenTexts(), HostCheck("127.0.0.1", None), endpoint)
+def viewer(
+    *roots: Path, endpoint: EndpointProxy | None = None, branch_options: Sequence[str] | None = None
+) -> Iterator[str]:
+    """The URL of a viewer that serves the runs below `roots`. `branch_options`: of `BranchJobs`."""
+    watch = RunWatch(roots)
+    branches = BranchJobs(watch, branch_options)
+    app = application(watch, TokenTexts(), HostCheck("127.0.0.1", None), endpoint, branches)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
