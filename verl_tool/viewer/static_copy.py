@@ -25,6 +25,7 @@ MODULES = (
     "api",
     "chart",
     "branches",
+    "branching",
     "trajectory",
     "group",
     "runs",
