@@ -22,6 +22,7 @@ from viewer_server import in_a_thread, viewer
 
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError
+from verl_tool.viewer import endpoint_proxy
 from verl_tool.viewer.endpoint_proxy import KEY_VARIABLE, MAX_BODY_BYTES, MAX_STREAMS, EndpointProxy
 
 KEY = "sk-s3cret"
@@ -222,6 +223,7 @@ def test_a_redirect_leads_nowhere(tmp_path):
         (400, b'{"error": {"message": "the prompt is too long"}}', "the endpoint refuses: the prompt is too long"),
         (503, b'{"error": {"message": "the queue is full"}}', "the endpoint failed: the queue is full"),
         (200, b"{}", "and no stream; is it an OpenAI API?"),
+        (400, b'{"a": ' + b"[" * 20000 + b"]" * 20000 + b"}", "answered with status 400"),
     ],
 )
 def test_refusals_of_the_endpoint_are_told(tmp_path, status, body, words):
@@ -255,8 +257,12 @@ def test_an_endpoint_that_is_not_there_or_is_none_is_told(tmp_path):
     async def page(request):
         return web.Response(text="<html>", content_type="text/html")
 
-    with viewer_of(tmp_path, page, models=page) as url:
-        assert "is no list of models" in json.loads(get(url, "/api/endpoint")[2])["error"]
+    async def deep(request):
+        return web.Response(body=b'{"a": ' + b"[" * 20000 + b"]" * 20000 + b"}", content_type="application/json")
+
+    for models in (page, deep):
+        with viewer_of(tmp_path, page, models=models) as url:
+            assert "is no list of models" in json.loads(get(url, "/api/endpoint")[2])["error"]
 
 
 async def endless(request):
@@ -269,6 +275,26 @@ async def endless(request):
 def test_an_answer_has_a_deadline(tmp_path):
     with viewer_of(tmp_path, endless, stream_seconds=0.4) as url:
         assert "not done within 0.4 s" in error_of(url)
+
+
+def test_an_answer_that_nobody_reads_has_a_deadline_too(tmp_path):
+    async def flood(request):
+        response = await begin(request)
+        while True:
+            await response.write(event({"content": "x" * 100_000}))
+
+    with in_a_thread(stand_in(flood)) as endpoint:
+        proxy = EndpointProxy(endpoint, stream_seconds=0.2)
+        with viewer(tmp_path, endpoint=proxy) as url, asked(url) as answer:
+            assert answer.read(60)
+            assert proxy.streams == 1
+            assert becomes(lambda: proxy.streams == 0)
+
+
+def test_an_answer_has_so_many_bytes_and_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoint_proxy, "MAX_STREAM_BYTES", 1000)
+    with viewer_of(tmp_path, endless) as url:
+        assert "sent more than 1000 bytes" in error_of(url)
 
 
 def test_who_leaves_stops_the_endpoint(tmp_path):
@@ -307,6 +333,7 @@ def test_so_many_answers_at_a_time_and_no_more(tmp_path):
         "http://a:b@127.0.0.1/v1",
         "http://[",
         "http://127.0.0.1/v1?x=1",
+        "http://a..b/v1",
     ],
 )
 def test_an_address_that_is_none_is_named(address):

@@ -239,6 +239,30 @@ def test_an_error_in_the_stream_is_told_and_ends_it(talk, browser):
     assert left.wait(10)
 
 
+@pytest.mark.parametrize(
+    "trajectory",
+    [
+        5,
+        {"segments": [{"author": "model", "text": 5, "tokens": 3}], "calls": [{"action": 7}], "timings": 5},
+    ],
+)
+def test_a_trajectory_that_is_none_is_told_and_the_next_question_is_answered(talk, browser, trajectory):
+    answers = [{"trajectory": trajectory, "finish_reason": "stop"}, {"finish_reason": "stop"}]
+
+    async def chat(request):
+        response = await begin(request)
+        await response.write(event({"content": "yes"}, **answers.pop(0)))
+        return response
+
+    talk(chat=chat)
+    say(browser, "first question")
+    until(browser, "done")
+    assert "what the endpoint sent cannot be drawn" in text(browser, ".conversation > .error")
+    say(browser, "second question")
+    wait(browser, "document.querySelector('.conversation > .end')?.innerText.includes('ended: stop')")
+    assert segments(browser)[-1] == ("model, turn 1", "yes")
+
+
 def test_without_an_endpoint_the_page_says_how_to_start_one(browser, tmp_path):
     with viewer(tmp_path) as url:
         browser.get(f"{url}/#/live")

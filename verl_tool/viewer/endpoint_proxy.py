@@ -17,6 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.json_text import shown
@@ -24,6 +25,7 @@ from verl_tool.servers.api.event_stream import HEARTBEAT, EventStream
 from verl_tool.servers.api.http import (
     JSON,
     RETRY_AFTER,
+    Disconnected,
     HeaderMap,
     HttpError,
     JsonResponse,
@@ -31,6 +33,7 @@ from verl_tool.servers.api.http import (
     headers_of,
 )
 from verl_tool.servers.api.request_body import RequestBodies
+from verl_tool.servers.execution.deadline import Deadline
 
 KEY_VARIABLE = "VERL_TOOL_EVAL_API_KEY"
 """Environment variable with the endpoint's API key; the endpoint itself reads the same one."""
@@ -39,6 +42,10 @@ MAX_STREAMS = 4
 """Answers at a time, of all pages together."""
 STREAM_SECONDS = 1800.0
 """Deadline of one answer."""
+UNREAD_SECONDS = 2.0
+"""So much later an answer is given up that is not read: till then its reader can be told of the deadline."""
+MAX_STREAM_BYTES = 256 << 20
+"""Of one answer, with its images."""
 SILENT_SECONDS = 120.0
 """An endpoint that sends nothing for so long is given up. The eval endpoint sends a comment every 15 s."""
 CONNECT_SECONDS = 5.0
@@ -47,6 +54,8 @@ MODELS_SECONDS = 10.0
 MAX_ERROR_BYTES = 64 << 10
 MAX_MODELS_BYTES = 1 << 20
 
+_NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What JSON raises that is none, is not what is looked for, or is nested too deeply."""
 _OWNER = "verl-tool"
 """``owned_by`` of a model whose endpoint gives trajectories."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -89,7 +98,8 @@ class EndpointProxy:
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._bodies = RequestBodies(MAX_BODY_BYTES)
         self._stream_seconds = stream_seconds
-        self._streams = 0
+        self.streams = 0
+        """Answers that are being written."""
 
     def routes(self) -> list[Route]:
         """Paths of the live page."""
@@ -111,7 +121,7 @@ class EndpointProxy:
             body = await _bounded(response, MAX_MODELS_BYTES)
         try:
             cards = msgspec.json.decode(body, type=_Models).data
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _NOT_READ:
             raise EndpointError(f"what {self._url}/models says is no list of models; is it an OpenAI API?") from None
         return [{"name": card.id, "trajectories": card.owned_by == _OWNER} for card in cards]
 
@@ -129,29 +139,32 @@ class EndpointProxy:
         except HttpError as error:
             return error_response(error)
         # The answer begins before the endpoint has said a word, so that a page that leaves stops it from then on.
-        return EventStream(HEARTBEAT, self._events(order), _told)
+        return _Answer(self._events(order), self._stream_seconds + UNREAD_SECONDS)
 
     async def _events(self, order: ChatOrder) -> AsyncGenerator[bytes, None]:
         """The endpoint's events, as they come. Closed, it lets go of the endpoint, which then stops to generate."""
-        value = msgspec.to_builtins(order) | {"stream": True}
+        value, size = msgspec.to_builtins(order) | {"stream": True}, 0
         self._refuse_more()
-        self._streams += 1
+        self.streams += 1
         try:
             async with self._asked("POST", "chat/completions", self._stream_seconds, value) as response:
                 if response.content_type != "text/event-stream":
                     words = shown(response.content_type)
                     raise EndpointError(f"the endpoint answered with {words} and no stream; is it an OpenAI API?")
                 async for part in response.content.iter_any():
+                    size += len(part)
+                    if size > MAX_STREAM_BYTES:
+                        raise EndpointError(f"the endpoint sent more than {MAX_STREAM_BYTES} bytes; it was stopped")
                     yield part
                 yield b"\n\n"
         except EndpointError:
             yield b"\n\n"  # It may have stopped within an event.
             raise
         finally:
-            self._streams -= 1
+            self.streams -= 1
 
     def _refuse_more(self) -> None:
-        if self._streams >= MAX_STREAMS:
+        if self.streams >= MAX_STREAMS:
             words = f"{MAX_STREAMS} answers are being written already; stop one, or wait for it"
             raise HttpError(503, "overloaded", words, headers=RETRY_AFTER)
 
@@ -186,6 +199,22 @@ class EndpointProxy:
             raise EndpointError(f"the connection to {self._url} broke: {error or type(error).__name__}") from None
 
 
+class _Answer(EventStream):
+    """A stream of `events` that is given up after so many `seconds`, also if the page does not read on."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], seconds: float) -> None:
+        super().__init__(HEARTBEAT, events, _told)
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As `EventStream`. The connection is closed if the time is over."""
+        try:
+            with Deadline(self._seconds):
+                await super().__call__(scope, receive, send)
+        except asyncio.TimeoutError:
+            raise Disconnected from None
+
+
 class _Card(msgspec.Struct):
     id: str
     owned_by: str = ""
@@ -208,6 +237,7 @@ def _address(url: str) -> str:
     try:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")
     except ValueError:
         sound = False
     if not sound or parts.query or parts.fragment or parts.username is not None:
@@ -245,7 +275,7 @@ def _order(body: bytes) -> ChatOrder:
     """Raises HttpError 400 if it is none."""
     try:
         return msgspec.json.decode(body, type=ChatOrder)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _NOT_READ as error:
         raise HttpError(400, "bad_request", f"the body is no conversation: {error}") from None
 
 
@@ -263,7 +293,7 @@ def _refusal(url: str, status: int, body: bytes) -> str:
         return f"the endpoint asks for an API key, or for another; start the viewer with it in {KEY_VARIABLE}"
     try:
         words = msgspec.json.decode(body, type=_Error).error.message
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _NOT_READ:
         words = ""
     if not words:
         words = f"{url} answered with status {status}; the address of an eval endpoint ends in /v1"

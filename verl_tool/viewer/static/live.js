@@ -38,8 +38,8 @@ function drawn(place, told) {
   const draw = () => {
     const atEnd = window.innerHeight + window.scrollY >= document.documentElement.scrollHeight - NEAR_END;
     tick(writing());
-    fit(box, talk.exchanges.length ? talk.exchanges.flatMap((exchange) => nodesOf(exchange, draw)) : [h("p", { class: "faint" }, "Nothing has been said yet.")]);
-    fit(side, talk.beside ? besides(talk.beside.record, talk.beside.known) : []);
+    fit(box, talk.exchanges.length ? talk.exchanges.flatMap((exchange) => orWhyNot(() => nodesOf(exchange, draw))) : [h("p", { class: "faint" }, "Nothing has been said yet.")]);
+    fit(side, talk.beside ? orWhyNot(() => besides(talk.beside.record, talk.beside.known)) : []);
     button.textContent = writing() ? "Stop" : "Send";
     place.dataset.state = writing() ? "writing" : talk.exchanges.at(-1)?.state || "";
     if (atEnd) window.scrollTo(0, document.documentElement.scrollHeight);
@@ -64,7 +64,7 @@ function drawn(place, told) {
   });
   const anew = () => { writing()?.stopper.abort(); Object.assign(talk, { exchanges: [], beside: null }); draw(); };
   replace(place,
-    h("div", { class: "bar" }, h("h1", {}, names.length > 1 ? models : talk.model), h("span", { class: "faint" }, told.url), h("span", { class: "grow" }),
+    h("div", { class: "bar" }, h("h1", {}, names.length > 1 ? models : shown(talk.model)), h("span", { class: "faint" }, told.url), h("span", { class: "grow" }),
       h("button", { onclick: () => talk.beside && copy(JSON.stringify(talk.beside.record), "record"), title: "a line of JSON, as in a file of records" }, "copy record"), h("button", { id: "anew", onclick: anew }, "new conversation")),
     settings(), h("div", { class: "two" }, box, side), h("div", { class: "say" }, input, button));
   return { input, draw, leave: () => { clearInterval(timer); writing()?.stopper.abort(); } };
@@ -183,6 +183,15 @@ function ended(exchange) {
   if (exchange.told) exchange.record = exchange.told;
 }
 
+// What an endpoint sends may be no record at all.
+function orWhyNot(draw) {
+  try {
+    return draw();
+  } catch (error) {
+    return [h("p", { class: "error" }, `what the endpoint sent cannot be drawn: ${error.message}`)];
+  }
+}
+
 function nodesOf(exchange, draw) {
   const { record, known } = exchange;
   const picture = (name) => pictureOf(exchange.images[name] || "");
@@ -201,7 +210,7 @@ function endOf(exchange, draw) {
   const beside = talk.beside !== exchange && h("button", { onclick: () => { talk.beside = exchange; draw(); } }, "its calls and times");
   const words = exchange.state === "done" ? `ended: ${exchange.stop}` : `${exchange.state}: what follows does not build on it`;
   return h("div", { class: "end" }, exchange.state === "failed" && h("p", { class: "error" }, shown(exchange.error)),
-    h("p", { class: "faint" }, [words, `${count(calls.length)} call${calls.length === 1 ? "" : "s"}`, seconds(timings.total)].join(" · "), " ", beside));
+    h("p", { class: "faint" }, ...shown([words, `${count(calls.length)} call${calls.length === 1 ? "" : "s"}`, seconds(timings.total)].join(" · ")), " ", beside));
 }
 
 // An image as pixels: the page may load no picture but the server's own (Content-Security-Policy).
