@@ -65,3 +65,36 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("{")
     assert "metrics.jsonl:1 is no JSON" in compared(run, "--same_as", run).output
     assert "--same_as" in compared(run, "--same_as", run, "--regrade").output
+    (run / "metrics.jsonl").write_text("")
+    assert "or nothing in it" in compared(run, "--same_as", run).output
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000 + "]" * 100_000, b"\xff", '{"a": 1'], ids=["deep", "no UTF-8", "cut"])
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str | bytes) -> None:
+    run, other = left(tmp_path / "a", 0.5, ["4"]), left(tmp_path / "b", 0.5, ["4"])
+    with (other / "trajectories" / "step_1.jsonl").open("ab") as file:
+        file.write(line if isinstance(line, bytes) else line.encode())
+    result = compared(run, "--same_as", other)
+    assert result.exit_code == 2
+    assert "step_1.jsonl:2 is no JSON" in result.output
+
+
+def test_files_that_cannot_be_read_or_written_are_no_difference(tmp_path: Path) -> None:
+    run = left(tmp_path / "a", 0.5, ["4"])
+    assert compared(run, "--same_as", run, "--output", tmp_path / "none" / "found.jsonl").exit_code == 2
+    assert compared(run, "--same_as", run, "--accept", tmp_path / "none").exit_code == 2
+    (run / "trajectories" / "step_2.jsonl").mkdir()
+    assert compared(run, "--same_as", run).exit_code == 2
+
+
+def test_differences_in_text_that_no_terminal_should_see_are_told(tmp_path: Path) -> None:
+    run, other = left(tmp_path / "a", 0.5, ["4"]), left(tmp_path / "b", 0.5, ["4"])
+    path = other / "trajectories" / "step_1.jsonl"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "extra": {"a": "\ud800\u202e\x1b[31mä"}}) + "\n")
+    path = run / "trajectories" / "step_1.jsonl"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "extra": {"a": ""}}) + "\n")
+    result = compared(run, "--same_as", other, "--output", tmp_path / "found.jsonl")
+    assert result.exit_code == 1
+    assert "\\ud800\\u202e\\u001b[31mä" in result.output
+    assert json.loads((tmp_path / "found.jsonl").read_text())["now"] == "\ud800\u202e\x1b[31mä"
+    assert compared(run, "--same_as", other, "--accept", tmp_path / "found.jsonl").exit_code == 0

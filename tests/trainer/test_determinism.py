@@ -59,6 +59,8 @@ def test_it_sets_verls_options_and_keeps_the_seed_that_is_given() -> None:
         ("trainer.v1.trainer_mode=separate_async", "set trainer.v1.trainer_mode=sync"),
         ("algorithm.filter_groups.enable=true", "which come first"),
         ("actor_rollout_ref.rollout.name=sglang", "'sglang'; the engine"),
+        ("actor_rollout_ref.rollout.seed=null", "seed=None; set it to a whole number"),
+        ("actor_rollout_ref.rollout.seed=-1", "seed=-1"),
     ],
 )
 def test_what_cannot_be_is_refused(override: str, cause: str) -> None:

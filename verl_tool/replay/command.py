@@ -108,12 +108,14 @@ def command(
                 report = _regraded(shown, run, trained, reward_manager, options, tool_server_url)
             else:
                 report = _reexecuted(_shown(stored, limit, "calling"), trained, tool_server_url)
-    except VerlToolError as error:
+        _print(report)
+        if output is not None:
+            # Half a surrogate pair becomes the escape by which JSON spells it.
+            lines = "".join(f"{line}\n" for line in report.lines())
+            output.write_text(lines, encoding="utf-8", errors="backslashreplace")
+    except (VerlToolError, OSError) as error:
         console.print(f"[bold red]cannot replay:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
-    if output is not None:
-        output.write_text("".join(f"{line}\n" for line in report.lines()), encoding="utf-8")
-    _print(report)
     if report.unasked(known, asked=reward_manager is not None or bool(options)):
         raise typer.Exit(1)
 

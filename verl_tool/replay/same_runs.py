@@ -73,11 +73,11 @@ class SameRuns:
 
 def compare_runs(run: Path, other: Path) -> SameRuns:
     """All files of metrics and trajectories that either has. Raises ConfigError for a folder without metrics, and for
-    a line that is no JSON."""
+    a line that is no JSON; OSError for a file that cannot be read."""
     report = SameRuns()
     for folder in (run, other):
-        if not (folder / METRICS).is_file():
-            raise ConfigError(f"{folder} has no {METRICS}; give the folders of two trainings")
+        if not (folder / METRICS).is_file() or not (folder / METRICS).stat().st_size:
+            raise ConfigError(f"{folder} has no {METRICS}, or nothing in it; give the folders of two trainings")
     found = {path.relative_to(folder) for folder in (run, other) for path in folder.glob("trajectories/*.jsonl")}
     for name in (Path(METRICS), *sorted(found)):
         pairs = zip_longest(_lines(run / name), _lines(other / name))
@@ -96,7 +96,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, start=1):
             try:
                 yield json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise ConfigError(f"{path}:{number} is no JSON: {line[:SHOWN_CHARACTERS]!r}") from None
 
 
@@ -120,4 +120,6 @@ def _told(value: object) -> object:
 
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+    text = text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+    # A terminal may obey what is not printable, and half a surrogate pair cannot be written.
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

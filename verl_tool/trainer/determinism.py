@@ -41,6 +41,11 @@ def make_deterministic(config: DictConfig) -> None:
 
 def _check(config: DictConfig) -> None:
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
+    if not isinstance(rollout.seed, int) or not 0 <= rollout.seed < 1 << 32:
+        raise ConfigError(
+            f"deterministic=true with actor_rollout_ref.rollout.seed={rollout.seed!r}; set it to a whole number from 0 "
+            "to 4294967295, of which all that is drawn follows"
+        )
     if config.trainer.use_v1 and mode != "sync":
         raise ConfigError(
             f"deterministic=true with trainer.v1.trainer_mode={mode!r}, where weights change while trajectories are "

@@ -47,6 +47,25 @@ async def test_a_row_without_tools():
     assert record.stop is StopReason.ANSWERED
 
 
+@pytest.mark.parametrize(("use_v1", "same"), [("false", [0, 1]), ("true", [])])
+async def test_a_sample_has_a_seed_of_its_own_in_each_run(use_v1: str, same: list[int]):
+    """The older trainer draws `uid` anew in each run; a column of the data may be called `session_id`."""
+    tokenizer = make_tokenizer()
+    engine = ScriptedEngine(tokenizer, *["42"] * 4)
+    loop = make_loop(
+        tokenizer,
+        engine,
+        *("actor_rollout_ref.agent.enable_agent=false", "deterministic=true", f"trainer.use_v1={use_v1}"),
+    )
+    prompt = [{"role": "user", "content": "6*7?"}]
+    for run in ("once", "again"):
+        for sample in (0, 1):
+            await loop.run({}, raw_prompt=prompt, priority=sample, uid=f"{run}-row", session_id=sample)
+    seeds = [asked[2]["seed"] for asked in engine.asked]
+    assert seeds[0] != seeds[1]
+    assert [i for i in (0, 1) if seeds[i] == seeds[i + 2]] == same
+
+
 async def test_loops_of_one_worker_share_an_episode():
     tokenizer = make_tokenizer()
     engine, other = ScriptedEngine(tokenizer), ScriptedEngine(tokenizer)

@@ -244,7 +244,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         if not self.config.get("deterministic", False):
             return None
         # The older trainer numbers the samples of a batch, the newer names the prompt (`CountedIds`) and its sample.
-        named = "session_id" in row
+        named = self.config.trainer.use_v1  # a row of the data may have a column `session_id`, too
         sample = (str(row["uid"]), int(row["session_id"])) if named else (step, bool(row.get(VALIDATION)), priority)
         return seed_of(int(self.config.actor_rollout_ref.rollout.seed), *sample)
 
