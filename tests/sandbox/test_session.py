@@ -400,6 +400,10 @@ async def test_a_cell_that_leaves_no_memory_for_the_next_is_undone(pool: Sandbox
         assert full.stderr == "The cell was undone: it left no memory for the next one.\n"
         assert (await session.run(fill.format(freed=16))).state == "kept"
         assert await shown(session, "len(x) > 50") == "True\n"
+        objects = "y = []\ntry:\n    while True: y.append([1] * 10)\nexcept MemoryError: pass"
+        no_object = await session.run(objects)
+        assert (no_object.state, no_object.stderr) == (full.state, full.stderr)
+        assert await shown(session, "len(x) > 50") == "True\n"
 
 
 async def test_memory_and_cpu_time_are_counted_over_all_processes_and_calls(pool: SandboxPool) -> None:

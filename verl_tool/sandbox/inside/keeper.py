@@ -51,7 +51,7 @@ _NO_ROOM = b"The cell was not run: the processes that are running leave no room 
 _RESERVE_BYTES = 4 << 20
 """Kept free between cells: else one that fills the session's memory leaves no room for another that lets go of it."""
 _NO_MEMORY = b"The cell was undone: it left no memory for the next one.\n"
-_kill, _exit, _fork = os.kill, os._exit, os.fork
+_kill, _exit, _fork, _write, _mmap = os.kill, os._exit, os.fork, os.write, mmap.mmap
 
 
 def keep(main: types.ModuleType, hooks: PolicyHooks) -> NoReturn:
@@ -75,7 +75,7 @@ class Keeper:
         """Other keepers in the same pid namespace: those of branches."""
         self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         """Signals that the user's code blocks."""
-        self._reserve = mmap.mmap(-1, _RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._reserve = _reserve()
 
     def serve(self) -> NoReturn:
         """Run cells until the pool lets go of the session."""
@@ -139,6 +139,11 @@ class Keeper:
             others = _end_all_others(keeper, own, self._spared)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
             self._channel.send(wire.DONE.pack(wire.KEPT, number, status, threads, others, peak, os.getpid()))
+        except MemoryError:
+            try:
+                _write(2, _NO_MEMORY)
+            finally:
+                _exit(125)
         except BaseException:  # noqa: BLE001  (the user's code may have left anything in our way)
             _exit(125)
 
@@ -220,7 +225,7 @@ class Keeper:
         status = program.guarded(lambda: run_cell(code, self._main, shown, interactive))
         self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         _flush_streams()
-        self._renew_reserve()
+        self._reserve = _reserve()
         threads = len(os.listdir("/proc/self/task")) - 1
         if threads:
             _leave_threads()
@@ -228,14 +233,6 @@ class Keeper:
         words.release()
         linux.unmap(journal)
         return status, threads
-
-    def _renew_reserve(self) -> None:
-        """Raises OSError or MemoryError if the cell left no room for it: the cell is then undone."""
-        try:
-            self._reserve = mmap.mmap(-1, _RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, MemoryError):
-            os.write(2, _NO_MEMORY)
-            raise
 
     def _take_over(self, theirs: _socket.socket, token: bytes) -> None:
         """Become the keeper. Raises OSError if the one before is gone: the pool then holds the state for lost."""
@@ -245,6 +242,14 @@ class Keeper:
             raise OSError("the keeper is gone")
         theirs.close()
         self._channel = _socket.socket(fileno=fds[0])
+
+
+def _reserve() -> mmap.mmap:
+    """Raises MemoryError if there is no room for it: a cell is then undone."""
+    try:
+        return _mmap(-1, _RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        raise MemoryError from None
 
 
 def run_cell(code: bytes, main: types.ModuleType, shown: int, interactive: bool) -> None:
