@@ -23,6 +23,7 @@ from branch_runs import answer, authors, branch_run, recorded, shop_tool
 from live_server import LiveServers
 from typer.testing import CliRunner, Result
 
+from eval_service.evaluation.record import Record, write_records
 from verl_tool.agent_loop.trajectory import read_jsonl
 from verl_tool.replay.branch.command import command
 from verl_tool.replay.stored import StoredRun
@@ -126,6 +127,23 @@ async def test_what_cannot_be_done_is_told_in_a_sentence(servers: LiveServers, t
     cold = await branched(run, "validation_1.jsonl:1", "--turn", 1, "--samples", 2, "--temperature", 0)
     assert "2 continuations are one; give --temperature" in " ".join(cold.output.split())
     assert not (run / "branches").exists()
+
+
+async def test_an_answer_of_an_evaluation_is_gone_on_from_with_the_training_behind_it(
+    servers: LiveServers, tmp_path: Path
+) -> None:
+    run, url = await a_run(servers, tmp_path)
+    (made, _) = read_jsonl(run / "trajectories/step_1.jsonl")
+    evaluation = tmp_path / "evaluation"
+    evaluation.mkdir()
+    write_records(evaluation / "records.jsonl", [Record(0, 0, "d", error="gone"), Record(0, 0, "d", trajectory=made)])
+    asked = ("records.jsonl:2", "--turn", 2, "--action", "Result=4", "--tool_server_url", url)
+    untold = await branched(evaluation, *asked, "--data", tmp_path / "train.jsonl")
+    assert (untold.exit_code, "give --from_run" in " ".join(untold.output.split())) == (2, True)
+    result = await branched(evaluation, *asked, "--data", tmp_path / "train.jsonl", "--from_run", run)
+    assert result.exit_code == 0, result.output
+    (branch,) = read_jsonl(evaluation / "branches/records.2.jsonl")
+    assert (branch.reward, branch.extra["branch"]["file"]) == (1.0, "records.jsonl")
 
 
 @pytest.mark.slow

@@ -13,7 +13,15 @@ pytest.importorskip("transformers")
 from branch_runs import Told, answer, authors, branch_run, recorded, runs_of, shop_tool
 from live_server import LiveServers
 from stored_runs import TOKENIZER
+from toy_model import END, ScriptedEngine, Template, ToyTokenizer, ToyTools
 
+from eval_service.evaluation.dataset import Problem
+from eval_service.settings import Sampling
+from verl_tool.agent_loop.actions import LoopFormats
+from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
+from verl_tool.agent_loop.tokenizer import render_prompt
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError
@@ -140,6 +148,28 @@ async def test_an_action_that_the_model_could_not_write_is_refused(
     point, loop = await point_of(url, tmp_path, 2, Edit("action", action))
     with pytest.raises(ConfigError, match=words):
         await gone_on(url, point, loop, Told("Result=4"))
+
+
+async def test_in_a_chat_the_template_closes_an_edited_turn_as_any_other() -> None:
+    """The tokens are those of the conversation rendered at once, with the edited turn in its place."""
+    tokenizer, row = ToyTokenizer(Template()), Problem(0, (), "sums", {})
+    options = EpisodeOptions.load({"enable_mtrl": True, "action_stop_tokens": ["</a>"], "max_turns": 4})
+    messages = [{"role": "user", "content": "1+1?"}]
+    script = ScriptedEngine(tokenizer, ["<a>1</a>", "<a>2</a>", "three"])
+    episode = Episode(script, ToyTools(lambda action, n: f"answer to {action}"), tokenizer, options)
+    parent = await episode.run(render_prompt(tokenizer, messages))
+    prompts, formats = PromptRenderer(tokenizer, options), LoopFormats(None)
+    loop = RunLoop(Path(), tokenizer, options, Sampling(), prompts, formats, "auto", False)  # type: ignore[arg-type]
+    model = Model(ScriptedEngine(tokenizer, ["done"]))
+    continuation = Continuation(loop, model, ToyTools(lambda action, n: f"answer to {action}"))
+    made = await continuation.run(BranchPoint(PLACE, parent, row, 2, Edit("action", "<a>9</a>")), "t")
+    for action in ("<a>1</a>", "<a>9</a>"):
+        messages += [{"role": "assistant", "content": action}, {"role": "user", "content": f"answer to {action}"}]
+    whole = tokenizer.apply_chat_template(
+        [*messages, {"role": "assistant", "content": "done"}], add_generation_prompt=False
+    )
+    assert made.prompt_ids + made.response_ids == tokenizer.encode(whole[: whole.rindex(END) + len(END)])
+    assert sum(made.response_mask) == len(tokenizer.encode("<a>1</a>")) + len(tokenizer.encode("done" + END))
 
 
 async def test_variables_of_a_python_session_are_there(servers: LiveServers, tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def command(
         first = branch_point(place, stored, 1 if turn is None else turn, _edit(action, observation))
         turns = range(1, first.trajectory.num_turns + 1) if values else [first.turn]
         points = [branch_point(place, stored, each, first.edit) for each in turns]
+        if not os.access(run, os.W_OK):
+            raise ConfigError(f"branches are stored in {run}, which may not be written to; copy the run")
         count = samples or (SAMPLES_FOR_VALUES if values else 1)
         loop = run_loop(trained, model, of_validation=stored.of_validation, temperature=temperature)
         loop.check_tokens(first.trajectory)
@@ -149,7 +151,8 @@ def _made(request: Request, loop: RunLoop, points: Sequence[BranchPoint]) -> lis
     with ExitStack() as stack:
         url = request.tool_server_url
         if loop.options.enable_agent and row.use_tool and row.tools != ():
-            url = stack.enter_context(tool_server(config, url))
+            with console.status("starting the tool server" if url is None else "looking for the tool server"):
+                url = stack.enter_context(tool_server(config, url))
         elif url is not None:
             raise ConfigError("this trajectory uses no tools; leave --tool_server_url out")
         started = url if request.tool_server_url or config.tool_server.start is not None else None
@@ -169,7 +172,8 @@ async def _branched(
     from verl_tool.replay.reexecute import Comparison
 
     async with AsyncExitStack() as stack:
-        model = await stack.enter_async_context(model_of(loop, request.endpoint))
+        with console.status("loading the model"):
+            model = await stack.enter_async_context(model_of(loop, request.endpoint))
         client, states = None, None
         if url is not None:
             settings: dict[str, Any] = dict(loop.options.client_settings())
