@@ -33,7 +33,7 @@ def run_of(folder: Path, *overrides: str) -> Path:
         (run / f"trajectories/step_{step}.jsonl").write_text((run / "trajectories/step_1.jsonl").read_text())
     for step in (2, 4):
         (run / f"checkpoints/global_step_{step}").mkdir(parents=True)
-    lines = [json.dumps({"step": step, "data": UPDATE}) + "\n" for step in (1, 2, 3)]
+    lines = [json.dumps({"step": step, "data": UPDATE}) + "\n" for step in (1, 2)]
     (run / "metrics.jsonl").write_text("".join(lines))
     return run
 
@@ -91,11 +91,16 @@ def test_nothing_is_written_into_the_run(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     with pytest.raises(ConfigError, match="lies in the run's own folder"):
         retraining(run, 1, run / "again")
+    other = run_of(tmp_path / "other")
+    (other / "config.yaml").write_text((other / "config/config.yaml").read_text())
+    with pytest.raises(ConfigError, match="the folder of another training"):
+        retraining(run, 1, other)
 
 
 def test_a_run_whose_update_is_not_known_is_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    assert "tell no actor/loss and no actor/grad_norm of step 4" in again(run, "--retrain", 4).output
+    assert "tell no actor/loss and no actor/grad_norm of step 3" in again(run, "--retrain", 3).output
+    assert "no step_4.jsonl; steps that are stored: 1, 2, 3" in again(run, "--retrain", 4).output
     (run / "metrics.jsonl").unlink()
     result = again(run, "--retrain", 1)
     assert result.exit_code == 2
@@ -144,7 +149,8 @@ def test_an_update_of_a_real_training_comes_out_as_it_did(tmp_path: Path, calcul
         calculator,
         *(f"trainer.use_v1={newer}", "algorithm.adv_estimator=grpo", f"{ACTOR}.use_kl_loss=true"),
         *(f"{ACTOR}.ppo_mini_batch_size=2", f"{ACTOR}.ppo_micro_batch_size_per_gpu=16"),
-        *(f"{ACTOR}.optim.lr=2e-4", f"{ACTOR}.optim.lr_warmup_steps_ratio=0.75", "trainer.total_training_steps=3"),
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64",
+        *(f"{ACTOR}.optim.lr=2e-4", f"{ACTOR}.optim.lr_warmup_steps_ratio=1.0", "trainer.total_training_steps=3"),
         *("trainer.save_freq=1", "trainer.test_freq=-1", "trainer.val_before_train=false"),
     )
     run.finish()

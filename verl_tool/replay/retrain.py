@@ -22,7 +22,7 @@ from verl.trainer.ppo.utils import need_critic
 from eval_service.model.run_config import run_config
 from verl_tool.agent_loop.verl.stored_step import StoredStep
 from verl_tool.errors import ConfigError
-from verl_tool.trainer.monitoring.run_metrics import read_metrics
+from verl_tool.trainer.monitoring.run_metrics import entries, read_metrics
 
 CONFIG = "retrain"
 LOG = "printed.log"
@@ -93,11 +93,13 @@ def retrain(run: Path, step: int, folder: Path, tolerance: float) -> Report:
 
     Raises ConfigError if it cannot be made again, or ends in an error.
     """
-    then = _metrics(run, step)
     folder = folder.resolve()
-    _write(retraining(run, step, folder), folder)
+    config, then = retraining(run, step, folder), _metrics(run, step)
+    _write(config, folder)
     _train(folder)
-    return Report(step, tolerance, list(compared(then, _metrics(folder, step), tolerance)))
+    # Of this start alone: an earlier one may have been another run's.
+    now = _updated({entry["step"]: entry["data"] for entry in entries(folder / "metrics.jsonl")}, step, folder)
+    return Report(step, tolerance, list(compared(then, now, tolerance)))
 
 
 def compared(then: Mapping[str, float], now: Mapping[str, float], tolerance: float) -> Iterator[Compared]:
@@ -115,8 +117,7 @@ def retraining(run: Path, step: int, folder: Path) -> DictConfig:
     Raises ConfigError if that step cannot be made again.
     """
     config = run_config(run)
-    if folder.is_relative_to(run.resolve()):
-        raise ConfigError(f"{folder} lies in the run's own folder, which is left as it is; give another --run_dir")
+    _refuse_folder(folder, run.resolve())
     if not config.get("trajectories_dir"):
         raise ConfigError(f"{run} has stored no trajectories (trajectories_dir=null)")
     _refuse(config, step)
@@ -131,8 +132,17 @@ def retraining(run: Path, step: int, folder: Path) -> DictConfig:
     return config
 
 
+def _refuse_folder(folder: Path, run: Path) -> None:
+    """Raises ConfigError for the folder of a training that is not one of ours."""
+    if folder.is_relative_to(run):
+        raise ConfigError(f"{folder} lies in the run's own folder, which is left as it is; give another --run_dir")
+    left = folder / "config.yaml"
+    if left.is_file() and OmegaConf.select(OmegaConf.load(left), "actor_rollout_ref.replay_step") is None:
+        raise ConfigError(f"{folder} is the folder of another training, which is left as it is; give another --run_dir")
+
+
 def _changes(config: DictConfig, step: int, folder: Path) -> dict[str, Any]:
-    trainer = {
+    trainer: dict[str, Any] = {
         "default_local_dir": str(folder / "checkpoints"),
         "logger": ["file"],
         "save_freq": -1,
@@ -142,9 +152,11 @@ def _changes(config: DictConfig, step: int, folder: Path) -> dict[str, Any]:
         "del_local_ckpt_after_load": False,
         "rollout_data_dir": None,
     }
+    data = {}
     if config.trainer.use_v1:
         # Batches that were sampled ahead are stored with the step that was made of them, without what was filtered out.
         trainer["v1"] = {"trainer_mode": "sync", "sampler": {"sync_refill_failed_groups": False}}
+        data = {"gen_batch_size": None}
     return {
         "dry_run": False,
         "doctor": False,
@@ -154,6 +166,7 @@ def _changes(config: DictConfig, step: int, folder: Path) -> dict[str, Any]:
         "actor_rollout_ref": {"replay": str(config.trajectories_dir), "replay_step": step},
         # Nothing is called: the server's address stands in the config, and need not answer.
         "tool_server": {"start": None},
+        "data": data,
         "algorithm": {"filter_groups": {"enable": False}},
         "reward": {"num_workers": 1},
         "trainer": trainer,
@@ -162,7 +175,6 @@ def _changes(config: DictConfig, step: int, folder: Path) -> dict[str, Any]:
 
 def _refuse(config: DictConfig, step: int) -> None:
     """Raises ConfigError that tells why no step of this training, or not this one, can be made again."""
-    actor = config.actor_rollout_ref
     if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "separate_async":
         raise ConfigError("a step of trainer.v1.trainer_mode=separate_async is no one batch; it cannot be made again")
     if config.algorithm.adv_estimator == "remax":
@@ -172,8 +184,7 @@ def _refuse(config: DictConfig, step: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl tells that there is none
         critic = need_critic(config)
-    drawn = critic or int(actor.model.get("lora_rank") or 0) > 0
-    if step == 1 and drawn and not OmegaConf.select(actor, "actor.fsdp_config.full_determinism"):
+    if step == 1 and (critic or int(config.actor_rollout_ref.model.get("lora_rank") or 0) > 0):
         raise ConfigError(
             "step 1 began with weights that were drawn at random (an adapter's, a critic's) and are in no file; "
             "give a later step, before which there is a checkpoint"
@@ -202,14 +213,19 @@ def _before(config: DictConfig, step: int) -> dict[str, str]:
 def _metrics(run: Path, step: int) -> dict[str, float]:
     """Of one step. Raises ConfigError if those of an update of the actor are not there."""
     try:
-        told = dict(read_metrics(run)).get(step, {})
+        told = dict(read_metrics(run))
     except FileNotFoundError:
         raise ConfigError(
             f"{run} has no metrics.jsonl (trainer.logger without file): nothing to compare with"
         ) from None
-    if missing := [name for name in NEEDED if name not in told]:
+    return _updated(told, step, run)
+
+
+def _updated(told: Mapping[int, dict[str, float]], step: int, run: Path) -> dict[str, float]:
+    metrics = told.get(step, {})
+    if missing := [name for name in NEEDED if name not in metrics]:
         raise ConfigError(f"the metrics of {run} tell no {' and no '.join(missing)} of step {step}")
-    return told
+    return metrics
 
 
 def _write(config: DictConfig, folder: Path) -> None:
