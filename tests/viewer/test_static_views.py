@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from made_run import HOSTILE, MEGABYTE, made_run, made_trajectory, write_step, write_tokens
@@ -54,7 +56,18 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(runs):
     with viewer(runs, runs / "odd.jsonl") as url:
+        until = time.monotonic() + 60
+        while not read_all(f"{url}/api/facets?run=odd"):
+            assert time.monotonic() < until
+            time.sleep(0.05)
         yield url
+
+
+def read_all(facets):
+    """Whether the viewer has read all of a run's records."""
+    with urlopen(facets, timeout=30) as answer:
+        told = json.load(answer)
+    return told["rows_known"] > 0 and told["missing_bytes"] == 0
 
 
 @pytest.fixture
