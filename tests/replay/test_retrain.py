@@ -27,12 +27,12 @@ UPDATE = {"actor/loss": -0.5, "actor/grad_norm": 2.0}
 
 
 def run_of(folder: Path, *overrides: str) -> Path:
-    """A run of two steps with a checkpoint behind the second and the fourth."""
+    """A run of three steps with the weights behind the second and the third; those behind the first were removed."""
     run = stored_run(folder, ROWS, LINES, *GRPO, *overrides)
     for step in (2, 3):
         (run / f"trajectories/step_{step}.jsonl").write_text((run / "trajectories/step_1.jsonl").read_text())
-    for step in (2, 4):
-        (run / f"checkpoints/global_step_{step}").mkdir(parents=True)
+    for part in ("1", "2/actor", "3/actor"):
+        (run / f"checkpoints/global_step_{part}").mkdir(parents=True)
     lines = [json.dumps({"step": step, "data": UPDATE}) + "\n" for step in (1, 2)]
     (run / "metrics.jsonl").write_text("".join(lines))
     return run
@@ -64,9 +64,17 @@ def test_a_step_without_the_weights_before_it_is_told_those_that_have_them(tmp_p
     assert result.exit_code == 2
     told = " ".join(result.output.split())
     assert "step 2 began with the weights of global_step_1" in told
-    assert "Steps that can be made again: 1, 3, 5." in told
-    assert "trainer.save_freq=1" in told
+    assert "Steps that can be made again: 1, 3." in told
+    assert "trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=null" in told
     assert not (tmp_path / "again").exists()
+
+
+def test_with_a_critic_its_weights_must_be_there_too(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "algorithm.adv_estimator=gae")
+    with pytest.raises(ConfigError, match="Steps that can be made again: none"):
+        retraining(run, 3, tmp_path / "again")
+    (run / "checkpoints/global_step_2/critic").mkdir()
+    assert retraining(run, 3, tmp_path / "again").trainer.resume_mode == "resume_path"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from rich.table import Table
 from verl.trainer.ppo.utils import need_critic
 
 from eval_service.model.run_config import run_config
-from verl_tool.agent_loop.verl.stored_step import StoredStep
+from verl_tool.agent_loop.verl.stored_step import StoredStep, stored_steps
 from verl_tool.errors import ConfigError
 from verl_tool.trainer.monitoring.run_metrics import entries, read_metrics
 
@@ -181,14 +181,30 @@ def _refuse(config: DictConfig, step: int) -> None:
         raise ConfigError("algorithm.adv_estimator=remax compares with answers that are no part of the batch")
     if OmegaConf.select(config, "distillation.enabled") or OmegaConf.select(config, "reward.reward_model.enable"):
         raise ConfigError("a run with a second model (distillation, reward.reward_model) cannot be made again")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl tells that there is none
-        critic = need_critic(config)
-    if step == 1 and (critic or int(config.actor_rollout_ref.model.get("lora_rank") or 0) > 0):
+    if step == 1 and _begins_drawn(config):
         raise ConfigError(
             "step 1 began with weights that were drawn at random (an adapter's, a critic's) and are in no file; "
             "give a later step, before which there is a checkpoint"
         )
+
+
+def _has_critic(config: DictConfig) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl tells that there is none
+        return bool(need_critic(config))
+
+
+def _begins_drawn(config: DictConfig) -> bool:
+    """Whether the first weights were drawn at random."""
+    return _has_critic(config) or int(config.actor_rollout_ref.model.get("lora_rank") or 0) > 0
+
+
+def _kept(config: DictConfig) -> list[int]:
+    """Steps behind which the weights are kept. Of a checkpoint that it removes verl leaves a folder without them."""
+    parts = ("actor", "critic") if _has_critic(config) else ("actor",)
+    folders = Path(config.trainer.default_local_dir).glob("global_step_*/")
+    found = [(_CHECKPOINT.fullmatch(path.name), all((path / part).is_dir() for part in parts)) for path in folders]
+    return sorted(int(name.group(1)) for name, whole in found if name and whole)
 
 
 def _before(config: DictConfig, step: int) -> dict[str, str]:
@@ -200,12 +216,15 @@ def _before(config: DictConfig, step: int) -> dict[str, str]:
             "(actor_rollout_ref.actor.checkpoint.save_contents); only step 1 can be made again"
         )
     folder = Path(config.trainer.default_local_dir)
-    there = [int(name.group(1)) for path in folder.glob("global_step_*/") if (name := _CHECKPOINT.fullmatch(path.name))]
-    if step - 1 not in there:
-        possible = ", ".join(str(number + 1) for number in [0, *sorted(there)])
+    kept = _kept(config)
+    if step - 1 not in kept:
+        stored = stored_steps(Path(config.trajectories_dir))
+        first = [] if _begins_drawn(config) else [1]
+        possible = ", ".join(str(number) for number in [*first, *(before + 1 for before in kept)] if number in stored)
         raise ConfigError(
             f"step {step} began with the weights of global_step_{step - 1}, and {folder} has none. Steps that can be "
-            f"made again: {possible}. With trainer.save_freq=1 a run saves before each step"
+            f"made again: {possible or 'none'}. With trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=null a run "
+            "keeps the weights before each step (a critic's: trainer.max_critic_ckpt_to_keep=null)"
         )
     return {"resume_mode": "resume_path", "resume_from_path": str(folder / f"global_step_{step - 1}")}
 

@@ -46,7 +46,8 @@ class StoredStep:
         self.number = number
         self.path = folder / f"step_{number}.jsonl"
         if not self.path.is_file():
-            raise ConfigError(f"{folder} has no step_{number}.jsonl; steps that are stored: {_steps_in(folder)}")
+            there = ", ".join(map(str, stored_steps(folder))) or "none"
+            raise ConfigError(f"{folder} has no step_{number}.jsonl; steps that are stored: {there}")
         try:
             self._lines = list(read_jsonl(self.path))
         except ValidationError as error:
@@ -92,6 +93,6 @@ class StoredStep:
         return Graded(replace(stored.ungraded(), extra={"index": stored.extra.get("index")}), reward, told)
 
 
-def _steps_in(folder: Path) -> str:
-    numbers = sorted(int(name.group(1)) for path in folder.glob("*.jsonl") if (name := _STEP.fullmatch(path.name)))
-    return ", ".join(map(str, numbers)) or "none"
+def stored_steps(folder: Path) -> list[int]:
+    """The steps of which a folder holds trajectories, in order."""
+    return sorted(int(name.group(1)) for path in folder.glob("*.jsonl") if (name := _STEP.fullmatch(path.name)))
