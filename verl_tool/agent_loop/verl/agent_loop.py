@@ -208,7 +208,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         formats = worker.formats.of(listed)
         renderer = worker.prompts.observations(listed) if with_tools else None
         trajectory_id = os.urandom(16).hex()
-        worker.generator.begin(trajectory_id, int(priority), self._seed(row, int(global_steps), int(priority)))
+        worker.generator.begin(trajectory_id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
         try:
             trajectory = await worker.episode.run(
                 prompt_ids,
@@ -239,13 +239,15 @@ class VerlToolAgentLoop(AgentLoopBase):
             output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, shown, folder)
         return output
 
-    def _seed(self, row: Mapping[str, Any], step: int, priority: int) -> int | None:
+    def _seed(self, row: Mapping[str, Any], index: int | None, step: int, priority: int) -> int | None:
         """Of this sample, the same in each run; None if runs need not be the same."""
         if not self.config.get("deterministic", False):
             return None
-        # The older trainer numbers the samples of a batch, the newer names the prompt (`CountedIds`) and its sample.
-        named = self.config.trainer.use_v1  # a row of the data may have a column `session_id`, too
-        sample = (str(row["uid"]), int(row["session_id"])) if named else (step, bool(row.get(VALIDATION)), priority)
+        # The older trainer numbers the samples of a batch, of which a validation has several; the newer names the prompt
+        # (`CountedIds`) and its sample. A row of the data may have a column `session_id`, too.
+        sample: tuple[object, ...] = step, bool(row.get(VALIDATION)), priority, None if index is None else int(index)
+        if self.config.trainer.use_v1:
+            sample = str(row["uid"]), int(row["session_id"])
         return seed_of(int(self.config.actor_rollout_ref.rollout.seed), *sample)
 
     def _replayed(
