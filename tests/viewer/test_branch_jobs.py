@@ -57,10 +57,16 @@ def asked(url: str, order: object, **headers: str) -> Iterator[http.client.HTTPR
 
 
 def told(url: str, order: object) -> list[dict[str, Any]]:
-    """All events of an order that is taken."""
-    with asked(url, order) as answer:
-        assert answer.status == 200
-        lines = answer.read().decode().split("\n")
+    """All events of an order, once it is taken: one that was left takes a moment to end."""
+    deadline = time.monotonic() + 20
+    while True:
+        with asked(url, order) as answer:
+            if answer.status == 200:
+                lines = answer.read().decode().split("\n")
+                break
+            assert answer.status == 503
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 

@@ -22,6 +22,7 @@ from verl.trainer.ppo.utils import need_critic
 from eval_service.model.run_config import run_config
 from verl_tool.agent_loop.verl.stored_step import StoredStep, stored_steps
 from verl_tool.errors import ConfigError
+from verl_tool.parent_death import signalled_with_parent
 from verl_tool.trainer.monitoring.run_metrics import entries, read_metrics
 
 CONFIG = "retrain"
@@ -262,7 +263,13 @@ def _train(folder: Path) -> None:
     with log.open("wb") as output:
         # In a session of its own: it is interrupted once, by us, and ends what it has started.
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=signalled_with_parent(signal.SIGTERM),
         )
         try:
             code = process.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -20,12 +19,12 @@ from types import TracebackType
 from typing_extensions import Self
 
 from verl_tool.errors import VerlToolError
+from verl_tool.parent_death import signalled_with_parent
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 30.0
 """A server that was asked to stop has this long before it is killed."""
-_PR_SET_PDEATHSIG = 1
 
 
 class ToolServerError(VerlToolError):
@@ -150,7 +149,7 @@ class SupervisedServer:
                 stderr=subprocess.STDOUT,
                 # Its own group: Ctrl-C in the terminal reaches us, and we stop it in order.
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=signalled_with_parent(signal.SIGTERM),  # the trainer may be killed
             )
         deadline = time.monotonic() + self._start_timeout
         while not self._answers():
@@ -197,9 +196,3 @@ class SupervisedServer:
     def _last_words(self) -> str:
         text = self._log.read_text(encoding="utf-8", errors="replace")
         return f"the end of {self._log}:\n{text[-2000:]}"
-
-
-def _die_with_parent() -> None:
-    """In the child: be told to stop when the trainer is gone, even if it was killed. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from verl_tool.errors import VerlToolError
+from verl_tool.parent_death import signalled_with_parent
 from verl_tool.servers.api.event_stream import HEARTBEAT, EventStream, event
 from verl_tool.servers.api.http import RETRY_AFTER, HttpError, JsonResponse, error_response, headers_of
 from verl_tool.servers.api.request_body import RequestBodies
@@ -33,7 +33,6 @@ STOP_SECONDS = 15.0
 """One that was interrupted has this long to free its sessions before it is killed."""
 COLUMNS = "100"
 """Width of the tables that it prints."""
-_PR_SET_PDEATHSIG = 1
 
 
 class BranchOrder(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,7 +123,7 @@ class BranchJobs:
                 stdout=PIPE,
                 stderr=STDOUT,
                 start_new_session=True,
-                preexec_fn=_interrupted_with_parent,
+                preexec_fn=signalled_with_parent(signal.SIGINT),
                 env={**os.environ, "COLUMNS": COLUMNS},
             )
             try:
@@ -168,10 +167,6 @@ async def _stopped(process: Process) -> None:
             await asyncio.wait_for(process.wait(), STOP_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _interrupted_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _told(raised: Exception) -> tuple[int, object]:
