@@ -131,3 +131,16 @@ def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
         result = replayed(run, *arguments)
         assert result.exit_code == 2
         assert told in " ".join(result.output.split())
+
+
+def test_a_question_of_two_data_sets_is_the_one_s_that_the_record_tells(tmp_path: Path) -> None:
+    asked = graded(0, "Result=10.1", 1.0)
+    told = replace(asked, extra=asked.extra | {"data_source": "sums"})
+    run = stored_run(tmp_path, ROWS, [asked, told])
+    rows = (tmp_path / "train.jsonl").read_text().splitlines()
+    other = json.loads(rows[0]) | {"data_source": "others"}
+    (tmp_path / "train.jsonl").write_text("\n".join([*rows, json.dumps(other)]) + "\n")
+    result = replayed(run, "--regrade")
+    assert "1 trajectories graded again, 0 otherwise than before" in result.output
+    assert "1 without a row" in result.output
+    assert "step_1.jsonl:1" in result.output

@@ -18,19 +18,22 @@ class Rows:
         self._by_index: dict[int, list[Problem]] = defaultdict(list)
         for problem in problems:
             self._by_index[_index(problem)].append(problem)
-        self._known: dict[tuple[int | None, str], Problem | None] = {}
+        self._known: dict[tuple[int | None, str | None, str], Problem | None] = {}
 
     def of(self, trajectory: Trajectory) -> Problem | None:
-        """The row of a training's trajectory. None if no row, or rows that differ, have its index and question.
+        """The row of a training's trajectory. None if no row, or rows that differ, have its index and question, and its
+        ``data_source`` if it tells one.
 
         The index is ``extra_info.index``, 0 where rows have none, as verl counts. A prompt that was cut, or whose text
         is not stored, has the only row of its index.
         """
         index = trajectory.extra.get("index")
-        key = (None if index is None else int(index), _prompt(trajectory))
+        source = trajectory.extra.get("data_source")
+        key = (None if index is None else int(index), source, _prompt(trajectory))
         if key not in self._known:
             candidates = self._problems if key[0] is None else self._by_index.get(key[0], [])
-            self._known[key] = _only([row for row in candidates if _asked(row, trajectory)])
+            fit = [row for row in candidates if source in (None, row.data_source) and _asked(row, trajectory)]
+            self._known[key] = _only(fit)
         return self._known[key]
 
     def at(self, position: int, trajectory: Trajectory | None) -> Problem | None:

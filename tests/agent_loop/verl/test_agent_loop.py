@@ -34,8 +34,9 @@ async def test_a_row_without_tools():
     engine = ScriptedEngine(tokenizer, "42")
     loop = make_loop(tokenizer, engine, "actor_rollout_ref.agent.enable_agent=false")
     gold = {"ground_truth": "42"}
+    asked = [{"role": "user", "content": "6*7?"}]
     output = await loop.run(
-        {"temperature": 1.0}, raw_prompt=[{"role": "user", "content": "6*7?"}], index=3, reward_model=gold, priority=9
+        {"temperature": 1.0}, raw_prompt=asked, index=3, data_source="sums", reward_model=gold, priority=9
     )
     assert tokenizer.decode(output.prompt_ids) == "6*7?"
     assert tokenizer.decode(output.response_ids) == "42"
@@ -43,7 +44,7 @@ async def test_a_row_without_tools():
     assert output.response_logprobs == [-0.5, -0.5]
     assert engine.asked[0][3] == 9
     record = Trajectory.from_json(output.extra_fields["trajectory"])
-    assert record.extra == {"index": 3}
+    assert record.extra == {"index": 3, "data_source": "sums"}
     assert record.stop is StopReason.ANSWERED
 
 

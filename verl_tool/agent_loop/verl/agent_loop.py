@@ -231,7 +231,10 @@ class VerlToolAgentLoop(AgentLoopBase):
             worker.progress.add(len(trajectory.calls))
         if use.first_version is None:
             use.first_version = use.last_version = int(global_steps)
-        record = replace(trajectory, extra={"index": None if index is None else int(index)})
+        extra: dict[str, Any] = {"index": None if index is None else int(index)}
+        if (source := row.get("data_source")) is not None:
+            extra["data_source"] = str(source)  # a question may stand in several data sets
+        record = replace(trajectory, extra=extra)
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         output = as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
         if worker.images is not None:
