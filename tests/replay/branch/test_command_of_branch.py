@@ -149,10 +149,10 @@ async def test_an_answer_of_an_evaluation_is_gone_on_from_with_the_training_behi
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_an_interrupt_leaves_nothing_behind(servers: LiveServers, tmp_path: Path) -> None:
-    """Neither a file nor a state on the tool server, though the model has thousands of tokens to go."""
+    """Neither a file nor a state on the tool server, though some of the samples have far to go."""
     server = await servers.start(load_tools(str(shop_tool(tmp_path, forks=True))))
     run = branch_run(tmp_path, [await recorded(server.url, TURNS)], "data.max_response_length=100000")
-    asked = [str(run), "step_1.jsonl:1", "--turn", "2", "--samples", "2", "--tool_server_url", server.url]
+    asked = [str(run), "step_1.jsonl:1", "--turn", "2", "--samples", "32", "--tool_server_url", server.url]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "verl_tool.replay.branch", *asked),
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -161,11 +161,11 @@ async def test_an_interrupt_leaves_nothing_behind(servers: LiveServers, tmp_path
     )
     try:
         for _ in range(900):
-            if server.app.toolset.stats().trajectories == 2:
+            if server.app.toolset.stats().trajectories >= 2:
                 break
             await asyncio.sleep(0.1)
-        assert server.app.toolset.stats().trajectories == 2
-        await asyncio.sleep(1)
+        assert server.app.toolset.stats().trajectories >= 2
+        await asyncio.sleep(0.5)  # the other forks are made, and most samples are under way
         os.killpg(process.pid, signal.SIGINT)
         assert await asyncio.wait_for(process.wait(), 30) != 0
     finally:
