@@ -181,6 +181,12 @@ class Trajectory:
     """Whatever the caller wants in the record (JSON values)."""
 
     @property
+    def row(self) -> dict[str, Any]:
+        """What `extra` tells of the data set's row: ``index`` and, if it is known, ``data_source``."""
+        told = {"index": self.extra.get("index"), "data_source": self.extra.get("data_source")}
+        return told if told["data_source"] is not None else {"index": told["index"]}
+
+    @property
     def prompt_ids(self) -> list[int]:
         """Token ids that the model was first fed. [prompt_length]"""
         return _tokens(self.segments[: self.prompt_segments])

@@ -90,7 +90,7 @@ class StoredStep:
         faults = {REWARD_FAULT: "reward_fault", PROVOKED: "provoked"}
         told = {name: str(stored.extra.get(recorded) or "") for name, recorded in faults.items()} | info
         reward = 0.0 if stored.reward is None else stored.reward - bonus
-        return Graded(replace(stored.ungraded(), extra={"index": stored.extra.get("index")}), reward, told)
+        return Graded(replace(stored.ungraded(), extra=stored.row), reward, told)
 
 
 def stored_steps(folder: Path) -> list[int]:

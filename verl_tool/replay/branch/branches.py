@@ -85,7 +85,7 @@ class Brancher:
 
     async def _graded(self, point: BranchPoint, trajectory: Trajectory) -> Branch:
         """The trajectory with its reward; one that ended in a fault or was aborted has none, as in a training."""
-        extra = {"index": point.trajectory.extra.get("index")}
+        extra = point.trajectory.row
         if trajectory.excluded in (Excluded.FAULT, Excluded.ABORTED):
             return Branch(point, replace(trajectory, extra=extra))
         record = await self.scorer.score(_ungraded(point.row, trajectory), point.row)
