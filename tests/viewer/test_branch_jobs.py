@@ -142,6 +142,7 @@ async def test_one_at_a_time_and_a_page_that_leaves_ends_its_own(made: tuple[Pat
         (ORDER | {"options": ["--model=/"]}, {}, 400),
         (ORDER | {"samples": 65}, {}, 400),
         (b"\xff", {}, 400),
+        (b"[" * 100_000, {}, 400),
     ],
 )
 def test_what_no_page_of_the_viewer_asks_is_refused(

@@ -20,10 +20,10 @@ from starlette.routing import Route
 
 from verl_tool.errors import VerlToolError
 from verl_tool.parent_death import signalled_with_parent
-from verl_tool.servers.api.event_stream import HEARTBEAT, EventStream, event
+from verl_tool.servers.api.event_stream import event
 from verl_tool.servers.api.http import RETRY_AFTER, HttpError, JsonResponse, error_response, headers_of
 from verl_tool.servers.api.request_body import RequestBodies
-from verl_tool.viewer.endpoint_proxy import refuse_other_pages
+from verl_tool.viewer.endpoint_proxy import UNREAD_SECONDS, TimedStream, read_order, refuse_other_pages
 from verl_tool.viewer.run_watch import RunWatch, UnknownRunError
 
 MAX_BODY_BYTES = 1 << 20
@@ -80,21 +80,15 @@ class BranchJobs:
     async def _branch(self, request: Request) -> Response:
         """What the command prints, as events ``{"text": …}``, and at its end ``{"exit": code}``."""
         try:
-            headers = headers_of(request.scope)
-            refuse_other_pages(headers)
+            refuse_other_pages(headers_of(request.scope))
             if self._options is None:
                 raise HttpError(404, "no_branching", "this viewer goes on from no turn; start it with --branch")
-            body = await self._bodies.read(request.scope, headers, request.receive)
-            self._bodies.release(len(body))
-            try:
-                order = msgspec.json.decode(body, type=BranchOrder)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise HttpError(400, "bad_request", f"the body asks for no branch: {error}") from None
+            order = await read_order(request, self._bodies, BranchOrder, "asks for no branch")
             command = await run_in_threadpool(self._command, order, self._options)
             self._refuse_more()
         except HttpError as error:
             return error_response(error)
-        return EventStream(HEARTBEAT, self._events(command), _told)
+        return TimedStream(self._events(command), COMMAND_SECONDS + UNREAD_SECONDS, _told)
 
     def _command(self, order: BranchOrder, options: Sequence[str]) -> list[str]:
         """Raises HttpError if there is no such trajectory."""

@@ -72,7 +72,7 @@ def command(
         int, typer.Option("--export_files", min=0, help="Of each run so many files of records, the last ones; 0: all.")
     ] = 20,
 ) -> None:
-    """Look at runs in a browser: curves, trajectories, tokens. Nothing is changed but the index."""
+    """Look at runs in a browser: curves, trajectories, tokens. Only the index changes; --branch adds branches."""
     try:
         if export is not None and (endpoint is not None or branch):
             raise ConfigError("--export writes pages without a server, for which --endpoint and --branch do nothing")

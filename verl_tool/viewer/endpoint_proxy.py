@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -58,6 +58,7 @@ _NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What JSON raises that is none, is not what is looked for, or is nested too deeply."""
 _OWNER = "verl-tool"
 """``owned_by`` of a model whose endpoint gives trajectories."""
+_Order = TypeVar("_Order", bound=msgspec.Struct)
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
@@ -128,18 +129,15 @@ class EndpointProxy:
     async def _chat(self, request: Request) -> Response:
         """An answer as a stream of events, those of the endpoint; what fails is told in an event of its own."""
         try:
-            headers = headers_of(request.scope)
-            refuse_other_pages(headers)
+            refuse_other_pages(headers_of(request.scope))
             if self._url is None:
                 raise HttpError(404, "no_endpoint", "this viewer has no endpoint; start it with --endpoint URL")
-            body = await self._bodies.read(request.scope, headers, request.receive)
-            self._bodies.release(len(body))
-            order = _order(body)
+            order = await read_order(request, self._bodies, ChatOrder, "is no conversation")
             self._refuse_more()
         except HttpError as error:
             return error_response(error)
         # The answer begins before the endpoint has said a word, so that a page that leaves stops it from then on.
-        return _Answer(self._events(order), self._stream_seconds + UNREAD_SECONDS)
+        return TimedStream(self._events(order), self._stream_seconds + UNREAD_SECONDS, _told)
 
     async def _events(self, order: ChatOrder) -> AsyncGenerator[bytes, None]:
         """The endpoint's events, as they come. Closed, it lets go of the endpoint, which then stops to generate."""
@@ -199,11 +197,17 @@ class EndpointProxy:
             raise EndpointError(f"the connection to {self._url} broke: {error or type(error).__name__}") from None
 
 
-class _Answer(EventStream):
-    """A stream of `events` that is given up after so many `seconds`, also if the page does not read on."""
+class TimedStream(EventStream):
+    """A stream of `events` that is given up after so many `seconds`, also if the page does not read on. `told`: as of
+    `EventStream`."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], seconds: float) -> None:
-        super().__init__(HEARTBEAT, events, _told)
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        seconds: float,
+        told: Callable[[Exception], tuple[int, object]],
+    ) -> None:
+        super().__init__(HEARTBEAT, events, told)
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -271,12 +275,15 @@ def _refuse_other_types(headers: HeaderMap) -> None:
         raise HttpError(415, "unsupported_media_type", words, "content-type")
 
 
-def _order(body: bytes) -> ChatOrder:
-    """Raises HttpError 400 if it is none."""
+async def read_order(request: Request, bodies: RequestBodies, kind: type[_Order], otherwise: str) -> _Order:
+    """What a page asks for, of this `kind`. Raises HttpError for a body that is none, of which it says `otherwise`, or
+    that `bodies` refuses."""
+    body = await bodies.read(request.scope, headers_of(request.scope), request.receive)
+    bodies.release(len(body))
     try:
-        return msgspec.json.decode(body, type=ChatOrder)
+        return msgspec.json.decode(body, type=kind)
     except _NOT_READ as error:
-        raise HttpError(400, "bad_request", f"the body is no conversation: {error}") from None
+        raise HttpError(400, "bad_request", f"the body {otherwise}: {error}") from None
 
 
 async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:

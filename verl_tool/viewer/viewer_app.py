@@ -1,6 +1,7 @@
-"""The viewer's HTTP application: pages from the package, what runs have left as JSON, and the way to an endpoint.
+"""The viewer's HTTP application: pages from the package, what runs have left as JSON, and the ways to an endpoint
+and to branches.
 
-It changes nothing.
+Nothing is changed but by `branch_jobs`, where that is allowed.
 """
 
 from __future__ import annotations
