@@ -1,28 +1,34 @@
-# Source this: `source scripts/env.sh [EXTRA...]`. Makes .venv on a fresh machine, activates it, and is a no-op in under a
-# second when all is there.
+# Source this: `source scripts/env.sh [EXTRA...]`. Makes the environment on a fresh machine, activates it, and is a no-op in under
+# a second when all is there. It is .venv, or .venv-gpu with the extra gpu, so that a file system of both kinds of machine has both.
 #
 # EXTRA: dev (tests, linters), mcp (Model Context Protocol), retrieval (search), web (reading pages), cpu (training without an
-# accelerator), gpu (training on GPUs), train (cpu or gpu, by what this machine has). Without any, only what serves tools is
-# installed. Extras add up over calls.
+# accelerator), gpu (training on GPUs), train (what PROFILE says, else cpu or gpu by what this machine has). Without any, only what
+# serves tools is installed. Extras add up over calls.
 #
-# VERL_TOOL_VENV         where the environment lives (default: .venv in the project)
+# PROFILE                cpu or gpu: what `train` means (a cluster's head without a GPU needs PROFILE=gpu)
+# VERL_TOOL_VENV         where the environment lives (default: .venv or .venv-gpu in the project)
+# VERL_TOOL_PYTHON       the Python that it is made with (default: python3, if it is 3.10-3.12, else another one here, else uv fetches 3.12)
 # VERL_TOOL_VERL         version of verl (default: the one that scripts/constraints/verl.txt pins)
 # VERL_TOOL_SKIP_INSTALL 1: take what is there as it is: VERL_TOOL_VENV, or in an image without one the Python on PATH
-# VERL_TOOL_SKIP_SYSTEM  1: do not try to install the system packages that the sandbox needs, and with dev the browser that tests drive
+# VERL_TOOL_SKIP_SYSTEM  1: do not try to install the system packages that the sandbox needs, with dev the browser that tests drive,
+#                        and with gpu the compiler that Triton needs
+# VERL_TOOL_SKIP_CHECKS  1: with gpu, install although a check of the machine failed
+# FLASH_ATTN_WHEEL       with gpu: a wheel of flash-attn, path or URL (default: one that fits in the folders of UV_FIND_LINKS, if any)
+# FLASH_ATTN_BUILD       1: with gpu, build flash-attn here; needs nvcc of CUDA 13, and takes an hour on few cores
 
 verl_tool_say() { printf '\033[2m[env]\033[0m %s\n' "$*" >&2; }
 verl_tool_fail() { printf '[env] error: %s\n' "$*" >&2; return 1; }
 
 verl_tool_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-verl_tool_venv="${VERL_TOOL_VENV:-$verl_tool_root/.venv}"
 
 # A system Python of a version we support, else the version that uv shall fetch.
 verl_tool_python() {
     local candidate
-    for candidate in python3 python3.11 python3.12 python3.10; do
+    for candidate in ${VERL_TOOL_PYTHON:-python3 python3.11 python3.12 python3.10}; do
         "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12)); ' 2>/dev/null || continue
         "$candidate" -c 'import sys; print(sys.executable)' && return 0
     done
+    [ -z "${VERL_TOOL_PYTHON:-}" ] || { verl_tool_fail "VERL_TOOL_PYTHON=$VERL_TOOL_PYTHON is not a Python 3.10-3.12"; return 1; }
     echo 3.12
 }
 
@@ -40,19 +46,18 @@ verl_tool_find_uv() {
     echo "$tools/bin/uv"
 }
 
-verl_tool_has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+verl_tool_has_gpu() { command -v nvidia-smi >/dev/null && [[ "$(nvidia-smi -L 2>/dev/null)" == *GPU* ]]; }
 
-# Names of extras, one a line, sorted, `train` resolved, those of earlier calls included.
-verl_tool_extras() {
-    local extra names=""
-    for extra in "$@" $(cat "$verl_tool_venv/.extras" 2>/dev/null); do
+# Names of extras, one a line, with `train` resolved.
+verl_tool_resolve_extras() {
+    local extra
+    for extra in "$@"; do
+        [ "$extra" != train ] || extra="${PROFILE:-$(if verl_tool_has_gpu; then echo gpu; else echo cpu; fi)}"
         case "$extra" in
-            dev | mcp | retrieval | web | cpu | gpu) names+="$extra"$'\n' ;;
-            train) if verl_tool_has_gpu; then names+=$'gpu\n'; else names+=$'cpu\n'; fi ;;
+            dev | mcp | retrieval | web | cpu | gpu) echo "$extra" ;;
             *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, web, cpu, gpu, train"; return 1 ;;
         esac
     done
-    printf '%s' "$names" | sort -u
 }
 
 # The sandbox needs bubblewrap and libseccomp. Without the right to install them, say so and go on: the server itself
@@ -94,35 +99,51 @@ verl_tool_apt() {
 # Versions for EXTRAS (one a line) on Python PYTHON (3.11), one a line: those last tested, and the verl that is asked for.
 verl_tool_pins() {
     local pins="$verl_tool_root/scripts/constraints" files=(verl.txt) verl
-    if ! grep -qx -e cpu -e gpu <<<"$1"; then
+    if grep -qx gpu <<<"$1"; then
+        files+=(gpu.txt)
+    elif ! grep -qx cpu <<<"$1"; then
         files+=(server.txt)
-    elif grep -qx cpu <<<"$1" && [ "$2" = 3.11 ]; then
+    elif [ "$2" = 3.11 ]; then
         files+=(cpu.txt) # resolved for 3.11; other versions take what pyproject.toml allows
     fi
     verl="${VERL_TOOL_VERL:-$(sed -n 's/^verl==//p' "$pins/verl.txt")}"
     (cd "$pins" && cat "${files[@]}") | sed "s/^verl==.*/verl==$verl/"
 }
 
+# Folders of local wheels for EXTRAS. uv does not read pip's own setting, and a CPU build of torch there would win over CUDA's.
+verl_tool_wheel_folders() {
+    local folder
+    for folder in $(tr , ' ' <<<"${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"); do
+        if grep -qx gpu <<<"$1" && ls "$folder"/torch-*+cpu-*.whl >/dev/null 2>&1; then continue; fi
+        echo "$folder"
+    done
+}
+
 verl_tool_install() {
-    local uv extras names args=() backend=() python
-    uv="$(verl_tool_find_uv)" || return 1
-    extras="$1"
+    local uv extras="$1" names args=() backend=() python
     names="$(echo "$extras" | paste -sd, -)"
     if grep -qx cpu <<<"$extras" && grep -qx gpu <<<"$extras"; then
         verl_tool_fail "extras cpu and gpu exclude each other in one environment; remove $verl_tool_venv or set VERL_TOOL_VENV"
         return 1
     fi
-    # uv does not read pip's own setting for local wheels.
-    export UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}"
+    python="$verl_tool_venv/bin/python"
+    [ -x "$python" ] || python="$(verl_tool_python)" || return 1
+    if grep -qx gpu <<<"$extras"; then
+        source "$verl_tool_root/scripts/gpu_machine.sh"
+        verl_tool_check_gpu_machine "$python" || return 1
+    fi
+    uv="$(verl_tool_find_uv)" || return 1
+    local -x UV_FIND_LINKS
+    UV_FIND_LINKS="$(verl_tool_wheel_folders "$extras" | paste -sd, -)"
     [ -n "$UV_FIND_LINKS" ] || unset UV_FIND_LINKS
     if [ ! -x "$verl_tool_venv/bin/python" ]; then
         verl_tool_say "making $verl_tool_venv"
-        "$uv" venv --quiet --python "$(verl_tool_python)" "$verl_tool_venv" || return 1
+        "$uv" venv --quiet --python "$python" "$verl_tool_venv" || return 1
     fi
     if grep -qx cpu <<<"$extras"; then
         args=(--override "$verl_tool_root/scripts/constraints/overrides_cpu.txt")
         # A CPU build of torch: a local wheel where there is one, else PyTorch's own CPU builds.
-        ls ${UV_FIND_LINKS:-/nonexistent}/torch-*+cpu-*.whl >/dev/null 2>&1 || backend=(--torch-backend cpu)
+        [ -n "$(ls $(verl_tool_wheel_folders cpu | sed 's|$|/torch-*+cpu-*.whl|') /nonexistent 2>/dev/null)" ] || backend=(--torch-backend cpu)
     fi
     python="$("$verl_tool_venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" || return 1
     verl_tool_pins "$extras" "$python" >"$verl_tool_venv/.constraints.txt" || return 1
@@ -131,6 +152,7 @@ verl_tool_install() {
     "$uv" pip install --quiet --python "$verl_tool_venv/bin/python" "${args[@]}" "${backend[@]}" \
         --editable "$verl_tool_root${names:+[$names]}" || return 1
     if grep -qx cpu <<<"$extras"; then verl_tool_site_packages || return 1; fi
+    if grep -qx gpu <<<"$extras"; then verl_tool_flash_attention "$uv" || return 1; fi
     verl_tool_system_packages
     if grep -qx dev <<<"$extras"; then verl_tool_browser; fi
     echo "$extras" >"$verl_tool_venv/.extras"
@@ -147,20 +169,26 @@ verl_tool_site_packages() {
 
 verl_tool_env() {
     local extras
-    extras="$(verl_tool_extras "$@")" || return 1
+    extras="$(verl_tool_resolve_extras "$@")" || return 1
+    verl_tool_venv="${VERL_TOOL_VENV:-$verl_tool_root/.venv$(if grep -qx gpu <<<"$extras"; then echo -gpu; fi)}"
+    extras="$(printf '%s\n' "$extras" "$(cat "$verl_tool_venv/.extras" 2>/dev/null)" | grep . | sort -u)"
     if [ "${VERL_TOOL_SKIP_INSTALL:-0}" != 1 ]; then verl_tool_bring_up_to_date "$extras" || return 1; fi
     # Imports are slow without cached bytecode, and there are many processes.
     unset PYTHONDONTWRITEBYTECODE
     [ -d "$verl_tool_venv" ] || return 0
     export VIRTUAL_ENV="$verl_tool_venv"
-    case ":$PATH:" in *":$verl_tool_venv/bin:"*) ;; *) export PATH="$verl_tool_venv/bin:$PATH" ;; esac
+    # First on the path, even if another environment has come there since.
+    PATH=":$PATH:"
+    PATH="${PATH//:"$verl_tool_venv/bin":/:}"
+    PATH="${PATH#:}"
+    export PATH="$verl_tool_venv/bin:${PATH%:}"
 }
 
 # Install what EXTRAS ask for, unless that was done before and nothing has changed since.
 verl_tool_bring_up_to_date() {
     local extras="$1" stamp
-    stamp="$(cat "$verl_tool_root/pyproject.toml" "$verl_tool_root"/scripts/constraints/*.txt "$verl_tool_root"/scripts/site/*.py "${BASH_SOURCE[0]}" \
-        <(echo "$extras" "${VERL_TOOL_VERL:-}") | cksum)"
+    stamp="$(cat "$verl_tool_root/pyproject.toml" "$verl_tool_root"/scripts/constraints/*.txt "$verl_tool_root"/scripts/site/*.py "$verl_tool_root"/scripts/{env,gpu_machine}.sh \
+        <(echo "$extras" "${VERL_TOOL_VERL:-}" "${FLASH_ATTN_WHEEL:-}" "${FLASH_ATTN_BUILD:-}") | cksum)"
     if [ "$(cat "$verl_tool_venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
         verl_tool_install "$extras" || { verl_tool_fail "setting up $verl_tool_venv failed; the lines above say why"; return 1; }
         echo "$stamp" >"$verl_tool_venv/.stamp"

@@ -32,7 +32,7 @@ def test_every_extra_allows_the_same_versions_of_verl():
     assert len(set(allowed)) == 1
 
 
-@pytest.mark.parametrize("file", ["verl.txt", "cpu.txt"])
+@pytest.mark.parametrize("file", ["verl.txt", "cpu.txt", "gpu.txt"])
 def test_one_verl_is_pinned(file):
     """scripts/env.sh installs it, unless VERL_TOOL_VERL names another."""
     pins = (ROOT / "scripts" / "constraints" / file).read_text()
@@ -40,7 +40,7 @@ def test_one_verl_is_pinned(file):
 
 
 @pytest.mark.parametrize(
-    ("extras", "python", "all_pinned"), [("cpu", "3.11", True), ("cpu", "3.12", False), ("gpu", "3.11", False)]
+    ("extras", "python", "all_pinned"), [("cpu", "3.11", True), ("cpu", "3.12", False), ("gpu", "3.12", True)]
 )
 @pytest.mark.parametrize("other", ["", "0.9.1"])
 def test_the_environment_gets_the_verl_that_is_asked_for(tmp_path, extras, python, all_pinned, other):
@@ -214,7 +214,7 @@ OF_A_WHOLE_FOLDER = {
     "formats": "all_formats",
     "formats/native": "round_trips",
     "judge/inside": "hacks",
-    "platforms": "canaries torchvision",
+    "platforms": "canaries gpu_stack torchvision",
     "platforms/vision": "training_of_vision",
     "sandbox": "adversarial held_by_the_kernel hostile",
     "servers/api": "hostile_requests loop_turns",
@@ -233,10 +233,10 @@ def test_tests_mirror_the_source():
         folder, name = str(path.parent.relative_to(ROOT / "tests")), path.stem.removeprefix("test_")
         if folder == "." and name == "project":
             continue
-        own = folder.startswith(("eval_service", "benchmarks", "examples"))
+        own = folder.startswith(("eval_service", "benchmarks", "examples", "scripts"))
         source = ROOT / folder if own else ROOT / "verl_tool" / folder
         assert source.is_dir(), f"{path}: there is no {source}"
-        known = {p.stem for p in source.iterdir() if p.suffix in (".py", "") and not p.name.startswith("_")}
+        known = {p.stem for p in source.iterdir() if p.suffix in (".py", ".sh", "") and not p.name.startswith("_")}
         known |= set(OF_A_WHOLE_FOLDER.get(folder, "").split())
         assert any(name == k or name.startswith(f"{k}_") for k in known), f"{path} is named for no file of {source}"
 

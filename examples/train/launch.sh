@@ -75,7 +75,7 @@ shift
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 fail() { printf '[%s] error: %s\n' "$folder" "$*" >&2; exit 2; }
-has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+has_gpu() { command -v nvidia-smi >/dev/null && [[ "$(nvidia-smi -L 2>/dev/null)" == *GPU* ]]; }
 
 check_variables() {
     case "$PROFILE" in gpu | cpu) ;; *) fail "PROFILE is '$PROFILE'; it must be gpu or cpu" ;; esac
@@ -103,15 +103,9 @@ collect_options() {
         options+=("actor_rollout_ref.agent.tool_server_url=$TOOL_SERVER_URL" tool_server.start=null)
 }
 
-# The environment to run in. A machine with a GPU gets one of its own for the cpu profile: their packages differ.
 use_environment() {
-    local extra=train
-    if [ "$PROFILE" = cpu ]; then
-        ! has_gpu || export VERL_TOOL_VENV="${VERL_TOOL_VENV:-$PWD/.venv-cpu}"
-        extra=cpu
-        export VERL_PLATFORM=cpu OMP_NUM_THREADS=1
-    fi
-    source scripts/env.sh "$extra"
+    [ "$PROFILE" = gpu ] || export VERL_PLATFORM=cpu OMP_NUM_THREADS=1
+    source scripts/env.sh "$PROFILE"
     # What verl and its libraries say while they are imported, and bars that a pipe would fill with carriage returns.
     export VERL_LOGGING_LEVEL="${VERL_LOGGING_LEVEL:-WARN}" PYTHONWARNINGS="${PYTHONWARNINGS:-ignore:torchtitan engine,ignore:veomni engine,ignore:automodel engine,ignore:mindspeed engine,ignore:megatron engine,ignore:NPU not support}"
     [ -t 2 ] || export HF_DATASETS_DISABLE_PROGRESS_BARS="${HF_DATASETS_DISABLE_PROGRESS_BARS:-1}"
