@@ -171,7 +171,7 @@ verl_tool_env() {
     local extras
     extras="$(verl_tool_resolve_extras "$@")" || return 1
     verl_tool_venv="${VERL_TOOL_VENV:-$verl_tool_root/.venv$(if grep -qx gpu <<<"$extras"; then echo -gpu; fi)}"
-    extras="$(printf '%s\n' "$extras" "$(cat "$verl_tool_venv/.extras" 2>/dev/null)" | grep . | sort -u)"
+    extras="$(printf '%s\n' "$extras" "$(cat "$verl_tool_venv/.extras" 2>/dev/null)" | sed '/^$/d' | sort -u)"
     if [ "${VERL_TOOL_SKIP_INSTALL:-0}" != 1 ]; then verl_tool_bring_up_to_date "$extras" || return 1; fi
     # Imports are slow without cached bytecode, and there are many processes.
     unset PYTHONDONTWRITEBYTECODE
