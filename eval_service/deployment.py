@@ -100,7 +100,9 @@ class ModelReplica:
             api_key=settings.api_key,
             request_timeout_seconds=settings.request_timeout_seconds,
             max_body_bytes=settings.max_body_bytes,
-            host_check=HostCheck(settings.listen_host, settings.listen_port, settings.allowed_hosts),
+            host_check=HostCheck(
+                settings.listen_host, settings.listen_port, settings.allowed_hosts, has_key=settings.api_key is not None
+            ),
         )
         serve_bypass.offer(self._endpoint, serve.get_replica_context().app_name)
 

@@ -125,7 +125,7 @@ ARROWS = {
 }
 """What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
 GROUND = (
-    *("protocol", "content", "env_variables", "errors", "json_text", "packed_files", "parent_death"),
+    *("protocol", "confined_files", "content", "env_variables", "errors", "json_text", "packed_files", "parent_death"),
     *("plugin", "rendezvous", "json_options", "sandbox_fusion", "verification"),
 )
 """Modules of the room ``protocol``."""
@@ -224,6 +224,7 @@ OF_A_WHOLE_FOLDER = {
     "trainer": "training training_modes training_with_faults two_nodes",
     "trainer/ppo": "provoking trainer_canaries",
     "trajectories": "forms",
+    "viewer": "hostile_runs",
 }
 """Tests of more than one file. Any other ``test_NAME.py`` or ``test_NAME_PART.py`` tests the file or folder NAME."""
 

@@ -1,6 +1,6 @@
 """Import all modules of ours, and those of verl and vLLM that run on GPUs, as a process of a training does.
 
-Run it with the Python of the environment in question; it prints a JSON object: ``versions``, and ``failures`` by module.
+Run it with the Python of the environment in question; it prints a JSON object: ``versions``, ``failures`` by module.
 """
 
 from __future__ import annotations
@@ -15,10 +15,18 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 ENGINE = (
-    *("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.v1.engine.core", "vllm.v1.engine.async_llm"),
+    *(
+        "vllm.v1.worker.gpu_worker",
+        "vllm.v1.worker.gpu_model_runner",
+        "vllm.v1.engine.core",
+        "vllm.v1.engine.async_llm",
+    ),
     *("vllm.entrypoints.openai.api_server", "vllm.lora.lora_model", "vllm.lora.worker_manager"),
     "vllm.model_executor.layers.quantization.fp8",
-    *(f"vllm.model_executor.models.{name}" for name in ("qwen2", "qwen3", "qwen3_moe", "llama", "qwen2_5_vl", "qwen3_vl")),
+    *(
+        f"vllm.model_executor.models.{name}"
+        for name in ("qwen2", "qwen3", "qwen3_moe", "llama", "qwen2_5_vl", "qwen3_vl")
+    ),
 )
 TRAINER = (
     *("verl.trainer.main_ppo", "verl.trainer.ppo.ray_trainer", "verl.experimental.agent_loop.agent_loop"),
@@ -40,14 +48,15 @@ def main() -> None:
     """Import them, and print what failed."""
     sys.argv = sys.argv[:1]
     failures = {}
-    import verl
     from vllm.plugins import load_general_plugins
+
+    import verl
 
     load_general_plugins()
     for name in (*ENGINE, *TRAINER, *modules_of("verl_tool"), *modules_of("eval_service")):
         try:
             importlib.import_module(name)
-        except BaseException:
+        except BaseException:  # noqa: BLE001
             failures[name] = traceback.format_exc(limit=-3)
     versions = {name: version(name) for name in ("torch", "vllm", "transformers", "verl", "ray")}
     sys.__stdout__.write(json.dumps({"versions": versions, "plugin": verl.__version__, "failures": failures}) + "\n")

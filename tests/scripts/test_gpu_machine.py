@@ -34,7 +34,9 @@ def run(folder: Path, commands: dict[str, str], script: str, **variables: str) -
 
 
 def check(folder: Path, python: str = sys.executable, **commands: str) -> subprocess.CompletedProcess:
-    return run(folder, FINE | {k.replace("_", "-"): v for k, v in commands.items()}, f"verl_tool_check_gpu_machine {python}")
+    return run(
+        folder, FINE | {k.replace("_", "-"): v for k, v in commands.items()}, f"verl_tool_check_gpu_machine {python}"
+    )
 
 
 def test_a_good_machine_passes_in_silence(tmp_path):

@@ -45,5 +45,5 @@ def test_files_come_in_the_order_of_their_steps(tmp_path):
 
 def test_a_config_that_is_no_yaml_is_told(tmp_path):
     (tmp_path / "config.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match=r"config\.yaml is no YAML"):
+    with pytest.raises(ConfigError, match=r"config\.yaml is not valid YAML"):
         Run("run", tmp_path).config()

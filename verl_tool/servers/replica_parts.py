@@ -52,7 +52,9 @@ def make_app(settings: ReplicaSettings, toolset: ToolSet, router: Router) -> Too
         request_timeout_seconds=settings.request_timeout_seconds,
         router=router,
         peer_key=settings.peer_key,
-        host_check=HostCheck(settings.listen_host, settings.listen_port, settings.allowed_hosts),
+        host_check=HostCheck(
+            settings.listen_host, settings.listen_port, settings.allowed_hosts, has_key=settings.api_key is not None
+        ),
         server=settings.server,
         routes=[("POST", PATH, McpEndpoint().answer)],
     )

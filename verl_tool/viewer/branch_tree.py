@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 
+from verl_tool.confined_files import read_confined
 from verl_tool.viewer.record_index import Records
 from verl_tool.viewer.record_query import told_row
 from verl_tool.viewer.run_files import BRANCHES, Run
 
 MOST = 500
 """Branches that are told of a trajectory, those of its branches included."""
+_MAX_VALUES_BYTES = 16 << 20
 _TEXT = 400
 """Characters of an edit."""
 
@@ -59,9 +61,9 @@ def branches_of(records: Records, file: str, line: int) -> dict[str, Any]:
 def values_of(run: Run, file: str, line: int) -> list[dict[str, Any]]:
     """The values of a trajectory's turns, as far as they were estimated; none if nobody did, or not readable."""
     try:
-        content = (run.folder / BRANCHES / f"{_name(file, line)}.values.json").read_bytes()
-        told = msgspec.json.decode(content, type=_Values)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        path = run.folder / BRANCHES / f"{_name(file, line)}.values.json"
+        told = msgspec.json.decode(read_confined(path, run.folder, _MAX_VALUES_BYTES), type=_Values)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     return [msgspec.to_builtins(turn) for turn in told.turns]
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import threading
 import zlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
+from verl_tool.confined_files import open_confined
 from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_path
-from verl_tool.viewer.record_rows import ROW, WORDS, RowReader, ToolCounts, tools_from_json
+from verl_tool.viewer.record_rows import ROW, WORDS, RowReader, ToolCounts
 from verl_tool.viewer.run_files import RecordFile, Run
 
 VERSION = 1
@@ -30,6 +31,8 @@ _PORTION = 32 << 20
 """Bytes of records that are read before what is known is shown."""
 _LOOK_BACK = 4096
 """Bytes by which a file is known again."""
+MAX_LINE = 128 << 20
+"""Bytes of one record. Of a longer line only its length is known."""
 
 
 @dataclass
@@ -64,6 +67,8 @@ class Records:
     """Of records that are not read yet."""
     starts: tuple[int, ...] = ()
     """Where the rows of each file begin."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why a file is not read, by its name."""
     found: dict[Hashable, Any] = field(default_factory=dict)
     """What queries have found, for the next page."""
 
@@ -72,10 +77,23 @@ class Records:
         return next((number for number, file in enumerate(self.files) if file.name == name), None)
 
     def line(self, row: np.void) -> bytes:
-        """A row's line of its file. Raises OSError if the file is gone."""
-        with self.files[row["file"]].path.open("rb") as file:
+        """A row's line of its file, `MAX_LINE` bytes of it at most. Raises OSError if the file is gone."""
+        with self.files[row["file"]].open() as file:
             file.seek(int(row["offset"]))
-            return file.read(int(row["length"]))
+            return file.read(min(int(row["length"]), MAX_LINE))
+
+
+class _Head(msgspec.Struct):
+    """The first line of an index."""
+
+    version: int
+    read_bytes: int
+    head: int
+    tail: int
+    words: list[str]
+    tools: dict[str, ToolCounts]
+    trained: int
+    seen: tuple[int, int, int]
 
 
 class RecordIndex:
@@ -86,6 +104,7 @@ class RecordIndex:
         self._run = run
         self._folder = _index_folder(run.records_folder, elsewhere)
         self._known: dict[Path, FileIndex] = {}
+        self._problems: dict[str, str] = {}
         self._refreshing = threading.Lock()
         self.records = Records()
 
@@ -93,32 +112,44 @@ class RecordIndex:
         """Read what is new, publishing `records` after each portion; whether there was anything new."""
         with self._refreshing:
             files = self._run.record_files()
-            changed = [file for file in files if self._look(file)]
-            others = tuple(files) != self.records.files
+            self._problems = {}
+            changed = [file for file in files if self._isolate(file, self._look)]
+            others = tuple(files) != self.records.files or self._problems != self.records.problems
             for file in changed:
-                known = self._known[file.path]
-                before = known.read_bytes
-                for _ in _read_on(file, known):
-                    if _missing(file, known) > _PORTION // 2:
-                        self._publish(files)
-                trained = known.seen[2]
-                if known.read_bytes != before or known.trained != trained:
-                    known.rows["advantage"] = mean_advantages(file.path, len(known.rows))
-                    known.trained = trained
-                    self._save(file, known)
+                self._isolate(file, lambda file: self._read(file, files))
             if changed or others:
                 self._publish(files)
             return bool(changed or others)
 
+    def _isolate(self, file: RecordFile, act: Callable[[RecordFile], Any]) -> Any:
+        """Run `act`; an error that a file causes is noted as its problem, and others are read on."""
+        try:
+            return act(file)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._problems[file.name] = str(error)
+            return None
+
+    def _read(self, file: RecordFile, files: Sequence[RecordFile]) -> None:
+        known = self._known[file.path]
+        before = known.read_bytes
+        for _ in _read_on(file, known):
+            if _missing(file, known) > _PORTION // 2:
+                self._publish(files)
+        trained = known.seen[2]
+        if known.read_bytes != before or known.trained != trained:
+            known.rows["advantage"] = mean_advantages(file.path, len(known.rows), file.folder)
+            known.trained = trained
+            self._save(file, known)
+
     def _look(self, file: RecordFile) -> bool:
         """Whether there is something to read in a file; one that was replaced is forgotten.
 
-        Of one that is as its index tells, not a byte is read.
+        Of one that is as its index tells, not a byte is read. Raises OSError if it cannot be read.
         """
-        try:
-            stat = file.path.stat()
-        except FileNotFoundError:
-            return False
+        with file.open() as opened:
+            stat = os.fstat(opened.fileno())
         known = self._known.get(file.path)
         if known is None:
             known = self._known[file.path] = self._load(file)
@@ -126,7 +157,7 @@ class RecordIndex:
         if known.seen == seen:
             return False
         known.seen = seen
-        if not _same_file(file.path, known):
+        if not _same_file(file, known):
             self._known[file.path] = FileIndex(seen=seen)
         return True
 
@@ -153,6 +184,7 @@ class RecordIndex:
             self.records.version + 1,
             sum(_missing(file, self._known[file.path]) for file in files),
             tuple(starts),
+            dict(self._problems),
         )
 
     def _path(self, file: RecordFile) -> Path:
@@ -160,26 +192,26 @@ class RecordIndex:
 
     def _load(self, file: RecordFile) -> FileIndex:
         try:
-            content = self._path(file).read_bytes()
-            head, _, rows = content.partition(b"\n")
-            told = json.loads(head)
-            if told.pop("version") != VERSION:
-                return FileIndex()
-            told |= {"tools": tools_from_json(told["tools"]), "seen": tuple(told["seen"])}
-            return FileIndex(**told, rows=np.frombuffer(rows, ROW).copy())
-        except (OSError, ValueError, KeyError, TypeError):
+            with open_confined(self._path(file), self._folder) as stored:
+                head, _, content = stored.read().partition(b"\n")
+            known = msgspec.json.decode(head, type=_Head)
+            rows = np.frombuffer(content, ROW).copy()
+        except (OSError, ValueError, msgspec.DecodeError, RecursionError):
             return FileIndex()
+        if known.version != VERSION or not _is_consistent(known, rows):
+            return FileIndex()
+        fields = {name: getattr(known, name) for name in _Head.__struct_fields__ if name != "version"}
+        return FileIndex(**fields, rows=rows)
 
     def _save(self, file: RecordFile, known: FileIndex) -> None:
-        told = {name: getattr(known, name) for name in ("read_bytes", "head", "tail", "words", "trained", "seen")}
-        told["tools"] = RowReader(tools=known.tools).tools_as_json()
+        fields = {name: getattr(known, name) for name in _Head.__struct_fields__ if name != "version"}
         path = self._path(file)
         part = path.with_suffix(f".{os.getpid()}")
         # Without an index all is read again the next time.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as out:
-                out.write(json.dumps({"version": VERSION, **told}).encode() + b"\n")
+                out.write(msgspec.json.encode(_Head(VERSION, **fields)) + b"\n")
                 out.write(known.rows.tobytes())
             part.replace(path)
 
@@ -187,18 +219,18 @@ class RecordIndex:
 def _read_on(file: RecordFile, known: FileIndex) -> Iterator[None]:
     """Read whole lines behind what is known, a portion at a time."""
     reader = RowReader(known.words, known.tools)
-    with file.path.open("rb") as source:
+    with file.open() as source:
         while True:
             lines = list(_whole_lines(source, known.read_bytes))
             if not lines:
                 break
             rows = np.zeros(len(lines), ROW)
             first, offset = len(known.rows), known.read_bytes
-            for number, line in enumerate(lines):
+            for number, (line, length) in enumerate(lines):
                 rows[number]["line"] = first + number
-                rows[number]["offset"], rows[number]["length"] = offset, len(line)
+                rows[number]["offset"], rows[number]["length"] = offset, length
                 rows[number]["step"] = -1 if file.step is None else file.step
-                offset += len(line)
+                offset += length
                 reader.read(line, rows[number], file.kind)
             known.rows = np.concatenate([known.rows, rows])
             known.words, known.tools, known.read_bytes = reader.words, dict(reader.tools), offset
@@ -206,21 +238,41 @@ def _read_on(file: RecordFile, known: FileIndex) -> Iterator[None]:
         known.head, known.tail = _checksums(source, known.read_bytes)
 
 
-def _whole_lines(source: BinaryIO, offset: int) -> Iterator[bytes]:
-    """Lines from `offset` on, about `_PORTION` of bytes; one that is not ended is still being written."""
+def _whole_lines(source: BinaryIO, offset: int) -> Iterator[tuple[bytes, int]]:
+    """Lines from `offset` on with their lengths, about `_PORTION` of bytes; one that is not ended is being written.
+
+    A line of more than `MAX_LINE` bytes is empty.
+    """
     source.seek(offset)
     read = 0
     while read < _PORTION:
-        line = source.readline()
-        if not line.endswith(b"\n"):
+        line = part = source.readline(MAX_LINE)
+        length = len(part)
+        while len(part) == MAX_LINE and not part.endswith(b"\n"):
+            line, part = b"", source.readline(MAX_LINE)
+            length += len(part)
+        if not part.endswith(b"\n"):
             return
-        read += len(line)
-        yield line
+        read += length
+        yield line, length
 
 
-def _same_file(path: Path, known: FileIndex) -> bool:
+def _is_consistent(head: _Head, rows: np.ndarray) -> bool:
+    """Whether rows lie one behind the other in their file, and name words that there are: an index may be forged."""
+    ends = np.cumsum(rows["length"])
+    return bool(
+        head.words[:1] == [""]
+        and np.all(rows["length"] > 0)
+        and np.array_equal(rows["offset"], ends - rows["length"])
+        and (ends[-1] if len(ends) else 0) == head.read_bytes
+        and np.array_equal(rows["line"], np.arange(len(rows)))
+        and all(np.all(rows[name] < len(head.words)) for name in WORDS)
+    )
+
+
+def _same_file(file: RecordFile, known: FileIndex) -> bool:
     """Whether a file still begins with what was read of it."""
-    with path.open("rb") as source:
+    with file.open() as source:
         return known.seen[0] >= known.read_bytes and (known.head, known.tail) == _checksums(source, known.read_bytes)
 
 
@@ -243,7 +295,8 @@ def _time_of(path: Path) -> int:
 
 
 def _index_folder(records: Path, elsewhere: Path | None) -> Path:
-    if elsewhere is None and os.access(records, os.W_OK):
-        return records / FOLDER
+    beside = records / FOLDER
+    if elsewhere is None and os.access(records, os.W_OK) and not beside.is_symlink():
+        return beside
     root = elsewhere or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl_tool" / "viewer"
     return root / hashlib.sha256(str(records).encode()).hexdigest()[:16]

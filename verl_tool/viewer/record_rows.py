@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -127,15 +127,17 @@ class RowReader:
         for name in ("reward", "correct", "advantage", "seconds", "generate_seconds", "tool_seconds"):
             row[name] = math.nan
         row["index"] = row["sample"] = -1
+        words, blank = dict(self._words), row.copy()
         try:
             told = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._fill(row, told.trajectory or told)
+            if kind == "evaluation":
+                self._fill_answer(row, told)
+        except (msgspec.DecodeError, ValueError, OverflowError, TypeError, RecursionError):
+            self._words = words
+            for name in ROW.names or ():
+                row[name] = blank[name]
             row["stop"] = self._word(UNREADABLE)
-            return
-        trajectory = told.trajectory or told
-        self._fill(row, trajectory)
-        if kind == "evaluation":
-            self._fill_answer(row, told)
 
     def _word(self, word: str) -> int:
         if len(self._words) >= 65_000:
@@ -144,14 +146,17 @@ class RowReader:
 
     def _fill(self, row: np.void, t: _Trajectory) -> None:
         info = t.extra.reward_extra_info
-        raw = [bytes(segment.tokens) for segment in t.segments[: t.prompt_segments]]
-        row["index"] = t.extra.index if isinstance(t.extra.index, int) and abs(t.extra.index) < 1 << 62 else -1
+        prompt_segments = max(0, t.prompt_segments)
+        raw = [bytes(segment.tokens) for segment in t.segments[:prompt_segments]]
+        row["index"] = _whole(t.extra.index, 63)
         row["prompt"] = prompt_hash(raw, row["index"])
         row["prompt_tokens"] = sum(_length(tokens) for tokens in raw)
-        for segment in t.segments[t.prompt_segments :]:
+        turns = 0
+        for segment in t.segments[prompt_segments:]:
             model = segment.author == "model"
-            row["turns"] += model
+            turns += model
             row["model_tokens" if model else "tool_tokens"] += _length(bytes(segment.tokens))
+        row["turns"] = min(turns, 65_535)
         row["stop"], row["excluded"] = self._word(t.stop), self._word(t.excluded or "")
         row["fault"] = self._word(_cause(t))
         row["tools"] = self._word(",".join(sorted({name for call in t.calls for name in call.names or (UNNAMED,)})))
@@ -163,10 +168,10 @@ class RowReader:
         row["tool_seconds"] = t.timings.tools
 
     def _fill_answer(self, row: np.void, told: _Line) -> None:
-        row["sample"], row["reward"], row["seconds"] = told.sample, as_number(told.score), told.seconds
+        row["sample"], row["reward"], row["seconds"] = _whole(told.sample, 31), as_number(told.score), told.seconds
         row["correct"] = math.nan if told.correct is None else told.correct
         if isinstance(told.index, int):
-            row["index"] = told.index
+            row["index"] = _whole(told.index, 63)
         if told.error is not None:
             row["fault"] = self._word("no answer")
         if told.trajectory is None:
@@ -188,15 +193,6 @@ class RowReader:
             counts.by_turn[turn][1] += failed
         return failed
 
-    def tools_as_json(self) -> dict[str, Any]:
-        """For `tools_from_json`."""
-        return {name: asdict(counts) for name, counts in self.tools.items()}
-
-
-def tools_from_json(told: dict[str, Any]) -> dict[str, ToolCounts]:
-    """Counts of tools as `RowReader.tools_as_json` told them."""
-    return {name: ToolCounts(**counts) for name, counts in told.items()}
-
 
 def call_failed(call: _Call) -> bool:
     """It gave no observation, was none, or the tool says that it ended in an error or out of time."""
@@ -211,8 +207,9 @@ def texts_of(line: bytes) -> tuple[str, str, str]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "", "", ""
     t = told.trajectory or told
-    prompt = "".join(segment.text for segment in t.segments[: t.prompt_segments])
-    behind = t.segments[t.prompt_segments :]
+    start = max(0, t.prompt_segments)
+    prompt = "".join(segment.text for segment in t.segments[:start])
+    behind = t.segments[start:]
     last = next((segment.text for segment in reversed(behind) if segment.author == "model"), told.content)
     return prompt, "".join(segment.text for segment in behind) or told.content, last
 
@@ -225,12 +222,15 @@ def prompt_hash(tokens: Sequence[bytes], index: int) -> int:
 
 def as_number(value: Any) -> float:
     """`value`, or NaN if it is no number."""
-    if isinstance(value, (int, float)):
-        return float(value)
     try:
-        return float(value) if isinstance(value, str) else math.nan
-    except ValueError:
+        return float(value) if isinstance(value, (int, float, str)) else math.nan
+    except (ValueError, OverflowError):
         return math.nan
+
+
+def _whole(value: Any, bits: int) -> int:
+    """`value` if it is an integer of so many bits, else -1."""
+    return value if isinstance(value, int) and -(1 << bits) <= value < 1 << bits else -1
 
 
 def _cause(t: _Trajectory) -> str:

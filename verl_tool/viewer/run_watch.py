@@ -90,13 +90,16 @@ class RunWatch:
         return index.records
 
     def metrics(self, run: Run) -> Metrics:
-        """All metrics of a run, empty if it has none."""
-        if not (run.folder / "metrics.jsonl").is_file() or run.file is not None:
+        """All metrics of a run, empty if it has none. Values that are no finite or infinite floats are left out.
+
+        Raises ConfigError, or OSError, if they cannot be read.
+        """
+        if not (run.folder / "metrics.jsonl").exists() or run.file is not None:
             return []
         state = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in metrics_files(run.folder))
         known = self._metrics.get(run)
         if known is None or known[0] != state:
-            known = self._metrics[run] = (state, read_metrics(run.folder))
+            known = self._metrics[run] = (state, [(step, _numbers(data)) for step, data in read_metrics(run.folder)])
         return known[1]
 
     def _follow(self) -> None:
@@ -104,7 +107,8 @@ class RunWatch:
             for run in self._wanted_runs():
                 try:
                     self._indexes[run].refresh()
-                except OSError as error:
+                # The next run is still to be read, whatever this one holds.
+                except Exception as error:  # noqa: BLE001
                     log.warning("cannot read the records of %s: %s", run.name, error)
                 self._first[run].set()
             # A run that is asked for the first time does not wait.
@@ -115,3 +119,11 @@ class RunWatch:
         now = time.monotonic()
         with self._lock:
             return [run for run, asked in self._asked.items() if now - asked < FORGET_SECONDS]
+
+
+def _numbers(data: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in data.items() if isinstance(value, float) or _is_small_int(value)}
+
+
+def _is_small_int(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < 1 << 63

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from verl_tool.confined_files import UnsafeFileError, read_confined
 from verl_tool.errors import ConfigError
 from verl_tool.json_text import encode_json
 from verl_tool.viewer.record_query import MAX_PAGE
 from verl_tool.viewer.run_files import Run
 from verl_tool.viewer.run_watch import RunWatch
 from verl_tool.viewer.token_texts import TokenTexts
-from verl_tool.viewer.viewer_app import IMAGE_TYPES, STATIC, ViewerApp
+from verl_tool.viewer.viewer_app import IMAGE_TYPES, MAX_IMAGE_BYTES, STATIC, ViewerApp
 
 MODULES = (
     "dom",
@@ -102,7 +103,9 @@ def _write_run(watch: RunWatch, viewer: ViewerApp, run: Run, key: str, folder: P
         if image.suffix[1:] in IMAGE_TYPES:
             (folder / "images").mkdir(exist_ok=True)
             # The page knows an image by its hash alone, and the browser its type by its content.
-            shutil.copyfile(image, folder / "images" / image.stem)
+            with contextlib.suppress(UnsafeFileError):
+                content = read_confined(image, run.folder, MAX_IMAGE_BYTES)
+                (folder / "images" / image.stem).write_bytes(content)
     return len(rows)
 
 

@@ -16,6 +16,7 @@ _LONGEST_CHARACTER = 8
 """Tokens that one character may be spread over."""
 _BROKEN = "\ufffd"
 NO_LIBRARY = "the package tokenizers is not installed; pip install tokenizers"
+UNREADABLE = "the record has no lists of token ids"
 NO_FILE = "no tokenizer.json is found; name its folder with --tokenizer"
 
 Decode = Callable[[Sequence[int]], str]
@@ -46,16 +47,22 @@ class TokenTexts:
 
     def of_line(self, run: Run, line: bytes) -> dict[str, Any]:
         """``pieces``: the texts of each segment's tokens; or null, and ``reason``."""
-        told = msgspec.json.decode(line, type=_Line)
-        segments = (told.trajectory or told).segments
+        try:
+            record = msgspec.json.decode(line, type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return {"pieces": None, "reason": UNREADABLE}
+        segments = (record.trajectory or record).segments
         folder = self._folder or _folder_of(run)
         if folder is None:
             return {"pieces": None, "reason": NO_FILE}
         try:
             decode = self._decoder(folder)
+            return {"pieces": [token_texts(decode, segment.tokens) for segment in segments]}
         except ImportError:
             return {"pieces": None, "reason": NO_LIBRARY}
-        return {"pieces": [token_texts(decode, segment.tokens) for segment in segments]}
+        # The library raises plain exceptions for a file that is no tokenizer.
+        except Exception as error:  # noqa: BLE001
+            return {"pieces": None, "reason": f"the tokenizer in {folder} cannot read it: {str(error)[:200]}"}
 
     def _decoder(self, folder: Path) -> Decode:
         with self._lock:

@@ -17,13 +17,15 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from verl_tool.confined_files import read_confined
 from verl_tool.errors import ConfigError
 from verl_tool.servers.api.host_check import HostCheck
-from verl_tool.servers.api.http import Disconnected, HttpError, JsonResponse, error_response, headers_of
+from verl_tool.servers.api.http import Disconnected, HeaderMap, HttpError, JsonResponse, error_response, headers_of
+from verl_tool.trainer.monitoring.run_metrics import Metrics
 from verl_tool.trainer.monitoring.time_by_phase import PHASES
 from verl_tool.trainer.monitoring.token_records import tokens_of
 from verl_tool.viewer import record_query
@@ -33,6 +35,7 @@ from verl_tool.viewer.endpoint_proxy import EndpointProxy
 from verl_tool.viewer.headlines import CURVES
 from verl_tool.viewer.record_index import Records
 from verl_tool.viewer.record_query import Query
+from verl_tool.viewer.run_files import Run, printable
 from verl_tool.viewer.run_watch import RunWatch, UnknownRunError
 from verl_tool.viewer.token_texts import TokenTexts
 
@@ -48,6 +51,7 @@ HEADERS = {
 """Of every answer: whatever a trajectory holds, no script runs but the package's own."""
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 IMAGE_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
+MAX_IMAGE_BYTES = 64 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Given = Mapping[str, str]
@@ -75,18 +79,28 @@ class ViewerApp:
 
     def runs(self, given: Given) -> list[dict[str, Any]]:
         """Each run with its course in short."""
-        told = []
-        for run in self._watch.runs.values():
+        return [self._overview(run) for run in self._watch.runs.values()]
+
+    def _overview(self, run: Run) -> dict[str, Any]:
+        metrics: Metrics = []
+        problem = None
+        try:
             metrics = self._watch.metrics(run)
-            rewards = [data["critic/score/mean"] for _, data in metrics if "critic/score/mean" in data]
-            paths = [run.file] if run.file else [run.folder / "metrics.jsonl", run.folder / "records.jsonl"]
-            changed = [path.stat().st_mtime for path in paths if path.is_file()]
-            kind = "training" if metrics else "evaluation" if (run.folder / "records.jsonl").is_file() else "records"
-            told.append(
-                {"name": run.name, "kind": kind, "folder": str(run.file or run.folder), "rewards": rewards[-200:]}
-                | {"steps": metrics[-1][0] if metrics else 0, "changed": max(changed, default=None)}
-            )
-        return told
+        except (ConfigError, OSError) as error:
+            problem = printable(str(error))
+        rewards = [data["critic/score/mean"] for _, data in metrics if "critic/score/mean" in data]
+        paths = [run.file] if run.file else [run.folder / "metrics.jsonl", run.folder / "records.jsonl"]
+        changed = [path.stat().st_mtime for path in paths if path.is_file()]
+        evaluation = (run.folder / "records.jsonl").exists()
+        return {
+            "name": run.name,
+            "kind": "training" if metrics else "evaluation" if evaluation else "records",
+            "folder": printable(str(run.file or run.folder)),
+            "rewards": rewards[-200:],
+            "steps": metrics[-1][0] if metrics else 0,
+            "changed": max(changed, default=None),
+            "problem": problem,
+        }
 
     def metrics(self, given: Given) -> dict[str, Any]:
         """Curves over steps: the headline ones, and those named in ``names`` (separated by commas)."""
@@ -118,7 +132,11 @@ class ViewerApp:
         """What a table may be filtered by."""
         records = self._records(given)
         listed = [{"name": file.name, "kind": file.kind, "step": file.step} for file in records.files]
-        return _state(records) | {"files": listed} | record_query.facets(records, Query.of(given))
+        return (
+            _state(records)
+            | {"files": listed, "problems": records.problems}
+            | record_query.facets(records, Query.of(given))
+        )
 
     def by_file(self, given: Given) -> dict[str, Any]:
         """Means and tools, step by step."""
@@ -140,7 +158,8 @@ class ViewerApp:
             line = msgspec.json.encode({"unreadable": line[: 1 << 16].decode("utf-8", "replace")})
         row = record_query.told_row(records, number, texts=False)
         around = record_query.neighbours(records, Query.of(given), number)
-        tokens = tokens_of(records.files[records.rows[number]["file"]].path, row["line"])
+        file = records.files[records.rows[number]["file"]]
+        tokens = tokens_of(file.path, row["line"], file.folder)
         trainer = {name: column.tolist() for name, column in tokens.items()} or None
         branches = branches_of(records, row["file"], row["line"])
         values = values_of(self._run(given), row["file"], row["line"])
@@ -165,11 +184,13 @@ class ViewerApp:
         digest = given.get("sha256", "")
         if not _SHA256.fullmatch(digest):
             raise ConfigError(f"sha256={digest[:80]!r} is no SHA-256 in hexadecimal digits")
-        folder = self._run(given).records_folder
-        for base in (folder / "images", folder.parent / "images"):
+        run = self._run(given)
+        folder = run.records_folder
+        for base in (folder / "images", run.folder / "images"):
             for ending, media_type in IMAGE_TYPES.items():
-                if (path := base / f"{digest}.{ending}").is_file():
-                    return FileResponse(path, media_type=media_type)
+                with contextlib.suppress(FileNotFoundError):
+                    content = read_confined(base / f"{digest}.{ending}", run.folder, MAX_IMAGE_BYTES)
+                    return Response(content, media_type=media_type)
         raise HttpError(404, "unknown_image", f"there is no image {digest[:12]}… in {folder / 'images'}")
 
     def _run(self, given: Given) -> Any:
@@ -225,7 +246,9 @@ class _Guarded:
             await send(message)
 
         try:
-            self._host_check.refuse_foreign(scope, headers_of(scope))
+            headers = headers_of(scope)
+            self._host_check.refuse_foreign(scope, headers)
+            _refuse_other_sites(scope, headers)
         except HttpError as error:
             await error_response(error)(scope, receive, sending)
             return
@@ -246,6 +269,14 @@ class _Guarded:
                 return
 
 
+def _refuse_other_sites(scope: Scope, headers: HeaderMap) -> None:
+    """Raise HttpError 403 for data that a page of another site asks this browser for: searching costs seconds."""
+    site = headers.get(b"sec-fetch-site", b"none")
+    if scope["path"].startswith("/api/") and site not in (b"same-origin", b"none"):
+        words = "a page of another site asks for this; open the viewer itself"
+        raise HttpError(403, "forbidden_origin", words, "sec-fetch-site")
+
+
 def _answering(answer: Callable[[Given], Any]) -> Callable[[Request], Any]:
     """`answer` as an endpoint, in a thread; what it refuses is told in JSON."""
 
@@ -259,7 +290,7 @@ def _answering(answer: Callable[[Given], Any]) -> Callable[[Request], Any]:
         except HttpError as error:
             return error_response(error)
         except OSError as error:
-            return error_response(HttpError(404, "gone", f"a file of the run cannot be read any more: {error}"))
+            return error_response(HttpError(404, "gone", f"a file of the run cannot be read: {printable(str(error))}"))
         return told if isinstance(told, Response) else JsonResponse(told)
 
     return endpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,9 +104,13 @@ class TestHosts:
 
     @staticmethod
     def status(
-        host: bytes | None, origin: bytes | None = None, allowed: tuple[str, ...] = (), front: str = "127.0.0.1"
+        host: bytes | None,
+        origin: bytes | None = None,
+        allowed: tuple[str, ...] = (),
+        front: str = "127.0.0.1",
+        has_key: bool = False,
     ):
-        app = ToolServerApp(ToolSet([Ledger()]), host_check=HostCheck(front, 5000, allowed))
+        app = ToolServerApp(ToolSet([Ledger()]), host_check=HostCheck(front, 5000, allowed, has_key=has_key))
         headers = [(name, value) for name, value in ((b"host", host), (b"origin", origin)) if value is not None]
 
         async def within(scope: Any, receive: Any, send: Any) -> None:
@@ -147,6 +152,17 @@ class TestHosts:
         assert self.status(b"other.example:99", allowed=allowed) == 200
         assert self.status(b"other.example:98", allowed=allowed) == 403
 
-    def test_an_open_server_asks_for_no_name_unless_some_are_given(self) -> None:
-        assert self.status(b"any.example", front="0.0.0.0") == 200
-        assert self.status(b"any.example", front="0.0.0.0", allowed=("box.example",)) == 403
+    @pytest.mark.parametrize(
+        "host", [b"10.0.0.1:80", b"[fd00::1]:5000", b"localhost:99", socket.gethostname().encode()]
+    )
+    def test_an_open_server_is_called_by_addresses_and_its_own_names(self, host: bytes) -> None:
+        assert self.status(host, front="0.0.0.0") == 200
+
+    @pytest.mark.parametrize("host", [b"any.example", b"10.0.0.1.any.example", b"0x7f000001", b"127.1"])
+    def test_an_open_server_without_a_key_refuses_other_names(self, host: bytes) -> None:
+        """A page may point a name of its own at any address of a network."""
+        assert self.status(host, front="0.0.0.0") == 403
+        assert self.status(host, front="0.0.0.0", has_key=True) == 200
+        assert self.status(host, front="0.0.0.0", allowed=(host.decode(),)) == 200
+        assert self.status(host, front="0.0.0.0", allowed=("box.example",), has_key=True) == 403
+        assert self.status(host, front="127.0.0.1", has_key=True) == 403

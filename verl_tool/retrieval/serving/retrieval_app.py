@@ -89,7 +89,9 @@ class RetrievalApp(WebApp):
             HttpMetrics(self._registry),
             RequestBodies(MAX_BODY_BYTES),
             tokens=() if settings.api_key is None else (settings.api_key,),
-            host_check=HostCheck(settings.listen_host, settings.listen_port, settings.allowed_hosts),
+            host_check=HostCheck(
+                settings.listen_host, settings.listen_port, settings.allowed_hosts, has_key=settings.api_key is not None
+            ),
         )
 
     def own_reports(self) -> WebApp:

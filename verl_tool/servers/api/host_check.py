@@ -6,6 +6,7 @@ servers of their machines. Such a request bears the page's name as its ``Host``,
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -23,12 +24,16 @@ _HTTP_PORT = 80
 class HostCheck:
     """Refuses requests that were sent to somebody else's name.
 
-    `host`, `port`: where the ingress listens. If that is no loopback address, all names are accepted, unless
-    `allowed` names some. `allowed`: further names, each with a port (``box.example:5000``) or for all ports.
+    `host`, `port`: where the ingress listens. If that is not a loopback address, it may also be called by any IP
+    address and by this machine's own names, at any port: no page of another site has those. `allowed`: further names,
+    each with a port (``box.example:5000``) or for all ports. `has_key`: callers need a key, which no page has, so that
+    at an address that is not loopback all names are accepted.
     """
 
-    def __init__(self, host: str, port: int | None, allowed: Sequence[str] = ()) -> None:
-        self._active = is_loopback(host) or bool(allowed)
+    def __init__(self, host: str, port: int | None, allowed: Sequence[str] = (), *, has_key: bool = False) -> None:
+        self._open = not is_loopback(host) and not allowed
+        self._active = not (self._open and has_key)
+        self._own_names = _own_names(host) if self._open else frozenset()
         self._port = port
         self._allowed = frozenset(name.lower() for name in allowed)
         self._accepted: set[tuple[bytes, int | None]] = set()
@@ -52,6 +57,8 @@ class HostCheck:
             raise HttpError(400, "bad_request", "the header 'host' is missing; HTTP/1.1 asks for it", "host")
         name, port = _name_and_port(host.decode("latin-1"))
         if name in self._allowed or f"{name}:{port}" in self._allowed:
+            return
+        if self._open and (name in self._own_names or _is_address(name)):
             return
         own_address, own_port = server or (None, None)
         right_name = name == "localhost" or is_loopback(name) or name == own_address
@@ -80,6 +87,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _own_names(host: str) -> frozenset[str]:
+    return frozenset(name.lower() for name in (host, socket.gethostname(), socket.getfqdn(), "localhost"))
+
+
 def _name_and_port(text: str) -> tuple[str, int | None]:
     """Of ``name``, ``name:port`` or ``[address]:port``; an empty name if it is none of them."""
     try:
@@ -94,7 +113,7 @@ def _name_and_port(text: str) -> tuple[str, int | None]:
 
 def _foreign(field: str, value: bytes) -> HttpError:
     message = (
-        f"this server listens on a loopback address, and {field!r} is {shown(value.decode('latin-1'))}; call it by "
-        "127.0.0.1 or localhost and its port, or start it with --allowed_hosts"
+        f"{field!r} is {shown(value.decode('latin-1'))}, which is not a name of this server; call it by its IP address "
+        "(127.0.0.1 on its own machine) and port, or start it with --allowed_hosts NAME"
     )
     return HttpError(403, "forbidden_host", message, field)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_tool.confined_files import open_confined
+from verl_tool.errors import ConfigError
+
+_START = re.compile(r"metrics\.(\d{1,9})\.jsonl", re.ASCII)
 Metrics = list[tuple[int, dict[str, float]]]
 """Step and metrics of each step, in order."""
 
@@ -22,32 +27,39 @@ class Curve:
 
 def metrics_files(run: Path) -> list[Path]:
     """One for each start of the run, in order: ``metrics.1.jsonl`` …, and ``metrics.jsonl`` of the last."""
-    earlier = sorted(run.glob("metrics.[0-9]*.jsonl"), key=lambda path: int(path.suffixes[0][1:]))
+    numbered = {path: _START.fullmatch(path.name) for path in run.glob("metrics.*.jsonl")}
+    earlier = sorted((path for path in numbered if numbered[path]), key=lambda path: int(numbered[path][1]))
     return [*earlier, run / "metrics.jsonl"]
 
 
 def entries(path: Path) -> Iterator[dict[str, Any]]:
-    """``step`` and ``data`` of each line of a metrics file; a last line that is still being written is left out."""
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            if line.endswith("\n"):
-                raise
-            return
-        yield entry
+    """``step`` and ``data`` of each line of a metrics file; a last line that is still being written is left out.
+
+    Raises ConfigError for any other line that is none.
+    """
+    with open_confined(path, path.parent) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                entry = json.loads(line)
+                if not (isinstance(entry["step"], int) and isinstance(entry["data"], dict)):
+                    raise TypeError("no step and data")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise ConfigError(f"line {number} of {path} is not a step's metrics ({error}); remove it") from None
+            yield entry
 
 
 def read_metrics(run: Path) -> Metrics:
     """All starts of a run. Of a step that was made again, the last time counts.
 
-    Raises FileNotFoundError if there are none.
+    Raises FileNotFoundError if there are none, and ConfigError for a line that is no metrics.
     """
-    told: dict[int, dict[str, float]] = {}
+    metrics: dict[int, dict[str, float]] = {}
     for path in metrics_files(run):
         for entry in entries(path):
-            told.setdefault(entry["step"], {}).update(entry["data"])
-    return sorted(told.items())
+            metrics.setdefault(entry["step"], {}).update(entry["data"])
+    return sorted(metrics.items())
 
 
 def curve(metrics: Metrics, name: str) -> Curve:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_tool.confined_files import open_confined
 from verl_tool.errors import ConfigError
 
 COLUMNS: Mapping[str, str] = {"advantages": "f4", "log_probs": "f4", "mask": "u1"}
@@ -62,9 +63,12 @@ def tokens_path(records: Path) -> Path:
     return records.with_suffix(".tokens.npz")
 
 
-def tokens_of(records: Path, line: int) -> dict[str, np.ndarray]:
-    """The columns of the trajectory in this line of a file of records; empty if they were not kept."""
-    arrays = _arrays(records)
+def tokens_of(records: Path, line: int, folder: Path | None = None) -> dict[str, np.ndarray]:
+    """The columns of the trajectory in this line of a file of records; empty if they were not stored.
+
+    `folder`: what links may not lead out of; default: that of the records.
+    """
+    arrays = _arrays(records, folder)
     found = np.flatnonzero(arrays["lines"] == line) if arrays else np.zeros(0, "i8")
     if not len(found):
         return {}
@@ -73,10 +77,10 @@ def tokens_of(records: Path, line: int) -> dict[str, np.ndarray]:
     return {name: arrays[name][begin:end] for name in COLUMNS if name in arrays}
 
 
-def mean_advantages(records: Path, rows: int) -> np.ndarray:
+def mean_advantages(records: Path, rows: int, folder: Path | None = None) -> np.ndarray:
     """Mean advantage of the tokens in the loss, by line of a file of `rows` records; NaN where none is known. [rows]"""
     means = np.full(rows, np.nan, "f4")
-    arrays = _arrays(records)
+    arrays = _arrays(records, folder)
     if not arrays or "advantages" not in arrays or not len(arrays["lines"]):
         return means
     mask = arrays.get("mask", np.ones(len(arrays["advantages"]), "u1")).astype("f8")
@@ -89,9 +93,37 @@ def mean_advantages(records: Path, rows: int) -> np.ndarray:
     return means
 
 
-def _arrays(records: Path) -> dict[str, np.ndarray]:
+def _arrays(records: Path, folder: Path | None) -> dict[str, np.ndarray]:
+    """All arrays of a file; none if it is not as `TokenRecords` writes it."""
     try:
-        with np.load(tokens_path(records), allow_pickle=False) as file:
-            return dict(file)
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
+        with (
+            open_confined(tokens_path(records), folder or records.parent) as opened,
+            zipfile.ZipFile(opened) as archive,
+        ):
+            # Compressed, a few kilobytes may hold gigabytes.
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                return {}
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as file:
+                arrays = dict(file)
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError):
         return {}
+    return arrays if _is_consistent(arrays) else {}
+
+
+def _is_consistent(arrays: Mapping[str, np.ndarray]) -> bool:
+    columns = [arrays[name] for name in COLUMNS if name in arrays]
+    places = [arrays[name] for name in ("lines", "ends") if name in arrays]
+    if len(places) != 2 or any(a.ndim != 1 or a.dtype.kind not in "iuf" for a in (*columns, *places)):
+        return False
+    lines, ends = places
+    lengths = np.diff(ends, prepend=0)
+    last = ends[-1] if len(ends) else 0
+    whole = lines.dtype.kind == ends.dtype.kind == "i"
+    return bool(
+        whole
+        and len(lines) == len(ends)
+        and np.all(lengths >= 0)
+        and np.all(lines >= 0)
+        and all(len(column) == last for column in columns)
+    )

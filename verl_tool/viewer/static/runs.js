@@ -18,7 +18,7 @@ export async function showRuns(place) {
   const draw = () => replace(body, runs.filter((run) => run.name.toLowerCase().includes(words.value.toLowerCase())).map((run) =>
     h("tr", {},
       h("td", {}, h("input", { type: "checkbox", "aria-label": `compare ${run.name}`, checked: chosen.has(run.name), onchange: (e) => choose(run.name, e.target.checked) })),
-      h("td", { class: "wide" }, h("a", { href: run.kind === "training" ? link("run", { run: run.name }) : link("table", { run: run.name }), title: run.folder }, run.name)),
+      h("td", { class: "wide" }, h("a", { href: run.kind === "training" ? link("run", { run: run.name }) : link("table", { run: run.name }), title: run.folder }, run.name), run.problem && h("span", { class: "warn" }, ` ${run.problem}`)),
       h("td", {}, run.kind),
       h("td", { class: "n" }, run.steps ? count(run.steps) : ""),
       h("td", { class: "n" }, run.rewards.length ? number(run.rewards.at(-1)) : ""),

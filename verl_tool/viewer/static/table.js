@@ -116,7 +116,14 @@ export async function showTable(place, params, stillHere) {
   window.addEventListener("resize", resized);
 
   const filters = filterBar(params, facets, goto);
-  replace(place, filters.bar, h("div", { class: "bar" }, told), scroller);
+  const problems = h("div", { class: "bar warn", hidden: true });
+  const listProblems = (of) => {
+    const lines = Object.entries(of || {}).map(([name, why]) => `${name} is not read: ${why}`);
+    problems.hidden = !lines.length;
+    problems.textContent = lines.slice(0, 5).join(" · ") + (lines.length > 5 ? ` · and ${lines.length - 5} more files` : "");
+  };
+  listProblems(facets.problems);
+  replace(place, filters.bar, h("div", { class: "bar" }, told), problems, scroller);
   scroller.prepend(head);
   scroller.querySelector(".inside").style.minWidth = head.style.minWidth = `${least}px`;
   const open = () => rowAt(selected) && (location.hash = address(rowAt(selected)));
@@ -135,6 +142,7 @@ export async function showTable(place, params, stillHere) {
       if (stillHere() && now.version !== facets.version) {
         facets = now;
         filters.files(now.files);
+        listProblems(now.problems);
         blocks.clear();
         await load(Math.floor(first() / BLOCK));
       }
