@@ -13,6 +13,7 @@ if [ -n "${VERL_TOOL_PYTHON:-}${VERL_TOOL_VERL:-}" ]; then
 fi
 source scripts/env.sh dev gpu
 # A GPU of this machine is not used, so that every machine checks the same.
-export CUDA_VISIBLE_DEVICES=""
+# Where torch finds no device, verl needs to be told that it shall take the CPU.
+export CUDA_VISIBLE_DEVICES="" VERL_PLATFORM=cpu
 [ $# -gt 0 ] || { python -m pytest tests/platforms/test_gpu_stack.py; set -- tests/{platforms,trainer,agent_workers,agent_loop,examples/train}; }
 exec python -m pytest -m "not slow" "$@"
