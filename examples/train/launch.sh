@@ -48,7 +48,7 @@ variables="
     N                    actor_rollout_ref.rollout.n
     NNODES               trainer.nnodes
     N_GPUS               trainer.n_gpus_per_node
-    OFFLOAD              actor_rollout_ref.actor.fsdp_config.param_offload
+    OFFLOAD              recipe.offload
     REWARD               reward.reward_manager.name
     SAVE_FREQ            trainer.save_freq
     SEED                 recipe.seed
