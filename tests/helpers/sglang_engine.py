@@ -5,17 +5,14 @@ The stand-in accepts the sampling parameters that SGLang accepts and ends a turn
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
+from mocked_packages import import_with_mocks
 from verl.workers.rollout.replica import TokenOutput
 
 SERVER = "verl.workers.rollout.sglang_rollout.async_sglang_server"
@@ -117,35 +114,11 @@ class StandInSGLang:
         return ids, "length"
 
 
-@contextmanager
-def _without_sglang() -> Iterator[None]:
-    """Within the block, every module of SGLang that verl imports is a mock."""
-    names = [
-        *("sglang", "sglang.srt", "sglang.srt.entrypoints", "sglang.srt.entrypoints.engine", "sglang.srt.managers"),
-        *("sglang.srt.entrypoints.http_server", "sglang.srt.entrypoints.EngineBase", "sglang.srt.managers.io_struct"),
-        *("sglang.srt.managers.tokenizer_manager", "sglang.srt.server_args", "sglang.srt.utils"),
-        *("sglang.srt.weight_sync", "sglang.srt.weight_sync.utils"),
-    ]
-    before = set(sys.modules)
-    for name in names:
-        module: Any = MagicMock(name=name, unsafe=True)
-        module.__name__, module.__path__, module.__spec__ = name, [], None
-        sys.modules[name] = module
-    try:
-        yield
-    finally:
-        for name in set(sys.modules) - before:
-            if name.startswith(("sglang", "verl.workers.rollout.sglang_rollout")):
-                del sys.modules[name]
-
-
 def sglang_server_module() -> ModuleType:
     """verl's module of the SGLang server, with mocks of SGLang where it is not installed."""
-    if find_spec("sglang") is not None:
-        return importlib.import_module(SERVER)
-    with _without_sglang():
-        module = importlib.import_module(SERVER)
-    module.GenerateReqInput = GenerateReqInput  # type: ignore[attr-defined]
+    module = import_with_mocks(SERVER, "sglang", ["verl.workers.rollout.sglang_rollout"])
+    if find_spec("sglang") is None:
+        module.GenerateReqInput = GenerateReqInput  # type: ignore[attr-defined]
     return module
 
 

@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("verl")
 
-from sglang_engine import SGLangClient, StandInSGLang, accepted_names  # noqa: E402
-from verl_loop import make_loop, make_tokenizer  # noqa: E402
+from sglang_engine import SGLangClient, StandInSGLang, accepted_names
+from verl_loop import make_loop, make_tokenizer
 
-from verl_tool.agent_loop.generators.sampling_params import SGLANG_NAMES, SGLANG_SAME_NAMES, for_sglang  # noqa: E402
-from verl_tool.agent_loop.trajectory import StopReason, Trajectory  # noqa: E402
-from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.servers.tools import load_tools  # noqa: E402
+from verl_tool.agent_loop.generators.sampling_params import SGLANG_NAMES, SGLANG_SAME_NAMES, for_sglang
+from verl_tool.agent_loop.trajectory import StopReason, Trajectory
+from verl_tool.errors import ConfigError
+from verl_tool.servers.tools import load_tools
 
 CALL = "<request><calculator>6*7<call>"
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
@@ -62,7 +62,7 @@ async def run(engine: StandInSGLang, tokenizer: Any, url: str | None, *overrides
     )
     output = await loop.run(dict(SAMPLING), raw_prompt=PROMPT)
     record = Trajectory.from_json(output.extra_fields["trajectory"])
-    assert output.response_logprobs == [-0.5 * mask for mask in output.response_mask]
+    assert record.response_log_probs == output.response_logprobs
     return record
 
 
@@ -75,6 +75,7 @@ async def test_a_turn_ends_behind_its_stop_string_whatever_sglang_leaves(servers
     assert record.segments[1].text == CALL
     assert "42" in record.calls[0].observation
     assert record.stop is StopReason.ANSWERED
+    assert record.response_log_probs == [-0.5 * mask for mask in record.response_mask]
     first, second = (request.sampling_params for request in engine.requests)
     assert first["no_stop_trim"] is True
     assert first["stop"] == second["stop"] == ["<call>"]

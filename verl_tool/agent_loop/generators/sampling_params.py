@@ -19,9 +19,11 @@ SGLANG_NAMES = {
 }
 """vLLM's name: SGLang's name of the same parameter."""
 SGLANG_SAME_NAMES = frozenset(
-    ("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "ignore_eos", "logit_bias")
-    + ("frequency_penalty", "presence_penalty", "repetition_penalty")
-    + ("skip_special_tokens", "spaces_between_special_tokens")
+    {
+        *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "ignore_eos", "logit_bias"),
+        *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        *("skip_special_tokens", "spaces_between_special_tokens"),
+    }
 )
 """Parameters that both engines call the same."""
 READ_BY_VERL = frozenset({"logprobs", "prompt_logprobs"})

@@ -16,7 +16,6 @@ from verl_tool.content import ImagePart
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
 
-
 STOP_REASONS = {"aborted": "aborted", "abort": "aborted", "stop": "stop", "length": "length"}
 """verl's reasons: ours. Its vLLM server says "completed" for an end token, a stop string and a full turn alike; its
 SGLang server passes on SGLang's ``stop``, ``length`` and ``abort``."""
@@ -44,6 +43,8 @@ class EngineUse:
     """Number of weight updates before the trajectory's first turn."""
     last_version: int | None = None
     preemptions: int = 0
+    routed_experts: Any = None
+    """The last turn's, of all tokens that the engine was fed by then (``[tokens, layers, top_k]``); None: none told."""
 
     def note(self, output: TokenOutput) -> None:
         """Take over what the engine told with one turn."""
@@ -53,6 +54,8 @@ class EngineUse:
             self.first_version = oldest
         self.last_version = newest if newest is not None else self.last_version
         self.preemptions += max(0, output.num_preempted or 0)
+        if output.routed_experts is not None:
+            self.routed_experts = output.routed_experts
 
 
 class VerlGenerator:
@@ -106,4 +109,3 @@ class VerlGenerator:
         )
         use.note(output)
         return Generation(output.token_ids, output.log_probs or None, STOP_REASONS.get(output.stop_reason or ""))
-
