@@ -28,7 +28,7 @@ def check_backends(config: DictConfig) -> None:
     problems = list(_engine(config))
     if not problems and config.model_engine == "megatron":
         problems += _megatron(config)
-    problems += [*_rollout(config), *_router_replay(config)]
+    problems += [*_ulysses(config), *_rollout(config), *_router_replay(config)]
     if problems:
         raise ConfigError("\n       ".join(problems))
 
@@ -38,7 +38,7 @@ def adapt_rollout(config: DictConfig) -> None:
 
     Without one (verl's default) its scheduler fails at the first token of a request with a stop string.
     """
-    if config.actor_rollout_ref.rollout.name == "sglang":
+    if _rollout_name(config) == "sglang":
         config.actor_rollout_ref.rollout.skip_tokenizer_init = False
 
 
@@ -49,7 +49,7 @@ def image_problems(config: DictConfig) -> Iterator[str]:
             f"model_engine={config.model_engine} with {config.actor_rollout_ref.model.path}, which reads images: "
             "images are checked with FSDP only; set model_engine=dp"
         )
-    if config.actor_rollout_ref.rollout.name == "sglang":
+    if _rollout_name(config) == "sglang":
         yield (
             f"{_ROLLOUT}.name=sglang with {config.actor_rollout_ref.model.path}, which reads images: images are "
             f"checked with vLLM only; set {_ROLLOUT}.name=vllm"
@@ -80,7 +80,7 @@ def sglang_problem(installed: str | None, torch_version: str, requirements: list
 
 def missing_sglang(config: DictConfig) -> Iterator[str]:
     """Yield `sglang_problem` of this environment, if the config samples with SGLang."""
-    if config.actor_rollout_ref.rollout.name != "sglang":
+    if _rollout_name(config) != "sglang":
         return
     try:
         installed: str | None = metadata.version("sglang")
@@ -105,6 +105,19 @@ def _engine(config: DictConfig) -> Iterator[str]:
             )
             yield f"{part}.strategy={strategy!r} with model_engine={engine}; {advice}"
             return
+
+
+def _ulysses(config: DictConfig) -> Iterator[str]:
+    """verl exchanges the parts of a sequence within flash-attention's function alone: any other attention would see
+    only the part of its own GPU, without an error."""
+    attention = (config.actor_rollout_ref.model.get("override_config") or {}).get("attn_implementation")
+    for part in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
+        size = OmegaConf.select(config, f"{part}.ulysses_sequence_parallel_size") or 1
+        if size > 1 and attention not in (None, "flash_attention_2"):
+            yield (
+                f"{part}.ulysses_sequence_parallel_size={size} with attn_implementation={attention}, whose attention "
+                "would not see the other GPUs' parts of a sequence; set it to flash_attention_2, or the size to 1"
+            )
 
 
 def _megatron(config: DictConfig) -> Iterator[str]:
@@ -151,10 +164,10 @@ def _megatron(config: DictConfig) -> Iterator[str]:
 
 
 def _rollout(config: DictConfig) -> Iterator[str]:
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if rollout.name not in ROLLOUTS:
-        yield f"{_ROLLOUT}.name={rollout.name!r}; the loop can ask {' and '.join(ROLLOUTS[:2])}"
-    if rollout.name == "sglang" and (model.lora_rank or (model.get("lora") or {}).get("rank", 0)):
+    name, model = _rollout_name(config), config.actor_rollout_ref.model
+    if name is not None and name not in ROLLOUTS:
+        yield f"{_ROLLOUT}.name={name!r}; the loop can ask {' and '.join(ROLLOUTS[:2])}"
+    if name == "sglang" and (model.lora_rank or (model.get("lora") or {}).get("rank", 0)):
         yield (
             f"{_ROLLOUT}.name=sglang with a LoRA adapter is not checked, and verl 0.9.0 resumes weights that it never "
             f"released; set {_ROLLOUT}.name=vllm, or train all weights"
@@ -185,6 +198,12 @@ def _router_replay(config: DictConfig) -> Iterator[str]:
             f"{_ROLLOUT}.enable_rollout_routing_replay=true, and nothing reads the routes: that needs "
             f"model_engine=megatron with {setting}=R3, or {_ROLLOUT}.moe_load_balance_metrics_interval above 0"
         )
+
+
+def _rollout_name(config: DictConfig) -> str | None:
+    """None while it is verl's mandatory ``???``."""
+    name: str | None = OmegaConf.select(config, f"{_ROLLOUT}.name")
+    return name
 
 
 def _mode(group: Any) -> str:

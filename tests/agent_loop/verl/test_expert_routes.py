@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from hypothesis import given, strategies as st  # noqa: E402
 from live_server import LiveServers  # noqa: E402
 from mocked_packages import import_with_mocks  # noqa: E402
 from transformers import Qwen2Config, Qwen3MoeConfig  # noqa: E402
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl_loop import ScriptedEngine, make_loop, make_tokenizer  # noqa: E402
 
@@ -114,11 +118,21 @@ async def test_an_observation_that_no_turn_follows_has_different_experts(servers
 
 
 async def test_the_older_trainer_pads_rows_where_it_pads_tokens(moe: Path) -> None:
-    """verl's code of `AgentLoopWorker._agent_loop_postprocess`: rows from the first token of the prompt on."""
     output = await trajectory(moe, None, "42")
-    rows, (length, layers, top_k) = output.routed_experts, output.routed_experts.shape
-    assert (length, layers, top_k) == (len(output.prompt_ids) + len(output.response_ids), LAYERS, TOP_K)
-    assert torch.from_numpy(rows).dtype == torch.uint8
+    worker: Any = SimpleNamespace(
+        rollout_config=SimpleNamespace(prompt_length=16, response_length=32),
+        tokenizer=make_tokenizer(),
+        _compute_multi_modal_inputs=lambda *_: {},
+        _compute_position_ids=lambda ids, *_: torch.zeros_like(ids),
+        _get_mm_processor_kwargs=lambda *_: None,
+        _compute_score=AsyncMock(),
+        _compute_teacher_logprobs=AsyncMock(),
+    )
+    worker._pad_token_ids = partial(AgentLoopWorker._pad_token_ids, worker)
+    padded = await AgentLoopWorker._agent_loop_postprocess(worker, output, False, raw_prompt=PROMPT)
+    tokens = padded.attention_mask[0].bool()
+    assert 0 < len(output.prompt_ids) < 16
+    assert padded.routed_experts[0][tokens].tolist() == output.routed_experts.tolist()
 
 
 @given(recorded=st.integers(0, 12), total=st.integers(1, 12))
