@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
-from verl_loop import composed
+from verl_loop import composed, reference_config
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer import main_ppo
@@ -22,7 +22,8 @@ ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "roll
 SIZES = ["data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1"]
 SETTINGS = [
     *("algorithm.adv_estimator=grpo", "actor_rollout_ref.agent.enable_agent=false", *SIZES),
-    *(f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=1", "trainer.n_gpus_per_node=8"),
+    *(f"{ROLLOUT}.name=vllm", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1"),
+    *(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=1", "trainer.n_gpus_per_node=8"),
 ]
 MEGATRON = "model_engine=megatron"
 R3 = f"{ACTOR}.megatron.router_replay.mode=R3"
@@ -68,7 +69,7 @@ def test_what_verl_s_classes_are_made_of(overrides: list[str], setting: str, val
 
 def test_the_second_rank_of_a_sequence_follows_for_the_reference_model():
     config = completed(f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{MODEL}.use_remove_padding=true")
-    reference = omega_conf_to_dataclass(config.actor_rollout_ref.ref)
+    reference = reference_config(config)
     assert reference.engine.ulysses_sequence_parallel_size == 2
 
 
@@ -93,7 +94,7 @@ def test_sglang_loads_its_tokenizer():
         ([MEGATRON, "critic.strategy=fsdp"], "critic.strategy='fsdp' with model_engine=megatron; set model_engine=dp"),
         (["model_engine=veomni"], "model_engine='veomni'; the engines that are checked"),
         ([MEGATRON, f"{MODEL}.lora_rank=8"], "--from_run would serve the base model alone"),
-        ([MEGATRON, f"+{MODEL}.lora.rank=8"], "--from_run would serve the base model alone"),
+        ([MEGATRON, f"{MODEL}.lora.rank=8"], "--from_run would serve the base model alone"),
         ([MEGATRON, "deterministic=true"], "deterministic=true with model_engine=megatron"),
         ([MEGATRON, f"{ACTOR}.megatron.use_mbridge=false"], "use_mbridge=false with hf_model"),
         ([MEGATRON, f"{ACTOR}.megatron.tensor_model_parallel_size=3"], "context_parallel_size=1 does not divide the 8"),

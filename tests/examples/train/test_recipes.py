@@ -21,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
 from verl.experimental.reward_loop import reward_manager  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
-from verl.workers.config import McoreActorConfig, McoreCriticConfig  # noqa: E402
+from verl.workers.config import McoreActorConfig  # noqa: E402
+from verl_loop import reference_config  # noqa: E402
 
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.agent_workers.reward_manager.base import options_in as reward_options_in  # noqa: E402
@@ -125,10 +126,13 @@ def check_batches(config: DictConfig) -> None:
 def test_math_with_megatron_is_valid_and_every_variable_sets_an_option(profile):
     config = completed("math_tir/train.sh", PROFILE=profile)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    reference = omega_conf_to_dataclass(config.actor_rollout_ref.ref)
+    reference = reference_config(config)
     assert isinstance(actor, McoreActorConfig)
     assert isinstance(reference, McoreActorConfig)
-    assert isinstance(omega_conf_to_dataclass(config.critic), McoreCriticConfig)
+    # The class of the critic reads its model.
+    assert config.critic._target_ == "verl.workers.config.McoreCriticConfig"
+    assert omega_conf_to_dataclass(config.critic.megatron).strategy == "megatron"
+    omega_conf_to_dataclass(config.critic.optim)
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     for size in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"):
         assert getattr(reference.megatron, size) == getattr(actor.megatron, size)
