@@ -34,7 +34,7 @@ from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
-from verl_tool.trainer.backends import adapt_rollout, check_backends, image_problems
+from verl_tool.trainer.backends.backend_checks import adapt_rollout, check_backends, image_problems
 from verl_tool.trainer.composition import known_names, resolve_calculations
 from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch

@@ -24,7 +24,7 @@ from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManag
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
-from verl_tool.trainer.backends import missing_sglang
+from verl_tool.trainer.backends.backend_checks import missing_sglang
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

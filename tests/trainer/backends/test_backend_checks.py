@@ -16,7 +16,7 @@ from verl_loop import composed, reference_config
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer import main_ppo
-from verl_tool.trainer.backends import check_backends, sglang_problem
+from verl_tool.trainer.backends.backend_checks import check_backends, sglang_problem
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 SIZES = ["data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1"]
