@@ -12,6 +12,9 @@ from verl_tool.errors import ConfigError
 MERGE_SECONDS = 3600.0
 MERGED = "merged"
 """Folder, beside a checkpoint's shards, of the weights put together from them."""
+MEGATRON_EXPORT = Path("model", "huggingface")
+"""Where Megatron's bridge writes the weights of a checkpoint."""
+MEGATRON_SHARDS = Path("model", "dist_ckpt")
 _STEP = re.compile(r"global_step_(\d+)$")
 
 
@@ -23,11 +26,17 @@ def newest_model(run: Path) -> Path:
     """
     actors = _actors(run)
     for actor in actors:
-        for folder in (actor / "huggingface", actor / MERGED):
+        for folder in (actor / "huggingface", actor / MEGATRON_EXPORT, actor / MERGED):
             if _has_weights(folder):
                 return folder
         if list(actor.glob("model_world_size_*_rank_*.pt")):
             return _merge(actor)
+        if (actor / MEGATRON_SHARDS).is_dir():
+            raise ConfigError(
+                f"{actor} holds Megatron's shards and no weights in Hugging Face's form; train with "
+                "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model], which writes "
+                f"{actor / MEGATRON_EXPORT}; or convert them (verl.model_merger --backend megatron) and give --model"
+            )
     if _has_weights(run / "model"):
         return run / "model"
     looked = f"{run}/checkpoints/global_step_*/actor, {run}/model"

@@ -3,7 +3,8 @@
 # train_mini.sh: gpu_mini.yaml and cpu_mini.yaml). A variable of the environment wins over them, and arguments, which are
 # verl's own options, win over both.
 #
-# PROFILE    gpu, or cpu: a tiny model and tiny data on two cores        (default: what this machine has)
+# PROFILE    gpu, or cpu: a tiny model and tiny data on two cores        (default: what this machine has);
+#            megatron: GPUs and verl's Megatron engine, where the recipe has megatron.yaml
 # DRY_RUN    1: check the whole config with verl's validator, print it, start nothing; command: print the command line only
 # RUN        folder of the run                                           (default: outputs/RECIPE/PROFILE)
 # DATA       folder of train.parquet and test.parquet, made if missing   (default: data/RECIPE; cpu: RUN/data)
@@ -48,7 +49,7 @@ variables="
     N                    actor_rollout_ref.rollout.n
     NNODES               trainer.nnodes
     N_GPUS               trainer.n_gpus_per_node
-    OFFLOAD              actor_rollout_ref.actor.fsdp_config.param_offload
+    OFFLOAD              recipe.offload
     REWARD               reward.reward_manager.name
     SAVE_FREQ            trainer.save_freq
     SEED                 recipe.seed
@@ -78,7 +79,7 @@ fail() { printf '[%s] error: %s\n' "$folder" "$*" >&2; exit 2; }
 has_gpu() { command -v nvidia-smi >/dev/null && [[ "$(nvidia-smi -L 2>/dev/null)" == *GPU* ]]; }
 
 check_variables() {
-    case "$PROFILE" in gpu | cpu) ;; *) fail "PROFILE is '$PROFILE'; it must be gpu or cpu" ;; esac
+    case "$PROFILE" in gpu | cpu | megatron*) ;; *) fail "PROFILE is '$PROFILE'; it must be gpu, cpu or megatron" ;; esac
     [ -f "$folder/$PROFILE${script#train}.yaml" ] || fail "PROFILE is $PROFILE, and there is no $PROFILE${script#train}.yaml"
     case "${DRY_RUN:-0}" in 0 | 1 | command) ;; *) fail "DRY_RUN is '$DRY_RUN'; it must be 1 or command" ;; esac
     case "${USE_TOOL:-true}" in true | false) ;; *) fail "USE_TOOL is '$USE_TOOL'; it must be true or false" ;; esac

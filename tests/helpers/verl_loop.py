@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedTokenizerFast
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
@@ -17,6 +20,16 @@ def composed(*overrides: str) -> DictConfig:
     """The config of a command line."""
     with initialize_config_dir(str(main_ppo.AGENT_LOOPS.parent), version_base=None):
         return compose("agent_ppo_trainer", overrides=list(overrides))
+
+
+def reference_config(config: DictConfig) -> Any:
+    """The class that verl's worker makes of the reference model's config, whose sizes of batches it renames first."""
+    group = OmegaConf.create(OmegaConf.to_container(config.actor_rollout_ref.ref, resolve=True))
+    for name in ("micro_batch_size", "micro_batch_size_per_gpu", "use_dynamic_bsz", "max_token_len_per_gpu"):
+        value = group.pop(f"log_prob_{name}", None)
+        group[name if name == "use_dynamic_bsz" else f"ppo_{name}"] = value
+    group.ppo_mini_batch_size = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    return omega_conf_to_dataclass(group)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

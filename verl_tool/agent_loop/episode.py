@@ -318,7 +318,11 @@ class Episode:
         if not full or complete or generation.stop_reason == "stop":
             return None
         room = self._room(builder)
-        return StopReason.MAX_RESPONSE_LENGTH if room is not None and room <= 0 else StopReason.MAX_ACTION_LENGTH
+        # Below the limit that the loop set, it was the engine's own: what its context window holds.
+        window_full = most is None or len(generation.token_ids) < most
+        if window_full or (room is not None and room <= 0):
+            return StopReason.MAX_RESPONSE_LENGTH
+        return StopReason.MAX_ACTION_LENGTH
 
     def _action(self, text: _TurnText, turn: int, formats: Sequence[Format]) -> str | None:
         if self.options.action_stop_tokens:

@@ -34,6 +34,7 @@ from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
+from verl_tool.trainer.backends.backend_checks import adapt_rollout, check_backends, image_problems
 from verl_tool.trainer.composition import known_names, resolve_calculations
 from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
@@ -230,6 +231,8 @@ def _check_with_images(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic
 
     model = config.actor_rollout_ref.model
+    if problems := list(image_problems(config)):
+        raise ConfigError("\n       ".join(problems))
     if model.get("use_fused_kernels", False):
         raise ConfigError(
             f"actor_rollout_ref.model.use_fused_kernels=true with {model.path}, which reads images: the engine gives "
@@ -262,8 +265,10 @@ def complete(config: DictConfig) -> None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
         _leave_resources_to_cluster(config)
         _replace_engine(config)
+        adapt_rollout(config)
         if config.deterministic:
             make_deterministic(config)
+    check_backends(config)
     _check_lengths(config, options_in(config))
     MetricWatch(config.metric_limits)
     if config.algorithm.filter_groups.enable and not config.trainer.use_v1:

@@ -24,6 +24,7 @@ from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManag
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
+from verl_tool.trainer.backends.backend_checks import missing_sglang
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -102,7 +103,7 @@ def check_parts(config: DictConfig, *, tool_data_is_there: bool = True) -> None:
 
     Not `tool_data_is_there`: tools and reward manager, which read what a recipe has yet to make, are not looked at.
     """
-    problems = list(_of_numbers(config))
+    problems = [*_of_numbers(config), *missing_sglang(config)]
     if tool_data_is_there:
         problems += [*_of_tools(config), *_of_reward_manager(config)]
     if problems:

@@ -47,7 +47,7 @@ async def test_vllm_makes_one_output_a_turn(stop):
 
 async def test_other_engines_are_asked_nothing_more():
     client = Client()
-    generator = VerlGenerator(client, "sglang")
+    generator = VerlGenerator(client, "replay")
     generator.begin("t")
     await generator.generate([1], {"temperature": 0.5}, "t")
     assert client.asked == [{"temperature": 0.5}]

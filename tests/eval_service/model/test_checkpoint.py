@@ -39,3 +39,20 @@ def test_a_config_without_weights_is_no_model(tmp_path: Path) -> None:
 def test_a_run_without_weights_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --model"):
         newest_model(tmp_path)
+
+
+def test_what_megatron_s_bridge_exports_is_found(tmp_path: Path) -> None:
+    """The layout of `MegatronCheckpointManager` in verl 0.9.0 and 0.9.1."""
+    actor = tmp_path / "checkpoints/global_step_3/actor"
+    weights(actor / "model/huggingface")
+    for part in ("model", "optimizer", "extra"):
+        (actor / part / "dist_ckpt").mkdir(parents=True)
+    assert newest_model(tmp_path) == actor / "model/huggingface"
+
+
+def test_megatron_s_shards_alone_are_refused_and_no_older_weights_taken(tmp_path: Path) -> None:
+    weights(tmp_path / "model")
+    weights(tmp_path / "checkpoints/global_step_1/actor/model/huggingface")
+    (tmp_path / "checkpoints/global_step_2/actor/model/dist_ckpt").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"global_step_2/actor holds Megatron's shards.*hf_model"):
+        newest_model(tmp_path)

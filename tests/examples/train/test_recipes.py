@@ -21,11 +21,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
 from verl.experimental.reward_loop import reward_manager  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
+from verl.workers.config import McoreActorConfig  # noqa: E402
+from verl_loop import reference_config  # noqa: E402
 
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.agent_workers.reward_manager.base import options_in as reward_options_in  # noqa: E402
 from verl_tool.agent_workers.reward_manager.by_source import BySourceOptions  # noqa: E402
 from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping  # noqa: E402
+from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
 from verl_tool.trainer.composition import leaves  # noqa: E402
 from verl_tool.trainer.main_ppo import quoted  # noqa: E402
@@ -117,6 +120,68 @@ def check_batches(config: DictConfig) -> None:
         assert actor.ppo_mini_batch_size * rollout.n // gpus % actor.ppo_micro_batch_size_per_gpu == 0
         samples = config.data.train_batch_size * rollout.n // gpus
         assert samples % rollout.log_prob_micro_batch_size_per_gpu == 0
+
+
+@pytest.mark.parametrize("profile", ["megatron", "megatron_moe"])
+def test_math_with_megatron_is_valid_and_every_variable_sets_an_option(profile):
+    config = completed("math_tir/train.sh", PROFILE=profile)
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    reference = reference_config(config)
+    assert isinstance(actor, McoreActorConfig)
+    assert isinstance(reference, McoreActorConfig)
+    # The class of the critic reads its model.
+    assert config.critic._target_ == "verl.workers.config.McoreCriticConfig"
+    assert omega_conf_to_dataclass(config.critic.megatron).strategy == "megatron"
+    omega_conf_to_dataclass(config.critic.optim)
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    for size in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"):
+        assert getattr(reference.megatron, size) == getattr(actor.megatron, size)
+    check_batches(config)
+    there = leaves(OmegaConf.to_container(config))
+    assert set(VARIABLES.values()) <= set(there)
+    assert (actor.megatron.expert_model_parallel_size == 8) == (profile == "megatron_moe")
+    assert config.run_dir.endswith(f"outputs/math_tir/{profile}")
+
+
+def test_offload_is_the_engine_s():
+    for profile, group in (("gpu", "fsdp_config"), ("megatron", "megatron")):
+        for value in (True, False):
+            config = composed("math_tir/train.sh", PROFILE=profile, OFFLOAD=str(value).lower())
+            actor, reference = config.actor_rollout_ref.actor[group], config.actor_rollout_ref.ref[group]
+            assert actor.param_offload == actor.optimizer_offload == reference.param_offload == value
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_recipe_for_gpus_takes_megatron_or_says_what_of_it_is_fsdp_s(script):
+    refusals = {
+        "calculator/train.sh": "optim.lr_scheduler_type, actor_rollout_ref.actor.optim.min_lr_ratio: FSDP's",
+        "pixel_reasoner/train.sh": "actor.strategy='fsdp2' with model_engine=megatron",
+        "toolgrpo/train.sh": "LoRA adapter",
+    }
+    if script in refusals:
+        with pytest.raises(ConfigError, match=re.escape(refusals[script])):
+            completed(script, "model_engine=megatron", PROFILE="gpu")
+        return
+    config = completed(script, "model_engine=megatron", PROFILE="gpu")
+    assert isinstance(omega_conf_to_dataclass(config.actor_rollout_ref.actor), McoreActorConfig)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"{ACTOR}.strategy=fsdp2", "critic.strategy=fsdp2"],
+        [f"{ACTOR}.ulysses_sequence_parallel_size=2"],
+        [f"{ROLLOUT}.quantization=fp8"],
+        [f"{ROLLOUT}.name=sglang"],
+        ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.rollout_is_threshold=2.0"],
+    ],
+)
+def test_the_option_lines_of_the_page_about_backends_are_valid_in_a_recipe(overrides):
+    page = (RECIPES.parents[1] / "assets/docs/backends.md").read_text()
+    assert all(override in page for override in overrides)
+    config = completed("math_tir/train.sh", *overrides, PROFILE="gpu")
+    omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -226,6 +291,30 @@ def test_the_tools_of_multi_tool_look_into_its_world_and_each_kind_of_question_h
             },
         ),
         (
+            "math_tir/train.sh megatron",  # verl-tool's examples/train/math_tir/train_7b_grpo_megatron.sh
+            {
+                **{
+                    "recipe.model": "Qwen/Qwen2.5-Math-7B",
+                    "data.train_batch_size": 128,
+                    "data.max_prompt_length": 1024,
+                },
+                **{"data.max_response_length": 3072, f"{ACTOR}.ppo_mini_batch_size": 128, f"{ACTOR}.optim.lr": 1e-6},
+                **{f"{ACTOR}.optim.lr_warmup_steps": 10, f"{ACTOR}.kl_loss_coef": 0, f"{ACTOR}.entropy_coeff": 0},
+                **{f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{ACTOR}.megatron.param_offload": False},
+                **{f"{ACTOR}.megatron.pipeline_model_parallel_size": 2, f"{ACTOR}.megatron.grad_offload": False},
+                **{f"{ACTOR}.megatron.optimizer_offload": False, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1},
+                **{
+                    f"{ROLLOUT}.n": 16,
+                    f"{ROLLOUT}.temperature": 1.0,
+                    f"{ROLLOUT}.top_p": 1,
+                    f"{ROLLOUT}.max_num_seqs": 512,
+                },
+                **{f"{ROLLOUT}.gpu_memory_utilization": 0.7, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 8},
+                **{f"{ROLLOUT}.tensor_model_parallel_size": 1, f"{AGENT}.max_turns": 1, f"{AGENT}.max_obs_length": 512},
+                **{f"{AGENT}.max_action_length": 2048, "trainer.total_training_steps": 200, "trainer.save_freq": 10},
+            },
+        ),
+        (
             "skysql/train.sh",  # verl-tool's examples/train/skysql/train_7b.sh
             {
                 **{"data.train_batch_size": 256, "data.max_prompt_length": 4096, "data.max_response_length": 4096},
@@ -258,7 +347,8 @@ def test_the_tools_of_multi_tool_look_into_its_world_and_each_kind_of_question_h
     ],
 )
 def test_the_values_for_gpus_are_the_published_ones(script, published):
-    config = completed(script, PROFILE="gpu")
+    script, _, profile = script.partition(" ")
+    config = completed(script, PROFILE=profile or "gpu")
     assert {name: OmegaConf.select(config, name) for name in published} == published
 
 
@@ -295,6 +385,7 @@ def test_a_running_tool_server_is_used():
     ("settings", "words"),
     [
         ({"PROFILE": "tpu"}, "PROFILE is 'tpu'"),
+        ({"PROFILE": "megatron"}, "there is no megatron.yaml"),
         ({"PROFILE": "cpu", "NNODES": "2"}, "RAY_ADDRESS names no cluster"),
         ({"PROFILE": "cpu", "USE_TOOL": "no"}, "USE_TOOL is 'no'"),
         ({"PROFILE": "cpu", "DRY_RUN": "yes"}, "DRY_RUN is 'yes'"),

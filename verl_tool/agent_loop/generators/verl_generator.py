@@ -10,10 +10,15 @@ from typing import Any, Protocol
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.generators.sampling_params import for_sglang, for_vllm
 from verl_tool.agent_loop.generators.seeds import seed_of
 from verl_tool.content import ImagePart
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
+
+STOP_REASONS = {"aborted": "aborted", "abort": "aborted", "stop": "stop", "length": "length"}
+"""verl's reasons: ours. Its vLLM server says "completed" for an end token, a stop string and a full turn alike; its
+SGLang server passes on SGLang's ``stop``, ``length`` and ``abort``."""
 
 
 class EngineClient(Protocol):
@@ -38,6 +43,8 @@ class EngineUse:
     """Number of weight updates before the trajectory's first turn."""
     last_version: int | None = None
     preemptions: int = 0
+    routed_experts: Any = None
+    """The last turn's, of all tokens that the engine was fed by then (``[tokens, layers, top_k]``); None: none told."""
 
     def note(self, output: TokenOutput) -> None:
         """Take over what the engine told with one turn."""
@@ -47,19 +54,8 @@ class EngineUse:
             self.first_version = oldest
         self.last_version = newest if newest is not None else self.last_version
         self.preemptions += max(0, output.num_preempted or 0)
-
-
-class _FinalOnly:
-    """vLLM's `RequestOutputKind.FINAL_ONLY` once it is unpickled: the loop's own process needs no vLLM."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _final_only, ()
-
-
-def _final_only() -> Any:
-    from vllm.sampling_params import RequestOutputKind
-
-    return RequestOutputKind.FINAL_ONLY
+        if output.routed_experts is not None:
+            self.routed_experts = output.routed_experts
 
 
 class VerlGenerator:
@@ -101,23 +97,15 @@ class VerlGenerator:
             )
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         media = {"image_data": await asyncio.to_thread(lambda: list(map(self._send, images)))} if images else {}
-        if self._engine == "vllm":
-            sampling_params = _for_vllm(sampling_params)
         if use.seed is not None:
             sampling_params = {**sampling_params, "seed": seed_of(use.seed, use.turns)}
+        if self._engine == "vllm":
+            sampling_params = for_vllm(sampling_params)
+        elif self._engine == "sglang":
+            sampling_params = for_sglang(sampling_params)
         use.turns += 1
         output = await self._client.generate(
             request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, priority=use.priority, **media
         )
         use.note(output)
-        # verl says "completed" for an end token, a stop string and a full turn alike.
-        aborted = "aborted" if output.stop_reason == "aborted" else None
-        return Generation(output.token_ids, output.log_probs or None, aborted)
-
-
-def _for_vllm(sampling_params: dict[str, Any]) -> dict[str, Any]:
-    """As verl takes it: the last output only. By default vLLM makes one for each token, with all before it in each.
-
-    Text is read by nobody but the search for stop strings.
-    """
-    return {**sampling_params, "output_kind": _FinalOnly(), "detokenize": bool(sampling_params.get("stop"))}
+        return Generation(output.token_ids, output.log_probs or None, STOP_REASONS.get(output.stop_reason or ""))

@@ -28,6 +28,7 @@ from verl_tool.agent_loop.actions import LoopFormats
 from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, Conversation, read_conversation
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.expert_routes import ExpertRoutes
 from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.verl.image_reading import image_reading, why_no_images
@@ -71,9 +72,14 @@ class ToolLoopOutput(AgentLoopOutput):
     model_inputs: dict[str, Any] | None = Field(default=None, exclude=True)
     """Of a model that reads images: what it is given beside the tokens (verl's ``multi_modal_inputs``)."""
 
+    routed_experts: Any = Field(default=None, exclude=True)
+    """`ExpertRoutes.align`. [prompt_length + response_length, layers, top_k]"""
+
     def as_dict(self) -> dict[str, Any]:
         """verl's newer trainer stores these fields as they are."""
         fields = super().as_dict()
+        if self.routed_experts is not None:
+            fields["routed_experts"] = torch.from_numpy(self.routed_experts)
         for name in ("action_mask", "turn_ids"):
             fields[name] = torch.tensor(fields[name], dtype=torch.int64)
         extra = fields["extra_fields"]
@@ -114,6 +120,9 @@ class _Worker:
         self.why_no_images = why_no_images(folder, trust_remote_code=trusted)
         self.images = image_reading(processor, self.tokenizer) if self.why_no_images is None else None
         self.placer = ImagePlacer(self.images, self.tokenizer) if self.images is not None else None
+        self.routes = None
+        if rollout.get("enable_rollout_routing_replay", False):
+            self.routes = ExpertRoutes.of_model(folder, trust_remote_code=trusted)
         self.formats = LoopFormats(self.options.formats, tools)
         self.episode = Episode(
             *(self.generator, self._tools(), self.tokenizer, self.options),
@@ -237,6 +246,9 @@ class VerlToolAgentLoop(AgentLoopBase):
         record = replace(trajectory, extra=extra)
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         output = as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
+        if worker.routes is not None:
+            total = len(output.prompt_ids) + len(output.response_ids)
+            output.routed_experts = worker.routes.align(use.routed_experts, total)
         if worker.images is not None:
             shown, folder = trajectory.images_shown, worker.folder_of_images(bool(row.get(VALIDATION)))
             output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, shown, folder)

@@ -1,0 +1,1 @@
+"""Training and rollout engines: what a config may ask of them."""
