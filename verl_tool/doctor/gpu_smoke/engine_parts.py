@@ -14,7 +14,7 @@ import torch
 
 from verl_tool.doctor.gpu_smoke import tiny_models
 from verl_tool.doctor.gpu_smoke.part import Figures, PartContext, PartFailed, PartSkipped
-from verl_tool.doctor.gpu_smoke.torch_parts import check_trajectories, roll_out
+from verl_tool.doctor.gpu_smoke.torch_parts import check_trajectories, roll_out, running_tool_server
 
 GPU_MEMORY = 0.3
 """Share of the device that an engine takes."""
@@ -54,7 +54,6 @@ def check_engine(context: PartContext) -> Figures:
 def check_tool_calls(context: PartContext) -> Figures:
     """The loop through vLLM with a tool server: calls are answered, and the record is what transformers makes of it."""
     from verl_tool.client import ToolClient
-    from verl_tool.doctor.gpu_smoke.tool_server import running_tool_server
 
     path = tiny_models.make_text_model(context.folder)
 

@@ -46,7 +46,7 @@ class Part:
     name: str
     title: str
     function: str
-    """``module:function`` within this package; takes a `PartContext` and returns `Figures`. Raises `PartSkipped` or
+    """``module:function``; takes a `PartContext` and returns `Figures`. Raises `PartSkipped` or
     `PartFailed`; any other exception is a failure too."""
     packages: tuple[str, ...]
     """Modules without which the part is skipped."""
@@ -73,38 +73,35 @@ class PartResult:
 
 
 CPU_FACTOR = 6.0
+TORCH, ENGINES, TRAININGS = (f"verl_tool.doctor.gpu_smoke.{kind}_parts" for kind in ("torch", "engine", "training"))
 
 PARTS = (
-    Part("device", "matrix products and memory of the device", "torch_parts:check_device", ("torch",), seconds=60),
-    Part(
-        "attention", "attention: eager, sdpa and flash-attn", "torch_parts:check_attention", ("torch", "transformers")
-    ),
-    Part("generator", "the loop's transformers generator: log-probabilities", "torch_parts:check_generator", LOOP),
-    Part("loop", "Episode with functions as tools", "torch_parts:check_loop", LOOP),
-    Part("update", "a policy-gradient step on the loop's record", "torch_parts:check_update", LOOP, after=("loop",)),
-    Part(
-        "images", "a vision model reads images in the loop", "torch_parts:check_images", (*LOOP, "torchvision", "PIL")
-    ),
+    Part("device", "matrix products and memory of the device", f"{TORCH}:check_device", ("torch",), seconds=60),
+    Part("attention", "attention: eager, sdpa and flash-attn", f"{TORCH}:check_attention", ("torch", "transformers")),
+    Part("generator", "the loop's transformers generator: log-probabilities", f"{TORCH}:check_generator", LOOP),
+    Part("loop", "Episode with functions as tools", f"{TORCH}:check_loop", LOOP),
+    Part("update", "a policy-gradient step on the loop's record", f"{TORCH}:check_update", LOOP, after=("loop",)),
+    Part("images", "a vision model reads images in the loop", f"{TORCH}:check_images", (*LOOP, "torchvision", "PIL")),
     Part(
         "losses",
         "losses over valid rows, device and CPU",
-        "torch_parts:check_losses",
+        f"{TORCH}:check_losses",
         (*LOOP, "verl", "tensordict", "ray"),
     ),
-    Part("server", "Episode with a tool server", "torch_parts:check_server", (*LOOP, *SERVER)),
-    Part("engine", "vLLM: log-probabilities beside transformers", "engine_parts:check_engine", ENGINE, seconds=150),
-    Part("tool_calls", "the loop through vLLM with a tool server", "engine_parts:check_tool_calls", (*ENGINE, *SERVER)),
-    Part("sleep", "vLLM sleeps and wakes", "engine_parts:check_sleep", ENGINE),
-    Part("engine_images", "vLLM reads images", "engine_parts:check_engine_images", (*ENGINE, "torchvision", "PIL")),
-    Part("grpo", "two steps of GRPO", "training_parts:check_grpo", TRAINING, seconds=240),
-    Part("weight_sync", "the engine's weights behind a sync", "training_parts:check_weight_sync", TRAINING, ("grpo",)),
-    Part("resume", "a run goes on from its checkpoint", "training_parts:check_resume", TRAINING, ("grpo",), 240),
-    Part("ppo", "two steps of PPO: GAE with a critic", "training_parts:check_ppo", TRAINING, seconds=240),
-    Part("lora", "two steps with LoRA", "training_parts:check_lora", (*TRAINING, "peft"), seconds=240),
-    Part("fsdp2", "two steps with FSDP2", "training_parts:check_fsdp2", TRAINING, seconds=240),
-    Part("determinism", "two runs with one seed", "training_parts:check_determinism", TRAINING, seconds=480),
-    Part("fp8", "two steps with a rollout in FP8", "training_parts:check_fp8", TRAINING, seconds=240),
-    Part("ulysses", "two steps with sequences over two GPUs", "training_parts:check_ulysses", TRAINING, seconds=240),
+    Part("server", "Episode with a tool server", f"{TORCH}:check_server", (*LOOP, *SERVER)),
+    Part("engine", "vLLM: log-probabilities beside transformers", f"{ENGINES}:check_engine", ENGINE, seconds=150),
+    Part("tool_calls", "the loop through vLLM with a tool server", f"{ENGINES}:check_tool_calls", (*ENGINE, *SERVER)),
+    Part("sleep", "vLLM sleeps and wakes", f"{ENGINES}:check_sleep", ENGINE),
+    Part("engine_images", "vLLM reads images", f"{ENGINES}:check_engine_images", (*ENGINE, "torchvision", "PIL")),
+    Part("grpo", "two steps of GRPO", f"{TRAININGS}:check_grpo", TRAINING, seconds=240),
+    Part("weight_sync", "the engine's weights behind a sync", f"{TRAININGS}:check_weight_sync", TRAINING, ("grpo",)),
+    Part("resume", "a run goes on from its checkpoint", f"{TRAININGS}:check_resume", TRAINING, ("grpo",), 240),
+    Part("ppo", "two steps of PPO: GAE with a critic", f"{TRAININGS}:check_ppo", TRAINING, seconds=240),
+    Part("lora", "two steps with LoRA", f"{TRAININGS}:check_lora", (*TRAINING, "peft"), seconds=240),
+    Part("fsdp2", "two steps with FSDP2", f"{TRAININGS}:check_fsdp2", TRAINING, seconds=240),
+    Part("determinism", "two runs with one seed", f"{TRAININGS}:check_determinism", TRAINING, seconds=480),
+    Part("fp8", "two steps with a rollout in FP8", f"{TRAININGS}:check_fp8", TRAINING, seconds=240),
+    Part("ulysses", "two steps with sequences over two GPUs", f"{TRAININGS}:check_ulysses", TRAINING, seconds=240),
 )
 """In the order in which they run: what needs least comes first, so that what a deadline leaves out is the rarest."""
 

@@ -1,4 +1,4 @@
-"""Run one part: ``python -m verl_tool.doctor.gpu_smoke.part_main NAME DEVICE FOLDER RESULT``, a JSON file."""
+"""Run one part: ``python -m verl_tool.doctor.gpu_smoke.part_main FUNCTION DEVICE FOLDER RESULT``, a JSON file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from types import FrameType
 from verl_tool.doctor.gpu_smoke.part import PARTS, PartContext, PartFailed, PartSkipped
 
 
-def run(name: str, context: PartContext) -> dict[str, object]:
-    """Status, reason and figures of the part. The traceback of a failure goes to stderr."""
-    module, _, function = next(part.function for part in PARTS if part.name == name).partition(":")
+def run_check(function: str, context: PartContext) -> dict[str, object]:
+    """Status, reason and figures of a part's ``module:function``. The traceback of a failure goes to stderr."""
+    if ":" not in function:  # TEMPORARY
+        function = next(part.function for part in PARTS if part.name == function)
+    module, _, name = function.partition(":")
     try:
-        check = getattr(importlib.import_module(f"verl_tool.doctor.gpu_smoke.{module}"), function)
+        check = getattr(importlib.import_module(module), name)
         return {"status": "passed", "figures": check(context)}
     except PartSkipped as skipped:
         return {"status": "skipped", "reason": str(skipped)}
@@ -35,6 +37,6 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _terminate)
-    part_name, device, folder, result = sys.argv[1:]
-    answer = run(part_name, PartContext(device, Path(folder)))
+    function, device, folder, result = sys.argv[1:]
+    answer = run_check(function, PartContext(device, Path(folder)))
     Path(result).write_text(json.dumps(answer))

@@ -58,7 +58,7 @@ def _started(
     part: Part, context: PartContext, result: Path, log: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", "verl_tool.doctor.gpu_smoke.part_main", part.name, context.device]
+    command = [sys.executable, "-m", "verl_tool.doctor.gpu_smoke.part_main", part.function, context.device]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, str(context.folder), str(result)],

@@ -31,7 +31,7 @@ from verl_tool.doctor.gpu_smoke.part import (
     select_parts,
 )
 from verl_tool.doctor.gpu_smoke.part_process import run_part
-from verl_tool.doctor.gpu_smoke.report import (
+from verl_tool.doctor.gpu_smoke.smoke_report import (
     COLOURS,
     count_statuses,
     describe_result,

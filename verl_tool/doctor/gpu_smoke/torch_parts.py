@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,7 +124,6 @@ def check_loop(context: PartContext) -> Figures:
 def check_server(context: PartContext) -> Figures:
     """The same with a tool server in a process of its own, over HTTP."""
     from verl_tool.client import ToolClient
-    from verl_tool.doctor.gpu_smoke.tool_server import running_tool_server
 
     async def run(url: str) -> Figures:
         async with ToolClient(url) as tools:
@@ -221,6 +222,19 @@ def check_losses(context: PartContext) -> Figures:
     return {"loss": loss, "relative_difference": difference, "loss_without_tokens": empty_on_device}
 
 
+@contextmanager
+def running_tool_server(folder: Path) -> Iterator[str]:
+    """The base URL of a server of `count`, in a process without Ray, for as long as the block runs."""
+    from verl_tool.servers.serve.ports import free_ports
+    from verl_tool.servers.supervised_server import SupervisedServer, serve_command
+
+    port = free_ports(1)[0]
+    url, log = f"http://127.0.0.1:{port}", folder / "logs" / "tool_server.log"
+    command = serve_command(str(Path(__file__).with_name("count_tool.py")), port, ["--embedded"])
+    with SupervisedServer(command, url, log, max_restarts=0):
+        yield url
+
+
 SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -241,6 +255,7 @@ async def transformers_generator(context: PartContext) -> Any:
 
     path = tiny_models.make_text_model(context.folder)
     model = tiny_models.load_text_model(path, context.device)
+    torch.manual_seed(0)
     return TransformersGenerator(model, tiny_models.load_tokenizer(path), SAMPLING)
 
 

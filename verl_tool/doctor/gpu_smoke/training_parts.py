@@ -28,7 +28,7 @@ FP8_CAPABILITY = (8, 9)
 STALE_RATIO = 3.0
 """How many times nearer the engine's log-probabilities must be to the new weights than to the old ones."""
 _HERE = Path(__file__).parent
-_HERE_DEFAULTS = {
+_VARIABLES = {
     "BATCH_SIZE": "8",
     "MINI_BATCH_SIZE": "8",
     "N": "4",
@@ -41,7 +41,7 @@ _HERE_DEFAULTS = {
     "SAVE_FREQ": "-1",
     "TEST_FREQ": "-1",
     "N_GPUS": "1",
-    "GPU_MEMORY": str(0.3),
+    "GPU_MEMORY": "0.3",
 }
 
 
@@ -168,7 +168,7 @@ def train(
     begin_anew: bool = True,
     max_difference: float | None = None,
 ) -> Figures:
-    """Train in ``runs/NAME`` by the recipe's script; figures of its steps. Raises PartFailed if one is not as it should.
+    """Train in ``runs/NAME`` by the recipe's script; figures of its steps. Raises PartFailed if one is wrong.
 
     `max_difference`: largest mean difference between the probabilities of rollout and trainer.
     """
@@ -206,8 +206,8 @@ def step_figures(metrics: dict[int, dict[str, Any]], steps: tuple[int, ...], max
         difference = _finite(metrics[step], "training/rollout_probs_diff_mean")
         if difference > max_difference:
             raise PartFailed(
-                f"step {step}: probabilities of rollout and trainer differ by {difference:.3g}; at most {max_difference:g} "
-                "is fine"
+                f"step {step}: probabilities of rollout and trainer differ by {difference:.3g}, "
+                f"above {max_difference:g}"
             )
     last = metrics[steps[-1]]
     names = {
@@ -236,7 +236,7 @@ def _environment(context: PartContext, run: Path) -> dict[str, str]:
     profile = {"cuda": "gpu", "cpu": "cpu"}[context.device]
     return {
         **kept,
-        **_HERE_DEFAULTS,
+        **_VARIABLES,
         "PROFILE": profile,
         "RUN": str(run),
         "DATA": str(make_rows(context.folder)),
@@ -248,6 +248,7 @@ def _environment(context: PartContext, run: Path) -> dict[str, str]:
         # This environment, whatever it is.
         "VERL_TOOL_SKIP_INSTALL": "1",
         "VERL_TOOL_VENV": sys.prefix,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 
 
