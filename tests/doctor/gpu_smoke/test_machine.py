@@ -48,6 +48,11 @@ def test_no_folder_of_a_path_is_left(folders, before, behind):
     assert "private" not in scrub(text)
 
 
+def test_a_text_that_is_scrubbed_stays_as_it_is():
+    once = scrub("no file /home/ada/run/model.bin, ~/x//y/z")
+    assert scrub(once) == once == "no file …/model.bin, …/z"
+
+
 def test_names_of_host_and_user_and_secrets_are_left_out(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "sesame-open")
     monkeypatch.setattr(socket, "gethostname", lambda: "node17.cluster.example")

@@ -44,7 +44,7 @@ print(json.dumps({"cuda": torch.version.cuda, "gpus": [
 """
 PROBE_SECONDS = 120
 _NAME = r"[^\s/'\"():,;<>\[\]{}]+"
-_PATH = re.compile(rf"(?<![\w.:/…])(?:~|\.{{0,2}})(?:/{_NAME})*/({_NAME})/?")
+_PATH = re.compile(rf"(?<!\w)(?:[~…]|\.{{0,2}})(?:/+{_NAME})*/+({_NAME})/*")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){3,7}\b")
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)

@@ -127,7 +127,12 @@ def _run_or_skip(
     deadline = part.seconds * (CPU_FACTOR if context.device == "cpu" else 1)
     if remaining is not None and remaining < min(deadline, MIN_SECONDS):
         return PartResult(part.name, "skipped", "no time left; raise --minutes, or name it in --parts")
-    return run_part(part, context, deadline if remaining is None else min(deadline, remaining))
+    if remaining is None or remaining >= deadline:
+        return run_part(part, context, deadline)
+    result = run_part(part, context, remaining)
+    if result.status == "failed" and result.seconds >= remaining:
+        result.status, result.reason = "skipped", f"stopped after {remaining:.0f} s, when --minutes were over"
+    return result
 
 
 MIN_SECONDS = 20.0

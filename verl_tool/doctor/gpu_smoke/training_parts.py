@@ -31,6 +31,7 @@ _HERE = Path(__file__).parent
 _VARIABLES = {
     "BATCH_SIZE": "8",
     "MINI_BATCH_SIZE": "8",
+    "MICRO_BATCH_SIZE": "8",
     "N": "4",
     "MAX_PROMPT_LENGTH": "64",
     "MAX_RESPONSE_LENGTH": "64",
@@ -263,6 +264,7 @@ def _overrides(context: PartContext) -> list[str]:
         "recipe.report=null",
         "actor_rollout_ref.rollout.enforce_eager=true",
         "actor_rollout_ref.rollout.agent.num_workers=1",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
         "reward.num_workers=1",
         # Places for actors, not cores: one that finds none waits for ever.
         "ray_kwargs.ray_init.num_cpus=32",
