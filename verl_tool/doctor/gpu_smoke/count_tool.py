@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from verl_tool.doctor.gpu_smoke.whole_turn import WholeTurnFormat
-from verl_tool.formats import Call
+from verl_tool.formats import Call, Format
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
 
 
@@ -15,7 +15,7 @@ class CountTool(Tool):
     name = "count"
     description = "Counts the characters of its input."
     example_actions: ClassVar = ("abc",)
-    formats = (WholeTurnFormat(),)
+    formats: tuple[Format, ...] = (WholeTurnFormat(),)
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         return ToolResult(str(len(call.input)))

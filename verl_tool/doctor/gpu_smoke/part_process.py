@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from verl_tool.doctor.gpu_smoke.part import Part, PartContext, PartResult
 from verl_tool.parent_death import signalled_with_parent
@@ -50,7 +51,9 @@ def run_part(
         code = process.poll()
     seconds = time.monotonic() - started
     answer = _read(result, code, deadline_seconds, log)
-    return PartResult(part.name, **answer, seconds=round(seconds, 1), **memory.peaks())
+    result_of_part = PartResult(part.name, **answer, seconds=round(seconds, 1))
+    result_of_part.peak_device_bytes, result_of_part.peak_host_bytes = memory.peaks()
+    return result_of_part
 
 
 @contextmanager
@@ -113,13 +116,10 @@ class MemoryPeak:
         if self._on_gpu and (used := device_bytes()) is not None:
             self._device = max(self._device or 0, used)
 
-    def peaks(self) -> dict[str, int | None]:
-        """As fields of `PartResult`."""
+    def peaks(self) -> tuple[int | None, int]:
+        """Device, less what was in use before, and host."""
         before, peak = self._device_before, self._device
-        return {
-            "peak_device_bytes": None if before is None or peak is None else peak - before,
-            "peak_host_bytes": self._host,
-        }
+        return (None if before is None or peak is None else peak - before), self._host
 
 
 def device_bytes() -> int | None:
@@ -148,7 +148,7 @@ def _read_bytes(path: Path) -> bytes:
         return b""
 
 
-def _read(result: Path, code: int | None, deadline_seconds: float, log: Path) -> dict[str, object]:
+def _read(result: Path, code: int | None, deadline_seconds: float, log: Path) -> dict[str, Any]:
     if result.is_file():
         return json.loads(result.read_text())
     if code is None:

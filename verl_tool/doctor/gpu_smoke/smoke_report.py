@@ -47,7 +47,7 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 
 def count_statuses(results: Sequence[PartResult]) -> dict[str, int]:
     """How many passed, failed and were skipped."""
-    counts = Counter(result.status for result in results)
+    counts: Counter[str] = Counter(result.status for result in results)
     return {status: counts[status] for status in COLOURS}
 
 

@@ -15,8 +15,8 @@ class WholeTurnFormat:
     """The whole text is one call of `count`."""
 
     name = "whole_turn"
-    stop = STOPS
-    observation = ("[count:", "]")
+    stop: tuple[str, ...] = STOPS
+    observation: tuple[str, str] | None = ("[count:", "]")
 
     def markers(self) -> tuple[str, ...]:
         return ("[count:",)
