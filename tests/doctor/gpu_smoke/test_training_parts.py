@@ -20,7 +20,7 @@ GOOD = {"actor/grad_norm": 0.5, "agent/faulted": 0.0, "training/rollout_probs_di
 
 
 def test_figures_of_good_steps():
-    figures = training_parts.step_figures({1: GOOD, 2: GOOD}, (1, 2), 1e-4)
+    figures = training_parts.step_figures({1: GOOD, 2: GOOD}, (1, 2))
     assert figures == {"step_seconds": 2.0, "probability_difference_mean": 1e-6, "grad_norm": 0.5}
 
 
@@ -30,18 +30,16 @@ def test_figures_of_good_steps():
         ({"actor/grad_norm": 0.0}, "the gradient is 0"),
         ({"actor/grad_norm": float("nan")}, "actor/grad_norm is nan"),
         ({"agent/faulted": 0.25}, "25% of the trajectories"),
-        ({"training/rollout_probs_diff_mean": 0.01}, "differ by 0.01, above 0.0001"),
-        ({"training/rollout_probs_diff_mean": float("nan")}, "rollout_probs_diff_mean is nan"),
     ],
 )
 def test_a_step_that_is_not_as_it_should_fails_the_part(change: dict[str, Any], cause: str):
     with pytest.raises(PartFailed, match=cause):
-        training_parts.step_figures({1: GOOD, 2: GOOD | change}, (1, 2), 1e-4)
+        training_parts.step_figures({1: GOOD, 2: GOOD | change}, (1, 2))
 
 
 def test_a_step_that_is_missing_fails_the_part():
     with pytest.raises(PartFailed, match="step 2 is not among"):
-        training_parts.step_figures({1: GOOD}, (1, 2), 1e-4)
+        training_parts.step_figures({1: GOOD}, (1, 2))
 
 
 @pytest.mark.parametrize(("device", "profile"), [("cpu", "cpu"), ("cuda", "gpu")])
