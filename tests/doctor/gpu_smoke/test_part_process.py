@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,13 @@ from verl_tool.doctor.gpu_smoke.part_process import MARK, marked_processes, run_
 HELPERS = Path(__file__).parents[2] / "helpers"
 
 
+OF_THIS_TEST = "VERL_TOOL_SMOKE_TEST"
+
+
 @pytest.fixture(autouse=True)
-def helpers_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts find their checks, and all that a test starts can be told from what else runs on this machine."""
+    monkeypatch.setenv(OF_THIS_TEST, uuid.uuid4().hex)
     monkeypatch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{Path(__file__).parents[3]}")
 
 
@@ -64,12 +70,13 @@ def test_a_result_of_an_earlier_run_is_not_taken_for_this_ones(tmp_path):
     assert result_of("crash", tmp_path).status == "failed"
 
 
-def all_marked() -> set[int]:
-    """Of any part."""
+def started() -> set[int]:
+    """All processes that the test has started, but for zombies."""
+    mark = f"{OF_THIS_TEST}={os.environ[OF_THIS_TEST]}".encode()
     found = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if f"{MARK}=".encode() in path.read_bytes():
+            if mark in path.read_bytes():
                 found.add(int(path.parent.name))
         except OSError:
             continue
@@ -78,17 +85,15 @@ def all_marked() -> set[int]:
 
 @pytest.mark.slow
 def test_a_hanging_part_is_ended_with_all_that_it_started(tmp_path):
-    before = all_marked()
     result = result_of("hang_with_a_child", tmp_path, deadline=6.0)
     assert result.status == "failed"
     assert result.reason.startswith("not done after 6 s")
-    assert all_marked() <= before
+    assert started() == set()
 
 
 def test_what_a_part_leaves_behind_is_killed(tmp_path):
-    before = all_marked()
     assert result_of("leave_a_child", tmp_path).status == "passed"
-    assert all_marked() <= before
+    assert started() == set()
 
 
 @pytest.mark.slow
@@ -103,18 +108,17 @@ def test_an_interrupt_of_the_driver_leaves_no_process(tmp_path, number):
         "part = Part('hang', '', 'odd_parts:hang_with_a_child', ())\n"
         "run_part(part, PartContext('cpu', pathlib.Path(sys.argv[1])), 60)\n"
     )
-    before = all_marked()
     driver = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "hangs").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert len(all_marked() - before) == 2
+        assert len(started()) == 3  # the driver, the part, and the part's child
         driver.send_signal(number)
         assert driver.wait(60) != 0
     finally:
         driver.kill()
-    assert all_marked() <= before
+    assert started() == set()
 
 
 def test_marked_processes_are_found_in_any_session():

@@ -10,13 +10,11 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from verl_tool.doctor.gpu_smoke.part import PARTS, PartContext, PartFailed, PartSkipped
+from verl_tool.doctor.gpu_smoke.part import PartContext, PartFailed, PartSkipped
 
 
 def run_check(function: str, context: PartContext) -> dict[str, object]:
     """Status, reason and figures of a part's ``module:function``. The traceback of a failure goes to stderr."""
-    if ":" not in function:  # TEMPORARY
-        function = next(part.function for part in PARTS if part.name == function)
     module, _, name = function.partition(":")
     try:
         check = getattr(importlib.import_module(module), name)
