@@ -119,6 +119,8 @@ ARROWS = {
     "viewer": "protocol servers.command_options servers.execution servers.api trainer.monitoring",
     "doctor": "protocol formats client agent_loop agent_loop.verl servers.tool_config servers.tools servers.execution "
     "agent_workers doctor.checks trainer eval_service",
+    "doctor.gpu_smoke": "protocol formats client servers.tools servers.supervised_server servers.serve agent_loop "
+    "agent_workers trainer.monitoring eval_service",
     "replay": "protocol client servers.tools servers.supervised_server servers.serve agent_loop agent_loop.verl "
     "agent_workers trainer.monitoring trainer eval_service",
     "trajectories": "protocol formats agent_loop replay eval_service",

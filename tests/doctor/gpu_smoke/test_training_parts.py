@@ -1,0 +1,78 @@
+"""The trainings of the smoke test: what their metrics must show, the GPU form's config, and all of them for real."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
+
+from verl_tool.doctor.gpu_smoke import training_parts  # noqa: E402
+from verl_tool.doctor.gpu_smoke.part import PARTS, PartContext, PartFailed, PartSkipped  # noqa: E402
+from verl_tool.doctor.gpu_smoke.part_process import run_part  # noqa: E402
+from verl_tool.doctor.gpu_smoke.tiny_models import ROOT  # noqa: E402
+
+GOOD = {"actor/grad_norm": 0.5, "agent/faulted": 0.0, "training/rollout_probs_diff_mean": 1e-6, "timing_s/step": 2.0}
+
+
+def test_figures_of_good_steps():
+    figures = training_parts.step_figures({1: GOOD, 2: GOOD}, (1, 2))
+    assert figures == {"step_seconds": 2.0, "probability_difference_mean": 1e-6, "grad_norm": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"actor/grad_norm": 0.0}, "the gradient is 0"),
+        ({"actor/grad_norm": float("nan")}, "actor/grad_norm is nan"),
+        ({"agent/faulted": 0.25}, "25% of the trajectories"),
+    ],
+)
+def test_a_step_that_is_not_as_it_should_fails_the_part(change: dict[str, Any], cause: str):
+    with pytest.raises(PartFailed, match=cause):
+        training_parts.step_figures({1: GOOD, 2: GOOD | change}, (1, 2))
+
+
+def test_a_step_that_is_missing_fails_the_part():
+    with pytest.raises(PartFailed, match="step 2 is not among"):
+        training_parts.step_figures({1: GOOD}, (1, 2))
+
+
+@pytest.mark.parametrize(("device", "profile"), [("cpu", "cpu"), ("cuda", "gpu")])
+def test_the_options_are_those_of_the_recipes_own_variables(tmp_path, device, profile):
+    """`DRY_RUN=command` of the recipe's script: every variable that is set is one that it knows."""
+    context = PartContext(device, tmp_path)
+    environment = training_parts._environment(context, tmp_path / "run") | {"DRY_RUN": "command"}
+    overrides = training_parts._overrides(context)
+    script = ROOT / "examples" / "train" / "calculator" / "train.sh"
+    printed = subprocess.run(
+        ["bash", str(script), *overrides], env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert printed[printed.index("--config-name") + 1] == profile
+    assert "trainer.n_gpus_per_node=1" in printed
+    assert f"tool_server.start={training_parts._HERE / 'count_tool.py'}" in printed
+    assert set(overrides) <= set(printed)
+    without_flash_attention = "++critic.model.use_remove_padding=false" in printed
+    assert without_flash_attention == (device == "cuda" and not training_parts.find_spec("flash_attn"))
+
+
+@pytest.mark.parametrize("check", [training_parts.check_fp8, training_parts.check_ulysses, training_parts.check_fsdp2])
+def test_what_needs_a_gpu_says_so_on_a_cpu(tmp_path, check):
+    with pytest.raises(PartSkipped):
+        check(PartContext("cpu", tmp_path))
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator")
+def test_all_parts_on_this_cpu(tmp_path):
+    """Engine and trainings for real, in the order of the table, with the parts' own deadlines."""
+    context = PartContext("cpu", tmp_path)
+    for part in PARTS:
+        result = run_part(part, context, 1500)
+        skipped = part.name in ("sleep", "fsdp2", "fp8", "ulysses")
+        assert result.status == ("skipped" if skipped else "passed"), (part.name, result.reason)
