@@ -29,7 +29,8 @@ ray_lives() { kill -0 "$ray" 2>/dev/null; }
 start_ray() {
     # Short, for Unix sockets, and of this start alone: other users' jobs have theirs beside it.
     folder="$(mktemp -d /tmp/ray-XXXXXX)"
-    ray start "$@" --block --num-cpus "${N_CPUS:-$(nproc)}" --num-gpus "$N_GPUS" --temp-dir "$folder" \
+    # A session of its own, so that all of it can be killed.
+    setsid ray start "$@" --block --num-cpus "${N_CPUS:-$(nproc)}" --num-gpus "$N_GPUS" --temp-dir "$folder" \
         ${NODE_ADDRESS:+--node-ip-address "$NODE_ADDRESS"} >"$folder/start.log" 2>&1 &
     ray=$!
 }
@@ -43,14 +44,14 @@ end() {
         sleep 1
     done
     say "process $process has not ended within $2 s of SIGTERM; killing it"
-    kill -KILL "$process" 2>/dev/null || true
+    kill -KILL -- "-$process" 2>/dev/null || kill -KILL "$process" 2>/dev/null || true
 }
 
 clean_up() {
     local code=$?
     trap '' TERM INT
     [ -z "$command" ] || end "$command" 90
-    [ -z "$ray" ] || end "$ray" 8
+    [ -z "$ray" ] || end "$ray" 20
     [ -z "${folder:-}" ] || rm -rf "$folder"
     exit "$code"
 }
@@ -70,15 +71,20 @@ run_beside_ray() {
     return "$code"
 }
 
-run_head() {
-    local second code=0
-    start_ray --head --port "$port" --include-dashboard false
-    for ((second = 0; ; second++)); do
-        ray_lives || fail "Ray did not start: $(tail -n 5 "$folder/start.log")"
-        ! grep -q "Ray runtime started" "$folder/start.log" || break
-        ((second < deadline)) || fail "Ray's head has not started after $deadline s: $(tail -n 5 "$folder/start.log")"
+# Whether Ray has started here within what is left of the deadline.
+ray_started() {
+    for (( ; SECONDS < deadline; )); do
+        ! grep -q "Ray runtime started" "$folder/start.log" || return 0
+        ray_lives || return 1
         sleep 1
     done
+    return 1
+}
+
+run_head() {
+    local code=0
+    start_ray --head --port "$port" --include-dashboard false
+    ray_started || fail "Ray did not start: $(tail -n 5 "$folder/start.log")"
     export RAY_ADDRESS="$HEAD:$port"
     run_beside_ray python examples/cluster/wait_for_nodes.py --nodes "$NNODES" --gpus "$N_GPUS" --timeout "$deadline" \
         ${NODES:+--names "$NODES"} || exit 1
@@ -89,13 +95,20 @@ run_head() {
 }
 
 run_worker() {
-    local second unanswered=0
-    for ((second = 0; ; second++)); do
-        ! head_answers || break
-        ((second < deadline)) || fail "the first node's Ray does not answer at $HEAD:$port after $deadline s"
-        sleep 1
+    local unanswered=0
+    while true; do
+        until head_answers; do
+            ((SECONDS < deadline)) || fail "the first node's Ray does not answer at $HEAD:$port after $deadline s"
+            sleep 1
+        done
+        start_ray --address "$HEAD:$port"
+        ! ray_started || break
+        # Ray gives a node 30 s to start, which a busy one may need longer for.
+        ((SECONDS < deadline)) || fail "Ray has not started here within $deadline s: $(tail -n 5 "$folder/start.log")"
+        say "Ray did not start, trying again: $(tail -n 1 "$folder/start.log")"
+        end "$ray" 20
+        rm -rf "$folder"
     done
-    start_ray --address "$HEAD:$port"
     while ((unanswered < 3)); do
         sleep 3
         if head_answers; then unanswered=0; else unanswered=$((unanswered + 1)); fi
