@@ -1,7 +1,7 @@
 """The Dockerfile, built by podman on a Debian made here, and the project in that image.
 
-Needs root, podman and debootstrap, or an image that VERL_TOOL_TEST_BASE names. Packages come as they come to this machine: by its
-network, its folders of wheels and its certificates.
+Needs root, podman and debootstrap, or an image that VERL_TOOL_TEST_BASE names. The build reaches packages as this
+machine does: by its network, its folders of wheels and its certificates.
 """
 
 from __future__ import annotations
