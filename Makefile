@@ -1,13 +1,16 @@
 # Shortcuts. Each target makes or takes the project's environment by scripts/env.sh, as scripts/test.sh does.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help check test bench
+.PHONY: help check test bench image
+
+PROFILE ?= gpu
 
 help:
 	@echo "make check                    ruff, format, mypy"
 	@echo "make test [ARGS='-m \"not slow\"']   the checks, then pytest with ARGS"
 	@echo "make bench                    list the benchmarks"
 	@echo "make bench NAME=sandbox [ARGS=...]  run one; ARGS=--help tells its options"
+	@echo "make image [PROFILE=gpu] [EXTRAS=…] [BASE=…] [IMAGE=verl-tool:gpu] [ARGS=…]   a container image, by podman or docker"
 
 check:
 	source scripts/env.sh dev train && ruff check . && ruff format --check . && mypy
@@ -21,3 +24,8 @@ ifdef NAME
 else
 	@cd benchmarks && grep -l __main__ *.py | sed 's/\.py$$//'
 endif
+
+image:
+	engine="$$(command -v podman || command -v docker)" || { echo "neither podman nor docker is installed" >&2; exit 1; }; \
+	"$$engine" build --tag "$(or $(IMAGE),verl-tool:$(PROFILE))" $(if $(BASE),--build-arg "BASE=$(BASE)") \
+	    --build-arg "PROFILE=$(PROFILE)" $(if $(EXTRAS),--build-arg "EXTRAS=$(EXTRAS)") $(ARGS) .

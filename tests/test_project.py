@@ -207,11 +207,13 @@ def test_no_folder_overflows():
 
 
 OF_A_WHOLE_FOLDER = {
+    ".": "container_image",
     "agent_loop": "control_tokens properties with_server",
     "agent_workers/reward_manager": "reward_managers",
     "doctor/checks": "all_checks",
     "eval_service": "equals_training live lm_eval",
     "eval_service/openai": "odd_requests",
+    "examples/cluster": "manifests slurm",
     "examples/train": "recipes",
     "formats": "all_formats",
     "formats/native": "round_trips",
