@@ -6,11 +6,10 @@ import importlib.util
 from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.utils import need_critic
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from verl_tool.agent_workers.no_engine import NAME as NO_ENGINE
-from verl_tool.trainer.preflight.parallelism import has_reference
+from verl_tool.trainer.preflight.parallelism import has_critic, has_reference
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm", NO_ENGINE: None}
@@ -49,6 +48,9 @@ def is_installed(module: str) -> bool:
 def check_combinations(config: DictConfig) -> Iterator[str]:
     """Names that do not exist, and settings that exclude each other."""
     part = config.actor_rollout_ref
+    if OmegaConf.is_missing(part.rollout, "name"):
+        yield f"{_ROLLOUT}.name is not set; set it to vllm"
+        return
     name = part.rollout.name
     if name not in ENGINES and name not in RolloutReplicaRegistry._registry:
         yield f"{_ROLLOUT}.name={name!r} is unknown; known: {', '.join(sorted(set(ENGINES) - {NO_ENGINE}))}"
@@ -71,7 +73,7 @@ def _groups(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
     yield "actor_rollout_ref.actor", config.actor_rollout_ref.actor
     if has_reference(config):
         yield "actor_rollout_ref.ref", config.actor_rollout_ref.ref
-    if need_critic(config):
+    if has_critic(config):
         yield "critic", config.critic
 
 
@@ -119,7 +121,7 @@ def _needs(config: DictConfig) -> Iterator[tuple[str, str]]:
         if implementation and setting != "actor_rollout_ref.ref":
             yield f"{setting}.optim.optimizer_impl={implementation}", implementation.partition(".")[0]
     models = [("actor_rollout_ref.model", part.model)]
-    if need_critic(config):
+    if has_critic(config):
         models.append(("critic.model", config.critic.model))
     for setting, model in models:
         attention = OmegaConf.select(model, "override_config.attn_implementation")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,11 +13,12 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 from packaging.version import Version
 from rich.table import Table
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.torch_dtypes import PrecisionType
 
+from verl_tool.trainer.preflight.backends import is_installed
 from verl_tool.trainer.preflight.memory import GB, Engine, Step, TrainedModel
 from verl_tool.trainer.preflight.model_shapes import ModelShape, UnknownShapeError, shape_of
+from verl_tool.trainer.preflight.parallelism import has_critic, has_reference
 
 ASSUMED_CARD_GB = 80.0
 WARN_SHARE = 0.9
@@ -117,8 +117,8 @@ def _remedy(phase: str, step: Step) -> str:
         return "train an adapter (LORA_RANK), or use more GPUs"
     if phase.endswith("sync"):
         return "use more GPUs, or set TENSOR_PARALLEL"
-    tokens = "ppo_max_token_len_per_gpu (at least prompt plus response) or MAX_RESPONSE_LENGTH"
-    return f"lower {tokens}, set ULYSSES=2, or actor_rollout_ref.model.use_fused_kernels=true"
+    shared = ", share a row by ULYSSES=2" if step.gpus > 1 else ""
+    return f"lower MAX_TOKENS_PER_GPU (at least prompt plus response) or MAX_RESPONSE_LENGTH{shared}, or set FUSED_KERNELS=true"
 
 
 def _host(config: DictConfig, step: Step) -> Iterator[str]:
@@ -133,18 +133,17 @@ def _host(config: DictConfig, step: Step) -> Iterator[str]:
 def step_of(config: DictConfig, card: float) -> Step:
     """The step of this config on a card of so many bytes. Raises UnknownShapeError."""
     part = config.actor_rollout_ref
-    strategies = {part.actor.strategy, *([config.critic.strategy] if need_critic(config) else [])}
+    strategies = {part.actor.strategy, *([config.critic.strategy] if has_critic(config) else [])}
     if not strategies <= set(_FSDP):
         raise UnknownShapeError(f"only FSDP is; actor and critic have {', '.join(sorted(strategies))}")
     shape = _shape(part.model)
     rank = _lora_rank(part.model)
-    reference = need_reference_policy(config) and not rank and part.model.get("lora_adapter_path") is None
     return Step(
         actor=_actor(config, shape, rank),
         card=card,
         engine=_engine(config, shape),
-        critic=_critic(config) if need_critic(config) else None,
-        reference=_reference(config, shape) if reference else None,
+        critic=_critic(config) if has_critic(config) else None,
+        reference=_reference(config, shape) if has_reference(config) else None,
         gpus=config.trainer.n_gpus_per_node * config.trainer.nnodes,
         sync_bucket=part.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20,
     )
@@ -171,10 +170,14 @@ def _trained(config: DictConfig, shape: ModelShape, fsdp: DictConfig, **more: An
         offload_optimizer=bool(fsdp.optimizer_offload),
         reshards=bool(fsdp.reshard_after_forward),
         entropy_in_chunks=bool(fsdp.use_torch_compile or fsdp.entropy_from_logits_with_chunking),
-        scaled_copy=Version(version("verl")) < Version("0.9.1") or config.actor_rollout_ref.rollout.temperature != 1,
-        fused_loss=importlib.util.find_spec("flash_attn") is not None,
+        scaled_copy=_always_scales() or config.actor_rollout_ref.rollout.temperature != 1,
+        fused_loss=is_installed("flash_attn"),
         **more,
     )
+
+
+def _always_scales() -> bool:
+    return Version(version("verl")) < Version("0.9.1")
 
 
 def _bytes_of(dtype: str) -> int:

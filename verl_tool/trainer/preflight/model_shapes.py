@@ -67,7 +67,12 @@ _QWEN3_30B_A3B = {
 }
 KNOWN: dict[str, dict[str, Any]] = {
     **{f"Qwen/{name}{suffix}": shape for name, shape in _QWEN25.items() for suffix in ("", "-Instruct")},
-    "Qwen/Qwen2.5-Coder-7B-Instruct": _QWEN25["Qwen2.5-7B"],
+    **{
+        f"Qwen/{name.replace('2.5', '2.5-Coder')}{suffix}": shape
+        for name, shape in _QWEN25.items()
+        for suffix in ("", "-Instruct")
+        if name != "Qwen2.5-72B"
+    },
     "Qwen/Qwen2.5-Math-1.5B": _MATH_15B,
     "TIGER-Lab/PixelReasoner-WarmStart": _PIXEL_REASONER,
     "Qwen/Qwen3-30B-A3B": _QWEN3_30B_A3B,

@@ -6,6 +6,7 @@ Written for verl 0.9.0 and 0.9.1, and vLLM 0.28.0; each check names in its comme
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,6 +31,13 @@ def has_reference(config: DictConfig) -> bool:
     model = config.actor_rollout_ref.model
     lora = OmegaConf.select(model, "lora.rank", default=0) or model.get("lora_rank", 0) or 0
     return bool(need_reference_policy(config) and lora <= 0 and model.get("lora_adapter_path") is None)
+
+
+def has_critic(config: DictConfig) -> bool:
+    """Whether a critic is trained. verl's own function warns of each estimator without one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return bool(need_critic(config))
 
 
 def check_engine(config: DictConfig, shape: ModelShape | None) -> Iterator[str]:
@@ -161,7 +169,7 @@ def _models(config: DictConfig) -> Iterator[_Trained]:
         dynamic = of_reference if reference.log_prob_use_dynamic_bsz else ()
         yield _Trained(name, parallel, reference.fsdp_config.fsdp_size, padding, dynamic)
     critic = config.critic
-    if need_critic(config) and critic.strategy in ("fsdp", "fsdp2"):
+    if has_critic(config) and critic.strategy in ("fsdp", "fsdp2"):
         # Both trainers give the engine this limit, and the older one's forward pass too.
         names = ("ppo_max_token_len_per_gpu", "ppo_infer_max_token_len_per_gpu")
         of_critic = tuple((f"critic.{name}", critic.get(name)) for name in names)
@@ -221,7 +229,7 @@ def check_batches(config: DictConfig) -> Iterator[str]:
         )
         return
     parts = [(_ACTOR, config.actor_rollout_ref.actor)]
-    if need_critic(config):
+    if has_critic(config):
         parts.append(("critic", config.critic))
     for name, part in parts:
         yield from _mini_batches(config, name, part)
