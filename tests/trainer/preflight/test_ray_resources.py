@@ -16,7 +16,7 @@ SETTING = """
 import signal, sys, time
 sys.path.insert(0, {helpers!r})
 import ray
-from preflight_configs import gpu_config
+from preflight_configs import changed_config
 from verl_tool.trainer.preflight.ray_resources import *
 from verl_tool.trainer.preflight.ray_resources import ResourcesError
 from verl_tool.trainer.monitoring.abort import aborted_by_watchers
@@ -28,8 +28,12 @@ def start(cpus, gpus=1):
     ray.init(address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, log_to_driver=False,
              object_store_memory=100_000_000, _temp_dir=str(private_folder()), logging_level="ERROR")
 
-config = gpu_config("gsm8k/gpu.yaml", trainer__n_gpus_per_node=1, resource_timeout=3.0,
-                    transfer_queue__backend__SimpleStorage__num_data_storage_units=2)
+UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+
+def changed(**settings):
+    return changed_config("gsm8k/gpu.yaml", {{"trainer.n_gpus_per_node": 1, "resource_timeout": 3.0, UNITS: 2}} | settings)
+
+config = changed()
 
 @ray.remote
 class Other:
@@ -52,93 +56,61 @@ def told(what):
 """
 
 
-def run_with_ray(script: str) -> list[str]:
-    """The lines that a script prints in a process of its own: a Ray of one test is none of the next."""
-    code = SETTING.format(helpers=str(HELPERS)) + textwrap.dedent(script)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip().splitlines()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_what_no_node_has_is_an_error_at_once_and_what_others_hold_after_the_deadline():
-    lines = run_with_ray(
-        """
-        start(6)
-        told(lambda: wait_for_resources(config))
-        ray.shutdown()
-        start(8, gpus=0)
-        told(lambda: wait_for_resources(config))
-        ray.shutdown()
+@pytest.fixture(scope="module")
+def lines():
+    """What a script prints in a process of its own, for its Ray is none of other tests': a line for each wait."""
+    script = """
         start(8)
+        told(lambda: wait_for_resources(changed(**{UNITS: 8})))
+        told(lambda: wait_for_resources(changed(**{UNITS: 0, "trainer.n_gpus_per_node": 2, "trainer.use_v1": False})))
         told(lambda: wait_for_resources(config))
         other = take(num_cpus=2)
         told(lambda: wait_for_resources(config))
-        del other
-        told(lambda: wait_for_resources(config))
-        queue = take(num_cpus=0, name="TransferQueueController", namespace="transfer_queue")
-        told(lambda: wait_for_resources(config))
-        """
-    )
-    few, no_gpu, enough, taken, given_back, queue = lines
-    assert few.startswith("ResourcesError after 0: the training reserves 7 CPU slots of Ray: 1 (trainer) + 3 (Transfer")
-    assert "Ray's 1 nodes have 6 in all" in few
-    assert "0 of Ray's 1 nodes have them (0 GPUs, 8 CPUs)" in no_gpu
-    assert enough == given_back == "nothing"
-    assert taken.startswith("ResourcesError after ")
-    assert "and 6 were free (the run's tool server takes one for each replica) after resource_timeout=3 s" in taken
-    assert "free now: 6 of 8 CPUs, 1 of 1 GPUs" in taken
-    assert "another training keeps its batches in this cluster's only TransferQueue" in queue
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_transfer_queue_that_finds_no_place_ends_with_what_it_asked_for():
-    """Where somebody took the slots after they were seen free: verl's own call would wait for ever."""
-    (line,) = run_with_ray(
-        """
-        start(2)
+        more = take(num_cpus=5)
         def begin():
             with aborted_by_watchers():
                 start_transfer_queue(config)
         told(begin)
-        """
-    )
-    assert line.startswith("ClaimTimeoutError after ")
-    assert "Ray did not give TransferQueue's controller and 2 storage units a CPU slot each within resource_timeout=3 s" in line
-    assert "7 CPU slots of Ray" in line
-    assert "free now: 0 of 2 CPUs" in line
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_placement_group_that_finds_no_place_ends_too():
-    (line,) = run_with_ray(
-        """
-        start(2)
         limit_placement_groups(3.0)
         from verl.single_controller.ray.base import RayResourcePool
         told(lambda: RayResourcePool([1], max_colocate_count=3).get_placement_groups(device_name="cuda"))
-        """
-    )
-    assert line.startswith("ResourcesError after ")
-    assert "1 bundles {'CPU': 3.0" in line
-    assert "on one node within resource_timeout=3 s; free now: 2 of 2 CPUs, 1 of 1 GPUs" in line
+    """
+    code = SETTING.format(helpers=str(HELPERS)) + textwrap.dedent(script)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=560)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip().splitlines()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_transfer_queue_that_fits_is_found_by_verl_s_own_call():
-    lines = run_with_ray(
-        """
-        start(8)
-        with aborted_by_watchers():
-            start_transfer_queue(config)
-        import transfer_queue
-        transfer_queue.init(config.transfer_queue)
-        print(describe_free())
-        transfer_queue.close()
-        """
-    )
-    assert lines[-1] == "5 of 8 CPUs, 1 of 1 GPUs"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_what_the_nodes_can_never_give_is_an_error_at_once(lines):
+    few_cpus, few_gpus = lines[:2]
+    assert few_cpus.startswith("ResourcesError after 0: the training reserves 13 CPU slots of Ray: 1 (trainer) + 9 (Transf")
+    assert "Ray's 1 nodes have 8 in all" in few_cpus
+    assert few_gpus.startswith("ResourcesError after 0: trainer.nnodes=1 nodes with 2 GPUs and 6 CPU slots each are needed")
+    assert "0 of Ray's 1 nodes have them (1 GPUs, 8 CPUs)" in few_gpus
+
+
+def test_what_others_hold_is_waited_for_until_the_deadline(lines):
+    enough, taken = lines[2:4]
+    assert enough == "nothing"
+    assert taken.startswith("ResourcesError after ")
+    assert "the training reserves 7 CPU slots" in taken
+    assert "and 6 were free (the run's tool server takes one for each replica) after resource_timeout=3 s" in taken
+    assert "free now: 6 of 8 CPUs, 1 of 1 GPUs" in taken
+
+
+def test_a_transfer_queue_that_finds_no_place_ends_with_what_it_asked_for(lines):
+    """Where somebody took the slots after they were seen free: verl's own call would wait for ever."""
+    assert lines[4].startswith("ClaimTimeoutError after ")
+    told = "Ray did not give TransferQueue's controller and 2 storage units a CPU slot each within resource_timeout=3 s"
+    assert told in lines[4]
+    assert "7 CPU slots of Ray" in lines[4]
+    assert "of 8 CPUs" in lines[4]
+
+
+def test_a_placement_group_that_finds_no_place_ends_too(lines):
+    assert lines[5].startswith("ResourcesError after ")
+    assert "1 bundles {'CPU': 3.0" in lines[5]
+    assert "on one node within resource_timeout=3 s; free now: " in lines[5]
