@@ -25,7 +25,10 @@ def settings_of(variables: str) -> dict[str, object]:
 def rows_of_page() -> list[tuple[str, str, list[str]]]:
     """Of each row with a command: its variables, its recipe and the cells behind it."""
     text = Path(PAGE).read_text(encoding="utf-8")
-    return [(variables, recipe, [cell.strip() for cell in cells.split("|")]) for variables, recipe, cells in COMMAND.findall(text)]
+    return [
+        (variables, recipe, [cell.strip() for cell in cells.split("|")])
+        for variables, recipe, cells in COMMAND.findall(text)
+    ]
 
 
 def estimated_cells(variables: str, recipe: str) -> list[str]:

@@ -259,8 +259,8 @@ def complete(config: DictConfig) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    from verl_tool.trainer.preflight.resources import set_cpu_slots
     from verl_tool.trainer.ppo.estimators import check_algorithm
+    from verl_tool.trainer.preflight.resources import set_cpu_slots
 
     OmegaConf.set_struct(config, True)
     with open_dict(config):
@@ -389,7 +389,7 @@ class _Started:
         return _Started(self._actor_class.options(**options), self._wait_for_tools, self._config)
 
     def remote(self) -> Any:
-        """As of an actor class; it starts while the tool server does. Raises ResourcesError if Ray cannot hold it all."""
+        """As of an actor class; it starts while the tool server does. Raises ResourcesError."""
         from verl_tool.trainer.preflight.ray_resources import wait_for_resources
 
         signal.signal(signal.SIGTERM, _interrupt)

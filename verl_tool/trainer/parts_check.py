@@ -24,9 +24,9 @@ from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManag
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
+from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
 from verl_tool.trainer.preflight.checks import Preflight, run_preflight
 from verl_tool.trainer.preflight.resources import check_isolation, joins_cluster
-from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""

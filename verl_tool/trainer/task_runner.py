@@ -13,9 +13,9 @@ from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.platforms.patch import plain_class, verl_patch
 from verl_tool.trainer.monitoring.abort import aborted_by_watchers
-from verl_tool.trainer.preflight.ray_resources import limit_placement_groups, start_transfer_queue
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer
 from verl_tool.trainer.ppo.v1_trainer import register_agent_trainer
+from verl_tool.trainer.preflight.ray_resources import limit_placement_groups, start_transfer_queue
 
 TRAINER = verl_patch(
     "trainer.main_ppo_v0",

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("verl")
 
-from preflight_configs import changed_config, gpu_config  # noqa: E402
+from preflight_configs import changed_config, gpu_config
 
-from verl_tool.trainer.preflight import backends  # noqa: E402
-from verl_tool.trainer.preflight.backends import check_combinations, check_packages, is_installed  # noqa: E402
+from verl_tool.trainer.preflight import backends
+from verl_tool.trainer.preflight.backends import check_combinations, check_packages, is_installed
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 SEPARATE = {"trainer.use_v1": True, "trainer.v1.trainer_mode": "separate_async"}
@@ -33,7 +33,10 @@ def test_recipes_name_what_exists():
     [
         ({f"{ROLLOUT}.name": "vlm"}, r"rollout\.name='vlm' is unknown; known: sglang, trtllm, vllm"),
         ({f"{ROLLOUT}.name": "???"}, "rollout.name is not set; set it to vllm"),
-        ({f"{ACTOR}.strategy": "megatron"}, r"actor\.strategy=megatron with the options of fsdp.* model_engine=megatron"),
+        (
+            {f"{ACTOR}.strategy": "megatron"},
+            r"actor\.strategy=megatron with the options of fsdp.* model_engine=megatron",
+        ),
         ({f"{ACTOR}.strategy": "fsdp3"}, r"actor\.strategy='fsdp3' is unknown; known: fsdp, fsdp2"),
         (
             {"actor_rollout_ref.ref.strategy": "veomni", f"{ACTOR}.use_kl_loss": True},
@@ -80,7 +83,9 @@ def test_a_missing_package_is_named_with_what_asks_for_it(overrides, setting, mo
 
 
 def test_weights_within_a_process_need_no_checkpoint_engine():
-    assert not list(check_packages(changed_config("acecoder/gpu.yaml", {f"{ROLLOUT}.checkpoint_engine.backend": "nccl"})))
+    assert not list(
+        check_packages(changed_config("acecoder/gpu.yaml", {f"{ROLLOUT}.checkpoint_engine.backend": "nccl"}))
+    )
 
 
 def test_a_module_of_a_missing_package_is_missing():

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("verl")
 
-from preflight_configs import GPU_FILES, changed_config, gpu_config  # noqa: E402
+from preflight_configs import GPU_FILES, changed_config, gpu_config
 
-from verl_tool.trainer.preflight.checks import run_preflight  # noqa: E402
+from verl_tool.trainer.preflight.checks import run_preflight
 
 ROW_LIMIT = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 ONE_GPU = {

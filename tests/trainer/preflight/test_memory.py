@@ -19,11 +19,11 @@ import pytest
 
 pytest.importorskip("verl")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from verl_tool.trainer.preflight.memory import GB, Engine, Step, TrainedModel  # noqa: E402
-from verl_tool.trainer.preflight.model_shapes import ModelShape, shape_of  # noqa: E402
+from verl_tool.trainer.preflight.memory import GB, Engine, Step, TrainedModel
+from verl_tool.trainer.preflight.model_shapes import ModelShape, shape_of
 
 GIB = 2**30
 H100 = 81559 * 2**20

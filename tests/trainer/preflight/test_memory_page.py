@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("verl")
 
-from memory_page import estimated_cells, rows_of_page, settings_of  # noqa: E402
-from preflight_configs import changed_config  # noqa: E402
+from memory_page import estimated_cells, rows_of_page, settings_of
+from preflight_configs import changed_config
 
-from verl_tool.trainer.preflight import backends, memory_report  # noqa: E402
-from verl_tool.trainer.preflight.checks import run_preflight  # noqa: E402
+from verl_tool.trainer.preflight import backends, memory_report
+from verl_tool.trainer.preflight.checks import run_preflight
 
 ROWS = rows_of_page()
 DOES_NOT_FIT = {"mathcoder", "terminal", "pixel_reasoner"}

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_tool.trainer.preflight.model_shapes import KNOWN, UnknownShapeError, shape_of  # noqa: E402
+from verl_tool.trainer.preflight.model_shapes import KNOWN, UnknownShapeError, shape_of
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,9 @@ def test_a_mixture_counts_all_experts_and_passes_a_few():
     assert (shape.experts, shape.active_intermediate, shape.intermediate) == (128, 8 * 768, 768)
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-30B-A3B", "TIGER-Lab/PixelReasoner-WarmStart"])
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-30B-A3B", "TIGER-Lab/PixelReasoner-WarmStart"]
+)
 def test_a_config_file_gives_the_same_shape_as_the_table(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(KNOWN[name]))
     from_file, known = shape_of(str(tmp_path)), shape_of(name)
@@ -75,5 +77,5 @@ def test_a_shape_that_cannot_be_had_is_named_with_the_reason(tmp_path, content, 
 
 
 def test_a_name_that_neither_the_cache_nor_the_table_has():
-    with pytest.raises(UnknownShapeError, match="config.json of some/model is not here"):
+    with pytest.raises(UnknownShapeError, match=r"config\.json of some/model is not here"):
         shape_of("some/model")

@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("verl")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from preflight_configs import changed_config, gpu_config  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from preflight_configs import changed_config, gpu_config
 
-from verl_tool.trainer.preflight.model_shapes import shape_of  # noqa: E402
-from verl_tool.trainer.preflight.parallelism import (  # noqa: E402
+from verl_tool.trainer.preflight.model_shapes import shape_of
+from verl_tool.trainer.preflight.parallelism import (
     check_batches,
     check_engine,
     check_separate_sampling,
@@ -83,14 +83,14 @@ def test_without_the_model_only_gpus_are_compared():
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        ({f"{ACTOR}.ulysses_sequence_parallel_size": 3}, r"actor\.ulysses_sequence_parallel_size=3 \(ULYSSES\) does not divide the 8"),
+        ({f"{ACTOR}.ulysses_sequence_parallel_size": 3}, r"size=3 \(ULYSSES\) does not divide the 8 GPUs"),
         ({f"{ACTOR}.ulysses_sequence_parallel_size": 8}, "must divide the model's 28 attention heads"),
         (
             {f"{ACTOR}.ulysses_sequence_parallel_size": 2, "actor_rollout_ref.model.use_remove_padding": False},
             "needs use_remove_padding=true",
         ),
         ({f"{ACTOR}.fsdp_config.fsdp_size": 3}, "fsdp_size=3 does not divide the 8 GPUs"),
-        ({f"{ACTOR}.ppo_max_token_len_per_gpu": 5119}, r"ppo_max_token_len_per_gpu=5119 is below one row of 5120 .* at least 5120$"),
+        ({f"{ACTOR}.ppo_max_token_len_per_gpu": 5119}, "len_per_gpu=5119 is below one row of 5120 .* at least 5120$"),
         ({f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 5000}, "log_prob_max_token_len_per_gpu=5000 is below one row"),
         (
             {"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 1, f"{ACTOR}.use_kl_loss": True},
@@ -125,7 +125,7 @@ def test_limits_of_models_that_do_not_run_are_not_compared():
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        ({f"{ACTOR}.ppo_mini_batch_size": 4, f"{ROLLOUT}.n": 1}, "rows cannot be shared equally by 8 data-parallel ranks"),
+        ({f"{ACTOR}.ppo_mini_batch_size": 4, f"{ROLLOUT}.n": 1}, "cannot be shared equally by 8 data-parallel ranks"),
         (
             {f"{ACTOR}.use_dynamic_bsz": False, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 3},
             "the 64 rows that each rank has of a mini-batch are no multiple of .*ppo_micro_batch_size_per_gpu=3",
@@ -159,7 +159,11 @@ def test_sequence_parallelism_leaves_fewer_ranks():
 
 @settings(max_examples=50, deadline=None)
 @given(
-    mini=st.integers(1, 12), n=st.integers(1, 6), gpus=st.integers(1, 8), micro=st.integers(1, 6), batch=st.integers(1, 24)
+    mini=st.integers(1, 12),
+    n=st.integers(1, 6),
+    gpus=st.integers(1, 8),
+    micro=st.integers(1, 6),
+    batch=st.integers(1, 24),
 )
 def test_of_the_newer_trainer_exactly_what_verl_asserts_is_refused(mini, n, gpus, micro, batch):
     sizes = {

@@ -31,7 +31,8 @@ def start(cpus, gpus=1):
 UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 
 def changed(**settings):
-    return changed_config("gsm8k/gpu.yaml", {{"trainer.n_gpus_per_node": 1, "resource_timeout": 3.0, UNITS: 2}} | settings)
+    few = {{"trainer.n_gpus_per_node": 1, "resource_timeout": 3.0, UNITS: 2}}
+    return changed_config("gsm8k/gpu.yaml", few | settings)
 
 config = changed()
 
@@ -86,9 +87,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_what_the_nodes_can_never_give_is_an_error_at_once(lines):
     few_cpus, few_gpus = lines[:2]
-    assert few_cpus.startswith("ResourcesError after 0: the training reserves 13 CPU slots of Ray: 1 (trainer) + 9 (Transf")
+    assert few_cpus.startswith(
+        "ResourcesError after 0: the training reserves 13 CPU slots of Ray: 1 (trainer) + 9 (Transf"
+    )
     assert "Ray's 1 nodes have 8 in all" in few_cpus
-    assert few_gpus.startswith("ResourcesError after 0: trainer.nnodes=1 nodes with 2 GPUs and 6 CPU slots each are needed")
+    assert few_gpus.startswith(
+        "ResourcesError after 0: trainer.nnodes=1 nodes with 2 GPUs and 6 CPU slots each are needed"
+    )
     assert "0 of Ray's 1 nodes have them (1 GPUs, 8 CPUs)" in few_gpus
 
 

@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("verl")
 
-from preflight_configs import changed_config, gpu_config  # noqa: E402
+from preflight_configs import changed_config, gpu_config
 
-from verl_tool.sandbox.isolation.levels import Isolation, Level  # noqa: E402
-from verl_tool.servers.tools import load_tools  # noqa: E402
-from verl_tool.trainer.preflight import resources  # noqa: E402
-from verl_tool.trainer.preflight.memory import GB  # noqa: E402
-from verl_tool.trainer.preflight.model_shapes import shape_of  # noqa: E402
-from verl_tool.trainer.preflight.resources import (  # noqa: E402
+from verl_tool.sandbox.isolation.levels import Isolation, Level
+from verl_tool.servers.tools import load_tools
+from verl_tool.trainer.preflight import resources
+from verl_tool.trainer.preflight.memory import GB
+from verl_tool.trainer.preflight.model_shapes import shape_of
+from verl_tool.trainer.preflight.resources import (
     check_cpu_slots,
     check_disk,
     check_isolation,
@@ -71,7 +71,9 @@ def test_a_ray_of_our_own_has_a_place_for_all(monkeypatch):
 
 def test_too_few_slots_that_the_config_asks_for_are_refused():
     (told,) = check_cpu_slots(gpu_config("gsm8k/gpu.yaml", ray_kwargs__ray_init__num_cpus=33))
-    assert told.startswith("ray_kwargs.ray_init.num_cpus=33, and the training reserves 34 CPU slots of Ray: 1 (trainer) + ")
+    assert told.startswith(
+        "ray_kwargs.ray_init.num_cpus=33, and the training reserves 34 CPU slots of Ray: 1 (trainer) + "
+    )
     assert "9 (TransferQueue) + 24 (GPU workers)" in told
     assert f"{UNITS}=8" in told
     assert not list(check_cpu_slots(gpu_config("gsm8k/gpu.yaml", ray_kwargs__ray_init__num_cpus=34)))

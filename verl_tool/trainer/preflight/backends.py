@@ -21,8 +21,14 @@ STRATEGIES = {
     "TorchTitan": {"torchtitan": "torchtitan"},
     "MindSpeed": {"mindspeed": "mindspeed"},
 }
-"""By the name with which verl's class of a config begins: the strategies that it has, and the module that each needs."""
-MODEL_ENGINES = {"Mcore": "megatron", "VeOmni": "veomni", "TorchTitan": "torchtitan", "FSDP": "dp", "MindSpeed": "mindspeed"}
+"""By the name with which verl's class of a config begins: its strategies, and the module that each needs."""
+MODEL_ENGINES = {
+    "Mcore": "megatron",
+    "VeOmni": "veomni",
+    "TorchTitan": "torchtitan",
+    "FSDP": "dp",
+    "MindSpeed": "mindspeed",
+}
 CHECKPOINT_ENGINES = {
     "naive": None, "nccl": "cupy", "nixl": "nixl", "mooncake": "mooncake", "delta_sharded": "cupy",
     "kimi_ckpt_engine": "checkpoint_engine", "hccl": "torch_npu",
@@ -64,8 +70,8 @@ def check_combinations(config: DictConfig) -> Iterator[str]:
     backend = part.rollout.checkpoint_engine.backend
     if backend not in CHECKPOINT_ENGINES and part.rollout.checkpoint_engine.get("custom_backend_module") is None:
         yield (
-            f"{_ROLLOUT}.checkpoint_engine.backend={backend!r} is unknown; known: {', '.join(CHECKPOINT_ENGINES)}, or one "
-            "that checkpoint_engine.custom_backend_module registers"
+            f"{_ROLLOUT}.checkpoint_engine.backend={backend!r} is unknown; known: {', '.join(CHECKPOINT_ENGINES)}, or "
+            "one that checkpoint_engine.custom_backend_module registers"
         )
 
 

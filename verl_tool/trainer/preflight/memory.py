@@ -1,9 +1,9 @@
 """How much memory of one GPU each phase of a step takes: arithmetic of what verl's FSDP engine and vLLM allocate.
 
-An estimate, not a measurement. 1 GB is 10^9 bytes. Assumed, from the code that is named, or where nothing says it, by us:
+An estimate, not a measurement. 1 GB is 10^9 bytes. Assumed, from the code that is named or else by us:
 
-- Training state: weights in `fsdp_config.model_dtype` (verl: fp32), gradients and Adam's two moments in the same type, 16
-  bytes per trained parameter in all, which is also the sum of ZeRO's mixed precision (arXiv 1910.02054, section 3.1).
+- Training state: weights in `fsdp_config.model_dtype` (verl: fp32), gradients and Adam's two moments in the same type,
+  16 bytes per trained parameter in all, which is also ZeRO's sum for mixed precision (arXiv 1910.02054, section 3.1).
   FSDP shards it over its group. AdamW's update of all tensors at once takes 4 more bytes (PyTorch: ``foreach``).
 - Gradient accumulation: verl 0.9.0 synchronizes gradients at the last micro-batch only, so that each GPU holds those of
   the whole model before it (`FSDPEngine._gradient_sync_context`): in the computing type with FSDP, in fp32 with FSDP2.
@@ -64,7 +64,7 @@ class TrainedModel:
     entropy_in_chunks: bool = True
     """Whether the entropy is computed without a copy of all logits: compiled, or in chunks."""
     scaled_copy: bool = True
-    """Whether logits are divided by the temperature into a second tensor: verl 0.9.0 always, 0.9.1 at another than 1."""
+    """Whether logits are divided by the temperature into a second tensor: in verl 0.9.1 at another than 1."""
     fused_loss: bool = True
     """Whether flash-attention's cross entropy is there, whose backward pass is in place."""
     fused_kernels: bool = False
@@ -245,7 +245,7 @@ class Step:
             self._forward("log-probs", actor, rest, asleep),
             *([self._forward("reference", self.reference, self._resident(), asleep)] if self.reference else []),
             *([self._forward("values", critic, actor.resident(), asleep)] if critic else []),
-            *([phase for phase in self._update("critic", critic, actor.resident(), asleep)] if critic else []),
+            *(self._update("critic", critic, actor.resident(), asleep) if critic else []),
             *self._update("actor", actor, rest, asleep),
         ]
         if engine is not None:
@@ -306,8 +306,8 @@ class Step:
         )
 
     def host_bytes(self) -> float:
-        """Of all nodes together, what waits in host memory: offloaded state, the reference, the engine's weights where an
-        adapter is trained (vLLM's sleep level 1)."""
+        """Of all nodes together, what waits in host memory: offloaded state, the reference, and the engine's weights
+        where an adapter is trained (vLLM's sleep level 1)."""
         total = 0.0
         for model in filter(None, (self.actor, self.critic)):
             copies = self.gpus / model.shards
@@ -330,9 +330,9 @@ class Step:
             state = model.weights + model.optimizer + model.weight_bytes * model.trained / model.shards
             if state > self.card:
                 found.append(
-                    f"the {name}'s weights, gradients and optimizer take {state / GB:.0f} GB of each GPU in its update, "
-                    f"and a GPU has {self.card / GB:.0f} GB; offloading does not help, since they are back for the "
-                    "update: train an adapter (LORA_RANK), use more GPUs, a smaller model, or FSDP2's "
+                    f"the {name}'s weights, gradients and optimizer take {state / GB:.0f} GB of each GPU in its "
+                    f"update, and a GPU has {self.card / GB:.0f} GB; offloading does not help, since they are back for "
+                    "the update: train an adapter (LORA_RANK), use more GPUs, a smaller model, or FSDP2's "
                     "fsdp_config.offload_policy=true"
                 )
         engine = self.engine
@@ -351,8 +351,8 @@ class Step:
         )
         if at_start + share > self.card:
             found.append(
-                f"rollout.gpu_memory_utilization={engine.utilization} takes {share / GB:.0f} of {self.card / GB:.0f} GB, "
-                f"and the trainer's weights on the card another {at_start / GB:.0f} GB; lower it (GPU_MEMORY), or "
+                f"rollout.gpu_memory_utilization={engine.utilization} takes {share / GB:.0f} of {self.card / GB:.0f} "
+                f"GB, and the trainer's weights on the card another {at_start / GB:.0f} GB; lower it (GPU_MEMORY), or "
                 "offload the weights (OFFLOAD=true)"
             )
         return found

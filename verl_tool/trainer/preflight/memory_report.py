@@ -118,15 +118,16 @@ def _remedy(phase: str, step: Step) -> str:
     if phase.endswith("sync"):
         return "use more GPUs, or set TENSOR_PARALLEL"
     shared = ", share a row by ULYSSES=2" if step.gpus > 1 else ""
-    return f"lower MAX_TOKENS_PER_GPU (at least prompt plus response) or MAX_RESPONSE_LENGTH{shared}, or set FUSED_KERNELS=true"
+    tokens = "MAX_TOKENS_PER_GPU (at least prompt plus response) or MAX_RESPONSE_LENGTH"
+    return f"lower {tokens}{shared}, or set FUSED_KERNELS=true"
 
 
 def _host(config: DictConfig, step: Step) -> Iterator[str]:
     needed, found = step.host_bytes() / config.trainer.nnodes, psutil.virtual_memory().total
     if needed > WARN_SHARE * found:
         yield (
-            f"what is offloaded takes {needed / GB:.0f} GB of each node's memory, and this one has {found / GB:.0f} GB; "
-            "set OFFLOAD=false, or use more nodes"
+            f"what is offloaded takes {needed / GB:.0f} GB of each node's memory, and this one has {found / GB:.0f} "
+            "GB; set OFFLOAD=false, or use more nodes"
         )
 
 

@@ -77,8 +77,8 @@ KNOWN: dict[str, dict[str, Any]] = {
     "TIGER-Lab/PixelReasoner-WarmStart": _PIXEL_REASONER,
     "Qwen/Qwen3-30B-A3B": _QWEN3_30B_A3B,
 }
-"""Shapes of the models that recipes and documentation name, as their config.json has them, for machines without a network.
-The numbers of parameters that follow are those that the model hub gives (`tests/trainer/preflight/test_model_shapes.py`)."""
+"""Shapes of the models that recipes and documentation name, as their config.json has them, for machines without a
+network. The numbers of parameters that follow are the published ones (see `test_model_shapes.py`)."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ModelShape:
     """Values that latent attention (MLA) caches of a token in a layer; 0: keys and values of each head are cached."""
 
     def kv_values(self, tensor_parallel: int) -> int:
-        """Values that a GPU of `tensor_parallel` caches of one token: a head is never split, and latents are replicated."""
+        """Values that a GPU of `tensor_parallel` caches of one token: heads are not split, latents are replicated."""
         of_layer = self.latent_kv or 2 * max(1, self.kv_heads // tensor_parallel) * self.head_dim
         return self.layers * of_layer
 

@@ -45,7 +45,7 @@ def check_engine(config: DictConfig, shape: ModelShape | None) -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
     try:
         omega_conf_to_dataclass(rollout)
-    except Exception as error:  # Hydra and verl's own checks raise all sorts of
+    except Exception as error:  # noqa: BLE001 - Hydra and verl's own checks raise all sorts of
         yield f"{_ROLLOUT}: {getattr(error, '__cause__', None) or error}"
         return
     if rollout.name not in ("vllm", "sglang", "trtllm"):
@@ -63,8 +63,8 @@ def check_engine(config: DictConfig, shape: ModelShape | None) -> Iterator[str]:
         )
     elif of_node % replica and replica % of_node:
         yield (
-            f"{sizes} spreads a replica of {replica} GPUs unevenly over nodes of {of_node} GPUs; set it to a divisor of "
-            f"{of_node}, such as {_divisor(of_node, replica)}"
+            f"{sizes} spreads a replica of {replica} GPUs unevenly over nodes of {of_node} GPUs; set it to a divisor "
+            f"of {of_node}, such as {_divisor(of_node, replica)}"
         )
     elif rollout.data_parallel_size > 1 and min(replica, of_node) % tensor:
         yield f"{sizes}: each node of a replica must hold whole tensor-parallel groups; lower it"
@@ -113,8 +113,8 @@ def _engine_lengths(config: DictConfig, shape: ModelShape | None) -> Iterator[st
     length, batched = rollout.max_model_len, rollout.max_num_batched_tokens
     if length is not None and length <= prompt:
         yield (
-            f"{_ROLLOUT}.max_model_len={length} leaves no token behind a prompt of data.max_prompt_length={prompt}; set "
-            f"it to prompt plus response, {prompt + config.data.max_response_length}"
+            f"{_ROLLOUT}.max_model_len={length} leaves no token behind a prompt of data.max_prompt_length={prompt}; "
+            f"set it to prompt plus response, {prompt + config.data.max_response_length}"
         )
     # vLLMHttpServer._validate_configs
     if shape is not None and shape.max_positions and length is not None and length > shape.max_positions:
@@ -193,14 +193,16 @@ def check_training(config: DictConfig, shape: ModelShape | None) -> Iterator[str
                 f"{shape.kv_heads} key-value heads or be a multiple (by {shape.source}); change it"
             )
         if model.fsdp_size > 0 and gpus % min(model.fsdp_size, gpus):
-            yield f"{model.name}: fsdp_size={model.fsdp_size} does not divide the {gpus} GPUs; set it to a divisor, or -1"
+            size_of = f"{model.name}: fsdp_size={model.fsdp_size}"
+            yield f"{size_of} does not divide the {gpus} GPUs; set it to a divisor, or -1"
         for setting, limit in model.token_limits:
             if limit is not None and limit * size < row:  # rearrange_micro_batches
                 times = f" times ulysses_sequence_parallel_size={size}" if size > 1 else ""
                 yield (
                     f"{setting}={limit}{times} is below one row of {row} tokens (data.max_prompt_length="
-                    f"{config.data.max_prompt_length} plus data.max_response_length={config.data.max_response_length}), "
-                    f"which is never cut up; set it to at least {-(-row // size)}"
+                    f"{config.data.max_prompt_length} plus "
+                    f"data.max_response_length={config.data.max_response_length}), which is never cut up; set it to at "
+                    f"least {-(-row // size)}"
                 )
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if bool(actor.use_dynamic_bsz) != bool(rollout.log_prob_use_dynamic_bsz):  # ActorRolloutRefWorker.init_model
@@ -292,16 +294,16 @@ def check_separate_sampling(config: DictConfig) -> Iterator[str]:
     mode = "trainer.v1.trainer_mode=separate_async"
     if batch != steps * mini:
         yield (
-            f"{mode}: data.train_batch_size={batch} must be trainer.v1.separate_async.parameter_sync_step={steps} times "
-            f"{_ACTOR}.ppo_mini_batch_size={mini}, {steps * mini}; change one of them"
+            f"{mode}: data.train_batch_size={batch} must be trainer.v1.separate_async.parameter_sync_step={steps} "
+            f"times {_ACTOR}.ppo_mini_batch_size={mini}, {steps * mini}; change one of them"
         )
     own = rollout.nnodes * rollout.n_gpus_per_node
     if own <= 0:
         yield f"{mode} samples on GPUs of its own; set {_ROLLOUT}.nnodes and {_ROLLOUT}.n_gpus_per_node"
     elif own % _replica_size(rollout):
         yield (
-            f"{mode}: {own} GPUs to sample on ({_ROLLOUT}.nnodes times {_ROLLOUT}.n_gpus_per_node) are no multiple of a "
-            f"replica's {_replica_size(rollout)} (TENSOR_PARALLEL); change one of them"
+            f"{mode}: {own} GPUs to sample on ({_ROLLOUT}.nnodes times {_ROLLOUT}.n_gpus_per_node) are no multiple of "
+            f"a replica's {_replica_size(rollout)} (TENSOR_PARALLEL); change one of them"
         )
     if rollout.checkpoint_engine.backend == "naive":
         yield (

@@ -37,7 +37,8 @@ class ClaimTimeoutError(TrainingAbortedError):
 def wait_for_resources(config: DictConfig) -> None:
     """Return when the Ray that was joined has free what the training is about to claim.
 
-    Raises ResourcesError at once if its nodes can never give it, and after ``resource_timeout`` seconds if others hold it.
+    Raises ResourcesError at once if its nodes can never give it, and after ``resource_timeout`` seconds if others hold
+    it.
     """
     slots, gpus = cpu_slots(config), world_size(config)
     _check_nodes(config, slots, gpus)
@@ -45,8 +46,8 @@ def wait_for_resources(config: DictConfig) -> None:
     while lacking := _lacking(config, slots, gpus):
         if time.monotonic() > deadline:
             raise ResourcesError(
-                f"{lacking} after resource_timeout={config.resource_timeout:g} s; free now: {describe_free()}. Wait for "
-                "the other jobs of this cluster or end them, add nodes, or raise resource_timeout"
+                f"{lacking} after resource_timeout={config.resource_timeout:g} s; free now: {describe_free()}. Wait "
+                "for the other jobs of this cluster or end them, add nodes, or raise resource_timeout"
             )
         time.sleep(_POLL_SECONDS)
 
@@ -64,9 +65,10 @@ def _check_nodes(config: DictConfig, slots: CpuSlots, gpus: int) -> None:
     fit = [node for node in nodes if node.get(name, 0) >= of_node and node.get("CPU", 0) >= slots.largest_bundle]
     if len(fit) < config.trainer.nnodes:
         raise ResourcesError(
-            f"trainer.nnodes={config.trainer.nnodes} nodes with {of_node} {name}s and {slots.largest_bundle} CPU slots each "
-            f"are needed, and {len(fit)} of Ray's {len(nodes)} nodes have them ({_by_node(nodes, name)}); change nnodes "
-            "(NNODES) or trainer.n_gpus_per_node (N_GPUS), or start nodes with ray start --num-gpus=N --num-cpus=N"
+            f"trainer.nnodes={config.trainer.nnodes} nodes with {of_node} {name}s and {slots.largest_bundle} CPU slots "
+            f"each are needed, and {len(fit)} of Ray's {len(nodes)} nodes have them ({_by_node(nodes, name)}); change "
+            "nnodes (NNODES) or trainer.n_gpus_per_node (N_GPUS), or start nodes with ray start --num-gpus=N "
+            "--num-cpus=N"
         )
     units = slots.transfer_queue - 1
     empty = [node for node in nodes if not node.get("CPU", 0)]
@@ -110,7 +112,9 @@ def _other_queue() -> bool:
 def describe_free() -> str:
     """What Ray has free of what it has, in words."""
     free, total = ray.available_resources(), ray.cluster_resources()
-    return ", ".join(f"{free.get(name, 0):g} of {total[name]:g} {name}s" for name in ("CPU", "GPU", "NPU") if name in total)
+    return ", ".join(
+        f"{free.get(name, 0):g} of {total[name]:g} {name}s" for name in ("CPU", "GPU", "NPU") if name in total
+    )
 
 
 @contextmanager
@@ -126,8 +130,8 @@ def claim_deadline(config: DictConfig, what: str) -> Iterator[None]:
             abort_training(
                 ClaimTimeoutError(
                     f"Ray did not give {what} within resource_timeout={seconds:g} s; the training reserves "
-                    f"{cpu_slots(config).describe()}; free now: {describe_free()}. Wait for the other jobs of this cluster "
-                    "or end them, raise ray_kwargs.ray_init.num_cpus, or raise resource_timeout"
+                    f"{cpu_slots(config).describe()}; free now: {describe_free()}. Wait for the other jobs of this "
+                    "cluster or end them, raise ray_kwargs.ray_init.num_cpus, or raise resource_timeout"
                 )
             )
 
@@ -159,9 +163,9 @@ def limit_placement_groups(seconds: float) -> None:
             group = wrapped(*args, **kwargs)
             if not group.wait(seconds):
                 raise ResourcesError(
-                    f"Ray did not give the {len(group.bundle_specs)} bundles {group.bundle_specs[0]} on one node within "
-                    f"resource_timeout={seconds:g} s; free now: {describe_free()}. Wait for the other jobs of this cluster "
-                    "or end them, or raise resource_timeout"
+                    f"Ray did not give the {len(group.bundle_specs)} bundles {group.bundle_specs[0]} on one node "
+                    f"within resource_timeout={seconds:g} s; free now: {describe_free()}. Wait for the other jobs of "
+                    "this cluster or end them, or raise resource_timeout"
                 )
             return group
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from verl.trainer.distillation import is_distillation_enabled
 
 from verl_tool.errors import VerlToolError
@@ -86,8 +86,8 @@ def joins_cluster(config: DictConfig) -> bool:
 
 
 def set_cpu_slots(config: DictConfig) -> None:
-    """Let a Ray of our own have a place for all that verl reserves, on a machine with fewer cores too, unless the config
-    says how many."""
+    """Let a Ray of our own have a place for all that verl reserves, on a machine with fewer cores too, unless the
+    config says how many."""
     given = config.ray_kwargs.ray_init
     if not joins_cluster(config) and given.get("num_cpus") is None:
         with open_dict(config):
@@ -120,20 +120,23 @@ def warn_of_cores(config: DictConfig) -> Iterator[str]:
     processes, cores = config.trainer.n_gpus_per_node + 1, _cores()
     if config.trainer.device == "cuda" and not joins_cluster(config) and cores < processes:
         yield (
-            f"this machine has {cores} cores for {config.trainer.n_gpus_per_node} GPU workers, their engines, tools and "
-            "rewards, which will wait for each other; 8 cores or more per GPU are usual"
+            f"this machine has {cores} cores for {config.trainer.n_gpus_per_node} GPU workers, their engines, tools "
+            "and rewards, which will wait for each other; 8 cores or more per GPU are usual"
         )
 
 
 def check_disk(config: DictConfig, shape: ModelShape | None) -> tuple[list[str], list[str]]:
     """Problems and warnings of the disks of the run and its checkpoints."""
     problems, warnings = [], []
-    for setting, folder in (("run_dir", config.run_dir), ("trainer.default_local_dir", config.trainer.default_local_dir)):
+    for setting, folder in (
+        ("run_dir", config.run_dir),
+        ("trainer.default_local_dir", config.trainer.default_local_dir),
+    ):
         free = _free(Path(folder))
         if free < MIN_FREE_BYTES:
             problems.append(
-                f"{setting}={folder}: its disk has {free / GB:.1f} GB left, and a run needs {MIN_FREE_BYTES / GB:.0f} at "
-                "least; make room, or set RUN to a folder elsewhere"
+                f"{setting}={folder}: its disk has {free / GB:.1f} GB left, and a run needs {MIN_FREE_BYTES / GB:.0f} "
+                "at least; make room, or set RUN to a folder elsewhere"
             )
     if shape is None or config.trainer.save_freq <= 0 or problems:
         return problems, warnings
@@ -201,7 +204,8 @@ def check_isolation(tools: list[Tool]) -> Iterator[str]:
     except VerlToolError as error:
         yield (
             f"tool_server.start: {', '.join(sorted(needs))} run code in a sandbox: {error}. tool_server.isolation=none "
-            "(ISOLATION=none of a recipe) accepts less; or run the tool server on a machine that gives it, and set TOOL_SERVER_URL"
+            "(ISOLATION=none of a recipe) accepts less; or run the tool server on a machine that gives it, and set "
+            "TOOL_SERVER_URL"
         )
 
 
