@@ -184,7 +184,7 @@ def tools_of(config: DictConfig) -> list[Tool]:
 
 def args_of(config: DictConfig) -> list[str]:
     """The command line of a server that the training starts."""
-    level = config.tool_server.isolation
+    level = config.tool_server.get("isolation")  # a run from before it was there has none
     return [*map(str, config.tool_server.args), *([] if level is None else ["--isolation", str(level)])]
 
 
