@@ -12,9 +12,9 @@ from verl_tool.agent_workers.no_engine import NAME as NO_ENGINE
 from verl_tool.trainer.preflight.parallelism import has_critic, has_reference
 
 _ROLLOUT = "actor_rollout_ref.rollout"
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm", NO_ENGINE: None}
+ENGINES: dict[str, str | None] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm", NO_ENGINE: None}
 """Rollout engines, and the module that each needs."""
-STRATEGIES = {
+STRATEGIES: dict[str, dict[str, str | None]] = {
     "FSDP": {"fsdp": None, "fsdp2": None, "fsdp_turbo": "fsdp_turbo"},
     "Mcore": {"megatron": "megatron.core"},
     "VeOmni": {"veomni": "veomni"},
@@ -29,7 +29,7 @@ MODEL_ENGINES = {
     "FSDP": "dp",
     "MindSpeed": "mindspeed",
 }
-CHECKPOINT_ENGINES = {
+CHECKPOINT_ENGINES: dict[str, str | None] = {
     "naive": None, "nccl": "cupy", "nixl": "nixl", "mooncake": "mooncake", "delta_sharded": "cupy",
     "kimi_ckpt_engine": "checkpoint_engine", "hccl": "torch_npu",
 }  # fmt: skip

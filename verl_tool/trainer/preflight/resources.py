@@ -127,7 +127,8 @@ def warn_of_cores(config: DictConfig) -> Iterator[str]:
 
 def check_disk(config: DictConfig, shape: ModelShape | None) -> tuple[list[str], list[str]]:
     """Problems and warnings of the disks of the run and its checkpoints."""
-    problems, warnings = [], []
+    problems: list[str] = []
+    warnings: list[str] = []
     for setting, folder in (
         ("run_dir", config.run_dir),
         ("trainer.default_local_dir", config.trainer.default_local_dir),
