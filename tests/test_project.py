@@ -111,9 +111,9 @@ ARROWS = {
     "doctor.checks": "protocol formats servers.tools agent_loop agent_workers",
     "trainer.monitoring": "protocol",
     "trainer.progress": "agent_loop.verl trainer.monitoring",
-    "trainer": "protocol formats platforms servers.supervised_server servers.tool_config servers.tools servers.mcp "
-    "servers.serve servers.ray_serve agent_loop agent_loop.verl agent_workers doctor.checks trainer.monitoring "
-    "trainer.progress",
+    "trainer": "protocol formats platforms sandbox servers.supervised_server servers.tool_config servers.tools "
+    "servers.mcp servers.serve servers.ray_serve agent_loop agent_loop.verl agent_workers doctor.checks "
+    "trainer.monitoring trainer.progress",
     "eval_service": "protocol formats client web agent_loop agent_loop.verl servers.command_options servers.metrics "
     "servers.supervised_server servers.server_console servers.execution servers.api servers.settings servers.serve",
     "viewer": "protocol servers.command_options servers.execution servers.api trainer.monitoring",

@@ -23,9 +23,13 @@ variables="
     CLIP_HIGH            actor_rollout_ref.actor.clip_ratio_high
     DATA                 recipe.data
     DYNAMIC_BATCH        actor_rollout_ref.actor.use_dynamic_bsz
+    ENFORCE_EAGER        actor_rollout_ref.rollout.enforce_eager
     ENTROPY_COEFF        actor_rollout_ref.actor.entropy_coeff
     EPOCHS               trainer.total_epochs
+    FUSED_KERNELS        actor_rollout_ref.model.use_fused_kernels
     GPU_MEMORY           actor_rollout_ref.rollout.gpu_memory_utilization
+    GPU_MEMORY_GB        gpu_memory_gb
+    ISOLATION            tool_server.isolation
     KEEP_CHECKPOINTS     trainer.max_actor_ckpt_to_keep
     KL_LOSS_COEF         actor_rollout_ref.actor.kl_loss_coef
     LEARNING_RATE        actor_rollout_ref.actor.optim.lr
@@ -40,6 +44,7 @@ variables="
     MAX_OBS_LENGTH       actor_rollout_ref.agent.max_obs_length
     MAX_PROMPT_LENGTH    data.max_prompt_length
     MAX_RESPONSE_LENGTH  data.max_response_length
+    MAX_TOKENS_PER_GPU   actor_rollout_ref.actor.ppo_max_token_len_per_gpu
     MAX_TURNS            actor_rollout_ref.agent.max_turns
     MICRO_BATCH_SIZE     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
     MINI_BATCH_SIZE      actor_rollout_ref.actor.ppo_mini_batch_size
@@ -62,6 +67,7 @@ variables="
     TOOL_REPLICAS        recipe.tool_replicas
     TOP_P                actor_rollout_ref.rollout.top_p
     TRAIN_FILES          data.train_files
+    ULYSSES              actor_rollout_ref.actor.ulysses_sequence_parallel_size
     USE_TOOL             actor_rollout_ref.agent.enable_agent
     VAL_FILES            data.val_files
     VAL_TEMPERATURE      actor_rollout_ref.rollout.val_kwargs.temperature

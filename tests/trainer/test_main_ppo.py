@@ -12,12 +12,14 @@ torch = pytest.importorskip("torch")
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from ray.exceptions import RayTaskError  # noqa: E402
 from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
 from verl_loop import composed  # noqa: E402
 
 from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions  # noqa: E402
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.trainer import main_ppo  # noqa: E402
+from verl_tool.trainer import main_ppo, parts_check  # noqa: E402
+from verl_tool.trainer.preflight.checks import Preflight  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator"
@@ -212,6 +214,26 @@ def test_a_dry_run_prints_the_config_then_what_would_be_refused_and_leaves_nothi
     assert OmegaConf.create(printed.out[printed.out.index("actor_rollout_ref:") :]).tool_server.start == "pyton_code"
     assert f"not there yet: data.train_files: there is no file {tmp_path}/no.parquet" in printed.err
     assert not run.exists()
+
+
+def test_a_dry_run_prints_what_it_warns_of_and_the_estimate_of_memory(tmp_path, capsys, monkeypatch):
+    found = Preflight(warnings=["little room"], memory=Table("phase", "total"))
+    monkeypatch.setattr(parts_check, "run_preflight", lambda _config: found)
+    monkeypatch.setattr(main_ppo, "look_at_setup", lambda *_args, **_kwargs: None)
+    files = [f"data.train_files={tmp_path}/no.parquet", "data.val_files=null", "tool_server.start=calculator"]
+    reward = "reward.reward_manager.name=gsm8k"
+    main_ppo.dry_run(composed("platform=cpu", "algorithm.adv_estimator=grpo", STOPS, *SIZES, *files, reward))
+    printed = capsys.readouterr().err
+    assert "warning: little room" in printed
+    assert printed.index("phase") < printed.index("total")
+
+
+def test_the_tool_server_is_started_with_its_isolation():
+    args = ["tool_server.start=python_code", "tool_server.args=[--num_replicas,'2']"]
+    assert parts_check.args_of(composed(*args)) == ["--num_replicas", "2"]
+    weaker = composed(*args, "tool_server.isolation=none")
+    assert parts_check.args_of(weaker) == ["--num_replicas", "2", "--isolation", "none"]
+    assert parts_check.tools_of(weaker)[0].options.isolation == "none"
 
 
 def test_metrics_of_an_earlier_start_are_kept(tmp_path):

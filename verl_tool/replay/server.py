@@ -24,7 +24,8 @@ def tool_server(config: DictConfig | None, url: str | None) -> Iterator[str]:
     agent = config.actor_rollout_ref.agent if config is not None else {}
     if url is None and config is not None and config.tool_server.start is not None:
         (port,) = free_ports(1)
-        args = tuple(map(str, config.tool_server.args))
+        level = config.tool_server.get("isolation")
+        args = (*map(str, config.tool_server.args), *(() if level is None else ("--isolation", str(level))))
         command = serve_command(config.tool_server.start, port, args)
         timeout = float(config.tool_server.start_timeout)
         with SupervisedServer(command, f"http://127.0.0.1:{port}", LOG, start_timeout=timeout) as server:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 import hydra
 import psutil
 import ray
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayError, RayTaskError
 from rich.console import Console
@@ -47,11 +49,15 @@ from verl_tool.trainer.recipe import make_inputs, make_tool_data, report, tool_d
 from verl_tool.trainer.row_files import check_columns, check_rows, columns_for_reward
 from verl_tool.trainer.told_prompts import files_of, tell_tools
 
+log = logging.getLogger(__name__)
+
 LOG = "main_ppo.log"
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
 """Names verl's agent loop worker makes ours by."""
 
 RAY_START_TRIES = 3
+DRY_RUN_WIDTH = 132
+"""Columns of the table of memory where nothing says how many there are."""
 CALLS_ON_RECORD = 2000
 """How many past calls a Ray of our own lists: a hundred thousand, as it would, take kilobytes each."""
 _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM_DISABLE")
@@ -161,7 +167,11 @@ def dry_run(config: DictConfig) -> None:
             f"not there yet: recipe.tool_data: the recipe makes {folder} for its tools, then they are checked",
             file=sys.stderr,
         )
-    check_parts(config, tool_data_is_there=folder is None)
+    preflight = check_parts(config, tool_data_is_there=folder is None)
+    for warning in preflight.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if preflight.memory is not None:
+        Console(stderr=True, width=None if sys.stderr.isatty() else DRY_RUN_WIDTH).print(preflight.memory)
     if folder is not None:
         return
     _check_rows(config)
@@ -183,7 +193,8 @@ def prepare(config: DictConfig, console: Console) -> None:
 
     complete(config)
     make_tool_data(config, console)
-    check_parts(config)
+    for warning in check_parts(config).warnings:
+        log.warning("%s", warning)
     check_same_run(config)
     _save(config)
 
@@ -252,6 +263,7 @@ def complete(config: DictConfig) -> None:
     from verl.utils.device import auto_set_device
 
     from verl_tool.trainer.ppo.estimators import check_algorithm
+    from verl_tool.trainer.preflight.resources import set_cpu_slots
 
     OmegaConf.set_struct(config, True)
     with open_dict(config):
@@ -264,6 +276,7 @@ def complete(config: DictConfig) -> None:
         if config.actor_rollout_ref.rollout.agent.agent_loop_config_path is None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
         _leave_resources_to_cluster(config)
+        set_cpu_slots(config)
         _replace_engine(config)
         adapt_rollout(config)
         if config.deterministic:
@@ -279,8 +292,8 @@ def complete(config: DictConfig) -> None:
     check_algorithm(config)
     try:
         validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    except (AssertionError, ValueError) as error:
-        raise ConfigError(f"verl refuses the config: {error}") from error
+    except (AssertionError, ValueError, InstantiationException) as error:
+        raise ConfigError(f"verl refuses the config: {error.__cause__ or error}") from error
 
 
 def preloaded(config: DictConfig) -> contextlib.AbstractContextManager[None]:
@@ -296,6 +309,8 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
 
     It starts meanwhile: it is up when the function that this gives returns, which raises ToolServerError if it fails.
     """
+    from verl_tool.trainer.parts_check import args_of
+
     wanted = config.tool_server
     if wanted.start is None:
         yield lambda: None
@@ -304,7 +319,7 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
     url_file, log = run / "tool_server.url", run / "tool_server.log"
     # The same for whoever goes on with this run, so that what this start leaves behind is replaced.
     app_name = f"verl_tool-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
-    args = ["--url_file", str(url_file), *map(str, wanted.args)]
+    args = ["--url_file", str(url_file), *args_of(config)]
     command = serve_command(wanted.start, wanted.port, args, app_name=app_name)
     server = SupervisedServer(
         command,
@@ -342,7 +357,7 @@ def train(config: DictConfig, console: Console, wait_for_tools: Callable[[], Non
     shown = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
     try:
         with shown, ray_settings(config):
-            _run(config, _Started(ray.remote(num_cpus=1)(runner), wait_for_tools))
+            _run(config, _Started(ray.remote(num_cpus=1)(runner), wait_for_tools, config))
     finally:
         if ours:
             ray.shutdown()
@@ -371,16 +386,19 @@ def _run(config: DictConfig, runner: _Started) -> None:
 class _Started:
     """An actor class, which verl starts right behind Ray: Ray has put its own handler of SIGTERM in place of ours."""
 
-    def __init__(self, actor_class: Any, wait_for_tools: Callable[[], None]) -> None:
-        self._actor_class, self._wait_for_tools = actor_class, wait_for_tools
+    def __init__(self, actor_class: Any, wait_for_tools: Callable[[], None], config: DictConfig) -> None:
+        self._actor_class, self._wait_for_tools, self._config = actor_class, wait_for_tools, config
 
     def options(self, **options: Any) -> _Started:
         """As of an actor class."""
-        return _Started(self._actor_class.options(**options), self._wait_for_tools)
+        return _Started(self._actor_class.options(**options), self._wait_for_tools, self._config)
 
     def remote(self) -> Any:
-        """As of an actor class; it starts while the tool server does."""
+        """As of an actor class; it starts while the tool server does. Raises ResourcesError."""
+        from verl_tool.trainer.preflight.ray_resources import wait_for_resources
+
         signal.signal(signal.SIGTERM, _interrupt)
+        wait_for_resources(self._config)
         actor = self._actor_class.remote()
         self._wait_for_tools()
         return actor

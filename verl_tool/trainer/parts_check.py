@@ -26,6 +26,8 @@ from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
 from verl_tool.trainer.backends.backend_checks import missing_sglang
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
+from verl_tool.trainer.preflight.checks import Preflight, run_preflight
+from verl_tool.trainer.preflight.resources import check_isolation, joins_cluster
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""
@@ -98,24 +100,21 @@ RANGES = (
 )
 
 
-def check_parts(config: DictConfig, *, tool_data_is_there: bool = True) -> None:
-    """Raises ConfigError that tells all that stands in the way of a training with this config.
+def check_parts(config: DictConfig, *, tool_data_is_there: bool = True) -> Preflight:
+    """What may go wrong in a training with this config. Raises ConfigError that tells all that stands in its way.
 
     Not `tool_data_is_there`: tools and reward manager, which read what a recipe has yet to make, are not looked at.
     """
-    problems = [*_of_numbers(config), *missing_sglang(config)]
+    problems = [problem for each in RANGES if (problem := each.problem(config))]
+    preflight = Preflight()
+    if not problems:
+        preflight = run_preflight(config)
+        problems += [*_of_gpus(config), *missing_sglang(config), *preflight.problems]
     if tool_data_is_there:
-        problems += [*_of_tools(config), *_of_reward_manager(config)]
+        problems += [*_of_tools(config, preflight), *_of_reward_manager(config)]
     if problems:
         raise ConfigError("\n       ".join(problems))
-
-
-def _of_numbers(config: DictConfig) -> Iterator[str]:
-    wrong = [problem for each in RANGES if (problem := each.problem(config))]
-    yield from wrong
-    if not wrong:
-        yield from _of_batches(config)
-        yield from _of_gpus(config)
+    return preflight
 
 
 def missing_files(config: DictConfig) -> Iterator[str]:
@@ -142,27 +141,6 @@ def check_files(config: DictConfig) -> None:
     problems = list(missing_files(config))
     if problems:
         raise ConfigError("\n       ".join(problems))
-
-
-def _of_batches(config: DictConfig) -> Iterator[str]:
-    """How the older trainer cuts a step's rows up: by ranks, mini-batches and micro-batches, without a remainder."""
-    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
-    if config.trainer.use_v1 or actor.strategy not in ("fsdp", "fsdp2"):
-        return
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node // actor.ulysses_sequence_parallel_size
-    batch, mini, micro = config.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_micro_batch_size_per_gpu
-    if batch % mini:
-        yield f"data.train_batch_size={batch} is no multiple of {_ACTOR}.ppo_mini_batch_size={mini}; change one of them"
-    elif ranks and mini * n % ranks:
-        yield (
-            f"{_ACTOR}.ppo_mini_batch_size={mini} times {_ROLLOUT}.n={n} rows cannot be shared equally by {ranks} "
-            "data-parallel ranks; change one of them"
-        )
-    elif ranks and micro and not actor.use_dynamic_bsz and mini * n // ranks % micro:
-        yield (
-            f"the {mini * n // ranks} rows that each rank has of a mini-batch are no multiple of "
-            f"{_ACTOR}.ppo_micro_batch_size_per_gpu={micro}; change it, or set {_ACTOR}.use_dynamic_bsz=true"
-        )
 
 
 def _of_gpus(config: DictConfig) -> Iterator[str]:
@@ -201,18 +179,26 @@ def tools_of(config: DictConfig) -> list[Tool]:
         require_sdk()
     if not config.tool_server.start and servers is not None:
         return []
-    return load_tools(config.tool_server.start, ToolConfig.given(given) if given else None)
+    shared = {"isolation": level} if (level := context.params["isolation"]) is not None else None
+    return load_tools(config.tool_server.start, ToolConfig.given(given) if given else None, shared)
 
 
 def args_of(config: DictConfig) -> list[str]:
     """The command line of a server that the training starts."""
-    return [str(arg) for arg in config.tool_server.args]
+    level = config.tool_server.get("isolation")  # a run from before it was there has none
+    return [*map(str, config.tool_server.args), *([] if level is None else ["--isolation", str(level)])]
 
 
-def _of_tools(config: DictConfig) -> Iterator[str]:
+def _of_tools(config: DictConfig, preflight: Preflight) -> Iterator[str]:
     args = args_of(config)
     try:
-        for tool in tools_of(config):
+        tools = tools_of(config)
+        # A cluster's nodes may give another level than this one.
+        if joins_cluster(config):
+            preflight.warnings += check_isolation(tools)
+        else:
+            yield from check_isolation(tools)
+        for tool in tools:
             asyncio.run(tool.check_needs())
     except _UsageError as error:
         yield f"tool_server.args={args}: {cast('Any', error).format_message()}"

@@ -15,6 +15,7 @@ from verl_tool.platforms.patch import plain_class, verl_patch
 from verl_tool.trainer.monitoring.abort import aborted_by_watchers
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer
 from verl_tool.trainer.ppo.v1_trainer import register_agent_trainer
+from verl_tool.trainer.preflight.ray_resources import limit_placement_groups, start_transfer_queue
 
 TRAINER = verl_patch(
     "trainer.main_ppo_v0",
@@ -52,6 +53,7 @@ class AgentTaskRunner:
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
         TRAINER.install()
+        limit_placement_groups(config.resource_timeout)
         with aborted_by_watchers():
             _Runner().run(config)
 
@@ -62,5 +64,7 @@ class AgentTaskRunnerV1:
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
         register_agent_trainer(config.trainer.v1.trainer_mode)
+        limit_placement_groups(config.resource_timeout)
         with aborted_by_watchers():
+            start_transfer_queue(config)
             plain_class(main_ppo.TaskRunnerV1)().run(config)

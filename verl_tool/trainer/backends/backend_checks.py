@@ -28,7 +28,7 @@ def check_backends(config: DictConfig) -> None:
     problems = list(_engine(config))
     if not problems and config.model_engine == "megatron":
         problems += _megatron(config)
-    problems += [*_ulysses(config), *_rollout(config), *_router_replay(config)]
+    problems += [*_rollout(config), *_router_replay(config)]
     if problems:
         raise ConfigError("\n       ".join(problems))
 
@@ -105,19 +105,6 @@ def _engine(config: DictConfig) -> Iterator[str]:
             )
             yield f"{part}.strategy={strategy!r} with model_engine={engine}; {advice}"
             return
-
-
-def _ulysses(config: DictConfig) -> Iterator[str]:
-    """verl exchanges the parts of a sequence within flash-attention's function alone: any other attention would see
-    only the part of its own GPU, without an error."""
-    attention = (config.actor_rollout_ref.model.get("override_config") or {}).get("attn_implementation")
-    for part in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
-        size = OmegaConf.select(config, f"{part}.ulysses_sequence_parallel_size") or 1
-        if size > 1 and attention not in (None, "flash_attention_2"):
-            yield (
-                f"{part}.ulysses_sequence_parallel_size={size} with attn_implementation={attention}, whose attention "
-                "would not see the other GPUs' parts of a sequence; set it to flash_attention_2, or the size to 1"
-            )
 
 
 def _megatron(config: DictConfig) -> Iterator[str]:

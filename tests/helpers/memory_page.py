@@ -1,0 +1,40 @@
+"""The commands and the table of assets/docs/one_gpu.md, and what the estimator says of the same commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+from preflight_configs import RECIPES, changed_config
+
+from verl_tool.trainer.preflight.memory import GB
+from verl_tool.trainer.preflight.memory_report import step_of
+
+PAGE = RECIPES.parents[1] / "assets" / "docs" / "one_gpu.md"
+VARIABLES = dict(re.findall(r"^ {4}([A-Z_]+) +([a-z][\w.]+)$", (RECIPES / "launch.sh").read_text(), re.MULTILINE))
+COMMAND = re.compile(r"^\| `((?:[A-Z_0-9]+=\S+ )*)(?:bash )?examples/train/(\w+)/train\.sh` \|(.*)\|$", re.MULTILINE)
+
+
+def settings_of(variables: str) -> dict[str, object]:
+    """The options that ``NAME=value …`` sets."""
+    pairs = (each.split("=", 1) for each in variables.split())
+    return {VARIABLES[name]: yaml.safe_load(value) for name, value in pairs}
+
+
+def rows_of_page() -> list[tuple[str, str, list[str]]]:
+    """Of each row with a command: its variables, its recipe and the cells behind it."""
+    text = Path(PAGE).read_text(encoding="utf-8")
+    return [
+        (variables, recipe, [cell.strip() for cell in cells.split("|")])
+        for variables, recipe, cells in COMMAND.findall(text)
+    ]
+
+
+def estimated_cells(variables: str, recipe: str) -> list[str]:
+    """The cells that the row should have: the card, the total of each phase, host memory, in GB."""
+    config = changed_config(f"{recipe}/gpu.yaml", settings_of(variables))
+    step = step_of(config, config.gpu_memory_gb * GB)
+    totals = {phase.name: phase.total / GB for phase in step.phases()}
+    phases = ("rollout", "log-probs", "actor update", "actor optimizer", "weight sync")
+    return [f"{config.gpu_memory_gb}", *(f"{totals[name]:.0f}" for name in phases), f"{step.host_bytes() / GB:.0f}"]

@@ -1,0 +1,220 @@
+"""What a training takes of this machine besides its GPUs: Ray's CPU slots, shared memory, disk, a sandbox."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from omegaconf import DictConfig, open_dict
+from verl.trainer.distillation import is_distillation_enabled
+
+from verl_tool.errors import VerlToolError
+from verl_tool.sandbox.isolation.levels import Level, require, strongest
+from verl_tool.servers.serve.local_ray import address_to_join
+from verl_tool.servers.tools import Tool
+from verl_tool.trainer.preflight.memory import GB
+from verl_tool.trainer.preflight.model_shapes import ModelShape
+
+CPUS_PER_TRAINING_GPU = 3
+"""verl: ``ResourcePoolManager.max_colocate_count``, of training, reward and teacher GPUs."""
+CPUS_PER_SAMPLING_GPU = 2
+"""verl: ``RolloutReplica.init_standalone``, of GPUs that only sample (``separate_async``)."""
+MIN_FREE_BYTES = 2 * GB
+"""Of the run's disk: logs, trajectories, and Ray, which kills its processes on a full one."""
+MIN_SHM_BYTES = 1 * GB
+"""Of /dev/shm: NCCL's and vLLM's segments and Ray's object store. Docker's default is 64 MB, with which NCCL fails."""
+RAY_SLOW_STORAGE_BYTES = 10 * GB
+"""Ray refuses an object store above this that /dev/shm cannot hold (``REQUIRE_SHM_SIZE_THRESHOLD``)."""
+STATE_BYTES, EXPORT_BYTES = 12, 4
+"""Of a parameter in a checkpoint: weights and Adam's moments in fp32, and the model in Hugging Face's form."""
+_SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class CpuSlots:
+    """CPUs that Ray reserves for a training, by who takes them. They are places, not cores: no actor is held to one.
+
+    Agent-loop workers, reward workers, engines and balancers take none while they run (Ray's default of an actor).
+    """
+
+    runner: int
+    transfer_queue: int
+    """Its controller and its storage units, of the newer trainer."""
+    gpus: int
+    """All bundles of GPUs together."""
+    largest_bundle: int
+    """What one node must hold: all of its GPUs' together."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.runner + self.transfer_queue + self.gpus
+
+    def describe(self) -> str:
+        """The sum with its terms."""
+        queue = f" + {self.transfer_queue} (TransferQueue)" if self.transfer_queue else ""
+        return f"{self.total} CPU slots of Ray: {self.runner} (trainer){queue} + {self.gpus} (GPU workers)"
+
+
+def cpu_slots(config: DictConfig) -> CpuSlots:
+    """What verl 0.9.0 and 0.9.1 reserve for this config."""
+    queue = 0
+    if config.trainer.use_v1:
+        backend = config.transfer_queue.backend
+        simple = backend.storage_backend == "SimpleStorage"
+        queue = 1 + (backend.SimpleStorage.num_data_storage_units if simple else 0)
+    of_node = CPUS_PER_TRAINING_GPU * config.trainer.n_gpus_per_node
+    gpus = of_node * config.trainer.nnodes
+    if config.reward.reward_model.enable_resource_pool:
+        reward = config.reward.reward_model
+        gpus += CPUS_PER_TRAINING_GPU * reward.n_gpus_per_node * reward.nnodes
+    if is_distillation_enabled(config.get("distillation")):
+        gpus += CPUS_PER_TRAINING_GPU * config.distillation.n_gpus_per_node * config.distillation.nnodes
+    rollout = config.actor_rollout_ref.rollout
+    if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "separate_async":
+        gpus += CPUS_PER_SAMPLING_GPU * rollout.n_gpus_per_node * rollout.nnodes
+    return CpuSlots(runner=1, transfer_queue=queue, gpus=gpus, largest_bundle=of_node)
+
+
+def joins_cluster(config: DictConfig) -> bool:
+    """Whether the training joins a Ray that runs already."""
+    return address_to_join(config.ray_kwargs.ray_init.get("address")) is not None
+
+
+def set_cpu_slots(config: DictConfig) -> None:
+    """Let a Ray of our own have a place for all that verl reserves, on a machine with fewer cores too, unless the
+    config says how many."""
+    given = config.ray_kwargs.ray_init
+    if not joins_cluster(config) and given.get("num_cpus") is None:
+        with open_dict(config):
+            given.num_cpus = max(cpu_slots(config).total, _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def check_cpu_slots(config: DictConfig) -> Iterator[str]:
+    """The slots of a Ray of our own; those of a cluster are waited for when it is joined."""
+    given = config.ray_kwargs.ray_init.get("num_cpus")
+    needed = cpu_slots(config)
+    if given is not None and not joins_cluster(config) and given < needed.total:
+        units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+        fewer = (
+            f", or lower transfer_queue.backend.SimpleStorage.num_data_storage_units={units}"
+            if needed.transfer_queue > 2
+            else ""
+        )
+        yield (
+            f"ray_kwargs.ray_init.num_cpus={given}, and the training reserves {needed.describe()}; it would wait for "
+            f"ever. Raise it: slots are no cores, and may be more than there are{fewer}"
+        )
+
+
+def warn_of_cores(config: DictConfig) -> Iterator[str]:
+    """Fewer cores than processes that work at once."""
+    processes, cores = config.trainer.n_gpus_per_node + 1, _cores()
+    if config.trainer.device == "cuda" and not joins_cluster(config) and cores < processes:
+        yield (
+            f"this machine has {cores} cores for {config.trainer.n_gpus_per_node} GPU workers, their engines, tools "
+            "and rewards, which will wait for each other; 8 cores or more per GPU are usual"
+        )
+
+
+def check_disk(config: DictConfig, shape: ModelShape | None) -> tuple[list[str], list[str]]:
+    """Problems and warnings of the disks of the run and its checkpoints."""
+    problems: list[str] = []
+    warnings: list[str] = []
+    for setting, folder in (
+        ("run_dir", config.run_dir),
+        ("trainer.default_local_dir", config.trainer.default_local_dir),
+    ):
+        free = _free(Path(folder))
+        if free < MIN_FREE_BYTES:
+            problems.append(
+                f"{setting}={folder}: its disk has {free / GB:.1f} GB left, and a run needs {MIN_FREE_BYTES / GB:.0f} "
+                "at least; make room, or set RUN to a folder elsewhere"
+            )
+    if shape is None or config.trainer.save_freq <= 0 or problems:
+        return problems, warnings
+    one = (STATE_BYTES + EXPORT_BYTES) * shape.parameters
+    if config.actor_rollout_ref.model.get("lora_rank", 0):
+        # Adam's moments are of the adapter alone.
+        one = 2 * EXPORT_BYTES * shape.parameters
+    kept, free = (config.trainer.max_actor_ckpt_to_keep or 1) + 1, _free(Path(config.trainer.default_local_dir))
+    if free < kept * one:
+        warnings.append(
+            f"trainer.default_local_dir={config.trainer.default_local_dir}: its disk has {free / GB:.0f} GB left, and "
+            f"{kept} checkpoints of about {one / GB:.0f} GB may lie there at a time (one is written before another is "
+            "removed); lower KEEP_CHECKPOINTS, set SAVE_FREQ=-1, or RUN to a folder elsewhere"
+        )
+    return problems, warnings
+
+
+def _free(folder: Path) -> float:
+    """Bytes that are left where `folder` is or will be."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return float(shutil.disk_usage(there).free)
+
+
+def check_shared_memory(config: DictConfig) -> Iterator[str]:
+    """/dev/shm against what must lie in it. For a Ray of our own: a cluster's is its own."""
+    if joins_cluster(config) or not _SHM.is_dir():
+        return
+    size, store = shutil.disk_usage(_SHM).free, config.ray_kwargs.ray_init.get("object_store_memory")
+    remedy = "in a container raise it with docker run --shm-size=64g, or --ipc=host"
+    if store is not None and store > size and store > RAY_SLOW_STORAGE_BYTES:
+        yield (
+            f"ray_kwargs.ray_init.object_store_memory={store / GB:.1f} GB, and /dev/shm has {size / GB:.1f} GB left; "
+            f"lower it, or {remedy}"
+        )
+    elif config.trainer.device == "cuda" and size < MIN_SHM_BYTES:
+        yield (
+            f"/dev/shm has {size / GB:.2f} GB left, and NCCL, vLLM and Ray need {MIN_SHM_BYTES / GB:.0f} GB at least; "
+            f"{remedy}"
+        )
+
+
+def warn_of_shared_memory(config: DictConfig) -> Iterator[str]:
+    """An object store of Ray that would lie on a disk."""
+    if config.trainer.device != "cuda" or joins_cluster(config) or not _SHM.is_dir():
+        return
+    # Ray's default: 30% of the memory, at least 10 GB of it on whatever storage.
+    wanted = config.ray_kwargs.ray_init.get("object_store_memory") or min(
+        0.3 * psutil.virtual_memory().total, RAY_SLOW_STORAGE_BYTES
+    )
+    size = shutil.disk_usage(_SHM).free
+    if MIN_SHM_BYTES <= size < wanted:
+        yield (
+            f"/dev/shm has {size / GB:.1f} GB left, so that Ray's object store of {wanted / GB:.1f} GB lies on a disk, "
+            "which is slow; in a container raise it with docker run --shm-size=64g"
+        )
+
+
+def check_isolation(tools: list[Tool]) -> Iterator[str]:
+    """Whether this machine gives the sandbox that each tool asks for. Tried out once, for the strongest."""
+    needs = {tool.name: level for tool in tools if (level := _level_of(tool)) is not None and level > Level.none}
+    if not needs:
+        return
+    try:
+        require(strongest(), max(needs.values()))
+    except VerlToolError as error:
+        yield (
+            f"tool_server.start: {', '.join(sorted(needs))} run code in a sandbox: {error}. tool_server.isolation=none "
+            "(ISOLATION=none of a recipe) accepts less; or run the tool server on a machine that gives it, and set "
+            "TOOL_SERVER_URL"
+        )
+
+
+def _level_of(tool: Tool) -> Level | None:
+    """The level below which a tool does not start; None if it needs no sandbox."""
+    options = tool.options
+    in_container = getattr(options, "backend", "sandbox") != "sandbox"
+    if in_container or getattr(options, "replay", None):
+        return None
+    level = getattr(options, "isolation", None)
+    return None if level is None else Level.parse(level)
