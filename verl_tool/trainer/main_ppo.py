@@ -151,6 +151,7 @@ def dry_run(config: DictConfig) -> None:
     from verl_tool.trainer.parts_check import check_parts, missing_files
 
     complete(config)
+    _choose_attention(config)
     print(OmegaConf.to_yaml(config, resolve=True), flush=True)
     for problem in missing_files(config):
         print(f"not there yet: {problem}", file=sys.stderr)
@@ -204,6 +205,8 @@ def check_data(config: DictConfig) -> None:
     from verl_tool.trainer.parts_check import check_files
 
     check_files(config)
+    _choose_attention(config)
+    OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
     _check_rows(config)
 
 
@@ -257,6 +260,7 @@ def complete(config: DictConfig) -> None:
         auto_set_device(config)
         if config.trainer.device == "cpu":
             _check_cpu(config)
+        _choose_attention(config, ask_hub=False)
         _choose_tool_server(config)
         if config.actor_rollout_ref.rollout.agent.agent_loop_config_path is None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
@@ -424,6 +428,16 @@ def _check_cpu(config: DictConfig) -> None:
             f"trainer.device=cpu with actor.strategy={config.actor_rollout_ref.actor.strategy!r}; "
             "only fsdp and fsdp2 run without an accelerator: add platform=cpu"
         )
+
+
+def _choose_attention(config: DictConfig, *, ask_hub: bool = True) -> None:
+    """`choose_attention` by what is known of the model so far. Raises ConfigError."""
+    from verl_tool.agent_loop.verl.image_reading import model_type
+    from verl_tool.platforms.attention import choose_attention
+
+    model = config.actor_rollout_ref.model
+    path, trusted = model.get("hf_config_path") or model.path, bool(model.get("trust_remote_code", False))
+    choose_attention(config, model_type(path, trust_remote_code=trusted, ask_hub=ask_hub))
 
 
 def _check_lengths(config: DictConfig, options: EpisodeOptions) -> None:
