@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from calculator_run import Run
+from from_scratch import make_model, make_tokenizer
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -18,17 +19,21 @@ from verl_tool.trainer.composition import leaves
 RECIPES = Path(__file__).parents[2] / "examples" / "train"
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 _OF_SMALL_FORM = (
-    # How tools are called depends on the tiny model's chat template.
-    *("recipe", "data", "actor_rollout_ref.agent", "tool_server", f"{_ACTOR}.ppo_mini_batch_size"),
-    *("trainer.device", "ray_kwargs", "transfer_queue", "reward.num_workers", f"{_ROLLOUT}.agent.num_workers"),
+    *("recipe", "data", "tool_server", "trainer.device", "ray_kwargs", "transfer_queue", "reward.num_workers", f"{_ROLLOUT}.agent.num_workers"),
     *(f"{_ROLLOUT}.{name}" for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_model_parallel_size")),
     *(f"{_ROLLOUT}.{name}" for name in ("enforce_eager", "free_cache_engine", "enable_sleep_mode")),
     f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
 )
 _SMALL = {
     "data.train_batch_size": 4,
+    "data.max_prompt_length": 1792,
+    "data.max_response_length": 96,
+    "actor_rollout_ref.agent.max_action_length": 24,
+    "actor_rollout_ref.agent.max_obs_length": 16,
     f"{_ACTOR}.ppo_mini_batch_size": 2,
     f"{_ROLLOUT}.n": 4,
+    # Else nothing is learned where all rewards are equal.
+    f"{_ACTOR}.entropy_coeff": 0.01,
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
     "trainer.total_training_steps": 2,
@@ -47,13 +52,20 @@ def gpu_configs() -> Iterator[tuple[str, str]]:
         yield path.parent.name, path.stem
 
 
-def gpu_run(folder: Path, recipe: str, name: str, *overrides: str) -> Run:
+def make_text_model(folder: Path) -> None:
+    """Save a model of half a million random weights, whose chat template tells of tools as Qwen's does."""
+    texts = [path.read_text() for path in sorted(RECIPES.glob("*/*.py"))]
+    tokenizer = make_tokenizer(texts, 800, (RECIPES / "function_calling" / "chat_template.jinja").read_text())
+    for part in (tokenizer, make_model(tokenizer, hidden=64, layers=2, seed=0, deviation=0.02)):
+        part.save_pretrained(folder)
+
+
+def gpu_run(folder: Path, recipe: str, name: str, model: Path, *overrides: str) -> Run:
     """A training of two steps by ``RECIPES/recipe/name.yaml``, in `folder`/run. `overrides` come last."""
     source = RECIPES / recipe
     small = _unresolved(source, name.replace("gpu", "cpu", 1))
     chosen = {key: value for key, value in small.items() if _is_of(key, _OF_SMALL_FORM)} | _SMALL
-    # It need not know anything.
-    chosen["recipe.make_model"] = [f"{line} --target 0" for line in small["recipe.make_model"]]
+    chosen["recipe.model"] = str(model)
     config = OmegaConf.create({"defaults": [name, "_self_"]})
     for key, value in chosen.items():
         OmegaConf.update(config, key, value, force_add=True)

@@ -2,8 +2,9 @@
 
 verl loads this module at the end of ``import verl``, in each of its processes. Where torch was built for an
 accelerator, or ``VERL_PLATFORM`` names another platform, there is no platform of ours: only the sockets of the
-process groups and of the weight sync are put where nobody else reaches them, and flash attention may be missing. Written for verl 0.9.0 and 0.9.1;
-`require` tells whether it is in force, since verl only logs a plugin that fails to load.
+process groups and of the weight sync are put where nobody else reaches them, and flash attention may be missing.
+Written for verl 0.9.0 and 0.9.1; `require` tells whether it is in force, since verl only logs a plugin that fails to
+load.
 """
 
 from __future__ import annotations
@@ -278,8 +279,9 @@ def _why_not() -> str:
     return "the plugin 'verl_tool_cpu' failed to load; `python -c 'import verl_tool.platforms.cpu'` shows why"
 
 
-# verl loads a plugin by importing it and calls nothing. These are for every platform.
-for _patch in (STORE, *ENDS, *PATCHES, *vision.PATCHES):
+# verl loads a plugin by importing it and calls nothing.
+EVERYWHERE = (STORE, *ENDS, *PATCHES, *vision.PATCHES)
+for _patch in EVERYWHERE:
     _patch.install()
 if is_wanted():
     activate()

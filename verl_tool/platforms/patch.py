@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,32 +39,37 @@ class Internal:
     attribute: str
     why: str
 
+    def is_installed(self) -> bool:
+        """Whether the package is there, in whichever version."""
+        try:
+            version(self.distribution)
+        except PackageNotFoundError:
+            return False
+        return True
+
     def problem(self) -> str | None:
         """What stands in the way with the installed version, and the remedy; None if nothing does.
 
         Reads source files and imports nothing. A package that is not installed is in nobody's way.
         """
-        try:
-            found = version(self.distribution)
-        except PackageNotFoundError:
+        if not self.is_installed():
             return None
-        if not self._is_written_for(found):
+        found = version(self.distribution)
+        if not self.versions.contains(found, prereleases=True):
             return (
                 f"{self.distribution} {found} is installed, and verl-tool's replacement of {self.module}."
                 f"{self.attribute} is written for {self.distribution} {self.versions} ({self.why}); {REMEDY}"
             )
         names = _names_in(self.module)
         if names is None or not names & {self.attribute, "*"}:
-            return self._is_gone(found)
+            return self.missing()
         return None
 
-    def _is_written_for(self, found: str) -> bool:
-        return self.versions.contains(found, prereleases=True)
-
-    def _is_gone(self, found: str) -> str:
+    def missing(self) -> str:
+        """What to say where the installed version has it no longer."""
         return (
-            f"{self.distribution} {found} has no {self.module}.{self.attribute}, which must be replaced ({self.why}); "
-            f"{REMEDY}"
+            f"{self.distribution} {version(self.distribution)} has no {self.module}.{self.attribute}, which must be "
+            f"replaced ({self.why}); {REMEDY}"
         )
 
 
@@ -85,10 +91,8 @@ class Patch(Internal):
 
     def problem(self) -> str | None:
         """As of `Internal`."""
-        try:
-            if self.not_needed is not None and self.not_needed.contains(version(self.distribution)):
-                return None
-        except PackageNotFoundError:
+        spared = self.not_needed is not None and self.is_installed()
+        if spared and self.not_needed.contains(version(self.distribution), prereleases=True):
             return None
         return super().problem()
 
@@ -96,7 +100,7 @@ class Patch(Internal):
         try:
             original = vars(module)[self.attribute]
         except KeyError:
-            raise PatchError(self._is_gone(version(self.distribution))) from None
+            raise PatchError(self.missing()) from None
         setattr(module, self.attribute, self.replace(original))
 
 
@@ -125,7 +129,8 @@ def plain_class(actor: Any) -> Any:
     return actor.__ray_metadata__.modified_class.__ray_actor_class__
 
 
-def _names_in(module: str) -> set[str] | None:
+@cache
+def _names_in(module: str) -> frozenset[str] | None:
     """The names that a module's source gives to something; None if there is no such module."""
     top, *parts = module.split(".")
     spec = find_spec(top)
@@ -138,7 +143,7 @@ def _names_in(module: str) -> set[str] | None:
         path = path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
     if not path.is_file():
         return None
-    return set(_assigned(ast.parse(path.read_bytes()).body))
+    return frozenset(_assigned(ast.parse(path.read_bytes()).body))
 
 
 def _assigned(body: Sequence[ast.AST]) -> Iterator[str]:

@@ -66,6 +66,13 @@ def _value_model_with_attention_of_config(_original: Callable[..., Any]) -> Call
     return load_valuehead_model
 
 
+def _without_wrappers(original: Callable[..., set[str]]) -> Callable[..., set[str]]:
+    def _get_tuner_state_dict_key_prefixes(*args: Any, **kwargs: Any) -> set[str]:
+        return {prefix.replace("_fsdp_wrapped_module.", "") for prefix in original(*args, **kwargs)}
+
+    return _get_tuner_state_dict_key_prefixes
+
+
 WITHOUT_ACCELERATOR = (
     verl_patch(
         "utils.distributed",
@@ -87,7 +94,7 @@ WITHOUT_ACCELERATOR = (
     ),
     Patch(
         "torch",
-        SpecifierSet(">=2.11,<2.14"),
+        SpecifierSet(">=2.13,<2.14"),
         "torch.distributed.fsdp._init_utils",
         "_check_module_states_for_sync_module_states",
         why="FSDP1 refuses to send the first rank's weights to the others from and to the CPU, which gloo can",
@@ -110,6 +117,15 @@ PATCHES = (
         "load_valuehead_model",
         why="it loads the critic with flash attention, whatever the config says",
         replace=_value_model_with_attention_of_config,
+    ),
+    Patch(
+        "peft",
+        SpecifierSet(">=0.21,<0.22"),
+        "peft.tuners.tuners_utils",
+        "_get_tuner_state_dict_key_prefixes",
+        why="it names the weights of an adapter as FSDP1 wraps them, and a state dict does not: no weight is found, and "
+        "verl hands an empty adapter to vLLM",
+        replace=_without_wrappers,
     ),
 )
 """In force on every platform."""

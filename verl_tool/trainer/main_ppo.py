@@ -38,6 +38,7 @@ from verl_tool.trainer.composition import known_names, resolve_calculations
 from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
+from verl_tool.trainer.patch_check import check_versions, imports_checked
 from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
@@ -89,11 +90,13 @@ def train_as_configured(config: DictConfig) -> None:
             return
         with console_of(config) as console, preloaded(config):
             prepare(config, console)
-            with tool_server(config, console) as wait_until_up:
+            with tool_server(config, console) as wait_until_up, patched_modules(config) as wait_for_imports:
+                check_versions()
                 make_what_is_missing(config, console)
                 check_data(config)
 
                 def tools_are_told() -> None:
+                    wait_for_imports()
                     wait_until_up()
                     tell_tools(config)
                     look_at_setup(config, server_is_up=True)
@@ -162,6 +165,9 @@ def dry_run(config: DictConfig) -> None:
             file=sys.stderr,
         )
     check_parts(config, tool_data_is_there=folder is None)
+    check_versions()
+    with patched_modules(config) as wait_for_imports:
+        wait_for_imports()
     if folder is not None:
         return
     _check_rows(config)
@@ -287,6 +293,11 @@ def preloaded(config: DictConfig) -> contextlib.AbstractContextManager[None]:
     if not config.preload or address_to_join(config.ray_kwargs.ray_init.get("address")) is not None:
         return contextlib.nullcontext()  # the processes of a cluster are its raylets'
     return template(OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env.env_vars))  # type: ignore[arg-type]
+
+
+def patched_modules(config: DictConfig) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """`imports_checked`, unless the processes that this one forks from import the same."""
+    return contextlib.nullcontext(lambda: None) if config.preload else imports_checked()
 
 
 @contextlib.contextmanager
