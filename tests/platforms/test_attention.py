@@ -7,8 +7,9 @@ import sys
 import pytest
 
 pytest.importorskip("verl")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from omegaconf import OmegaConf
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from verl.models.transformers import monkey_patch
@@ -169,14 +170,16 @@ def test_another_attention_pads_as_well():
 def test_flash_attention_that_is_asked_for_and_missing_is_refused(model, version):
     setting = f"{model}.override_config.attn_implementation"
     config = make_config(**{setting: f"flash_attention_{version}"})
-    with pytest.raises(ConfigError, match=rf"{setting}=flash_attention_{version}, and flash_attn\w* cannot be imported"):
+    with pytest.raises(
+        ConfigError, match=rf"{setting}=flash_attention_{version}, and flash_attn\w* cannot be imported"
+    ):
         choose_attention(config, "qwen2")
 
 
 @pytest.mark.usefixtures("no_flash_attention")
 def test_sequence_parallelism_without_flash_attention_is_refused():
     config = make_config(**{"actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2})
-    with pytest.raises(ConfigError, match="actor.ulysses_sequence_parallel_size=2 .*attn_implementation=sdpa"):
+    with pytest.raises(ConfigError, match=r"actor\.ulysses_sequence_parallel_size=2 .*attn_implementation=sdpa"):
         choose_attention(config, "qwen2")
 
 

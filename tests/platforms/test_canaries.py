@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 
 from verl_tool.platforms.verl_patches import PATCHES, WITHOUT_ACCELERATOR  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
+without_accelerator = pytest.mark.skipif(
     torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator"
 )
 
@@ -69,7 +69,6 @@ RELIED_ON |= {
 }[VERL]
 
 
-
 def digest(where: str) -> str:
     """Of the source as it is written, whatever stands in its place by now."""
     module, _, name = where.partition(":")
@@ -94,7 +93,11 @@ def test_source_is_what_the_patch_was_written_for(where):
     assert digest(where) == RELIED_ON[where]
 
 
-@pytest.mark.parametrize("patch", (*PATCHES, *WITHOUT_ACCELERATOR), ids=lambda patch: patch.attribute)
+@pytest.mark.parametrize(
+    "patch",
+    [*PATCHES, *(pytest.param(patch, marks=without_accelerator) for patch in WITHOUT_ACCELERATOR)],
+    ids=lambda patch: patch.attribute,
+)
 def test_patch_is_in_force(patch):
     found = version(patch.distribution)
     if not patch.versions.contains(found):
@@ -103,6 +106,7 @@ def test_patch_is_in_force(patch):
     assert "verl_tool.platforms.verl_patches" in inspect.getmodule(replaced).__name__
 
 
+@without_accelerator
 def test_offload_policy_pins_nothing():
     from torch.distributed.fsdp import CPUOffloadPolicy
     from verl.utils import fsdp_utils
@@ -145,6 +149,7 @@ def test_padding_round_trip(flash_attention, monkeypatch, tmp_path):
     assert torch.equal(pad_input(flat, indices, 2, 3), hidden * mask.unsqueeze(-1))
 
 
+@without_accelerator
 def test_process_group_has_one_backend():
     code = textwrap.dedent("""
         import verl, torch
@@ -161,6 +166,7 @@ def test_process_group_has_one_backend():
     assert seen.stdout.split() == ["cpu:gloo", "1.0"], seen.stderr[-2000:]
 
 
+@without_accelerator
 def test_vllm_layers_keep_their_weights(monkeypatch):
     pytest.importorskip("vllm")
     from vllm.model_executor.layers import utils
@@ -191,6 +197,7 @@ def test_lora_weights_keep_the_names_of_their_parts():
     assert (name, is_a) == ("layers.0.q_proj", True)
 
 
+@without_accelerator
 def test_vllm_of_others_is_left_alone(monkeypatch):
     pytest.importorskip("vllm")
     from vllm.model_executor.layers import utils
@@ -204,6 +211,7 @@ def test_vllm_of_others_is_left_alone(monkeypatch):
     assert utils.dispatch_cpu_unquantized_gemm is stock
 
 
+@without_accelerator
 def test_vllm_starts_its_processes_from_the_template(monkeypatch):
     pytest.importorskip("vllm")
     from vllm.utils import system_utils

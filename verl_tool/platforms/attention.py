@@ -19,7 +19,10 @@ from verl_tool.errors import ConfigError
 log = logging.getLogger(__name__)
 
 PACKABLE = frozenset(
-    "gemma2 gemma3_text glm4 granite llama mistral olmo2 phi3 qwen2 qwen3 qwen3_moe qwen3_vl smollm3".split()
+    (
+        *("gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "olmo2", "phi3"),
+        *("qwen2", "qwen3", "qwen3_moe", "qwen3_vl", "smollm3"),
+    )
 )
 """Model types whose log-probabilities and gradients are the same packed and alone with ``sdpa``, as
 ``tests/platforms/test_attention.py`` measures. Not Qwen2-VL, Qwen2.5-VL, GLM-4V and Kimi-VL: verl gives those an
@@ -36,8 +39,8 @@ _MODELS = (
 
 
 def choose_attention(config: DictConfig, model_type: str | None) -> None:
-    """Set the attention of actor, reference and critic, and whether they pack sequences, where the config leaves both to
-    verl. May be called again when more is known.
+    """Set the attention of actor, reference and critic where the config leaves it to verl, and whether they pack
+    sequences. May be called again when more is known.
 
     `model_type`: as in the ``config.json`` of the trained model; None if that is not there yet. Raises ConfigError for
     flash attention that is asked for and cannot be used, and for sequence parallelism without flash attention.

@@ -91,9 +91,10 @@ class Patch(Internal):
 
     def problem(self) -> str | None:
         """As of `Internal`."""
-        spared = self.not_needed is not None and self.is_installed()
-        if spared and self.not_needed.contains(version(self.distribution), prereleases=True):
-            return None
+        if self.not_needed is not None and self.is_installed():
+            found = version(self.distribution)
+            if self.not_needed.contains(found, prereleases=True):
+                return None
         return super().problem()
 
     def _apply(self, module: ModuleType) -> None:

@@ -1,4 +1,7 @@
-"""What verl takes for granted about accelerators, and offers no way to change. Written for verl 0.9.0 and 0.9.1."""
+"""What verl takes for granted about accelerators and flash attention, and offers no way to change; and FSDP1 with LoRA.
+
+Written for verl 0.9.0 and 0.9.1, torch 2.13 and PEFT 0.21.
+"""
 
 from __future__ import annotations
 
@@ -123,8 +126,7 @@ PATCHES = (
         SpecifierSet(">=0.21,<0.22"),
         "peft.tuners.tuners_utils",
         "_get_tuner_state_dict_key_prefixes",
-        why="it names the weights of an adapter as FSDP1 wraps them, and a state dict does not: no weight is found, and "
-        "verl hands an empty adapter to vLLM",
+        why="it names an adapter's weights as FSDP1 wraps them, unlike a state dict: verl hands an empty adapter to vLLM",
         replace=_without_wrappers,
     ),
 )

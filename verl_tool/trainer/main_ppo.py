@@ -38,7 +38,7 @@ from verl_tool.trainer.composition import known_names, resolve_calculations
 from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
-from verl_tool.trainer.patch_check import check_versions, imports_checked
+from verl_tool.trainer.preflight.patch_check import check_versions, imports_checked
 from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for

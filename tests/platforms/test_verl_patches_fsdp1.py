@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("verl")
 pytest.importorskip("peft")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from verl_tool.servers.serve.ports import free_ports
 

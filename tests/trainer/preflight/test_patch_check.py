@@ -17,9 +17,9 @@ from verl_tool.errors import ConfigError
 from verl_tool.platforms import cpu
 from verl_tool.platforms import patch as patch_module
 from verl_tool.platforms.patch import Internal
-from verl_tool.trainer import patch_check
+from verl_tool.trainer.preflight import patch_check
 
-SOURCE = Path(patch_check.__file__).parents[1]
+SOURCE = Path(patch_check.__file__).parents[2]
 
 
 def test_the_installed_versions_are_those_that_all_is_written_for():
@@ -28,9 +28,7 @@ def test_the_installed_versions_are_those_that_all_is_written_for():
 
 @pytest.mark.parametrize(("distribution", "found"), [("verl", "0.10.0"), ("torch", "2.14.0"), ("peft", "0.22.0")])
 def test_another_version_is_refused_by_name(monkeypatch, distribution, found):
-    monkeypatch.setattr(
-        patch_module, "version", lambda name: found if name == distribution else version(name)
-    )
+    monkeypatch.setattr(patch_module, "version", lambda name: found if name == distribution else version(name))
     with pytest.raises(ConfigError, match=rf"{distribution} {found} is installed, .* is written for {distribution} <"):
         patch_check.check_versions()
 
@@ -53,7 +51,7 @@ def test_none_is_left_out(monkeypatch):
         if re.search(r"^from verl_tool\.platforms\.patch import .*(Patch|Internal|verl_patch)", path.read_text(), re.M):
             name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
             for each in held_by(importlib.import_module(name)):
-                assert each in checked, f"{name}: list {each.attribute} in verl_tool/trainer/patch_check.py"
+                assert each in checked, f"{name}: list {each.attribute} in verl_tool/trainer/preflight/patch_check.py"
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Whether the installed packages are those that our replacements in them are written for, before a training.
 
-``python -m verl_tool.trainer.patch_check`` imports all modules in which something is replaced.
+``python -m verl_tool.trainer.preflight.patch_check`` imports all modules in which something is replaced.
 """
 
 from __future__ import annotations
