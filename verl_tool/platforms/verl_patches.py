@@ -126,7 +126,7 @@ PATCHES = (
         SpecifierSet(">=0.21,<0.22"),
         "peft.tuners.tuners_utils",
         "_get_tuner_state_dict_key_prefixes",
-        why="it names an adapter's weights as FSDP1 wraps them, not as a state dict has them: vLLM gets an empty adapter",
+        why="it names an adapter's weights as FSDP1 wraps them, not as state dicts do: vLLM gets an empty adapter",
         replace=_without_wrappers,
     ),
 )
