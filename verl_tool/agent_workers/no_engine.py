@@ -6,16 +6,23 @@ For ``actor_rollout_ref.rollout.name=replay``. Written for verl 0.9.0 and 0.9.1.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
 from verl.workers.rollout import base
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-from verl_tool.platforms.patch import PatchError
+from verl_tool.platforms.patch import Internal, PatchError
 
 NAME = "replay"
+ROLLOUTS = Internal(
+    "verl",
+    SpecifierSet(">=0.9.0,<0.9.2"),
+    "verl.workers.rollout.base",
+    "_ROLLOUT_REGISTRY",
+    why="training from stored trajectories adds to this table, for which verl has no function",
+)
 
 
 class NoEngineReplica(RolloutReplica):
@@ -45,13 +52,9 @@ def register() -> None:
     verl has no function that adds a rollout, so its table of them is written. Raises PatchError if that is gone or has
     another form.
     """
-    table = vars(base).get("_ROLLOUT_REGISTRY")
+    table = vars(base).get(ROLLOUTS.attribute)
     if not isinstance(table, dict) or not isinstance(table.get(("vllm", "async")), str):
-        raise PatchError(
-            f"verl {version('verl')} has no verl.workers.rollout.base._ROLLOUT_REGISTRY with the path of a class by "
-            "(name, 'async'), which training from stored trajectories adds to. Install a version that verl-tool is "
-            "checked with: pip install 'verl-tool[cpu]'"
-        )
+        raise PatchError(f"{ROLLOUTS.missing()} (a path of a class by (name, 'async'))")
     RolloutReplicaRegistry.register(NAME, lambda: NoEngineReplica)
     table[NAME, "async"] = f"{__name__}.{NoEngineRollout.__name__}"
 

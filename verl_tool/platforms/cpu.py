@@ -2,8 +2,9 @@
 
 verl loads this module at the end of ``import verl``, in each of its processes. Where torch was built for an
 accelerator, or ``VERL_PLATFORM`` names another platform, there is no platform of ours: only the sockets of the
-process groups and of the weight sync are put where nobody else reaches them. Written for verl 0.9.0 and 0.9.1;
-`require` tells whether it is in force, since verl only logs a plugin that fails to load.
+process groups and of the weight sync are put where nobody else reaches them, and flash attention may be missing.
+Written for verl 0.9.0 and 0.9.1; `require` tells whether it is in force, since verl only logs a plugin that fails to
+load.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry, get_platform
 from verl_tool.errors import ConfigError
 from verl_tool.platforms import vllm_distribution
 from verl_tool.platforms.process_group_store import STORE
-from verl_tool.platforms.verl_patches import PATCHES
+from verl_tool.platforms.verl_patches import PATCHES, WITHOUT_ACCELERATOR
 from verl_tool.platforms.vision import patches as vision
 from verl_tool.platforms.weight_sync import ENDS
 
@@ -241,7 +242,7 @@ def activate() -> None:
     # vLLM asks the text part of a model with images for its attention, which fails on a CPU only.
     os.environ.setdefault("VLLM_MLA_DISABLE", "1")
     vllm_distribution.install()
-    for patch in PATCHES:
+    for patch in WITHOUT_ACCELERATOR:
         patch.install()
     PlatformRegistry.register(platform="cpu")(PlatformCPU)
 
@@ -278,8 +279,9 @@ def _why_not() -> str:
     return "the plugin 'verl_tool_cpu' failed to load; `python -c 'import verl_tool.platforms.cpu'` shows why"
 
 
-# verl loads a plugin by importing it and calls nothing. These are for every platform.
-for _patch in (STORE, *ENDS, *vision.PATCHES):
+# verl loads a plugin by importing it and calls nothing.
+EVERYWHERE = (STORE, *ENDS, *PATCHES, *vision.PATCHES)
+for _patch in EVERYWHERE:
     _patch.install()
 if is_wanted():
     activate()

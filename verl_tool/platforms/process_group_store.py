@@ -62,7 +62,7 @@ def listening(host: str, port: int) -> socket.socket | None:
 
 STORE = Patch(
     distribution="torch",
-    versions=SpecifierSet(">=2.0"),
+    versions=SpecifierSet(">=2.13,<2.14"),
     module="torch.distributed.rendezvous",
     attribute="_create_c10d_store",
     why="the store that ranks meet at listens on all addresses, though they are told one",

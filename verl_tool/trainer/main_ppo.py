@@ -41,6 +41,7 @@ from verl_tool.trainer.composition import known_names, resolve_calculations
 from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
+from verl_tool.trainer.preflight.patch_check import check_versions, imports_checked
 from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
@@ -96,11 +97,13 @@ def train_as_configured(config: DictConfig) -> None:
             return
         with console_of(config) as console, preloaded(config):
             prepare(config, console)
-            with tool_server(config, console) as wait_until_up:
+            with tool_server(config, console) as wait_until_up, patched_modules(config) as wait_for_imports:
+                check_versions()
                 make_what_is_missing(config, console)
                 check_data(config)
 
                 def tools_are_told() -> None:
+                    wait_for_imports()
                     wait_until_up()
                     tell_tools(config)
                     look_at_setup(config, server_is_up=True)
@@ -158,6 +161,7 @@ def dry_run(config: DictConfig) -> None:
     from verl_tool.trainer.parts_check import check_parts, missing_files
 
     complete(config)
+    _choose_attention(config)
     print(OmegaConf.to_yaml(config, resolve=True), flush=True)
     for problem in missing_files(config):
         print(f"not there yet: {problem}", file=sys.stderr)
@@ -172,6 +176,9 @@ def dry_run(config: DictConfig) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     if preflight.memory is not None:
         Console(stderr=True, width=None if sys.stderr.isatty() else DRY_RUN_WIDTH).print(preflight.memory)
+    check_versions()
+    with patched_modules(config) as wait_for_imports:
+        wait_for_imports()
     if folder is not None:
         return
     _check_rows(config)
@@ -216,6 +223,8 @@ def check_data(config: DictConfig) -> None:
     from verl_tool.trainer.parts_check import check_files
 
     check_files(config)
+    _choose_attention(config)
+    OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
     _check_rows(config)
 
 
@@ -272,6 +281,7 @@ def complete(config: DictConfig) -> None:
         auto_set_device(config)
         if config.trainer.device == "cpu":
             _check_cpu(config)
+        _choose_attention(config, ask_hub=False)
         _choose_tool_server(config)
         if config.actor_rollout_ref.rollout.agent.agent_loop_config_path is None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
@@ -301,6 +311,11 @@ def preloaded(config: DictConfig) -> contextlib.AbstractContextManager[None]:
     if not config.preload or address_to_join(config.ray_kwargs.ray_init.get("address")) is not None:
         return contextlib.nullcontext()  # the processes of a cluster are its raylets'
     return template(OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env.env_vars))  # type: ignore[arg-type]
+
+
+def patched_modules(config: DictConfig) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """`imports_checked`, unless the processes that this one forks from import the same."""
+    return contextlib.nullcontext(lambda: None) if config.preload else imports_checked()
 
 
 @contextlib.contextmanager
@@ -447,6 +462,16 @@ def _check_cpu(config: DictConfig) -> None:
             f"trainer.device=cpu with actor.strategy={config.actor_rollout_ref.actor.strategy!r}; "
             "only fsdp and fsdp2 run without an accelerator: add platform=cpu"
         )
+
+
+def _choose_attention(config: DictConfig, *, ask_hub: bool = True) -> None:
+    """`choose_attention` by what is known of the model so far. Raises ConfigError."""
+    from verl_tool.agent_loop.verl.image_reading import model_type
+    from verl_tool.platforms.attention import choose_attention
+
+    model = config.actor_rollout_ref.model
+    path, trusted = model.get("hf_config_path") or model.path, bool(model.get("trust_remote_code", False))
+    choose_attention(config, model_type(path, trust_remote_code=trusted, ask_hub=ask_hub))
 
 
 def _check_lengths(config: DictConfig, options: EpisodeOptions) -> None:

@@ -28,12 +28,22 @@ def why_no_images(model: str, *, trust_remote_code: bool = False) -> str | None:
     return None
 
 
-def _config_of(model: str, trust_remote_code: bool) -> PretrainedConfig:
+def model_type(model: str, *, trust_remote_code: bool = False, ask_hub: bool = True) -> str | None:
+    """The ``model_type`` of the model in a folder or on the hub; None if it is not there."""
+    try:
+        return str(_config_of(model, trust_remote_code, ask_hub).model_type)
+    except (OSError, ValueError):
+        return None
+
+
+def _config_of(model: str, trust_remote_code: bool, ask_hub: bool = True) -> PretrainedConfig:
     """What lies on this machine, in a folder or in the cache of the hub, is not asked for: without a network each
     question takes half a minute. Raises OSError or ValueError."""
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code, local_files_only=True)
     except OSError:
+        if not ask_hub:
+            raise
         return AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
 
 

@@ -28,7 +28,7 @@ def input_norm(distribution: str) -> Patch:
     """`distribution`: the name under which vLLM is installed."""
     return Patch(
         distribution=distribution,
-        versions=SpecifierSet(">=0.28.0"),
+        versions=SpecifierSet(">=0.28.0,<0.29"),
         module="vllm.model_executor.models.vision",
         attribute="FusedInputNorm",
         why="random weights overwrite the constants that normalise pixels",

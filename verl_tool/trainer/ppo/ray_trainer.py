@@ -143,7 +143,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         lines = batch.non_tensor_batch[RECORD_LINE]
         lengths = batch.batch["attention_mask"][:, -batch.batch["responses"].shape[1] :].sum(-1).tolist()
         kept = [row for row, line in enumerate(lines) if line >= 0]
-        columns = {name: batch.batch[field].cpu().numpy() for name, field in fields.items()}
+        columns = {name: batch.batch[field].cpu().float().numpy() for name, field in fields.items()}
         tokens = {name: [column[row, : lengths[row]] for row in kept] for name, column in columns.items()}
         self._rollouts.tokens.add(self.global_steps, [lines[row] for row in kept], tokens)
         return {TOKENS_TIMER: time.perf_counter() - began}

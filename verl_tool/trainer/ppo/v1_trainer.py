@@ -211,7 +211,7 @@ class AgentTrainerMixin(PPOTrainer):
         if not bypasses(self.config):
             names["log_probs"] = "old_log_probs"
         fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(names.values()))
-        tokens = {name: [row.numpy() for row in fields[field].unbind()] for name, field in names.items()}
+        tokens = {name: [row.float().numpy() for row in fields[field].unbind()] for name, field in names.items()}
         self._rollouts.tokens.add(self.global_steps, [lines[key] for key in keys], tokens)
         return {TOKENS_TIMER: time.perf_counter() - began}
 
