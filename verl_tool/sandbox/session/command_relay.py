@@ -141,7 +141,7 @@ def _described(result: RunResult) -> dict[str, object]:
         "limit_hit": result.limit_hit or (None if result.exit_code is not None else f"signal {result.signal}"),
         "stdout": _base64(result.stdout_raw),
         "stderr": _base64(result.stderr_raw),
-        "truncated": result.stdout_truncated or result.stderr_truncated,
+        "truncated": result.stdout_truncated,
     }
 
 

@@ -28,7 +28,7 @@ def slug(title, limit):
 expected = [slug(*each) for each in titles]
 code = "import slugs; result = [slugs.slug(title, limit=limit) for title, limit in given]"
 try:
-    right = evaluate(code, titles) == expected
+    right = evaluate(code, titles, seconds=10) == expected
 except WorkspaceError as error:
     print(error)
     right = False

@@ -19,7 +19,7 @@ def median(values):
 expected = [[median(values), max(values, default=0) - min(values, default=0)] for values in lists]
 code = "import statistics_of as s; result = [[s.median(list(v)), s.spread(list(v))] for v in given]"
 try:
-    right = evaluate(code, lists) == expected
+    right = evaluate(code, lists, seconds=10) == expected
 except WorkspaceError as error:
     print(error)
     right = False

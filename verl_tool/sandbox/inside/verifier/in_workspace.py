@@ -31,14 +31,18 @@ _ANSWER_SECONDS = 60.0
 _TIMED_OUT, _NOT_RUN = 124, 125
 """Exit codes of the command line, as those of timeout(1)."""
 _EVALUATE = """
-import json, os, sys
+import decimal, json, numbers, os, sys
+def plain(value):
+    if isinstance(value, numbers.Rational):
+        return int(value) if value.denominator == 1 else value.numerator / value.denominator
+    return float(value) if isinstance(value, decimal.Decimal) else value.tolist()
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 given = json.load(sys.stdin)
 sys.path.insert(0, os.getcwd())
 names = {"given": given, "__name__": "evaluation"}
 exec(compile(sys.argv[1], "evaluation", "exec"), names)
-text = json.dumps(names["result"])
+text = json.dumps(names["result"], default=plain)
 for stream in (sys.stdout, sys.stderr):
     try:
         stream.flush()
@@ -65,7 +69,7 @@ class Result:
         self.stdout_bytes, self.stderr_bytes = _decode(answer["stdout"]), _decode(answer["stderr"])
         """Up to the limit."""
         self.truncated = answer["truncated"]
-        """Whether it wrote more than that."""
+        """Whether it wrote more than that to stdout."""
         self.files = {path: None if data is None else _decode(data) for path, data in answer["files"].items()}
         """Content of the files that were to be read; None of one that is no plain file, or not there."""
 
@@ -111,7 +115,8 @@ def run(command, *, stdin="", files=None, read=(), env=None, cwd=".", seconds=20
 
 
 def evaluate(code, given=None, *, seconds=20.0, **options):
-    """Run Python code that finds `given` and leaves its answer in the variable ``result``; both are JSON.
+    """Run Python code that finds `given` and leaves its answer in the variable ``result``; both are JSON. Numbers and
+    arrays of numpy, fractions and decimals become plain numbers and lists.
 
     What the code prints is not mixed with the answer. The answer is plain data of JSON's types, whatever the code did.
     `options`: of `run`.
