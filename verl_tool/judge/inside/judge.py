@@ -285,13 +285,22 @@ def main():
     exec(compile("1 + 1", "test.py", "exec"), {})  # a sandbox whose policy forbids it must show before any verdict
     # The clock of the first test must not run while an interpreter starts on a busy machine.
     spawner.wait_until_ready(START_SECONDS)
-    evaluating = None
-    if any("eval" in test for test in job.tests):
-        # Before the solution runs: until it has hidden itself, its memory could be written to.
-        evaluating = Spawner(FOLDER, sys.path, hidden=True)
-        evaluating.wait_until_ready(START_SECONDS)
+    evaluating = prepare_evaluation() if any("eval" in test for test in job.tests) else None
     report(ready=True, protected=protected)
     Judge(spawner, evaluating, job, report).run()
+
+
+def prepare_evaluation():
+    """The spawner of processes that evaluate texts. It must be ready before the solution runs: until it has hidden
+    itself, its memory could be written to."""
+    trusted = list(sys.path)
+    sys.path.insert(0, FOLDER)
+    import evaluation  # noqa: F401  found by `testcase` later; few tests need it
+
+    sys.path[:] = trusted
+    spawner = Spawner(FOLDER, trusted, hidden=True)
+    spawner.wait_until_ready(START_SECONDS)
+    return spawner
 
 
 FOLDER = os.getcwd()

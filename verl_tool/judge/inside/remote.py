@@ -194,9 +194,10 @@ _SINGLE_EXACT = 1 << 23
 _SQUARES_FIT = 1 << 24
 """A thousand squares of such whole numbers have a sum that an int64 can hold."""
 _FLOAT_EXACT = 1 << 53
+_LARGEST_INT64 = (1 << 63) - 1
 
 NO_TEST = types.SimpleNamespace(
-    finite=True, arrays=False, vector=False, parses=False, nothing=True, widths=True, large=False, members=True
+    finite=True, arrays=False, vector=False, parses=False, nothing=True, widths=True, large=False, members=True, int64=False
 )
 """What is read before there is a test."""
 
@@ -204,8 +205,8 @@ NO_TEST = types.SimpleNamespace(
 class JudgeReader(Reader):
     """Reads what the solution sends. `case`, the test, says whether a NaN or an infinity (`finite`), a text of one
     (`parses`) and what is empty (`vector`) are refused, and whether numpy's narrow numbers stay so (`widths`), its
-    scalars stay numpy's (`members`), and whether there are whole numbers whose squares an int64 does not hold
-    (`large`)."""
+    scalars stay numpy's (`members`), whether it speaks of int64 (`int64`), and of whole numbers whose squares an int64
+    does not hold (`large`)."""
 
     def __init__(self, link):
         super().__init__(link.resolve)
@@ -253,7 +254,7 @@ class JudgeReader(Reader):
 
     def _wide_whole(self, array):
         largest = max(-int(array.min()), int(array.max()))
-        fits = largest <= _SQUARES_FIT and not self.case.large
+        fits = largest <= (_LARGEST_INT64 if self.case.int64 else -1 if self.case.large else _SQUARES_FIT)
         if not array.ndim:
             return array.astype("int64" if fits and self.case.members else object)
         return array.astype("int64" if fits else float if largest <= _FLOAT_EXACT else object)

@@ -14,7 +14,6 @@ import types
 from contextlib import suppress
 from importlib import import_module
 
-from evaluation import Evaluation, names_in, parse
 from link import Gone
 from remote import Handle
 from values import Refused
@@ -60,8 +59,9 @@ _SPEAKS_OF_INFINITY = re.compile(
     r"(?i)(?<!\w)(nan|inf|infinity|isnan|isinf|isfinite|nan_to_num|equal_nan|\d+e\d{3,})(?!\w)"
 )
 _SPEAKS_OF_WIDTHS = re.compile(
-    r"(?<!\w)(np\.|numpy\.|['\"])(u?int\d+|integer|signedinteger|byte|short|intc|float16|half)(?!\w)|itemsize|nbytes"
+    r"(?<!\w)(np\.|numpy\.|['\"])(int(8|16|32)|uint\w*|u?byte|u?short|u?intc|float16|half)(?!\w)|itemsize|nbytes"
 )
+_SPEAKS_OF_INT64 = re.compile(r"(?<!\w)(np\.|numpy\.|['\"])(int64|int_|integer|signedinteger|number|generic)(?!\w)")
 _MEMBERS = re.compile(r"\.(all|any|astype|conj|dtype|item|max|min|ndim|prod|reshape|round|shape|size|sum|tolist)\b")
 """What numpy's scalars have, and Python's numbers lack."""
 _SQUARE_BITS = 24
@@ -108,8 +108,10 @@ class TestCase:
         self.finite = _SPEAKS_OF_INFINITY.search(text) is None
         """It says nothing of NaN and infinity, and so means neither."""
         self.widths = _SPEAKS_OF_WIDTHS.search(text) is not None
-        """It speaks of how many bits a number has, or may."""
-        self.members = _MEMBERS.search(text) is not None
+        """It speaks of narrow numbers, or may."""
+        self.int64 = _SPEAKS_OF_INT64.search(text) is not None
+        """It speaks of numpy's whole numbers."""
+        self.members = self.int64 or _MEMBERS.search(text) is not None
         """It may look for what numpy's scalars have."""
         self.large = any(_bits(node) > _SQUARE_BITS for node in nodes)
         """Whole numbers stand in it whose squares are too large for an int64 when there are a thousand of them."""
@@ -231,6 +233,8 @@ class TestCase:
 
 def evaluate(link, text):
     """The value of a text that does not stand in the test."""
+    from evaluation import Evaluation, names_in, parse  # the judge has imported it if a test may need it
+
     node = parse(text)
     if node is None or not names_in(node) & link.names():
         return link.evaluate_apart(text)
