@@ -27,7 +27,8 @@ _CODE = {
     "leaves a thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()\n" + MEDIAN,
     "leaves a process": "import subprocess\nsubprocess.Popen(['sleep', '100'])\n" + MEDIAN,
     "changes its folder": "import os\nos.chdir('/tmp')\n" + MEDIAN,
-    "sets limits of its own": "import sys, gc, random\nsys.setrecursionlimit(9000)\ngc.disable()\nrandom.seed(0)\n" + MEDIAN,
+    "sets limits of its own": "import sys, gc, random\nsys.setrecursionlimit(9000)\ngc.disable()\nrandom.seed(0)\n"
+    + MEDIAN,
     "has signal handlers": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + MEDIAN,
     "changes its argument": MEDIAN.replace("    ordered = sorted(values)", "    values.sort()\n    ordered = values"),
     "has annotations": "from __future__ import annotations\n" + MEDIAN.replace("(values)", "(values: list[int])", 1),
@@ -39,7 +40,9 @@ _CODE = {
         "import numpy as np\n\n\ndef median(values):\n    return np.median(values) if values else None\n\n\n"
         "def spread(values):\n    return np.max(values) - np.min(values) if values else np.int64(0)\n"
     ),
-    "uses fractions": MEDIAN.replace("/ 2\n", "/ Fraction(2)\n").replace("\ndef", "from fractions import Fraction\ndef", 1),
+    "uses fractions": MEDIAN.replace("/ 2\n", "/ Fraction(2)\n").replace(
+        "\ndef", "from fractions import Fraction\ndef", 1
+    ),
     "is a class's": (
         "class S:\n" + MEDIAN.replace("\n", "\n    ").replace("(values):", "(self, values):") + "\n\n"
         "median, spread = S().median, S().spread\n"
@@ -101,11 +104,13 @@ _TABLES = {
         "python3 -c \"import csv; r = list(csv.reader(open('orders.csv', newline='')));"
         " csv.writer(open('orders.csv', 'w', newline=''), quoting=csv.QUOTE_ALL).writerows(r)\""
     ),
-    "no line end at its end": "printf %s \"$(cat orders.csv)\" > x; mv x orders.csv",
+    "no line end at its end": 'printf %s "$(cat orders.csv)" > x; mv x orders.csv',
     "a link": "mv orders.csv done.csv; ln -s done.csv orders.csv",
     "for its owner only": "chmod 400 orders.csv",
 }
-_REPORT = "import json; report = {'requests': 376, 'failed': 58, 'slowest': '/static/app.js', 'busiest_host': '10.0.0.84'}\n"
+_REPORT = (
+    "import json; report = {'requests': 376, 'failed': 58, 'slowest': '/static/app.js', 'busiest_host': '10.0.0.84'}\n"
+)
 _SOLVED = "bash /solution/solve.sh"
 RIGHT = [
     *(("repair-function", name, _written(text)) for name, text in _CODE.items()),

@@ -21,9 +21,7 @@ from verl_tool.tasks.check import Finding, check_attacks
 from verl_tool.tasks.task import Task, read_task
 from verl_tool.verification import Verdict, Verification
 
-TASKS = {
-    folder.name: read_task(folder) for folder in (Path(__file__).parents[2] / "examples" / "tasks").iterdir()
-}
+TASKS = {folder.name: read_task(folder) for folder in (Path(__file__).parents[2] / "examples" / "tasks").iterdir()}
 AT_ONCE = 6
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 

@@ -32,10 +32,10 @@ class Finding:
     """Rewards of doing nothing."""
     seconds: float = 0.0
     """That the slowest verification took."""
-    attacks: int = 0
-    """How many were tried."""
     problem: str = ""
     """What is wrong with the task; empty if it is right."""
+    attacks: int = 0
+    """How many were tried."""
 
 
 async def check(task: Task, pool: SandboxPool) -> Finding:

@@ -499,7 +499,8 @@ async def test_a_text_is_not_evaluated_by_the_solution(judge: Judge, number: int
 @in_module_loop
 async def test_a_text_is_evaluated(judge: Judge) -> None:
     right = (
-        "def f(i): return i + 5\ndef text(): return '3 * (4 + 1)'\nclass Solution:\n    def g(self, x): return [x, -x]\n"
+        "def f(i): return i + 5\ndef text(): return '3 * (4 + 1)'\n"
+        "class Solution:\n    def g(self, x): return [x, -x]\n"
         "def expression(): return 'f(2) * 2 - 1'\ndef words(): return \"'-'.join(sorted('ba'))\""
     )
     tests = (

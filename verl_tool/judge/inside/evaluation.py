@@ -10,6 +10,10 @@ import operator
 
 from remote import Handle
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _BINARY = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -96,6 +100,7 @@ class Evaluation:
 
     def _compare(self, node):
         left = self.of(node.left)
+        work: Any
         for operation, side in zip(node.ops, node.comparators, strict=True):
             right, work = self.of(side), _COMPARISONS.get(type(operation))
             if work is None:

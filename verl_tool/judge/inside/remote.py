@@ -197,7 +197,15 @@ _FLOAT_EXACT = 1 << 53
 _LARGEST_INT64 = (1 << 63) - 1
 
 NO_TEST = types.SimpleNamespace(
-    finite=True, arrays=False, vector=False, parses=False, nothing=True, widths=True, large=False, members=True, int64=False
+    finite=True,
+    arrays=False,
+    vector=False,
+    parses=False,
+    nothing=True,
+    widths=True,
+    large=False,
+    members=True,
+    int64=False,
 )
 """What is read before there is a test."""
 

@@ -131,7 +131,8 @@ async def test_a_full_disk_is_no_matter(workspace: Workspace) -> None:
 
 async def test_the_verifier_changes_nothing_in_the_workspace(workspace: Workspace) -> None:
     await workspace.session.exec("echo 42 > answer.txt; chmod 400 answer.txt; mkdir locked; chmod 0 locked")
-    script = "rm -f answer.txt; rmdir locked; ! in_workspace cat /tests/test.sh 2> /dev/null && in_workspace ls > /logs/verifier/ls"
+    script = "rm -f answer.txt; rmdir locked; ! in_workspace cat /tests/test.sh 2> /dev/null"
+    script += " && in_workspace ls > /logs/verifier/ls"
     verdict = await verified(
         workspace, f"{script}; cat /logs/verifier/ls; stat -Lc %a /app; in_workspace stat -c %a /app/answer.txt"
     )
@@ -168,7 +169,8 @@ async def test_how_the_workspaces_code_is_run_for_a_verifier(workspace: Workspac
     check = r"""
 from in_workspace import WorkspaceError, evaluate, run
 assert evaluate("from add import add; result = [add(*each) for each in given]", [[1, 2], ["a", "b"]]) == [3, "ab"]
-result = run("cat in.txt; tee out.txt; echo no >&2; exit 4", stdin="x\0", files={"in.txt": b"in "}, read=["out.txt", "absent"])
+command, files = "cat in.txt; tee out.txt; echo no >&2; exit 4", {"in.txt": b"in "}
+result = run(command, stdin="x\0", files=files, read=["out.txt", "absent"])
 assert (result.exit_code, result.limit_hit, result.stdout_bytes, result.stderr) == (4, None, b"in x\0", "no\n")
 assert result.files == {"out.txt": b"x\0", "absent": None} and not result.truncated
 result = run(["sleep", "50"], seconds=0.3)
@@ -176,7 +178,8 @@ assert (result.exit_code, result.limit_hit) == (None, "wall_seconds")
 assert run("kill -9 $$").limit_hit == "signal 9"
 assert run("yes", seconds=2).truncated
 assert run("echo $A; pwd", env={"A": "1"}, cwd="/tmp").stdout == "1\n/box/tmp\n"
-for code in ("result = open", "raise ValueError", "1", "import os; os._exit(0)", "result = given[0]", "result = []\n" * 300):
+codes = "result = open", "raise ValueError", "1", "import os; os._exit(0)", "result = given[0]", "result = []\n" * 300
+for code in codes:
     try:
         print(code, evaluate(code))
     except WorkspaceError as error:
