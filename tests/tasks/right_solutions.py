@@ -69,14 +69,14 @@ _AROUND = {
     "for its owner only": "chmod 600 statistics_of.py && chmod 700 .",
     "for reading only": "chmod 400 statistics_of.py && chmod 500 .",
     "an old date": "touch -d 1999-01-01 statistics_of.py",
-    "much beside it": "for n in $(seq 200); do echo $n > file$n; done; truncate -s 30M large; mkfifo pipe; ln -s nowhere lost",
+    "much beside it": "for n in $(seq 200); do echo > file$n; done; truncate -s 30M large; mkfifo pipe; ln -s nowhere x",
     "a virtual environment": "mkdir -p venv/bin; ln -s $(command -v python3) venv/bin/python; ln -s /usr/lib venv/lib",
     "a repository": "git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm x; true",
     "compiled already": "python3 -c 'import statistics_of'; PYTHONDONTWRITEBYTECODE= python3 -c 'import statistics_of'",
     "programs that go on": "(setsid sleep 100 &); nohup sleep 100 > /dev/null 2>&1 & disown",
     "a full disk": "cat /dev/zero > zero 2> /dev/null; true",
     "names in other scripts": "echo 1 > 'größe 数.txt'; echo 1 > $'two\\nlines'; mkdir -- '-rf'",
-    "modules of other names": "echo x = 1 > utils.py; echo import utils > test_more.py; echo '[tool.x]' > pyproject.toml",
+    "modules of other names": "echo x = 1 > utils.py; echo import utils > test_more.py; echo '[x]' > pyproject.toml",
 }
 _ANSWERS = {
     "plain": "echo 6484 > answer.txt",

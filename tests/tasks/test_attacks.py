@@ -75,7 +75,8 @@ async def test_right_solutions_get_the_reward(pool: SandboxPool) -> None:
 
 
 async def test_a_verifier_that_runs_the_code_itself_is_found_out(pool: SandboxPool) -> None:
-    weak = "cd /app; python3 -c \"import sys; sys.path.insert(0, '.'); import statistics_of as s; s.median([]) or exit(1)\""
+    check = "import sys; sys.path.insert(0, '.'); import statistics_of as s; s.median([]) or exit(1)"
+    weak = f'cd /app; python3 -c "{check}"'
     script = f"{weak} && echo 1 > /logs/verifier/reward.txt; true"
     verification = Verification(files=pack_files({"test.sh": PackedFile(script.encode())}))
     task = Task("weak", "", {"statistics_of.py": PackedFile(b"def median(v): pass")}, verification, {})

@@ -54,7 +54,6 @@ def test_wrong_tasks_are_told(tmp_path: Path) -> None:
 
 
 def test_attacks_that_get_a_reward_are_told(tmp_path: Path) -> None:
-    """A link is followed by this verifier, which compares a file of the workspace with one of its own."""
     attacks = tmp_path / "attacks.toml"
     attacks.write_text(
         '["a link"]\nshell = "ln -s /tests/right answer.txt"\n["a guess"]\nshell = "echo 6484 > answer.txt"\n'

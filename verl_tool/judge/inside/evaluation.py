@@ -23,7 +23,7 @@ _BINARY = {
     ast.Mod: operator.mod,
 }
 _UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
-_COMPARISONS = {
+_COMPARISONS: "dict[type, Any]" = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -100,7 +100,6 @@ class Evaluation:
 
     def _compare(self, node):
         left = self.of(node.left)
-        work: Any
         for operation, side in zip(node.ops, node.comparators, strict=True):
             right, work = self.of(side), _COMPARISONS.get(type(operation))
             if work is None:

@@ -196,17 +196,8 @@ _SQUARES_FIT = 1 << 24
 _FLOAT_EXACT = 1 << 53
 _LARGEST_INT64 = (1 << 63) - 1
 
-NO_TEST = types.SimpleNamespace(
-    finite=True,
-    arrays=False,
-    vector=False,
-    parses=False,
-    nothing=True,
-    widths=True,
-    large=False,
-    members=True,
-    int64=False,
-)
+_REFUSES = dict.fromkeys(("arrays", "vector", "parses", "large", "int64"), False)
+NO_TEST = types.SimpleNamespace(**_REFUSES, finite=True, nothing=True, widths=True, members=True)
 """What is read before there is a test."""
 
 

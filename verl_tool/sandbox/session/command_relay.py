@@ -1,8 +1,8 @@
 """Runs commands in one session for programs of another that share nothing with it (`inside.verifier.in_workspace`).
 
 A program of the requesting session leaves ``NAME.request`` in a folder of its own, writes ``NAME`` into a named pipe,
-and waits at the pipe ``NAME.ready`` until ``NAME.answer`` is there. Both are JSON. What is asked for comes from a program
-of the sandbox: the command runs in the other session, with that session's user and limits, as any command of it.
+and waits at the pipe ``NAME.ready`` until ``NAME.answer`` is there. Both are JSON. A request comes from a program of
+the sandbox: its command runs in the other session, with that session's user and limits, as any command of it.
 """
 
 from __future__ import annotations

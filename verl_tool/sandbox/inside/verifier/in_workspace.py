@@ -10,9 +10,9 @@ In a shell: ``echo 3 | in_workspace --seconds 5 python3 main.py``; the exit code
 end in time.
 
 A command runs as the workspace's user, in the workspace as the trajectory left it: not in the copy that the verifier
-sees. Everything it started is stopped when it ends. Its output is cut at the sandbox's limit. It sees its arguments, its
-stdin and the files that it is sent, and nothing else of the verifier: treat what it answers as a claim, and compare it
-with values that it was not sent.
+sees. Everything it started is stopped when it ends. Its output is cut at the sandbox's limit. It sees its arguments,
+its stdin and the files that it is sent, and nothing else of the verifier: treat what it answers as a claim, and compare
+it with values that it was not sent.
 
 The verifier finds this module on its path. It needs the standard library only.
 """

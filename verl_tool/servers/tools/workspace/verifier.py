@@ -59,8 +59,8 @@ while folders:
         elif not stat.S_ISREG(mode):
             os.unlink(entry.path)
 """
-"""Removes from the copied files what is neither file, folder nor link, and links that lead to the verifier's own files or
-to its processes: a link ``answer.txt`` to the file with the expected answer would be right."""
+"""Removes from the copied files what is neither file, folder nor link, and links that lead to the verifier's own files
+or to its processes: a link ``answer.txt`` to the file with the expected answer would be right."""
 _ENVIRONMENT = MappingProxyType(
     {
         "HOME": f"{_OWN}/home",
