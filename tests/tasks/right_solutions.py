@@ -69,7 +69,7 @@ _AROUND = {
     "for its owner only": "chmod 600 statistics_of.py && chmod 700 .",
     "for reading only": "chmod 400 statistics_of.py && chmod 500 .",
     "an old date": "touch -d 1999-01-01 statistics_of.py",
-    "much beside it": "for n in $(seq 200); do echo > file$n; done; truncate -s 30M large; mkfifo pipe; ln -s nowhere x",
+    "much beside it": "for n in $(seq 200); do echo > file$n; done; truncate -s 30M large; mkfifo pipe; ln -s no x",
     "a virtual environment": "mkdir -p venv/bin; ln -s $(command -v python3) venv/bin/python; ln -s /usr/lib venv/lib",
     "a repository": "git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm x; true",
     "compiled already": "python3 -c 'import statistics_of'; PYTHONDONTWRITEBYTECODE= python3 -c 'import statistics_of'",

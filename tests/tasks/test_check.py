@@ -58,7 +58,9 @@ def test_attacks_that_get_a_reward_are_told(tmp_path: Path) -> None:
     attacks.write_text(
         '["a link"]\nshell = "ln -s /tests/right answer.txt"\n["a guess"]\nshell = "echo 6484 > answer.txt"\n'
     )
-    shutil.copytree(SHIPPED / "find-value", tmp_path / "tasks" / "guessed")
+    tests = shutil.copytree(SHIPPED / "find-value", tmp_path / "tasks" / "guessed") / "tests"
+    (tests / "right").write_text("6484\n")
+    (tests / "test.sh").write_text("cmp answer.txt /tests/right; echo $((! $?)) > /logs/verifier/reward.txt")
     code, told = checked(tmp_path / "tasks", "--attack", str(attacks))
     assert code == 1
     assert "a guess got 1.0" in told
