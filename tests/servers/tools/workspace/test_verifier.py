@@ -208,6 +208,7 @@ async def test_a_sandbox_that_fails_is_no_verdict(workspace: Workspace, monkeypa
         await verified(workspace, "in_workspace true; echo 1 > /logs/verifier/reward.txt")
 
 
+@pytest.mark.slow
 async def test_verifications_do_not_wait_for_each_other_for_ever() -> None:
     """A verifier has the turn in which its commands in the workspace are run."""
     async with SandboxPool(workers=1, warm_modules=(), for_sessions=True, max_concurrent=1) as pool:
