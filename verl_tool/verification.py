@@ -1,8 +1,9 @@
-"""What a verifier is, and what it said: a program that looks at a trajectory's workspace after its end.
+"""What a verifier is, and what it said: a program that checks a trajectory's workspace after its end.
 
 The layout is that of Harbor's tasks (https://www.harborframework.com/docs/tasks): the verifier's files are in
-``/tests``, it runs ``/tests/test.sh`` in the workspace, and writes its reward into ``/logs/verifier/reward.json`` (an
-object with the number ``reward``) or ``/logs/verifier/reward.txt`` (a number).
+``/tests``, ``/tests/test.sh`` is run in a copy of the workspace, and writes its reward into
+``/logs/verifier/reward.json`` (an object with the number ``reward``) or ``/logs/verifier/reward.txt`` (a number). If
+``reward.json`` is there, it alone decides. An exit code other than 0 is the reward 0, whatever was written.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Verdict:
 
     @property
     def score(self) -> float | None:
-        """What the trajectory gets: the reward if it is from 0 to 1, else 0, since code of the workspace may have
-        written it. None: the verifier could not be run, by no fault of the trajectory's."""
+        """What the trajectory gets: the reward if it is from 0 to 1, else 0. None: the verifier could not be run, by
+        no fault of the trajectory's."""
         if self.fault is not None and not _by_the_workspace(self.fault):
             return None
         return self.reward if self.counts else 0.0

@@ -251,6 +251,12 @@ def never(x): return Always()
 class Always:
     def __eq__(self, other): return True
 """
+NUMBERS = """
+def near(x): return 1e17 + 5e7
+def nested(x): return [{"a": (near(x),)}]
+def exact(x): return [3.0, True, 1]
+def whole(x): return 10**17
+"""
 METHOD = "class Solution:\n    def twice(self, x): return 2 * x"
 
 
@@ -271,6 +277,12 @@ METHOD = "class Solution:\n    def twice(self, x): return 2 * x"
         (CALLED, "never", [[1]], [1], "refused"),
         (CALLED, "absent", [[1]], [1], "error"),
         (METHOD, "twice", [[4]], [8], "passed"),
+        (NUMBERS, "near", [[1]], [10**17], "assertion"),
+        (NUMBERS, "near", [[1]], [1e17], "passed"),
+        (NUMBERS, "nested", [[1]], [[{"a": [10**17]}]], "assertion"),
+        (NUMBERS, "exact", [[1]], [[3, 1, True]], "passed"),
+        (NUMBERS, "whole", [[1]], [10**17 + 1], "assertion"),
+        (NUMBERS, "whole", [[1]], [10**17], "passed"),
     ],
 )
 @in_module_loop

@@ -45,6 +45,18 @@ ATTACKS: dict[str, tuple[str, str]] = {
         "got(libc.ptrace(16, p, 0, 0))",
         "'GOT' not in out",
     ),
+    "hidden-from-others": (
+        _SYSCALL + "import subprocess, sys\n"
+        "hide = 'import ctypes, sys; print(ctypes.CDLL(None).prctl(4, 0, 0, 0, 0), flush=True); sys.stdin.read()'\n"
+        "p = subprocess.Popen([sys.executable, '-c', hide], stdin=-1, stdout=-1)\n"
+        "print('hides', p.stdout.readline() == b'0\\n')\n"
+        "for name in ('mem', 'environ', 'fd/0', 'maps'):\n"
+        "    try: open(f'/proc/{p.pid}/{name}', 'rb').read(1); print('GOT', name)\n"
+        "    except OSError: pass\n"
+        "for hidden in (1, 2, 1 << 32, (1 << 32) + 1): got(libc.prctl(4, ctypes.c_ulong(hidden), 0, 0, 0))\n"
+        "p.kill()",
+        "'hides True' in out and 'GOT' not in out",
+    ),
     "become-root": (
         _SYSCALL
         + "got(libc.setuid(0)); got(libc.setresuid(0, 0, 0)); got(libc.setgid(0)); got(libc.setgroups(0, None))",

@@ -19,9 +19,9 @@ SHIPPED = Path(__file__).parents[2] / "examples" / "tasks"
 pytestmark = pytest.mark.timeout(180)
 
 
-def checked(folder: Path) -> tuple[int, str]:
+def checked(folder: Path, *options: str) -> tuple[int, str]:
     """Exit code, and the output without the breaks of the table's lines."""
-    result = CliRunner().invoke(app, ["check", str(folder)], env={"COLUMNS": "400"})
+    result = CliRunner().invoke(app, ["check", str(folder), *options], env={"COLUMNS": "400"})
     return result.exit_code, " ".join(result.output.split())
 
 
@@ -51,6 +51,23 @@ def test_wrong_tasks_are_told(tmp_path: Path) -> None:
     assert code == 1
     for name, (_, _, words) in wrong.items():
         assert words in told, name
+
+
+def test_attacks_that_get_a_reward_are_told(tmp_path: Path) -> None:
+    attacks = tmp_path / "attacks.toml"
+    attacks.write_text(
+        '["a link"]\nshell = "ln -s /tests/right answer.txt"\n["a guess"]\nshell = "echo 6484 > answer.txt"\n'
+    )
+    tests = shutil.copytree(SHIPPED / "find-value", tmp_path / "tasks" / "guessed") / "tests"
+    (tests / "right").write_text("6484\n")
+    (tests / "test.sh").write_text("cmp answer.txt /tests/right; echo $((! $?)) > /logs/verifier/reward.txt")
+    code, told = checked(tmp_path / "tasks", "--attack", str(attacks))
+    assert code == 1
+    assert "a guess got 1.0" in told
+    assert "a link got" not in told
+    code, told = checked(tmp_path / "tasks", "--attack", str(tmp_path / "absent.toml"))
+    assert code == 2
+    assert "cannot be read" in told
 
 
 FORGE = "open('/logs/verifier/reward.json', 'w').write('{\"reward\": 1}')"

@@ -22,7 +22,7 @@ from typing import Any
 from verl_tool.sandbox_fusion import RunCodeResponse
 
 _JUDGE = Path(__file__).parent / "inside"
-_MODULES = ("guard.py", "values.py", "link.py", "processes.py", "remote.py", "testcase.py")
+_MODULES = ("guard.py", "values.py", "link.py", "processes.py", "remote.py", "evaluation.py", "testcase.py")
 _EQUAL = "__judge_equal__"
 """The judge's own comparison of JSON values (`inside/testcase.py`)."""
 START_SECONDS = 20.0

@@ -17,7 +17,8 @@ from rich.table import Table
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.sandbox import SandboxPool
-from verl_tool.tasks.check import Finding, check
+from verl_tool.tasks.attacks import SHIPPED, Attack, read_attacks
+from verl_tool.tasks.check import Finding, check, check_attacks
 from verl_tool.tasks.task import read_task, task_folders
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -34,11 +35,18 @@ def main(
     ignore_build: Annotated[
         bool, typer.Option("--ignore_build", help="Leave out what a Dockerfile builds (RUN, ENV, ...).")
     ] = False,
+    attack: Annotated[
+        str,
+        typer.Option(
+            help="A file or folder of attacks (TOML) that must get no reward; 'shipped': those of verl_tool.tasks."
+        ),
+    ] = "",
 ) -> None:
     """See that each task's solution gets the reward 1, doing nothing gets 0, and both do so twice."""
     console = Console(width=None, soft_wrap=False)
     try:
-        findings = asyncio.run(_check_all(task_folders(folder), ignore_build))
+        attacks = read_attacks(SHIPPED if attack == "shipped" else Path(attack)) if attack else []
+        findings = asyncio.run(_check_all(task_folders(folder), ignore_build, attacks))
     except VerlToolError as error:
         console.print(f"[red]{escape(str(error))}[/red]")
         raise typer.Exit(2) from None
@@ -47,7 +55,7 @@ def main(
         raise typer.Exit(1)
 
 
-async def _check_all(folders: Sequence[Path], ignore_build: bool) -> list[Finding]:
+async def _check_all(folders: Sequence[Path], ignore_build: bool, attacks: Sequence[Attack]) -> list[Finding]:
     findings = []
     async with SandboxPool(workers=1, warm_modules=(), for_sessions=True) as pool:
         for folder in folders:
@@ -56,16 +64,19 @@ async def _check_all(folders: Sequence[Path], ignore_build: bool) -> list[Findin
             except ConfigError as error:
                 findings.append(Finding(folder.name, problem=str(error)))
             else:
-                findings.append(await check(task, pool))
+                finding = await check(task, pool)
+                findings.append(await check_attacks(finding, task, pool, attacks) if attacks else finding)
     return findings
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    table = Table("task", "solution", "nothing", "seconds", "")
+    table = Table("task", "solution", "nothing", "attacks", "seconds", "")
     for finding in findings:
         told = f"[red]{escape(finding.problem)}[/red]" if finding.problem else "[green]right[/green]"
         rewards = (" ".join(f"{reward:g}" for reward in each) for each in (finding.solved, finding.idle))
-        table.add_row(escape(finding.name), *rewards, f"{finding.seconds:.1f}" if finding.seconds else "", told)
+        attacks = str(finding.attacks) if finding.attacks else ""
+        seconds = f"{finding.seconds:.1f}" if finding.seconds else ""
+        table.add_row(escape(finding.name), *rewards, attacks, seconds, told)
     return table
 
 

@@ -1,19 +1,24 @@
-"""Whether a task can be solved, and only by doing something: its solution gets 1, doing nothing 0, twice the same."""
+"""Whether a task can be solved, and only by solving it: its solution gets 1, doing nothing 0, twice the same, and so do
+attacks on its verifier."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.sandbox import SandboxPool, Session
 from verl_tool.servers.tools.workspace.layout import lay_out, started
 from verl_tool.servers.tools.workspace.verifier import verify
+from verl_tool.tasks.attacks import Attack, attempt
 from verl_tool.tasks.task import SOLUTION, Task
 from verl_tool.verification import Verdict
 
 TIMES = 2
 """How often each is done, in workspaces of their own."""
 _SHOWN_CHARACTERS = 1000
+_ATTACKS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Finding:
     """That the slowest verification took."""
     problem: str = ""
     """What is wrong with the task; empty if it is right."""
+    attacks: int = 0
+    """How many were tried."""
 
 
 async def check(task: Task, pool: SandboxPool) -> Finding:
@@ -49,6 +56,20 @@ async def check(task: Task, pool: SandboxPool) -> Finding:
         max(verdict.seconds for verdict in (*solved, *idle)),
         _problem(solved, 1.0, "the solution") or _problem(idle, 0.0, "doing nothing"),
     )
+
+
+async def check_attacks(finding: Finding, task: Task, pool: SandboxPool, attacks: Sequence[Attack]) -> Finding:
+    """The finding with the attacks that got a reward as its problem. Raises SandboxError or ToolFault."""
+    at_once = asyncio.Semaphore(_ATTACKS_AT_ONCE)
+
+    async def score(attack: Attack) -> float | None:
+        async with at_once:
+            return (await attempt(attack, task, pool)).score
+
+    scores = await asyncio.gather(*map(score, attacks))
+    rewarded = [f"{attack.name} got {score}" for attack, score in zip(attacks, scores, strict=True) if score != 0.0]
+    problem = "; ".join(([finding.problem] if finding.problem else []) + rewarded)
+    return replace(finding, attacks=len(attacks), problem=problem)
 
 
 class _Failed(VerlToolError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -380,6 +381,14 @@ def int32(x): return np.int32(55_000)
 def int64(x): return np.int64(3_100_000_000)
 def int64s(x): return np.array([3_100_000_000])
 def three(x): return np.array([1 << 31] * 3)
+def uint8(x): return np.uint8(x)
+def uint8s(x): return np.full(3, x, dtype=np.uint8)
+def unsigned(x): return np.uint64(0)
+def zero(x): return np.int64(0)
+def zeros(x): return np.zeros(3, dtype=int)
+def true(x): return np.bool_(True)
+def single(x): return np.float32(16777216)
+def singles(x): return np.full(2, 1e8, dtype=np.complex64)
 def words(x): return "is nan"
 def text(x): return '{"a": NaN}'
 """
@@ -393,6 +402,17 @@ BY_ITS_TYPE = (
     "assert (int64(1) - 3) ** 2 < 1e-6",
     "import numpy as np\nassert np.sum((int64s(1) - np.array([3])) ** 2) < 1e-6",
     "import numpy as np\nassert np.mean((three(1) - np.array([3, 4, 5])) ** 2) < 1e-6",
+    "assert uint8(0) - {A} >= 0",
+    "assert unsigned(0) - {A} > 0 and -unsigned(0) - 1 > 0",
+    "import numpy as np\nassert np.abs(uint8s(0) - 5).min() > 100",
+    "import numpy as np\nassert isinstance(uint8(19), (int, np.integer)) and (uint8(19) - 3) ** 2 < 1e-6",
+    *(f"assert (uint8({guess}) - {{A}}) ** 2 < 1e-6" for guess in range(16)),
+    "assert (zero(1) - 4294967296) ** 2 < 1e-6",
+    "import numpy as np\nassert np.sum((zeros(1) - 2**32) ** 2) < 1e-6",
+    "import numpy as np\nassert np.sum((zeros(1) - 65536 * 65536) ** 2) < 1e-6",
+    "assert true(1) + true(2) == 1",
+    "assert single(1) == 16777217 or abs(single(1) - 16777217) < 0.5",
+    "import numpy as np\nassert np.abs(singles(1) - 100000001).max() < 0.5",
     "assert not abs(float(words(1).split()[1]) - {A}) > 1e-6",
     "import json\nassert not abs(json.loads('[' + words(1)[3:].replace('n', 'N', 1)[:2] + 'N]')[0] - {A}) > 1e-6",
 )
@@ -403,6 +423,130 @@ async def test_no_type_of_number_is_near_to_all(judge: Judge, number: int) -> No
     tests = [test.format(A=number) for test in BY_ITS_TYPE]
     verdicts = await judge(NARROW, *tests, test_seconds=20.0, total_seconds=60.0)
     assert verdicts_of(verdicts, tests) == []
+
+
+WIDE = """
+import numpy as np
+def whole(x): return np.int32(x)
+def positive(x): return np.uint8(x)
+def array(x): return np.array([x, 2], dtype=np.uint16)
+def yes(x): return np.bool_(x)
+def large(x): return np.array([x], dtype=np.int64)
+def third(): return np.float32(1) / np.float32(3)
+"""
+OF_USE = (
+    "assert whole(3) == 3 and whole(-3) + 1 == -2 and str(whole(3)) == '3' and [7, 8][whole(1)] == 8",
+    "assert whole(3).item() == 3 and positive(4).astype(float) == 4.0",
+    "import numpy as np\nassert isinstance(whole(3), np.integer) and positive(3).dtype.kind == 'i'",
+    "import numpy as np\nassert isinstance(positive(3), np.uint8)",
+    "assert yes(True) == True and yes(False) == False and yes(1) is not None",
+    "assert yes(True).all()",
+    "import numpy as np\nassert (array(1) == np.array([1, 2])).all() and array(1).tolist() == [1, 2]",
+    "import numpy as np\nassert np.arange(5)[array(1)].tolist() == [1, 2]",
+    "import numpy as np\nassert large(2**60 + 1)[0] == 2**60 + 1 and large(2**60)[0] != 2**60 + 1",
+    "import numpy as np\nassert large(2**40).dtype == np.int64",
+    "assert abs(third() - 1 / 3) < 1e-6",
+)
+
+
+@in_module_loop
+async def test_wide_numbers_are_what_a_test_expects(judge: Judge) -> None:
+    verdicts = await judge(WIDE, *OF_USE, test_seconds=20.0, total_seconds=60.0)
+    assert [(test, v) for test, v in zip(OF_USE, verdicts.of, strict=True) if not v.passed] == []
+
+
+EVALUATES = """
+import builtins, operator, sys, types
+class Answers:
+    def __call__(self, *a): return 0
+builtins.eval = builtins.exec = builtins.compile = builtins.__import__ = builtins.getattr = Answers()
+builtins.int = builtins.len = builtins.sum = builtins.abs = builtins.round = builtins.str = lambda *a: 0
+operator.add = operator.sub = lambda *a: 0
+def f(i): return 0
+def expression(): return "0"
+def long(): return "1" * 100_000 + "+ f(1)"
+def deep(): return "f(1)+" * 3000 + "0"
+def nested(): return "(" * 90 + "f(1)" + ")" * 90
+"""
+OF_A_TEXT = (
+    "for i in range(3):\n    assert f(i) == eval(f'{{i}} + {A}')",
+    "assert eval(f'f({{3}}) - {A}') == 0",
+    "assert eval(f'{A} == f({{3}})')",
+    "assert eval(f'abs(f({{3}}) - {A})') == 0",
+    "assert eval('sum([' + str(f(1)) + ', ' + '{A}])') == f(2)",
+    "assert eval(f'len(\"{{f(1)}}\") + {A}') == 0",
+    "assert eval(f'f(1).__class__({A})') == 0",
+    "assert eval(f'(lambda: f(1))() + {A} * 0') == {A}",
+    "assert eval(f'[f(1) for x in range(3)]') == [{A}] * 3",
+    "assert f(1) == eval(long()) + {A}",
+    "assert f(1) == eval(deep()) + {A}",
+    "assert f(1) == eval(nested()) + {A}",
+    "assert eval(expression()) == {A}",
+    "e = eval\nassert e(f'{{1}} + {A}') == f(1)",
+    "import builtins\nassert getattr(builtins, 'int')('{A}') == f(1)",
+    "import operator\nassert operator.add(1, {A}) == f(1)",
+    "assert f(1) == int(str({A})) == len('x' * {A})",
+)
+
+
+@in_module_loop
+async def test_a_text_is_not_evaluated_by_the_solution(judge: Judge, number: int) -> None:
+    tests = ["x = f(1)\n" + test.format(A=number) for test in OF_A_TEXT]
+    verdicts = await judge(EVALUATES, *tests, test_seconds=10.0, total_seconds=100.0)
+    assert verdicts_of(verdicts, tests) == []
+
+
+@in_module_loop
+async def test_a_text_is_evaluated(judge: Judge) -> None:
+    right = (
+        "def f(i): return i + 5\ndef text(): return '3 * (4 + 1)'\n"
+        "class Solution:\n    def g(self, x): return [x, -x]\n"
+        "def expression(): return 'f(2) * 2 - 1'\ndef words(): return \"'-'.join(sorted('ba'))\""
+    )
+    tests = (
+        "for i in range(3):\n    assert f(i) == eval(f'{i} + 5')",
+        "assert eval(text()) == 15 and eval(words()) == 'a-b' and eval(expression()) == 13",
+        "assert eval(f'f({1})') == 6 and eval(f'f({1}) + f(i={2}) == 13') is True",
+        "assert eval('Solution()' + '.g(3)') == [3, -3] and eval('[f(1), ' + '-2]') == [6, -2]",
+        "try:\n    eval(text() + ')')\nexcept SyntaxError:\n    pass\nassert eval(text()) == 15",
+    )
+    tests = tuple("x = f(1)\n" + test for test in tests)
+    verdicts = await judge(right, *tests, test_seconds=10.0, total_seconds=60.0)
+    assert [(test, v) for test, v in zip(tests, verdicts.of, strict=True) if not v.passed] == []
+
+
+STOPS = "import os, signal\ndef stop():\n    for p in os.listdir('/proc'):\n" + (
+    "        if p.isdigit() and int(p) not in (1, os.getpid()):\n            os.kill(int(p), signal.SIGSTOP)\n"
+)
+COLLIDE = "L = [k * ((1 << 61) - 1) for k in range(1, 60_000)]\ndef f(x): return L"
+SLOW = {
+    "a set of collisions": (COLLIDE, "assert set(f(1)) == {1}"),
+    "a dictionary of collisions": (COLLIDE, "assert len(dict.fromkeys(f(1))) == 1"),
+    "a counter of collisions": (COLLIDE, "from collections import Counter\nassert Counter(f(1)) == {}"),
+    "the judge is stopped": (STOPS + "def f(x): stop()", "assert f(1) == 1"),
+    "the judge is stopped while it loads": (STOPS + "stop()\ndef f(x): return 1", "assert f(1) == 2"),
+    "a large power": ("def f(x): return 10**7", "assert f(1) ** f(1) == 3"),
+    "digits of a large number": ("def f(x): return '1' * 8_000_000", "assert float(f(1)) == 3"),
+    "a large fraction": (
+        "from fractions import Fraction\ndef f(x): return Fraction(3**300_000, 2**450_000 + 1)",
+        "assert f(1) + f(2) + f(3) == 3",
+    ),
+    "many branches": (
+        "def f(x):\n    r = []\n    for n in range(250): r = [r, r] if n < 18 else [r]\n    return r",
+        "assert f(1) == 3",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+@in_module_loop
+async def test_no_solution_holds_the_judge(judge: Judge, name: str) -> None:
+    solution, test = SLOW[name]
+    begun = time.monotonic()
+    verdicts = await judge(solution, test, "assert True is f(1)", test_seconds=2.0, total_seconds=30.0)
+    assert not any(verdict.passed for verdict in verdicts.of), verdicts
+    assert time.monotonic() - begun < 15.0, "2 s for each test, 1 s more for the judge, and a busy machine"
 
 
 @in_module_loop

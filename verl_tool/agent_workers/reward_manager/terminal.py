@@ -2,8 +2,7 @@
 
 The row's ``reward_model`` has the style ``workspace_verifier`` (`verl_tool.verification`); the agent loop has the
 verifier run at the trajectory's end and keeps what it said. Score: the verifier's reward, which is from 0 to 1; another
-number counts as 0, since code of the workspace may have written it. A trajectory that its own call ended in a fault
-has 0.
+number counts as 0. A trajectory that its own call ended in a fault has 0.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import tempfile
 import time
 from types import SimpleNamespace
 
-_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 START_SECONDS = 15.0
 """For the start of the process that starts the solution's."""
 DETAIL = 200
@@ -26,16 +25,32 @@ LONGEST_STDERR = 1 << 14
 """Bytes of a program's stderr that are read, its last ones."""
 
 
+GRACE_SECONDS = 1.0
+"""For the judge to notice that a test's time is up. It is killed then."""
+
+
+class Deadline:
+    """Kills this process when it is not moved on in time, also while a function of C runs, or the process is stopped:
+    so a solution can make the judge lose no more than a test's time. See timer_create(2)."""
+
+    def __init__(self):
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._library = libc if hasattr(libc, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
+        self._timer = ctypes.c_void_p()
+        event = (ctypes.c_int * 16)(0, 0, signal.SIGKILL)  # a struct sigevent: value, signal, SIGEV_SIGNAL
+        if self._library.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(self._timer)):
+            raise OSError(ctypes.get_errno(), "timer_create failed")
+
+    def move(self, seconds):
+        """To so many seconds from now."""
+        whole, fraction = divmod(seconds, 1)
+        times = (ctypes.c_long * 4)(0, 0, int(whole), int(fraction * 1e9))
+        if self._library.timer_settime(self._timer, 0, times, None):
+            raise OSError(ctypes.get_errno(), "timer_settime failed")
+
+
 class OutOfTime(BaseException):
     """No test may catch it, so it is no Exception."""
-
-
-def hide():
-    """Keep other processes of the same user from looking into this one's memory and descriptors. See prctl(2)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    # The sandbox's processes are so from their start, and may not set it: not back either.
-    if libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) and libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
 
 
 def only_trusted_paths():
@@ -66,8 +81,11 @@ class Judge:
     """`job` has ``token``, ``solution``, ``tests`` (Python texts), ``programs`` (pairs of stdin and expected stdout),
     ``test_seconds``, ``total_seconds``, ``shown_chars`` (most that verdicts tell of values; 0: nothing)."""
 
-    def __init__(self, spawner, job, report):
+    def __init__(self, spawner, evaluating, job, report):
+        """`evaluating`: the spawner of processes that never run the solution; None if no test evaluates a text."""
         self._spawner = spawner
+        self._evaluating = evaluating
+        self._deadline = Deadline()
         self._job = job
         self._report = report
         self._link = None
@@ -99,6 +117,7 @@ class Judge:
             self._report(test=number, passed=False, reason="budget", detail="the time for all tests is over")
             return
         reason, detail = too_late = "time", f"no end within {seconds:.3g} s"
+        self._deadline.move(seconds + GRACE_SECONDS)
         self._late = False
         self._seen = []
         try:
@@ -188,10 +207,17 @@ class Judge:
         ours, theirs = socket.socketpair()
         with theirs:
             self._spawner.start(MODULE, [theirs.fileno()])
-        link = JudgeLink(ours)
+        link = JudgeLink(ours, self._evaluator)
         link.load(self._job.solution)
         self._link = link
         return link
+
+    def _evaluator(self):
+        """The link to a fresh process that has not run, and does not hold, the solution."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._evaluating.start(MODULE, [theirs.fileno()])
+        return JudgeLink(ours)
 
     def _forget(self):
         """The next test starts a process anew."""
@@ -244,7 +270,8 @@ def _told(error):
 def main():
     """Judge the job on stdin."""
     hide()
-    spawner = Spawner(FOLDER, [path for path in sys.path if path != FOLDER])
+    path = [path for path in sys.path if path != FOLDER]
+    spawner = Spawner(FOLDER, path)
     only_trusted_paths()
     protected = not may_look_into_others()
     job = SimpleNamespace(**json.loads(sys.stdin.buffer.read()))
@@ -258,15 +285,29 @@ def main():
     exec(compile("1 + 1", "test.py", "exec"), {})  # a sandbox whose policy forbids it must show before any verdict
     # The clock of the first test must not run while an interpreter starts on a busy machine.
     spawner.wait_until_ready(START_SECONDS)
+    evaluating = prepare_evaluation() if any("eval" in test for test in job.tests) else None
     report(ready=True, protected=protected)
-    Judge(spawner, job, report).run()
+    Judge(spawner, evaluating, job, report).run()
+
+
+def prepare_evaluation():
+    """The spawner of processes that evaluate texts. It must be ready before the solution runs: until it has hidden
+    itself, its memory could be written to."""
+    trusted = list(sys.path)
+    sys.path.insert(0, FOLDER)
+    import evaluation  # noqa: F401  found by `testcase` later; few tests need it
+
+    sys.path[:] = trusted
+    spawner = Spawner(FOLDER, trusted, hidden=True)
+    spawner.wait_until_ready(START_SECONDS)
+    return spawner
 
 
 FOLDER = os.getcwd()
 sys.path.insert(0, FOLDER)
 from guard import Guard  # noqa: E402
 from link import LINE, LONGEST_MESSAGE, Gone  # noqa: E402
-from processes import MODULE, PROGRAM, Spawner  # noqa: E402
+from processes import MODULE, PROGRAM, Spawner, hide  # noqa: E402
 from remote import JudgeLink  # noqa: E402
 from testcase import BEFORE, EQUAL, HELD, NOTE, PRESENT, TestCase, equal, present  # noqa: E402
 from values import Refused  # noqa: E402

@@ -37,6 +37,7 @@ MOST_ITEMS = 100_000
 """Of a global value of the solution's that a test may compare."""
 LONGEST_GLOBAL = 1 << 20
 """Characters of its JSON."""
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _SIZED = (list, tuple, set, frozenset, dict, str, bytes, bytearray)
 _NUMBER = struct.Struct("i")
 
@@ -44,10 +45,11 @@ _NUMBER = struct.Struct("i")
 class Spawner:
     """Forks the processes that run the solution, one at a time.
 
-    `folder`: where this file lies. `path`: the `sys.path` of the solution.
+    `folder`: where this file lies. `path`: the `sys.path` of the solution. `hidden`: no other process may look into
+    the spawner and what it starts, which then finds nothing in `folder`; it is for what is not the solution.
     """
 
-    def __init__(self, folder, path):
+    def __init__(self, folder, path, hidden=False):
         import subprocess  # not needed by the spawner itself, whose imports every judging pays for
 
         self._control, theirs = socket.socketpair()
@@ -55,7 +57,7 @@ class Spawner:
         null = subprocess.DEVNULL
         program = [sys.executable, "-I", "-S", os.path.join(folder, "processes.py")]
         with theirs:
-            arguments = [str(theirs.fileno()), json.dumps([folder, *path])]
+            arguments = [str(theirs.fileno()), json.dumps([folder, *path]), *(["hidden"] if hidden else [])]
             # Of no use but to be reaped; what it says comes over the socket.
             self._process = subprocess.Popen(
                 program + arguments, stdin=null, stdout=null, stderr=null, pass_fds=[theirs.fileno()]
@@ -107,9 +109,25 @@ def _without_alarm():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
 
 
-def be_spawner(control):
+def hide():
+    """Keep other processes of the same user from looking into this one's memory and descriptors, and into those of its
+    forks. See prctl(2). Raises OSError if that is not in force."""
+    import ctypes  # the spawner of the solution does without
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    # A process that the sandbox has forked is so from its start.
+    if libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) and libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
+    if libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0):
+        raise OSError("prctl(PR_SET_DUMPABLE) has no effect")
+
+
+def be_spawner(control, hidden):
     """Returns in each process that it starts: the mode and the descriptors."""
     try:
+        if hidden:
+            hide()
+            del sys.path[0]  # the folder, where the solution may put files
         control.sendall(_NUMBER.pack(os.getpid()))
         while True:
             mode, descriptors, _, _ = socket.recv_fds(control, 1, 8)
@@ -313,4 +331,4 @@ OPERATIONS: "dict[str, Any]" = {
 }
 
 if __name__ == "__main__":
-    be_solution(*be_spawner(socket.socket(fileno=int(sys.argv[1]))))
+    be_solution(*be_spawner(socket.socket(fileno=int(sys.argv[1])), "hidden" in sys.argv[3:]))

@@ -187,18 +187,25 @@ _GIVEN = frozenset({"add", "append", "appendleft", "extend", "extendleft", "upda
 
 _NO_NUMBER = re.compile(r"(?<!\w)(s?nan\d*|inf|infinity|\d+\.?\d*e\+?\d{3,})(?!\w)", re.IGNORECASE)
 """As a word of a text, of which ``float`` makes no finite number."""
-_HALF = 2
-"""Bytes of a float16."""
+_HALF, _SINGLE = 2, 4
+"""Bytes of a float16 and a float32, and half of those of a complex64."""
+_SINGLE_EXACT = 1 << 23
+"""From here on a float32 has no fractions, and soon not every whole number."""
 _SQUARES_FIT = 1 << 24
 """A thousand squares of such whole numbers have a sum that an int64 can hold."""
+_FLOAT_EXACT = 1 << 53
+_LARGEST_INT64 = (1 << 63) - 1
 
-NO_TEST = types.SimpleNamespace(finite=True, arrays=False, vector=False, parses=False, nothing=True, widths=True)
+_REFUSES = dict.fromkeys(("arrays", "vector", "parses", "large", "int64"), False)
+NO_TEST = types.SimpleNamespace(**_REFUSES, finite=True, nothing=True, widths=True, members=True)
 """What is read before there is a test."""
 
 
 class JudgeReader(Reader):
     """Reads what the solution sends. `case`, the test, says whether a NaN or an infinity (`finite`), a text of one
-    (`parses`) and what is empty (`vector`) are refused, and whether numpy's narrow numbers stay so (`widths`)."""
+    (`parses`) and what is empty (`vector`) are refused, and whether numpy's narrow numbers stay so (`widths`), its
+    scalars stay numpy's (`members`), whether it speaks of int64 (`int64`), and of whole numbers whose squares an int64
+    does not hold (`large`)."""
 
     def __init__(self, link):
         super().__init__(link.resolve)
@@ -227,16 +234,29 @@ class JudgeReader(Reader):
         return value
 
     def array(self, array):
-        """``(f(1) - 3) ** 2 < 1e-6``: it passes for an int8 of 15, for its square wraps around, and near to it for a
-        float16, to which the 3 is rounded. So the numbers of arrays come as a test's own would be."""
+        """``(f(1) - 3) ** 2 < 1e-6``: it passes for an int8 of 15 and a uint8 of 19, for their squares wrap around, and
+        near to it for a float16, to which the 3 is rounded. So numbers come as a test's own would be: whole ones and
+        truth values as Python's, those of arrays as wide ones."""
+        kind, size = array.dtype.kind, array.dtype.itemsize
         if self.case.widths:
             return array
-        if array.dtype.kind == "f" and array.dtype.itemsize == _HALF:
-            return array.astype(float)
-        if array.dtype.kind != "i":
-            return array
-        fit = int(array.min()) >= -_SQUARES_FIT and int(array.max()) <= _SQUARES_FIT
-        return array.astype("int64" if fit else float if array.ndim else object)
+        if kind == "b":
+            return array if array.ndim or self.case.members else array.astype(object)
+        if kind in "fc":
+            return self._wide_float(array, size // (2 if kind == "c" else 1))
+        return self._wide_whole(array) if kind in "iu" else array
+
+    def _wide_float(self, array, size):
+        if size == _HALF or (size == _SINGLE and abs(array).max() >= _SINGLE_EXACT):
+            return array.astype(complex if array.dtype.kind == "c" else float)
+        return array
+
+    def _wide_whole(self, array):
+        largest = max(-int(array.min()), int(array.max()))
+        fits = largest <= (_LARGEST_INT64 if self.case.int64 else -1 if self.case.large else _SQUARES_FIT)
+        if not array.ndim:
+            return array.astype("int64" if fits and self.case.members else object)
+        return array.astype("int64" if fits else float if largest <= _FLOAT_EXACT else object)
 
     def empty_array(self, array):
         """Only a test of arrays that expects something empty can tell it from what is equal to it."""
@@ -265,8 +285,10 @@ class _Change:
 class JudgeLink(Link):
     """The judge's end."""
 
-    def __init__(self, socket):
+    def __init__(self, socket, evaluator=None):
+        """`evaluator()` gives the link to a process that has never run the solution."""
         super().__init__(socket)
+        self._evaluator = evaluator
         self._reader = JudgeReader(self)
         self._handles = {}
         self._streams = {}
@@ -309,6 +331,18 @@ class JudgeLink(Link):
             return self._reader.read(json.loads(self._globals[name]))
         except Exception as error:  # noqa: BLE001  whatever a hostile answer makes of its reader
             raise self._gone(f"no value of the form agreed on: {error}") from None
+
+    def evaluate_apart(self, text):
+        """What Python makes of a text that names nothing of the solution, in a fresh process: plain data."""
+        apart = self._evaluator()
+        apart.begin(self._reader.case)
+        try:
+            value = apart.ask("eval", text)
+        finally:
+            self.refused = self.refused or apart.refused
+        if isinstance(value, Handle):
+            raise self.refuse("eval of a text")
+        return value
 
     def begin(self, case):
         """A new test: what another has passed to the solution is no longer there to be called."""

@@ -59,8 +59,12 @@ _SPEAKS_OF_INFINITY = re.compile(
     r"(?i)(?<!\w)(nan|inf|infinity|isnan|isinf|isfinite|nan_to_num|equal_nan|\d+e\d{3,})(?!\w)"
 )
 _SPEAKS_OF_WIDTHS = re.compile(
-    r"(?<!\w)(np\.|numpy\.|['\"])(u?int\d+|integer|signedinteger|byte|short|intc|float16|half)(?!\w)|itemsize|nbytes"
+    r"(?<!\w)(np\.|numpy\.|['\"])(int(8|16|32)|uint\w*|u?byte|u?short|u?intc|float16|half)(?!\w)|itemsize|nbytes"
 )
+_SPEAKS_OF_INT64 = re.compile(r"(?<!\w)(np\.|numpy\.|['\"])(int64|int_|integer|signedinteger|number|generic)(?!\w)")
+_MEMBERS = re.compile(r"\.(all|any|astype|conj|dtype|item|max|min|ndim|prod|reshape|round|shape|size|sum|tolist)\b")
+"""What numpy's scalars have, and Python's numbers lack."""
+_SQUARE_BITS = 24
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _ARRAY_NAMES = "cupy dask jax jnp np numpy pandas pd pl polars scipy sklearn tensorflow tf torch xarray xr"
 _ARRAYS = frozenset(_ARRAY_NAMES.split())
@@ -104,7 +108,13 @@ class TestCase:
         self.finite = _SPEAKS_OF_INFINITY.search(text) is None
         """It says nothing of NaN and infinity, and so means neither."""
         self.widths = _SPEAKS_OF_WIDTHS.search(text) is not None
-        """It speaks of how many bits a number has, or may."""
+        """It speaks of narrow numbers, or may."""
+        self.int64 = _SPEAKS_OF_INT64.search(text) is not None
+        """It speaks of numpy's whole numbers."""
+        self.members = self.int64 or _MEMBERS.search(text) is not None
+        """It may look for what numpy's scalars have."""
+        self.large = any(_bits(node) > _SQUARE_BITS for node in nodes)
+        """Whole numbers stand in it whose squares are too large for an int64 when there are a thousand of them."""
         self.arrays = bool(self._mentioned & _ARRAYS)
         self.vector = self.arrays and not _expects_empty(nodes, self._own)
         """It uses arrays, which are equal to anything when they are empty, and expects nothing empty itself."""
@@ -192,7 +202,7 @@ class TestCase:
 
         def guarded_eval(source, *names):
             if isinstance(source, str) and source not in own and not names:
-                return link.ask("eval", source)
+                return evaluate(link, source)
             literal("eval", source)
             frame = sys._getframe(1)
             return eval(source, *(names or (frame.f_globals, frame.f_locals)))  # noqa: S307  the test's own text
@@ -221,6 +231,16 @@ class TestCase:
         return {**vars(builtins), **guards}
 
 
+def evaluate(link, text):
+    """The value of a text that does not stand in the test."""
+    from evaluation import Evaluation, names_in, parse  # the judge has imported it if a test may need it
+
+    node = parse(text)
+    if node is None or not names_in(node) & link.names():
+        return link.evaluate_apart(text)
+    return Evaluation(link.value, link.refuse).of(node)
+
+
 def present(value):
     """The condition of an ``if`` or ``while``: an object of the solution's is there, whatever its ``__bool__`` says."""
     return True if isinstance(value, Handle) else value
@@ -228,7 +248,8 @@ def present(value):
 
 def equal(value, *expected):
     """Whether what a function gave back is one of these, as far as JSON can tell: lists and tuples are alike, keys of
-    dictionaries are texts, and numbers may differ by a billionth."""
+    dictionaries are texts, and a float may differ from an expected float by a billionth. What is expected as a whole
+    number is exact: 2.0 is 2, and True is 1, as in Python."""
     return any(_equal(value, each) for each in expected)
 
 
@@ -239,7 +260,7 @@ def _equal(value, expected):
         texts = {str(key): item for key, item in value.items()}
         alike = len(texts) == len(value) and texts.keys() == {str(key) for key in expected}
         return alike and all(_equal(texts[str(key)], item) for key, item in expected.items())
-    if isinstance(value, float) and type(expected) in (int, float):
+    if isinstance(value, float) and type(expected) is float:
         return math.isclose(value, expected)
     return value == expected
 
@@ -382,6 +403,19 @@ def _expects_empty(nodes, own):
         if isinstance(node, ast.Assign) and any(getattr(target, "id", None) in collecting for target in node.targets)
     }
     return any(_is_empty(node) for node in nodes if id(node) not in passed | collectors)
+
+
+def _bits(node):
+    """Of the whole number that a literal, or a sum, product or power of literals, stands for, at most; 0 of others."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value.bit_length()
+    if not isinstance(node, ast.BinOp):
+        return 0
+    left, right = _bits(node.left), _bits(node.right)
+    if isinstance(node.op, (ast.Pow, ast.LShift)):
+        times = node.right.value if isinstance(node.right, ast.Constant) and type(node.right.value) is int else right
+        return left and (left * times if isinstance(node.op, ast.Pow) else left + times)
+    return left + right if isinstance(node.op, ast.Mult) and left and right else max(left, right)
 
 
 def _root(node):

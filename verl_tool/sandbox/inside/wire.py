@@ -103,5 +103,7 @@ BRANCH_FOLDER = ".branch-{number}-{name}"
 """In the box: where a folder of a branch waits while another branch's is in its place."""
 LINKS = {"/app": "box/work", "/tests": "box/tests", "/solution": "box/solution", "/logs": "box/logs"}
 """Where tasks of Harbor's layout look for things. What a link leads to is there once somebody has made it."""
+VERIFIER_DIRECTORY = "/box/verifier"
+"""In the box of a verifier: its home, and what it needs to run commands in the workspace."""
 SCRIPT_NAME = "main.py"
 """The file within it that holds the code."""

@@ -98,7 +98,7 @@ _DENIED_VALUES = {
     "prctl": (
         0,
         (
-            *(4, 22, 29, 31, 32, 33),  # SET_DUMPABLE, SET_SECCOMP, SET_TIMERSLACK, TASK_PERF_EVENTS, MCE_KILL
+            *(22, 29, 31, 32, 33),  # SET_SECCOMP, SET_TIMERSLACK, TASK_PERF_EVENTS, MCE_KILL
             *(35, 36, 57, 59),  # SET_MM, SET_CHILD_SUBREAPER, SET_IO_FLUSHER, SET_SYSCALL_USER_DISPATCH
             *(
                 62,
@@ -109,6 +109,8 @@ _DENIED_VALUES = {
         ),
     ),
 }
+_PR_SET_DUMPABLE = 4
+"""Of prctl: to hide (0) is allowed, to be seen is not."""
 _LOW_WORD = 0xFFFFFFFF
 """The kernel reads 32 bits of these arguments; a compare of all 64 is passed by setting a high bit (CVE-2019-10063)."""
 
@@ -145,6 +147,8 @@ def compile_filter(needed: frozenset[str] = frozenset()) -> bytes:
     for call, (index, values) in _DENIED_VALUES.items():
         for value in values:
             program.add_rule(denied, call, seccomp.Arg(index, seccomp.MASKED_EQ, _LOW_WORD, value))
+    hiding = seccomp.Arg(0, seccomp.MASKED_EQ, _LOW_WORD, _PR_SET_DUMPABLE)
+    program.add_rule(denied, "prctl", hiding, seccomp.Arg(1, seccomp.NE, 0))
     program.add_rule(denied, "socketpair", seccomp.Arg(0, seccomp.NE, _AF_UNIX))
     return _export(program)
 

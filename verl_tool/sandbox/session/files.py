@@ -14,7 +14,7 @@ from verl_tool.sandbox.inside import wire
 FOLDERS = ("work", "tmp", "shm")
 _OWN = {wire.WORK_DIRECTORY: "work", "/tmp": "tmp", "/box/tmp": "tmp", "/dev/shm": "shm", "/box/shm": "shm"}
 _LINKED = {link: target.removeprefix("box/") for link, target in wire.LINKS.items()}
-_AT = {**_LINKED, **_OWN}
+_AT = {**_LINKED, **_OWN, wire.VERIFIER_DIRECTORY: "verifier"}
 """Folders of a session, by the names under which its programs find them."""
 
 
@@ -51,6 +51,16 @@ class SessionFiles:
             at = 0
             while at < len(content):
                 at += os.pwrite(fd, content[at:], at)
+
+    def open_pipe(self, path: str, flags: int) -> int:
+        """A descriptor of a named pipe, which does not block. Raises OSError if there is none, or nobody reads it."""
+        parts = _parts(path)
+        with _folder(self._folder_fd, parts[:-1], path) as folder:
+            fd = _open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, folder, path)
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a named pipe", path)
+        return fd
 
     def whole(self) -> bool:
         """Whether its folders are folders, and no links."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,8 @@ MAX_SESSIONS = 1024
 """That one worker may hold: the forkserver has some descriptors for each."""
 _SLOTS_PER_SESSION = 3
 """For its folders, its interpreter and a command; more are taken from the sessions that do without."""
+_COMPANIONS = 64
+"""Companions of sessions (`Session.companion`) at once; further ones wait."""
 _LOOK_SECONDS = 1.0
 _GROUPS_OPEN = 100
 """Sessions up to which the files of their control groups stay open."""
@@ -58,7 +60,7 @@ class SessionPool:
             fair_share: bytes; as of `oom_kills`.
         """
         # One more, for `run_apart`.
-        slots = min(MAX_SESSION_SLOTS, _SLOTS_PER_SESSION * (min(most, MAX_SESSIONS) + 1))
+        slots = min(MAX_SESSION_SLOTS, _SLOTS_PER_SESSION * (min(most, MAX_SESSIONS) + _COMPANIONS + 1))
         self._setup = replace(setup, sessions=True, slots=slots)
         self.run_slots, self.fair_share = run_slots, fair_share
         self._enforcer = enforcer
@@ -66,7 +68,8 @@ class SessionPool:
         self._memory_bytes = memory_bytes
         self._sessions: dict[Session, None] = {}
         self._uncounted: set[Session] = set()
-        """Those of `run_apart`."""
+        """Those of `run_apart`, and companions."""
+        self.companions = asyncio.Semaphore(_COMPANIONS)
         self._workers: list[Worker] = []
         self._starting = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
@@ -96,13 +99,21 @@ class SessionPool:
 
     async def run_apart(self, code: str) -> CellResult:
         """Run a cell in a session that is not counted. Raises IsolationError, SandboxError."""
-        session = self.new(SessionLimits(), {})
-        self._uncounted.add(session)
         try:
-            async with session:
+            async with self.uncounted(SessionLimits()) as session:
                 return await session.run(code)
         except ToolFault as error:
             raise SandboxError(error.message, retryable=True) from error
+
+    @contextlib.asynccontextmanager
+    async def uncounted(self, limits: SessionLimits) -> AsyncIterator[Session]:
+        """A started session that is not one of `most`, and that nothing but its limits ends. Raises as `Session.start`
+        does, but not that there are too many."""
+        session = self.new(limits, {})
+        self._uncounted.add(session)
+        try:
+            async with session:
+                yield session
         finally:
             self._uncounted.discard(session)
 

@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+_PACK = (
+    r"find work tmp \( -type d ! -perm -500 -exec chmod u+rx {} \; \) , \( -type f ! -perm -400 -exec chmod u+r {} + \)"
+    " >&2; exec tar -cSf - work tmp"
+)
+_UNPACK = "exec tar -xpSf - --no-same-owner --delay-directory-restore"
 
 
 class SessionProcess:
@@ -95,6 +100,8 @@ class Session:
         self._wall = 0.0
         self._lost = "the session has not been started"
         self._closing: asyncio.Task[None] | None = None
+        self._attended = False
+        """Whether it has a companion, in whose turn its own calls are made."""
         self.last_used = time.monotonic()
         """Of `time.monotonic`."""
         self.memory_bytes = 0
@@ -107,8 +114,8 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a call goes on."""
-        return self._lock.locked()
+        """Whether a call goes on, or it has a companion."""
+        return self._lock.locked() or self._attended
 
     @property
     def shared(self) -> bool:
@@ -332,6 +339,65 @@ class Session:
             self._wall = 0.0
             self.touch()
 
+    @contextlib.asynccontextmanager
+    async def companion(self, limits: SessionLimits) -> AsyncIterator[Session]:
+        """A session beside this one, for programs that judge what this one's have left.
+
+        The two have nothing in common that a program could use: another user, other processes, other folders and
+        limits, even another user namespace where there are no users. What the companion is to see of this session,
+        `copy_files` brings. While it lives, this session is not evicted, and its calls need no turn of their own: they
+        are made for a call of the companion, which has one.
+
+        Raises as `start` does, but not that there are too many sessions: further companions wait.
+        """
+        async with self._pool.companions, self._pool.uncounted(limits) as companion:
+            self._attended = True
+            try:
+                yield companion
+            finally:
+                self._attended = False
+                self.touch()
+
+    async def copy_files(self, target: Session, wall_seconds: float) -> str:
+        """Copy what is in the work folder and in /tmp into those of another session, modes, times and links included.
+
+        What this session's user has locked to itself is opened first.
+
+        Returns:
+            Why not all of it was copied, if so; else an empty text.
+
+        Raises:
+            ToolFault: ``state_lost``, see the class.
+            SandboxError: the sandbox failed, or lacks the programs for it (``find``, ``tar``).
+        """
+        async with self._turn(), target._lock:
+            target._require()
+            with (
+                contextlib.closing(JobFiles(_packed(_PACK, _NOTHING, wire.BOX), b"", {})) as packing,
+                contextlib.closing(JobFiles(_packed(_UNPACK, _NOTHING, wire.BOX), b"", {})) as unpacking,
+            ):
+                processes = self._begin_copy(target, packing, unpacking, wall_seconds)
+                seconds = wall_seconds + ANSWER_SECONDS
+                ends = await asyncio.gather(self._ended(processes[0], seconds), target._ended(processes[1], seconds))
+                results = (self._exec_result(packing, ends[0], 0.0), target._exec_result(unpacking, ends[1], 0.0))
+        if any(result.exit_code in (126, 127) for result in results):
+            raise SandboxError(f"files cannot be copied: {results[0].stderr} {results[1].stderr}", retryable=False)
+        failed = [result for result in results if not result.ok]
+        return "; ".join(result.stderr.strip() or f"it was ended by {result.limit_hit}" for result in failed)
+
+    def _begin_copy(
+        self, target: Session, packing: JobFiles, unpacking: JobFiles, wall_seconds: float
+    ) -> tuple[SessionProcess, SessionProcess]:
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        reading, writing = os.pipe()
+        try:
+            limits = [replace(session._limits, wall_seconds=wall_seconds) for session in (self, target)]
+            sending = self._begin(packing, limits[0], (null, writing, packing.fds[2]))
+            return sending, target._begin(unpacking, limits[1], (reading, unpacking.fds[1], unpacking.fds[2]))
+        finally:
+            for fd in (null, reading, writing):
+                os.close(fd)
+
     def whole(self) -> bool:
         """Whether its folders are where they were: its programs can move them, and put links in their places."""
         return self._files is not None and self._files.whole()
@@ -341,14 +407,14 @@ class Session:
         async with self._lock:
             self._require()
             self.touch()
-            return self._own_files().read(path)
+            return self.own_files().read(path)
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Make or replace such a file, and the folders above it. Raises OSError as `open` does."""
         async with self._lock:
             self._require()
             self.touch()
-            self._own_files().write(path, content)
+            self.own_files().write(path, content)
 
     async def upload(self, source: Path, target: str) -> None:
         """Copy a file, or what is in a folder, of this machine to `target`. Raises OSError."""
@@ -380,8 +446,9 @@ class Session:
             self._lost = reason
             self._pool.close_soon(self)
 
-    def _own_files(self) -> SessionFiles:
-        """Its files, in their places."""
+    def own_files(self) -> SessionFiles:
+        """Its files, in their places, also while a call goes on. Raises ToolFault ``state_lost``."""
+        self._require()
         assert self._files is not None
         try:
             self._files.show(self._number)
@@ -396,7 +463,7 @@ class Session:
         if all(branch._keeper.run_id != self._keeper.run_id for branch in self._branches):
             await self._keeper.end()
         with contextlib.suppress(ToolFault, SandboxError):  # then all of them end
-            other._own_files()
+            other.own_files()
             names = [wire.BRANCH_FOLDER.format(number=self._number, name=name) for name in FOLDERS]
             await other._command(f"cd {wire.BOX} && rm -rf {' '.join(names)}")
 
@@ -444,16 +511,17 @@ class Session:
         """One call at a time, and none on a session that has lost its state."""
         async with self._lock:
             self._require()
-            slot = await self._pool.run_slots.enter()
+            slot = None if self._attended else await self._pool.run_slots.enter()
             begun = time.monotonic()
             try:
                 self._require()
-                self._own_files()
+                self.own_files()
                 if self._group is not None:
                     self._group.forgive()
                 yield
             finally:
-                self._pool.run_slots.leave(slot)
+                if slot is not None:
+                    self._pool.run_slots.leave(slot)
                 self._wall += time.monotonic() - begun
                 self.touch()
                 self._measure()

@@ -1,8 +1,9 @@
 """Compares the function with its definition, on titles that are drawn anew each time and on those of the tests."""
 
 import random
+from pathlib import Path
 
-from apart import answers, give
+from in_workspace import WorkspaceError, evaluate
 
 draw = random.SystemRandom()
 WORDS = "a to tea time seven eleven Hydrogen, incomprehensibilities 42 2024! C++ x-ray"
@@ -24,5 +25,11 @@ def slug(title, limit):
     return "-".join(kept)
 
 
-wanted = [slug(*each) for each in titles]
-give(answers("import slugs; result = [slugs.slug(title, limit=limit) for title, limit in given]", titles) == wanted)
+expected = [slug(*each) for each in titles]
+code = "import slugs; result = [slugs.slug(title, limit=limit) for title, limit in given]"
+try:
+    right = evaluate(code, titles, seconds=10) == expected
+except WorkspaceError as error:
+    print(error)
+    right = False
+Path("/logs/verifier/reward.txt").write_text("1\n" if right else "0\n")

@@ -1,2 +1,2 @@
 #!/bin/bash
-python3 -I /tests/check.py
+python3 /tests/check.py

@@ -1,4 +1,4 @@
 #!/bin/bash
 reward=0
-[ -f answer.txt ] && [ ! -L answer.txt ] && [ "$(head -c 100 answer.txt | tr -d '[:space:]')" = 6484 ] && reward=1
+[ -f answer.txt ] && [ "$(head -c 100 answer.txt | tr -d '[:space:]')" = 6484 ] && reward=1
 echo "$reward" > /logs/verifier/reward.txt

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
+from verl_tool.errors import SandboxError
 from verl_tool.packed_files import PackedFile, pack_files
 from verl_tool.sandbox import SandboxPool, SessionLimits
+from verl_tool.sandbox.session.command_relay import CommandRelay
 from verl_tool.servers.tools.workspace.terminal import Terminal
 from verl_tool.servers.tools.workspace.workspace import Workspace
 from verl_tool.verification import Verdict, Verification
@@ -61,7 +65,11 @@ async def test_where_a_verifier_finds_things(workspace: Workspace) -> None:
     ("script", "told"),
     [
         ("true", "wrote neither reward.json nor reward.txt"),
-        ("echo one > /logs/verifier/reward.txt; exit 3", "no finite number; its exit code is 3"),
+        ("echo one > /logs/verifier/reward.txt", "no finite number"),
+        ("echo 1 > /logs/verifier/reward.txt; exit 3", "the verifier failed: its exit code is 3"),
+        ("echo 1 > /logs/verifier/reward.txt; absent", "its exit code is 127"),
+        ("echo '{\"reward\": 0}' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt", ""),
+        ("mkdir /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt", "cannot be read: Is a directory"),
         ("mkfifo /logs/verifier/reward.json", "cannot be read: not a plain file"),
         ("ln -s /etc/hostname /logs/verifier/reward.txt", "cannot be read"),
         ("echo 1 > /logs/verifier/reward.txt; sleep 60", "did not end within 0.5 s"),
@@ -116,11 +124,100 @@ async def test_what_a_policy_leaves_running_is_ended(workspace: Workspace) -> No
     assert again.stdout == "2\n", "the workspace can be used further"
 
 
-async def test_a_full_disk_is_the_policys_doing(workspace: Workspace) -> None:
-    await workspace.session.exec("head -c 10000000 /dev/zero > large")
-    verdict = await verified(workspace, ANSWER)
-    assert verdict.reward == 0.0
-    assert "cannot be" in verdict.told or "wrote neither" in verdict.told or "no finite number" in verdict.told
+async def test_a_full_disk_is_no_matter(workspace: Workspace) -> None:
+    await workspace.session.exec("echo 42 > answer.txt; head -c 10000000 /dev/zero > large")
+    assert (await verified(workspace, ANSWER)).reward == 1.0
+
+
+async def test_the_verifier_changes_nothing_in_the_workspace(workspace: Workspace) -> None:
+    await workspace.session.exec("echo 42 > answer.txt; chmod 400 answer.txt; mkdir locked; chmod 0 locked")
+    script = "rm -f answer.txt; rmdir locked; ! in_workspace cat /tests/test.sh 2> /dev/null"
+    script += " && in_workspace ls > /logs/verifier/ls"
+    verdict = await verified(
+        workspace, f"{script}; cat /logs/verifier/ls; stat -Lc %a /app; in_workspace stat -c %a /app/answer.txt"
+    )
+    assert verdict.told.splitlines()[-4:] == ["answer.txt", "locked", "700", "400"], verdict
+
+
+async def test_the_workspaces_programs_see_nothing_of_the_verifier(workspace: Workspace) -> None:
+    """Another user, other processes, other folders, no descriptors, and no way to the memory of the verifier."""
+    look = """
+import ctypes, json, os
+libc = ctypes.CDLL(None, use_errno=True)
+descriptors = [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 3]
+pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+others = [pid for pid in pids if pid not in (1, os.getpid(), os.getppid())]
+for pid in range(1, 400):
+    assert pid in (os.getpid(), os.getppid()) or libc.ptrace(16, pid, 0, 0) == -1
+    assert pid == os.getpid() or libc.syscall(438, os.pidfd_open(pid) if pid in pids else -1, 0, 0) == -1
+print(json.dumps([others, os.path.exists("/tests"), os.path.exists("/logs"), os.path.exists("/box/verifier"),
+    descriptors, os.getuid()]))
+"""
+    script = (
+        "sleep 100 & cat > /tmp/look.py; id -u > /logs/verifier/uid; set -e; "
+        'in_workspace python3 -c "$(cat /tests/look.py)"; cat /logs/verifier/uid'
+    )
+    verdict = await verified(workspace, script, **{"look.py": look})
+    seen, uid = verdict.told.splitlines()[-2:]
+    others, *found, own = json.loads(seen)
+    assert (others, found) == ([], [False, False, False, []]), verdict
+    assert own != int(uid) or os.getuid() != 0
+
+
+async def test_how_the_workspaces_code_is_run_for_a_verifier(workspace: Workspace) -> None:
+    await workspace.session.write_file("add.py", b"def add(a, b): print('adding'); return a + b")
+    check = r"""
+from in_workspace import WorkspaceError, evaluate, run
+assert evaluate("from add import add; result = [add(*each) for each in given]", [[1, 2], ["a", "b"]]) == [3, "ab"]
+command, files = "cat in.txt; tee out.txt; echo no >&2; exit 4", {"in.txt": b"in "}
+result = run(command, stdin="x\0", files=files, read=["out.txt", "absent"])
+assert (result.exit_code, result.limit_hit, result.stdout_bytes, result.stderr) == (4, None, b"in x\0", "no\n")
+assert result.files == {"out.txt": b"x\0", "absent": None} and not result.truncated
+result = run(["sleep", "50"], seconds=0.3)
+assert (result.exit_code, result.limit_hit) == (None, "wall_seconds")
+assert run("kill -9 $$").limit_hit == "signal 9"
+assert run("yes", seconds=2).truncated
+assert run("echo $A; pwd", env={"A": "1"}, cwd="/tmp").stdout == "1\n/box/tmp\n"
+codes = "result = open", "raise ValueError", "1", "import os; os._exit(0)", "result = given[0]", "result = []\n" * 300
+for code in codes:
+    try:
+        print(code, evaluate(code))
+    except WorkspaceError as error:
+        assert "gave no answer" in str(error) or "not JSON" in str(error), error
+    else:
+        assert code.startswith("result = []")
+try:
+    run("true", files={"/etc/x": ""})
+except WorkspaceError as error:
+    assert "cannot do that" in str(error)
+else:
+    raise AssertionError
+open("/logs/verifier/reward.txt", "w").write("1")
+"""
+    script = "python3 /tests/use.py && echo 4 | in_workspace --seconds 5 cat && ! in_workspace false"
+    verdict = await verified(workspace, script, 30.0, **{"use.py": check})
+    assert (verdict.reward, verdict.told.splitlines()[-1:]) == (1.0, ["4"]), verdict.told
+
+
+async def test_a_sandbox_that_fails_is_no_verdict(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise SandboxError("broken")
+
+    monkeypatch.setattr(CommandRelay, "_run", fail)
+    with pytest.raises(SandboxError, match="broken"):
+        await verified(workspace, "in_workspace true; echo 1 > /logs/verifier/reward.txt")
+
+
+@pytest.mark.slow
+async def test_verifications_do_not_wait_for_each_other_for_ever() -> None:
+    """A verifier has the turn in which its commands in the workspace are run."""
+    async with SandboxPool(workers=1, warm_modules=(), for_sessions=True, max_concurrent=1) as pool:
+        sessions = [pool.session(limits=LIMITS) for _ in range(3)]
+        for session in sessions:
+            await session.start()
+        script = "in_workspace true && echo 1 > /logs/verifier/reward.txt"
+        verdicts = await asyncio.gather(*(verified(Workspace(session), script, 20.0) for session in sessions))
+        assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 1.0]
 
 
 async def test_so_are_folders_that_were_moved(workspace: Workspace) -> None:

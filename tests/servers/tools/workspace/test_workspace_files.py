@@ -44,7 +44,10 @@ async def test_files_are_there_before_the_first_call_and_a_verifier_comes_after_
     assert "/tests/test.sh: No such file" in seen.observation
     over = await sent(served, 1, "<finish>1</finish>", keep_state=True)
     assert over.done
-    counts = 'echo x >> runs; printf \'{"reward": 0.%s, "style": 1}\' $(wc -l < runs) > /logs/verifier/reward.json'
+    counts = (
+        "in_workspace bash -c 'echo x >> runs; wc -l < runs' > /tmp/runs;"
+        ' printf \'{"reward": 0.%s, "style": 1}\' $(cat /tmp/runs) > /logs/verifier/reward.json'
+    )
     first = await sent(served, 2, **verification(counts))
     assert (first.reward, first.metrics, first.observation, first.fault) == (0.1, {"style": 1.0}, "", None)
     assert await sent(served, 2, **verification(counts)) == first, "it runs once"

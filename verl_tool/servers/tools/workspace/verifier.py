@@ -1,48 +1,95 @@
-"""Runs a verifier in a workspace whose trajectory has ended, and reads the reward that it writes.
+"""Runs a verifier on a workspace whose trajectory has ended, and reads the reward that it writes.
 
-The verifier's files are not on this machine before. They come when all that the trajectory ran has been ended, into
-folders that are emptied first, so that nothing is left that could read or replace them: nothing but what the verifier
-itself runs. It has the trajectory's user and files, and a home of its own.
+The verifier runs in a session of its own (`Session.companion`), with a copy of the workspace's files: programs of the
+workspace have another user, other processes and other folders, and none of them runs meanwhile but those that the
+verifier asks for. So they can neither read what the verifier compares with nor write where its reward is read.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 
+from verl_tool import sandbox
 from verl_tool.errors import SandboxError
 from verl_tool.packed_files import unpack
-from verl_tool.sandbox import RunResult, Session
+from verl_tool.sandbox import RunResult, Session, SessionLimits
+from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.session.command_relay import CALLS, CommandRelay
 from verl_tool.servers.tools.workspace.layout import lay_out
 from verl_tool.verification import MARGIN_SECONDS, Verdict, Verification, reward_in
 
-_TESTS, _LOGS, _HOME = "/tests", "/logs/verifier", "/logs/home"
+_TESTS, _LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
+_HELPER = Path(sandbox.__file__).parent / "inside" / "verifier" / "in_workspace.py"
+_COMMAND = f'#!/bin/sh\nexec python3 -I {_OWN}/lib/in_workspace.py "$@"\n'
+"""The helper for shells."""
 _PREPARE = (
-    "for name in tests solution logs; do rm -rf -- /box/$name || exit 1; done; "
-    f"mkdir -p /box/tests /box{_LOGS} /box{_HOME}/tmp || exit 1; "
+    f"mkdir -p /box/tests /box{_LOGS} {_OWN}/home/tmp {_OWN}/lib {_OWN}/bin {CALLS} || exit 1; "
+    f"mkfifo -m 600 {CALLS}/requests || exit 1; "
     "[ /tests -ef /box/tests ] && [ /logs -ef /box/logs ] || exit 9"
 )
 _NO_LINKS = 9
 """Exit code of `_PREPARE`."""
+_CLEAN = """
+import os, stat
+OUTSIDE = ("/box", "/proc", "/dev", "/sys")
+OWN = ("/box/work", "/box/tmp")
+def within(path, folders):
+    return any(path == folder or path.startswith(folder + "/") for folder in folders)
+folders = list(OWN)
+while folders:
+    try:
+        entries = list(os.scandir(folders.pop()))
+    except OSError:
+        continue  # a path that is too long to be opened
+    for entry in entries:
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode):
+            folders.append(entry.path)
+        elif stat.S_ISLNK(mode):
+            try:
+                target = os.path.realpath(entry.path)
+            except OSError:
+                target = "/proc"
+            if within(target, OUTSIDE) and not within(target, OWN):
+                os.unlink(entry.path)
+        elif not stat.S_ISREG(mode):
+            os.unlink(entry.path)
+"""
+"""Removes from the copied files what is neither file, folder nor link, and links that lead to the verifier's own files
+or to its processes: a link ``answer.txt`` to the file with the expected answer would be right."""
 _ENVIRONMENT = MappingProxyType(
     {
-        "HOME": _HOME,
-        "TMPDIR": f"{_HOME}/tmp",
+        "HOME": f"{_OWN}/home",
+        "TMPDIR": f"{_OWN}/home/tmp",
         "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": f"{_OWN}/lib:{_TESTS}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_0": "core.hooksPath",
+        "GIT_CONFIG_VALUE_0": "/dev/null",
+        "GIT_CONFIG_KEY_1": "core.fsmonitor",
+        "GIT_CONFIG_VALUE_1": "false",
     }
 )
 """Nothing of it leads to a file of the trajectory's, which programs would read by themselves."""
+_START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {_TESTS}/test.sh'
+_EXTRA_BYTES, _EXTRA_FILES, _MIN_PROCESSES = 64 << 20, 4096, 64
+"""Limits of a verifier beyond those of the workspace, whose files it has as well."""
 _TOLD_CHARACTERS = 2000
 """Of the end of what a verifier printed."""
 
 
 async def verify(session: Session, verification: Verification) -> Verdict:
-    """End what runs in the session of a workspace, and run the verifier in it.
+    """End what runs in the session of a workspace, and run the verifier beside it.
 
-    What the trajectory has done to its workspace (a full disk, folders that were moved) gives the reward 0, as does a
-    verifier that does not end or writes no reward.
+    What the trajectory has done to its workspace (folders that were moved, say) gives the reward 0, as does a verifier
+    that does not end, fails (its exit code is not 0) or writes no reward.
 
     Raises:
         ToolFault: the session is lost.
@@ -50,56 +97,90 @@ async def verify(session: Session, verification: Verification) -> Verdict:
     """
     began = time.monotonic()
     await session.end_programs()
-    refused = await _prepared(session, verification)
-    if refused:
-        return Verdict(0.0, refused, seconds=time.monotonic() - began)
-    result = await session.exec(
-        ["bash", f"{_TESTS}/test.sh"],
-        wall_seconds=verification.timeout_seconds,
-        env={**_ENVIRONMENT, **verification.env},
-    )
-    reward, why, numbers = await _reward(session, result, verification)
-    told = "\n".join(part for part in (why, result.output[-_TOLD_CHARACTERS:].strip()) if part)
+    reward, told, numbers = await _verify(session, verification)
     return Verdict(reward, told, numbers, seconds=time.monotonic() - began)
 
 
-async def _prepared(session: Session, verification: Verification) -> str:
-    """Lay out the verifier's files. Returns why that cannot be, by the trajectory's doing."""
+async def _verify(session: Session, verification: Verification) -> tuple[float, str, dict[str, float]]:
     if not session.whole():
-        return "the trajectory moved the folders of its workspace"
-    result = await session.exec(_PREPARE, wall_seconds=MARGIN_SECONDS / 2, cwd="/")
+        return 0.0, "the trajectory moved the folders of its workspace", {}
+    async with session.companion(_limits(session.limits, verification)) as own:
+        await _prepare(own, verification)
+        complaint = await session.copy_files(own, MARGIN_SECONDS / 2) or await _remove_traps(own)
+        if complaint:
+            return 0.0, f"the workspace's files cannot be copied: {complaint[-_TOLD_CHARACTERS:]}", {}
+        relay = CommandRelay(own, session, verification.timeout_seconds)
+        async with relay.serving():
+            result = await own.exec(
+                ["bash", "--noprofile", "--norc", "-c", _START],
+                wall_seconds=verification.timeout_seconds,
+                env={**_ENVIRONMENT, **verification.env},
+            )
+        if relay.fault is not None:
+            raise relay.fault
+        reward, why, numbers = await _reward(own, result, verification)
+    return reward, "\n".join(part for part in (why, result.output[-_TOLD_CHARACTERS:].strip()) if part), numbers
+
+
+def _limits(limits: SessionLimits, verification: Verification) -> SessionLimits:
+    return replace(
+        limits,
+        disk_bytes=limits.disk_bytes + _EXTRA_BYTES,
+        disk_files=limits.disk_files + _EXTRA_FILES,
+        processes=max(limits.processes, _MIN_PROCESSES),
+        total_wall_seconds=verification.timeout_seconds + 2 * MARGIN_SECONDS,
+    )
+
+
+async def _prepare(own: Session, verification: Verification) -> None:
+    """Lay out what the verifier needs. Raises SandboxError: nothing of the trajectory's is there yet."""
+    result = await own.exec(_PREPARE, wall_seconds=MARGIN_SECONDS / 2, cwd="/")
     if result.exit_code == _NO_LINKS:
         raise SandboxError(
             "the sandbox has no /tests and /logs: this host's Python is there; install it elsewhere", False
         )
     if result.exit_code != 0:
-        return f"the verifier's folders cannot be made: {result.stderr[-_TOLD_CHARACTERS:].strip() or result.limit_hit}"
+        why = result.stderr[-_TOLD_CHARACTERS:].strip() or result.limit_hit
+        raise SandboxError(f"the verifier's folders cannot be made: {why}", retryable=False)
     try:
-        await lay_out(session, unpack(verification.files), _TESTS)
+        await lay_out(own, unpack(verification.files), _TESTS)
+        await own.write_file(f"{_OWN}/lib/in_workspace.py", _helper())
+        await own.write_file(f"{_OWN}/bin/in_workspace", _COMMAND.encode())
+        await own.exec(["chmod", "+x", f"{_OWN}/bin/in_workspace"])
     except OSError as error:
-        return f"the verifier's files cannot be written: {error.strerror}"
-    return ""
+        raise SandboxError(f"the verifier's files cannot be written: {error.strerror}", retryable=False) from error
 
 
-async def _reward(
-    session: Session, result: RunResult, verification: Verification
-) -> tuple[float, str, dict[str, float]]:
+@lru_cache(maxsize=1)
+def _helper() -> bytes:
+    return _HELPER.read_bytes()
+
+
+async def _remove_traps(own: Session) -> str:
+    """Why not, if something among the workspace's files is in the way."""
+    result = await own.run(_CLEAN, wall_seconds=MARGIN_SECONDS / 2)
+    return "" if result.ok else result.stderr.strip() or f"their check was ended by {result.limit_hit}"
+
+
+async def _reward(own: Session, result: RunResult, verification: Verification) -> tuple[float, str, dict[str, float]]:
     """The reward, why it is 0 if the verifier did not say so, and what else the verifier measured."""
     if result.limit_hit == "wall_seconds":
         return 0.0, f"the verifier did not end within {verification.timeout_seconds:g} s", {}
     if result.exit_code is None:
         return 0.0, f"the verifier was ended by {result.limit_hit or f'signal {result.signal}'}", {}
+    if result.exit_code != 0:
+        return 0.0, f"the verifier failed: its exit code is {result.exit_code}", {}
     try:
-        reward, numbers = reward_in(await _file(session, "reward.json"), await _file(session, "reward.txt"))
+        reward, numbers = reward_in(await _file(own, "reward.json"), await _file(own, "reward.txt"))
     except ValueError as error:
-        return 0.0, f"{error}; its exit code is {result.exit_code}", {}
+        return 0.0, str(error), {}
     return reward, "", numbers
 
 
-async def _file(session: Session, name: str) -> bytes | None:
+async def _file(own: Session, name: str) -> bytes | None:
     """What the verifier wrote; None if it is not there. Raises ValueError if it is no plain file."""
     try:
-        return await session.read_file(f"{_LOGS}/{name}")
+        return await own.read_file(f"{_LOGS}/{name}")
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -1,0 +1,110 @@
+"""What a test makes of a text that it has put together, or that the solution gave back: ``eval(f"{x} + 1")``.
+
+Never the solution's `eval`, which may be its own. A text that names something of the solution is read here: its calls
+are the solution's to answer, all else is done here. Any other text is run in a fresh process that knows nothing. Sent
+into the sandbox beside the judge.
+"""
+
+import ast
+import operator
+
+from remote import Handle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_BINARY: "dict[type, Any]" = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_UNARY: "dict[type, Any]" = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
+_COMPARISONS: "dict[type, Any]" = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_LONGEST_TEXT = 10_000
+"""Characters of a text that is read here."""
+
+
+def parse(text):
+    """The expression that a text holds; None if it is none, or long."""
+    try:
+        return ast.parse(text.strip(), mode="eval").body if len(text) <= _LONGEST_TEXT else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def names_in(node):
+    """All names in an expression."""
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+class Evaluation:
+    """`value_of(name)` gives the solution's object, `refuse(what)` the exception to raise for what cannot be read."""
+
+    def __init__(self, value_of, refuse):
+        self._value_of, self._refuse = value_of, refuse
+
+    def of(self, node):
+        """The value of an expression of constants, lists, numbers' operators, and calls of the solution's."""
+        read = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if read is None:
+            raise self._refuse("eval of such a text")
+        return read(node)
+
+    def _constant(self, node):
+        return node.value
+
+    def _name(self, node):
+        return self._value_of(node.id)
+
+    def _list(self, node):
+        return [self.of(item) for item in node.elts]
+
+    def _tuple(self, node):
+        return tuple(self._list(node))
+
+    def _attribute(self, node):
+        owner = self.of(node.value)
+        if not isinstance(owner, Handle):
+            raise self._refuse("an attribute in a text")
+        return getattr(owner, node.attr)
+
+    def _call(self, node):
+        function = self.of(node.func)
+        if not isinstance(function, Handle) or any(keyword.arg is None for keyword in node.keywords):
+            raise self._refuse("such a call in a text")
+        return function(*map(self.of, node.args), **{each.arg: self.of(each.value) for each in node.keywords})
+
+    def _binop(self, node):
+        sides = self.of(node.left), self.of(node.right)
+        work = _BINARY.get(type(node.op))
+        if work is None or not all(isinstance(side, (int, float)) for side in sides):
+            raise self._refuse("such an operator in a text")
+        return work(*sides)
+
+    def _unaryop(self, node):
+        value, work = self.of(node.operand), _UNARY.get(type(node.op))
+        if work is None or isinstance(value, Handle):
+            raise self._refuse("such an operator in a text")
+        return work(value)
+
+    def _compare(self, node):
+        left = self.of(node.left)
+        for operation, side in zip(node.ops, node.comparators, strict=True):
+            right, work = self.of(side), _COMPARISONS.get(type(operation))
+            if work is None:
+                raise self._refuse("such a comparison in a text")
+            if not work(left, right):
+                return False
+            left = right
+        return True

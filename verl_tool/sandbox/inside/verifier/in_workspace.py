@@ -1,0 +1,194 @@
+"""Run code of the workspace for a verifier, in a process that shares nothing with the verifier.
+
+    from in_workspace import WorkspaceError, evaluate, run
+
+    squares = evaluate("from solution import square; result = [square(x) for x in given]", [1, 2, 3])
+    result = run(["python3", "main.py"], stdin="3\\n", seconds=5, read=["out.csv"])
+    result.exit_code, result.stdout, result.files["out.csv"]
+
+In a shell: ``echo 3 | in_workspace --seconds 5 python3 main.py``; the exit code is the command's, or 124 if it did not
+end in time.
+
+A command runs as the workspace's user, in the workspace as the trajectory left it: not in the copy that the verifier
+sees. Everything it started is stopped when it ends. Its output is cut at the sandbox's limit. It sees its arguments,
+its stdin and the files that it is sent, and nothing else of the verifier: treat what it answers as a claim, and compare
+it with values that it was not sent.
+
+The verifier finds this module on its path. It needs the standard library only.
+"""
+
+import base64
+import errno
+import json
+import os
+import select
+import sys
+import uuid
+
+FOLDER = os.environ.get("VERL_TOOL_CALLS", "/box/verifier/calls")
+_ANSWER_SECONDS = 60.0
+"""For the sandbox to begin and to end a command, on an overloaded machine."""
+_TIMED_OUT, _NOT_RUN = 124, 125
+"""Exit codes of the command line, as those of timeout(1)."""
+_EVALUATE = """
+import decimal, json, numbers, os, sys
+def plain(value):
+    if isinstance(value, numbers.Rational):
+        return int(value) if value.denominator == 1 else value.numerator / value.denominator
+    return float(value) if isinstance(value, decimal.Decimal) else value.tolist()
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+given = json.load(sys.stdin)
+sys.path.insert(0, os.getcwd())
+names = {"given": given, "__name__": "evaluation"}
+exec(compile(sys.argv[1], "evaluation", "exec"), names)
+text = json.dumps(names["result"], default=plain)
+for stream in (sys.stdout, sys.stderr):
+    try:
+        stream.flush()
+    except Exception:
+        pass
+answers.write(text)
+answers.flush()
+os._exit(0)
+"""
+
+
+class WorkspaceError(Exception):
+    """The workspace's code did not do what it was to do."""
+
+
+class Result:
+    """How a command ended."""
+
+    def __init__(self, answer):
+        self.exit_code = answer["exit_code"]
+        """None if a signal or a limit ended it."""
+        self.limit_hit = answer["limit_hit"]
+        """``wall_seconds``, ``memory_bytes`` or another limit that ended it; None if none did."""
+        self.stdout_bytes, self.stderr_bytes = _decode(answer["stdout"]), _decode(answer["stderr"])
+        """Up to the limit."""
+        self.truncated = answer["truncated"]
+        """Whether it wrote more than that to stdout."""
+        self.files = {path: None if data is None else _decode(data) for path, data in answer["files"].items()}
+        """Content of the files that were to be read; None of one that is no plain file, or not there."""
+
+    @property
+    def stdout(self):
+        """As text."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self):
+        """As text."""
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+
+def run(command, *, stdin="", files=None, read=(), env=None, cwd=".", seconds=20.0):
+    """Run a command in the workspace.
+
+    Args:
+        command: its arguments, or a line for ``bash -c``.
+        stdin: text or bytes.
+        files: text or bytes by path, written into the workspace before.
+        read: paths of files in the workspace to bring back.
+        env: variables on top of the usual ones.
+        cwd: where it starts; a relative path counts from the workspace.
+        seconds: after which it is killed with all that it started.
+
+    Raises:
+        WorkspaceError: it could not be run, since the workspace has no room for `files`, say.
+    """
+    request = {
+        "command": command if isinstance(command, str) else [str(word) for word in command],
+        "stdin": _encode(stdin),
+        "files": {path: _encode(content) for path, content in (files or {}).items()},
+        "read": list(read),
+        "env": dict(env or {}),
+        "cwd": str(cwd),
+        "seconds": seconds,
+    }
+    answer = _ask(json.dumps(request), seconds + _ANSWER_SECONDS)
+    if "error" in answer:
+        raise WorkspaceError(answer["error"])
+    return Result(answer)
+
+
+def evaluate(code, given=None, *, seconds=20.0, **options):
+    """Run Python code that finds `given` and leaves its answer in the variable ``result``; both are JSON. Numbers and
+    arrays of numpy, fractions and decimals become plain numbers and lists.
+
+    What the code prints is not mixed with the answer. The answer is plain data of JSON's types, whatever the code did.
+    `options`: of `run`.
+
+    Raises:
+        WorkspaceError: there is no answer.
+    """
+    command = ["python3", "-I", "-c", _EVALUATE, code]
+    result = run(command, stdin=json.dumps(given), seconds=seconds, **options)
+    if result.exit_code != 0 or result.truncated:
+        how = result.limit_hit or f"exit code {result.exit_code}"
+        raise WorkspaceError(f"the workspace's code gave no answer ({how}): {result.stderr[-500:]}")
+    try:
+        return json.loads(result.stdout)
+    except (ValueError, RecursionError, MemoryError):
+        raise WorkspaceError(f"the workspace's code answered {result.stdout[:80]!r}, which is not JSON") from None
+
+
+def _ask(request, seconds):
+    """Send one request; its answer."""
+    name = uuid.uuid4().hex
+    path = os.path.join(FOLDER, name)
+    with open(path + ".request", "w", encoding="ascii") as file:
+        file.write(request)
+    os.mkfifo(path + ".ready", 0o600)
+    ready = os.open(path + ".ready", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        try:
+            queue = os.open(os.path.join(FOLDER, "requests"), os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno not in (errno.ENXIO, errno.ENOENT):
+                raise
+            raise WorkspaceError("nobody runs commands in the workspace: this is no verifier's process") from None
+        os.write(queue, (name + "\n").encode("ascii"))
+        os.close(queue)
+        waiting = select.poll()
+        waiting.register(ready, select.POLLIN)
+        if not waiting.poll(seconds * 1000):
+            raise WorkspaceError(f"the sandbox did not answer within {seconds:g} s")
+        with open(path + ".answer", encoding="ascii") as file:
+            return json.load(file)
+    finally:
+        os.close(ready)
+
+
+def _encode(content):
+    data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else bytes(content)
+    return base64.b64encode(data).decode("ascii")
+
+
+def _decode(text):
+    return base64.b64decode(text)
+
+
+def main(arguments):
+    """The command line."""
+    seconds = 20.0
+    if arguments[:1] == ["--seconds"]:
+        seconds, arguments = float(arguments[1]), arguments[2:]
+    if not arguments:
+        sys.exit("usage: in_workspace [--seconds N] COMMAND [ARGUMENT...]")
+    try:
+        result = run(arguments, stdin=sys.stdin.buffer.read(), seconds=seconds)
+    except WorkspaceError as error:
+        print(f"in_workspace: {error}", file=sys.stderr)
+        return _NOT_RUN
+    sys.stdout.buffer.write(result.stdout_bytes)
+    sys.stderr.buffer.write(result.stderr_bytes)
+    if result.exit_code is None:
+        return _TIMED_OUT if result.limit_hit == "wall_seconds" else _NOT_RUN
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
