@@ -26,8 +26,8 @@ import types
 if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[2])
 
-from link import Gone, Link, next_of  # only now is it on the path
-from values import encode
+from link import Gone, Link, next_of, update  # only now is it on the path
+from values import CONTAINERS, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -513,11 +513,19 @@ def _items(value, longest):
     return items if len(items) <= longest else None
 
 
+def _replace(operation, owner, key, state):
+    """Bring a container that an object holds into a state."""
+    held = OPERATIONS[operation](owner, key)
+    if isinstance(held, CONTAINERS):
+        update(held, state)
+
+
 OPERATIONS: "dict[str, Any]" = {
     "call": lambda function, *args, **kwargs: function(*args, **kwargs),
     "getattr": getattr,
     "getitem": operator.getitem,
     "setitem": operator.setitem,
+    "replace": _replace,
     "delitem": operator.delitem,
     "setattr": setattr,
     "delattr": delattr,

@@ -29,6 +29,9 @@ _LONGEST_NUMBER = 400
 _LATEX = str.maketrans({"\u2212": "-"})
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
 _BOXED = "\\boxed{"
+_BETWEEN_BOXES = re.compile(r"[\s,;$.]{0,8}(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s,;$]{0,8}")
+MAX_BOXES = 16
+"""Boxes that are one answer together."""
 
 
 def last_code_block(turns: Sequence[str]) -> str | None:
@@ -114,6 +117,26 @@ def last_boxed(text: str) -> str | None:
             return content.strip()
         end = start
     return None
+
+
+def last_boxes(text: str) -> list[str]:
+    r"""What the boxes at the end hold between which there is no more than "and", "or" and punctuation: ``\boxed{1}`` and
+    ``\boxed{2}``. Empty if there is none, or more than `MAX_BOXES`."""
+    found: list[str] = []
+    end = len(text)
+    after = end
+    while len(found) <= MAX_BOXES and (start := text.rfind(_BOXED, 0, end)) >= 0:
+        content = _until_brace(text[start + len(_BOXED) : after])
+        if content is not None:
+            between = text[start + len(_BOXED) + len(content) + 1 : after]
+            if found and not _BETWEEN_BOXES.fullmatch(between):
+                break
+            found.insert(0, content.strip())
+            after = start
+        elif found:
+            break
+        end = start
+    return found if len(found) <= MAX_BOXES else []
 
 
 def last_tagged(text: str, tag: str) -> str | None:
