@@ -84,8 +84,10 @@ class Judge:
 
     def run(self):
         """Report a verdict for each test, then for each program."""
-        if self._job.programs or self._job.prelude:
-            self._prepare()
+        if (self._job.programs or self._job.prelude) and not self._prepare():
+            for number in range(len(self._job.tests) + len(self._job.programs)):
+                self._report(test=number, passed=False, reason="budget", detail="the imports took the time of all tests")
+            return
         for number, test in enumerate(self._job.tests):
             self._verdict(number, self._run_test, test)
         self._forget()
@@ -96,11 +98,14 @@ class Judge:
         self._spawner.stop()
 
     def _prepare(self):
-        """Pay for imports once and not once a test, and out of the time of all tests."""
+        """Pay for imports once and not once a test, and out of the time of all tests. Whether any of that is left."""
         modules = _libraries(self._job.solution) if self._job.programs else []
-        with contextlib.suppress(TimeoutError):  # then no time is left for any test
+        try:
             seconds = max(self._ends - time.monotonic(), 0.1)
             self._spawner.prepare(self._job.solution, self._job.prelude, modules, seconds)
+        except TimeoutError:
+            return False
+        return True
 
     def _out_of_time(self, *_):
         if self._timed:

@@ -179,9 +179,12 @@ class Spawner:
             self.wait()
 
     def _receive(self, size=_NUMBER.size):
-        data = self._control.recv(size, socket.MSG_WAITALL)
-        if len(data) != size:
-            raise Gone("the process that starts the solution's has ended")
+        data = b""
+        while len(data) < size:
+            part = self._control.recv(size - len(data))
+            if not part:
+                raise Gone("the process that starts the solution's has ended")
+            data += part
         return data
 
 
