@@ -33,7 +33,9 @@ class CodeOptions(RewardOptions):
     """The tool server. None: ``actor_rollout_ref.agent.tool_server_url``, else ``reward.sandbox_fusion.url``."""
     api_key: str | None = None
     binary: bool = True
-    """`right` if all tests pass, else `wrong`; False: the share of tests that pass, from `wrong` to `right`."""
+    """`right` if all tests pass, else `wrong`; False: the share of tests that pass, times `right`."""
+    published: bool = True
+    """False: the share of tests is spread from `wrong` to `right`, -1 to 1 by default."""
     right: float = 1.0
     wrong: float = -1.0
     test_seconds: float = Field(4.0, gt=0)
@@ -74,7 +76,7 @@ class CodeGrader:
         code = last_code_block(sample.turns)
         if code is None or not code.strip() or len(code) > options.max_code_chars:
             details = {"pass_rate": 0.0, "tests": len(suite), "no_code": 1.0}
-            return Grade(options.wrong, False, details)
+            return Grade(options.wrong if options.binary or not options.published else 0.0, False, details)
         verdicts = await self.judge(code, suite)
         return self._graded(verdicts)
 
@@ -156,7 +158,8 @@ class CodeGrader:
             "no_code": 0.0,
             "judge_protected": verdicts.protected,
         }
-        return Grade(options.wrong + (options.right - options.wrong) * share, all_passed, details)
+        lowest = options.wrong if options.binary or not options.published else 0.0
+        return Grade(lowest + (options.right - lowest) * share, all_passed, details)
 
 
 def server_url(options: CodeOptions, config: DictConfig) -> str:
