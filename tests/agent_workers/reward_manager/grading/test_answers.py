@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from verl_tool.agent_workers.reward_manager.grading.answers import (
     as_number,
     last_boxed,
+    last_boxes,
     last_code_block,
     last_number,
     last_tagged,
@@ -74,6 +75,21 @@ def test_last_code_block(turns: list[str], code: str | None) -> None:
 )
 def test_last_boxed(text: str, answer: str | None) -> None:
     assert last_boxed(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "boxes"),
+    [
+        (r"\boxed{1} and \boxed{2}", ["1", "2"]),
+        (r"$\boxed{1}$, $\boxed{\frac{1}{2}}$.", ["1", r"\frac{1}{2}"]),
+        (r"First \boxed{1}. Then \boxed{2}", ["2"]),
+        (r"\boxed{a \boxed{b}}", ["b"]),
+        ("nothing", []),
+        (r"\boxed{1} or " * 17, []),
+    ],
+)
+def test_last_boxes(text: str, boxes: list[str]) -> None:
+    assert last_boxes(text) == boxes
 
 
 def test_last_tagged() -> None:
