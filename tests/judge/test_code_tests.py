@@ -388,10 +388,17 @@ async def test_outputs_are_compared_as_the_field_does(judge: Judge) -> None:
 
 @in_module_loop
 async def test_strict_programs(judge: Judge) -> None:
-    for program, passes in (("print(2)  ", True), ("print(2.0)", False), ("print(' 2')", False), ("print(2); exit(1)", False)):
+    for program, passes in (
+        ("print(2)  ", True),
+        ("print(2.0)", False),
+        ("print(' 2')", False),
+        ("print(2); exit(1)", False),
+    ):
         [verdict] = (await judge(program, suite=suite_in({"inputs": [""], "outputs": ["2"]}, 1, strict=True))).of
         assert verdict.passed == passes, (program, verdict)
-    [verdict] = (await judge("print(Counter())", suite=suite_in({"inputs": [""], "outputs": ["Counter()"]}, 1, strict=True))).of
+    [verdict] = (
+        await judge("print(Counter())", suite=suite_in({"inputs": [""], "outputs": ["Counter()"]}, 1, strict=True))
+    ).of
     assert verdict.reason == "error"
 
 

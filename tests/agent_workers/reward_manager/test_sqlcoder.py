@@ -137,7 +137,9 @@ async def test_no_wrong_query_pays(root: Path, match: str) -> None:
         {"ground_truth": gold, "ability": "sql", "extra_info": {"tools_kwargs": {"db_id": "singers"}}}
         for gold in ("SELECT count(*) FROM singer", "SELECT name, age FROM singer WHERE age < 30")
     ]
-    made = manager_of("sqlcoder", {"root": str(root), "processes": 1, "query_seconds": 0.3, "match": match, "published": False})
+    made = manager_of(
+        "sqlcoder", {"root": str(root), "processes": 1, "query_seconds": 0.3, "match": match, "published": False}
+    )
     report = command.Report()
     every = 1 if match == "set" else 5
     for case in command.cases_of(rows, every):

@@ -40,7 +40,7 @@ def wrong(node): return 0
         "n = Node()\nn.seen.add(3)\nn.seen |= {4}\nassert n.seen == {3, 4}",
         "n = Node()\nn.queue.appendleft(1)\nn.queue.append(2)\nassert list(n.queue) == [1, 2]",
         "n = Node()\nn.counts['x'] = 2\nassert n.counts['x'] == 2",
-        "n = Node()\nkids = n.children\nfor i in range(3):\n    kids.append(Node(i))\nassert size(n) == 3 and n.total() == 3",
+        "n = Node()\nk = n.children\nfor i in range(3):\n    k.append(Node(i))\nassert (size(n), n.total()) == (3, 3)",
         "n = Node()\nn.d['list'] = []\nn['list'].append(7)\nassert n.d == {'list': [7]}",
         "a, b = Node(), Node()\na.children.append(b)\nb.children.append(Node(4))\nassert a.total() == 4",
         "n = Node()\nn.children.extend([1, 2])\nassert swap(n).children == [2, 1]",
@@ -70,5 +70,5 @@ async def test_an_object_of_the_tests_is_refused_and_counted(judge: Judge) -> No
 
 @in_module_loop
 async def test_a_list_that_is_read_often_costs_no_second_a_look(judge: Judge) -> None:
-    test = "n = Node()\nn.children = list(range(2000))\nfor i in range(300):\n    n.children[i] = -i\nassert sum(n.children) > 0"
+    test = "n = Node()\nn.d = {1: [0] * 2000}\nfor i in range(300):\n    n.d[1][i] = i\nassert sum(n.d[1]) == 44850"
     assert [v.reason for v in (await judge(SOLUTION, test, test_seconds=20.0, total_seconds=30.0)).of] == ["passed"]

@@ -86,7 +86,9 @@ class Judge:
         """Report a verdict for each test, then for each program."""
         if (self._job.programs or self._job.prelude) and not self._prepare():
             for number in range(len(self._job.tests) + len(self._job.programs)):
-                self._report(test=number, passed=False, reason="budget", detail="the imports took the time of all tests")
+                self._report(
+                    test=number, passed=False, reason="budget", detail="the imports took the time of all tests"
+                )
             return
         for number, test in enumerate(self._job.tests):
             self._verdict(number, self._run_test, test)
@@ -252,14 +254,14 @@ class Judge:
 
 
 OUT_OF_BUDGET = ("budget", "the time for all tests is over")
-_LIBRARIES = frozenset("networkx numpy pandas scipy sklearn sortedcontainers sympy torch".split())
+_LIBRARIES = frozenset(["networkx", "numpy", "pandas", "scipy", "sklearn", "sortedcontainers", "sympy", "torch"])
 """Those that take their time to import, and run nothing of anybody's when they are."""
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+)?import[ \t]+([^\n#;]*)", re.MULTILINE)
 
 
 def _libraries(solution):
     """Full names of the modules of `_LIBRARIES` that a solution imports, as far as its lines tell."""
-    found = {}
+    found: dict[str, None] = {}
     for home, names in _IMPORT.findall(solution):
         parts = [part.split(" as ")[0].strip(" \t()") for part in names.split(",")]
         for name in [home, *(f"{home}.{part}" for part in parts)] if home else parts:

@@ -277,7 +277,7 @@ class Prepared:
 
     def __init__(self, source, prelude, modules):
         self.source = source
-        self.names = {}
+        self.names: "dict[str, Any]" = {}
         if prelude:
             exec(PRELUDE, self.names)
             sys.setrecursionlimit(RECURSION_LIMIT)
@@ -302,7 +302,8 @@ def _raise_stack_limit():
 def be_solution(mode, descriptors, prepared):
     """A process group of its own, so that a signal to the group spares the judge."""
     os.setpgid(0, 0)
-    builtins.exit = builtins.quit = _leave
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _leave)
     if mode == MODULE:
         _serve_module(descriptors[0], prepared)
     _run_program(prepared, *descriptors)
@@ -362,7 +363,7 @@ def _end_program(names, code):
     finally:
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with contextlib.suppress(Exception):
-                stream.flush()
+                stream.flush()  # type: ignore[union-attr]
         os._exit(code)
 
 

@@ -120,8 +120,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_boxes(text: str) -> list[str]:
-    r"""What the boxes at the end hold between which there is no more than "and", "or" and punctuation: ``\boxed{1}`` and
-    ``\boxed{2}``. Empty if there is none, or more than `MAX_BOXES`."""
+    r"""What the boxes at the end hold between which there is no more than "and", "or" and punctuation: ``\boxed{1}``
+    and ``\boxed{2}``. Empty if there is none, or more than `MAX_BOXES`."""
     found: list[str] = []
     end = len(text)
     after = end

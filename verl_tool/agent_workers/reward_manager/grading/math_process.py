@@ -100,7 +100,9 @@ def _equal_items(wanted: Form, given: Form, ordered: bool = False) -> bool:
 
 
 def _equal_item(gold: str, answer: str) -> bool:
-    return _equal(gold, answer) or ("=" not in gold and without_name(answer) != answer and _equal(gold, without_name(answer)))
+    return _equal(gold, answer) or (
+        "=" not in gold and without_name(answer) != answer and _equal(gold, without_name(answer))
+    )
 
 
 def _equal_values(gold: str, answer: str) -> bool:

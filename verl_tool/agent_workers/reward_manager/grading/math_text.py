@@ -1,4 +1,4 @@
-r"""Reading the form of a mathematical answer: its spelling, and whether it is one value, a list, a tuple, a set or a union.
+r"""The form of a mathematical answer: its spelling, and whether it is a value, a list, a tuple, a set or a union.
 
 Nothing of verl-tool is imported here, since the process that compares answers starts with it.
 """
@@ -22,9 +22,17 @@ _UNICODE = {
 _TABLE = str.maketrans(_UNICODE)
 _ROOT = re.compile(r"\u221a\s*(?:\{([^{}]*)\}|\(([^()]*)\)|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
 _WRAPPED = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_SPACING = re.compile(r"(?<!\\)\\(?:left|right|displaystyle|limits|[bB]ig{1,2}[lrm]?|quad|qquad|[,;:!> ])(?![A-Za-z])|~")
+_SPACING = re.compile(
+    r"(?<!\\)\\(?:left|right|displaystyle|limits|[bB]ig{1,2}[lrm]?|quad|qquad|[,;:!> ])(?![A-Za-z])|~"
+)
 _SIZED_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
-_SAME = ((r"\varnothing", r"\emptyset"), (r"\leq", r"\le"), (r"\geq", r"\ge"), (r"\neq", r"\ne"), (r"\degree", r"^\circ"))
+_SAME = (
+    (r"\varnothing", r"\emptyset"),
+    (r"\leq", r"\le"),
+    (r"\geq", r"\ge"),
+    (r"\neq", r"\ne"),
+    (r"\degree", r"^\circ"),
+)
 _WORDS = re.compile(r"\\(?:text(?:it|rm|bf|sf|tt|normal)?|mbox|mathrm|mathit|mathsf|operatorname|emph)\s*\{([^{}]*)\}")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]|\S", re.DOTALL)
 _END = re.compile(r"(?<![.])[.,;]\s*$")
@@ -39,7 +47,14 @@ _ALIASES = (
     *("cm centimeter centimeters centimetre centimetres", "m meter meters metre metres", "ft foot feet"),
     *("km kilometer kilometers kilometre kilometres", "mm millimeter millimeters", "in inch inches", "mi mile miles"),
     *("s sec secs second seconds", "min mins minute minutes", "h hr hrs hour hours", "g gram grams"),
-    *("kg kilogram kilograms", "l L liter liters litre litres", "mph", "deg degree degrees", "unit units", "yd yard yards"),
+    *(
+        "kg kilogram kilograms",
+        "l L liter liters litre litres",
+        "mph",
+        "deg degree degrees",
+        "unit units",
+        "yd yard yards",
+    ),
     *("day days", "week weeks", "month months", "year years yr yrs", "dollar dollars usd", "cent cents", "euro euros"),
     *("people person persons", "way ways", "time times", "point points", "student students", "rad radian radians"),
     *("米", "厘米", "千米", "公里", "元", "个", "人", "度", "克", "千克", "小时", "分钟", "秒", "天", "岁", "种"),
@@ -47,11 +62,75 @@ _ALIASES = (
 _UNIT_OF = {name: names.split()[0] for names in _ALIASES for name in names.split()}
 _SQUARED = re.compile(r"\s*(?:\^\s*\{?\s*([23])\s*\}?)\s*$")
 _POWER_WORD = re.compile(r"\b(?:square|sq|cubic|cu)\b\.?", re.IGNORECASE)
-_UNIT_AT_END = re.compile(r"(?<=[0-9}\)\]A-Za-z])\s*\\text\{\s*([^\d{}]+?)\s*\}$|(?<=[0-9}\)])\s*([A-Za-z]+|[\u4e00-\u9fff]{1,2})$")
+_UNIT_AT_END = re.compile(
+    r"(?<=[0-9}\)\]A-Za-z])\s*\\text\{\s*([^\d{}]+?)\s*\}$|(?<=[0-9}\)])\s*([A-Za-z]+|[\u4e00-\u9fff]{1,2})$"
+)
 _NO_UNIT = frozenset(
-    "or and not to no if for where when than more less least most at over under mod modulo base plus minus times half "
-    "hundred thousand million billion trillion dozen percent quarter third twice negative i e x y z n k a b c pi "
-    "hundreds thousands millions billions trillions dozens infinity undefined none any all is are but except odd even".split()
+    [
+        "or",
+        "and",
+        "not",
+        "to",
+        "no",
+        "if",
+        "for",
+        "where",
+        "when",
+        "than",
+        "more",
+        "less",
+        "least",
+        "most",
+        "at",
+        "over",
+        "under",
+        "mod",
+        "modulo",
+        "base",
+        "plus",
+        "minus",
+        "times",
+        "half",
+        "hundred",
+        "thousand",
+        "million",
+        "billion",
+        "trillion",
+        "dozen",
+        "percent",
+        "quarter",
+        "third",
+        "twice",
+        "negative",
+        "i",
+        "e",
+        "x",
+        "y",
+        "z",
+        "n",
+        "k",
+        "a",
+        "b",
+        "c",
+        "pi",
+        "hundreds",
+        "thousands",
+        "millions",
+        "billions",
+        "trillions",
+        "dozens",
+        "infinity",
+        "undefined",
+        "none",
+        "any",
+        "all",
+        "is",
+        "are",
+        "but",
+        "except",
+        "odd",
+        "even",
+    ]
 )
 """Words that change the number before them, or its meaning."""
 
@@ -74,7 +153,7 @@ def spell(text: str) -> str:
     text = _unwrapped(text)
     text = _SIZED_FRACTION.sub(lambda _: r"\frac", text)
     for name, same in _SAME:
-        text = re.sub(re.escape(name) + r"(?![A-Za-z])", lambda _, same=same: same, text)
+        text = re.sub(re.escape(name) + r"(?![A-Za-z])", same.replace("\\", r"\\"), text)
     text = _SPACING.sub(" ", text)
     text = _WORDS.sub(lambda found: rf"\text{{{' '.join(found[1].split())}}}", text)
     return _unwrapped(_END.sub("", text).strip())
@@ -88,9 +167,9 @@ def words(text: str) -> str:
 def _unwrapped(text: str) -> str:
     for opening, closing in _WRAPPED:
         inner = text[len(opening) : -len(closing)]
-        if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
-            if opening not in inner and closing not in inner:
-                return inner.strip()
+        wrapped = text == f"{opening}{inner}{closing}"
+        if wrapped and inner and opening not in inner and closing not in inner:
+            return inner.strip()
     return text
 
 
@@ -205,9 +284,20 @@ def without_unit(item: str) -> tuple[str, str]:
     known = [_UNIT_OF.get(word) or _UNIT_OF.get(word.lower()) for word in words if not _POWER_WORD.fullmatch(word)]
     if not words or len(words) > 3 or any(word.lower() in _NO_UNIT for word in words) or (plain and not all(known)):
         return item, ""
-    if not re.search(r"[0-9}]\s*$|\\pi\s*$", body[: found.start()]) or not all(re.fullmatch(r"[^\W\d]+/?[^\W\d]*", w) for w in words):
+    if not re.search(r"[0-9}]\s*$|\\pi\s*$", body[: found.start()]) or not all(
+        re.fullmatch(r"[^\W\d]+/?[^\W\d]*", w) for w in words
+    ):
         return item, ""
-    square = 2 if re.search(r"\b(?:square|sq)\b", " ".join(words)) else 3 if re.search(r"\b(?:cubic|cu)\b", " ".join(words)) else 1
+    square = (
+        2
+        if re.search(r"\b(?:square|sq)\b", " ".join(words))
+        else 3
+        if re.search(r"\b(?:cubic|cu)\b", " ".join(words))
+        else 1
+    )
     degree = int(power[1]) if power and body is not item else square
-    unit = " ".join(name or word.lower() for name, word in zip(known, (w for w in words if not _POWER_WORD.fullmatch(w)), strict=True))
+    unit = " ".join(
+        name or word.lower()
+        for name, word in zip(known, (w for w in words if not _POWER_WORD.fullmatch(w)), strict=True)
+    )
     return body[: found.start()].strip(), f"{unit}^{degree}" if degree > 1 else unit
