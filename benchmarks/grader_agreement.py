@@ -94,9 +94,7 @@ def graders_of(kind: str, livecodebench: Path | None) -> dict[str, Grader]:
     if kind == "math":
         return {
             "math_verify": math_verify_passes,
-            "verl math_dapo": lambda case: math_dapo.compute_score(
-                f"Answer: {case['answer']}\n{boxed(case)}", case["gold"], strict_box_verify=True
-            )["acc"],
+            "verl math_dapo": lambda case: math_dapo.compute_score(f"Answer: {case['answer']}", case["gold"])["acc"],
         }
     if kind == "gsm8k":
         return {"verl gsm8k": lambda case: gsm8k.compute_score(f"#### {case['answer']}", case["gold"]) > 0}
