@@ -281,8 +281,8 @@ def main(
             table = compared(cases, mine, vote)
             report[f"{kind}: {name}"] = vars(table)
             typer.echo(
-                f"| {kind} | {right}, {len(cases) - right} | {len(rejected)}, {len(accepted)} | {name} | {table.agree} | "
-                f"{len(table.only_ours)} | {len(table.only_theirs)} | {len(table.both_wrong)} |"
+                f"| {kind} | {right}, {len(cases) - right} | {len(rejected)}, {len(accepted)} | {name} | "
+                f"{table.agree} | {len(table.only_ours)} | {len(table.only_theirs)} | {len(table.both_wrong)} |"
             )
     for name, cells in report.items():
         for column in ("only_ours", "only_theirs", "both_wrong"):

@@ -277,7 +277,7 @@ class Prepared:
 
     def __init__(self, source, prelude, modules):
         self.source = source
-        self.names: "dict[str, Any]" = {}
+        self.names: dict[str, Any] = {}
         if prelude:
             exec(PRELUDE, self.names)
             sys.setrecursionlimit(RECURSION_LIMIT)
