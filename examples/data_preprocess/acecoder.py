@@ -5,7 +5,8 @@
     python examples/data_preprocess/acecoder.py --dataset_path examples/data_preprocess/samples/acecoder.jsonl
 
 A source's row has `id`, `question`, and asserts in `test_cases` (AceCode-87K) or `tests` (the processed sets). Problems
-that read stdin have `inputs_outputs` instead: JSON of `{"inputs": [...], "outputs": [...]}`.
+that read stdin have `inputs_outputs` instead: JSON of `{"inputs": [...], "outputs": [...]}`, those that ask for a
+function its `"fn_name"` too. Sets of other sources: `code_problems.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from rows import (
     rows_without_tool,
     save,
 )
+
+from verl_tool.judge.code_tests import suite_in
 
 DATA_SOURCE = "acecoder"
 TESTS = ("test_cases", "tests")
@@ -68,25 +71,32 @@ def as_row(
 
 
 def tests_of(source: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """`{"tests": [...]}`, `{"programs": [[stdin, stdout], ...]}`, or both. Raises RowError if there is neither."""
+    """`{"tests": [...]}`, `{"programs": [[stdin, stdout], ...]}`, `{"inputs": [...], "outputs": [...], "fn_name": ""}`,
+    or tests and one of the others. Raises RowError if there is none, or the judge cannot read it."""
     found: dict[str, Any] = {}
     name = next((name for name in TESTS if source.get(name)), None)
     if name is not None:
         found["tests"] = [str(test) for test in field(source, name, index, list)]
     if source.get("inputs_outputs"):
-        found["programs"] = _programs(source["inputs_outputs"], index)
+        found |= _pairs(source["inputs_outputs"], index)
     if not found:
         wanted = ", ".join((*TESTS, "inputs_outputs"))
         raise RowError(f"row {index} has no tests: one of the fields {wanted} must hold some")
     return found
 
 
-def _programs(text: Any, index: int) -> list[list[str]]:
+def _pairs(text: Any, index: int) -> dict[str, Any]:
+    """Arguments and values of a function, or stdin and stdout of programs."""
     try:
         pairs = json.loads(text) if isinstance(text, str) else text
-        return [[str(given), str(wanted)] for given, wanted in zip(pairs["inputs"], pairs["outputs"], strict=True)]
+        suite = suite_in(
+            {"inputs": pairs["inputs"], "outputs": pairs["outputs"], "fn_name": pairs.get("fn_name")}, 10**9
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise RowError(f"row {index}: 'inputs_outputs' needs as many inputs as outputs: {error!r}") from error
+    if suite.calls:
+        return {name: pairs[name] for name in ("inputs", "outputs", "fn_name")}
+    return {"programs": [list(program) for program in suite.programs]}
 
 
 def main(

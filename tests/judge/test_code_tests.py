@@ -302,9 +302,139 @@ def test_suites_of_all_forms() -> None:
         assert suite_in(tests, 64).tests == ("assert f()",)
     [call] = suite_in({"fn_name": "f", "inputs": [["a", 2]], "outputs": [[None]]}, 64).calls
     assert call == TestCall("f", ("'a'", "2"), ("None", "[None]"))
-    everything = {"tests": ["a", "b"], "programs": [["1", "2"], ["3", "4"]], "setup": "c"}
+    everything = {"tests": ["a()", "b()"], "programs": [["1", "2"], ["3", "4"]], "setup": "c"}
     assert len(suite_in(everything, 3)) == 3
     assert hash(suite_in(everything, 3))
+
+
+CASES = [{"input": "1\n", "output": "2\n", "testtype": "stdin"}, {"input": "3\n", "output": "4\n", "testtype": "stdin"}]
+FUNCTIONAL = [{"input": "[1]\n2", "output": "3", "testtype": "functional", "metadata": {"func_name": "f"}}]
+FUNCTION_CALL = [{"type": "function_call", "fn_name": "f", "input": [[1], 2], "output": [3]}]
+
+
+def test_lists_of_cases_are_programs_or_calls() -> None:
+    """LiveCodeBench's, DeepCoder's and PrimeIntellect's: as Python's lists, as JSON, and as JSON of each case."""
+    untyped = [{"input": case["input"], "output": case["output"]} for case in CASES]
+    for given in (CASES, json.dumps(CASES), [json.dumps(case) for case in CASES], {"test_cases": CASES}, untyped):
+        assert suite_in(given, 64).programs == (("1\n", "2\n"), ("3\n", "4\n"))
+    assert suite_in(json.dumps(CASES[:1]), 64).programs == suite_in([json.dumps(CASES[0])], 64).programs
+    for given in (FUNCTIONAL, FUNCTION_CALL, {"fn_name": "f", "test_cases": FUNCTION_CALL}):
+        assert [str(call) for call in suite_in(given, 64).calls] == ["f([1], 2)"]
+    assert suite_in({"input": ["1"], "output": ["2"]}, 64).programs == (("1", "2"),)
+
+
+@in_module_loop
+async def test_a_program_that_does_nothing_passes_no_case(judge: Judge) -> None:
+    assert reasons(await judge("x = 1", suite=suite_in(CASES, 64))) == ["output", "output"]
+    assert reasons(await judge("print(int(input()) + 1)", suite=suite_in(CASES, 64))) == ["passed", "passed"]
+
+
+@pytest.mark.parametrize(
+    ("solution", "given", "wanted", "passes"),
+    [
+        ("def f(x): return float('inf')", [1], float("inf"), True),
+        ("def f(x): return -float('inf')", [1], float("inf"), False),
+        ("def f(x): return float('nan')", [1], float("nan"), True),
+        ("def f(x): return 3.0", [1], float("nan"), False),
+        ("def f(x): return float('nan')", [1], 3.0, False),
+        ("def f(x): return [x, 1]", [float("inf")], [float("inf"), 1], True),
+        ("def f(d): return d[1]", [{"1": 5}], 5, True),
+        ("def f(d): return d['a']", [{"a": 5}], 5, True),
+        ("class Solution:\n    def f(self, a: List[int]) -> Optional[int]: return Counter(a)[1]", [[1, 1]], 2, True),
+        ("@cache\ndef f(n): return n and 1 + f(n - 1)", [20000], 20000, True),
+        ("def g(n): return 1", [20000], 1, False),
+    ],
+)
+@in_module_loop
+async def test_functions_as_the_field_calls_them(
+    judge: Judge, solution: str, given: list[object], wanted: object, passes: bool
+) -> None:
+    suite = suite_in({"fn_name": "f", "inputs": [given], "outputs": [wanted]}, 64)
+    assert [v.passed for v in (await judge(solution, suite=suite)).of] == [passes]
+
+
+@in_module_loop
+async def test_a_function_of_the_prelude_is_not_the_solutions(judge: Judge) -> None:
+    """`add` stands in `operator`, which the prelude imports."""
+    suite = suite_in({"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}, 64)
+    assert not (await judge("x = 1", suite=suite)).of[0].passed
+
+
+PRINTED = [
+    ("print(' 1  2 ')\nprint()\nprint('a')", "\n1 2\na\n", True),
+    ("print(0.2)", "0.2000000000", True),
+    ("print(2.0)", "2", True),
+    ("print(1/3)", "0.3333333333", True),
+    ("print(0.1 + 0.2)", "0.3", True),
+    ("print('%.6f' % (2/3))", "0.666666666667", True),
+    ("print(0.33)", "0.3333333333", False),
+    ("print('0.000000')", "0.000000123456", False),
+    ("print(123456789.0)", "123456789.5", False),
+    ("print(99999)", "100000", False),
+    ("print(1)", "1\n2", False),
+    ("print(1, 2)", "1\n2", False),
+    ("print('1_000')", "1000", False),
+    ("print('yes')", "YES", False),
+    ("print(float('inf'))", "Infinity", True),
+    ("print('nan')", "0", False),
+    ("print(7)\nexit()", "7", True),
+    ("print(7)\nquit(3)", "7", True),
+    ("print(7)\nsys.exit('bye')", "7", True),
+    ("print(8)\nexit(0)", "7", False),
+    ("print(7)\nraise ValueError", "7", False),
+    ("open(1, 'w').write('7')", "7", True),
+    ("import atexit\natexit.register(print, 7)", "7", True),
+    ("import threading\nthreading.Timer(0.1, print, [7]).start()", "7", True),
+    ("f = open(1, 'w', closefd=False)\nf.write('7')", "7", True),
+    ("print(max(map(int, stdin.read().split())))", "0", True),
+    ("def f(n): return n and 1 + f(n - 1)\nprint(f(30000))", "30000", True),
+]
+
+
+@in_module_loop
+async def test_outputs_are_compared_as_the_field_does(judge: Judge) -> None:
+    for program, expected, passes in PRINTED:
+        [verdict] = (await judge(program, programs=(("0\n", expected),))).of
+        assert verdict.passed == passes, (program, verdict)
+
+
+@in_module_loop
+async def test_strict_programs(judge: Judge) -> None:
+    for program, passes in (
+        ("print(2)  ", True),
+        ("print(2.0)", False),
+        ("print(' 2')", False),
+        ("print(2); exit(1)", False),
+    ):
+        [verdict] = (await judge(program, suite=suite_in({"inputs": [""], "outputs": ["2"]}, 1, strict=True))).of
+        assert verdict.passed == passes, (program, verdict)
+    [verdict] = (
+        await judge("print(Counter())", suite=suite_in({"inputs": [""], "outputs": ["Counter()"]}, 1, strict=True))
+    ).of
+    assert verdict.reason == "error"
+
+
+@pytest.mark.slow
+@in_module_loop
+async def test_libraries_are_imported_once_for_all_programs(judge: Judge) -> None:
+    pytest.importorskip("pandas")
+    programs = tuple((f"{i}\n", f"{i + 1}\n") for i in range(40))
+    solution = "import numpy as np, pandas\nfrom scipy import stats\nprint(int(np.array([int(input())]).sum()) + 1)"
+    # A second and a half of imports, sixty of them if each program paid for its own.
+    verdicts = await judge(solution, programs=programs, total_seconds=120.0)
+    assert verdicts.pass_rate == 1.0
+
+
+@in_module_loop
+async def test_a_slow_program_leaves_time_for_the_next(judge: Judge) -> None:
+    loops = "n = int(input())\nwhile n == 1: pass\nprint(n)"
+    programs = tuple((f"{n}\n", f"{n}\n") for n in (0, 1, 2))
+    assert reasons(await judge(loops, programs=programs, test_seconds=1.0)) == ["passed", "time", "passed"]
+    assert reasons(await judge("while 1: pass", programs=programs, test_seconds=2.0, total_seconds=2.0)) == [
+        "time",
+        "budget",
+        "budget",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +445,17 @@ def test_suites_of_all_forms() -> None:
         ([], "no test"),
         ({"inputs": ["1"]}, "1 'inputs' and 0 'outputs'"),
         ({"fn_name": "f(", "inputs": [[1]], "outputs": [1]}, "no name of a function"),
-        ({"fn_name": "f", "inputs": [[float("inf")]], "outputs": [1]}, "no plain JSON value"),
+        ({"fn_name": "f", "inputs": [[object()]], "outputs": [1]}, "no plain JSON value"),
+        ([{"input": "1", "output": "2", "testtype": "web"}], "testtype 'web' is unknown"),
+        ([{"input": "1", "output": "2"}, "assert f()"], "'assert f\\(\\)' is no test"),
+        ([{"question": "1", "answer": "2"}], "is no test: a case needs"),
+        (["{'input': '1'}", "{'input': '2'}"], "is no JSON"),
+        ({"test_cases": [{"input": "1", "output": "2", "type": "function_call"}]}, "name no function"),
+        (["x = 1"], "cannot fail"),
+        (["'assert f()'"], "cannot fail"),
+        ([["assert f()"]], "a Python text with assertions"),
+        ({"inputs": [[["1", "2"]]], "outputs": ["3"]}, "a line of stdin or stdout"),
+        ({"input_output": "{}"}, "no test"),
         ({"tests": "assert f()"}, "where a list is due"),
         ({"inputs_outputs": [1]}, "where an object with 'inputs' and 'outputs' is due"),
         ({"programs": [1]}, "where a list is due"),
@@ -489,7 +629,7 @@ async def test_programs(judge: Judge) -> None:
     solution = "n = int(input())\nprint(sum(map(int, input().split())))\nif n == 9: raise SystemExit(3)"
     programs = (("2\n1 2\n", "3\n"), ("2\n1 2\n", "4\n"), ("9\n1", "1"), ("1\n5", "5  \n\n"), ("x", ""))
     verdicts = await judge(solution, programs=programs)
-    assert reasons(verdicts) == ["passed", "output", "error", "passed", "error"]
+    assert reasons(verdicts) == ["passed", "output", "passed", "passed", "error"]
 
 
 @in_module_loop

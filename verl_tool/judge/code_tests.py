@@ -11,6 +11,7 @@ import ast
 import base64
 import json
 import keyword
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 from verl_tool.sandbox_fusion import RunCodeResponse
 
 _JUDGE = Path(__file__).parent / "inside"
-_MODULES = ("guard.py", "values.py", "link.py", "processes.py", "remote.py", "evaluation.py", "testcase.py")
+_MODULES = tuple(f"{name}.py" for name in ["guard", "values", "link", "outputs", "processes", "remote", "evaluation", "testcase"])
 _EQUAL = "__judge_equal__"
 """The judge's own comparison of JSON values (`inside/testcase.py`)."""
 START_SECONDS = 20.0
@@ -64,6 +65,14 @@ class TestSuite:
     setup: str = ""
     """Python text before each of `tests`: helper functions that the solution must not define for them."""
     calls: Sequence[TestCall] = ()
+    strict: bool = False
+    """Whether programs and functions that are called run without the imports and the recursion limit that graders of
+    programming contests put before them, and programs must exit with 0 and print exactly what is expected."""
+
+    @property
+    def prelude(self) -> bool:
+        """Whether the solution finds the usual imports made, as graders of programming contests have it."""
+        return bool(self.calls or self.programs) and not self.strict
 
     def __len__(self) -> int:
         return len(self.tests) + len(self.calls) + len(self.programs)
@@ -102,6 +111,11 @@ class Verdicts:
         """Tests that were not over in time."""
         return sum(verdict.reason in ("time", "budget") for verdict in self.of)
 
+    @property
+    def refused(self) -> int:
+        """Tests that ask for what no plain data can answer: they fail whatever the solution is."""
+        return sum(verdict.reason == "refused" for verdict in self.of)
+
 
 class NoVerdict(Exception):
     """The judge did not run: the infrastructure is to blame, not the solution."""
@@ -139,6 +153,8 @@ class JudgeRun:
             "solution": solution,
             "tests": [f"{suite.setup}\n{text}" for text in texts],
             "programs": [list(program) for program in suite.programs],
+            "prelude": suite.prelude,
+            "strict": suite.strict,
             "test_seconds": test_seconds,
             "total_seconds": total_seconds,
             "shown_chars": shown_chars,
@@ -190,8 +206,8 @@ def _program() -> tuple[str, dict[str, str]]:
     return (_JUDGE / "judge.py").read_text(encoding="utf-8"), files
 
 
-def suite_in(given: Any, max_tests: int) -> TestSuite:
-    """The tests in a problem's data, at most `max_tests` of them.
+def suite_in(given: Any, max_tests: int, strict: bool = False) -> TestSuite:
+    """The tests in a problem's data, at most `max_tests` of them. `strict`: as of `TestSuite`.
 
     `given` is one of these, or its JSON text:
 
@@ -199,23 +215,90 @@ def suite_in(given: Any, max_tests: int) -> TestSuite:
     - ``{"tests": [...], "programs": [[stdin, stdout], ...], "setup": ""}``, with any of the first two and, or without,
       a text of helper functions that the tests use and the solution must not define for them;
     - ``{"inputs": [...], "outputs": [...]}``: stdin and stdout of programs, each a text or a list of lines;
-    - the same with ``"fn_name"``: arguments and values of a function, as APPS, TACO and LiveCodeBench have them.
+    - the same with ``"fn_name"``: arguments and values of a function, as APPS, TACO and LiveCodeBench have them;
+    - ``{"input": [...], "output": [...]}``, as CodeContests has it;
+    - a list of ``{"input": ..., "output": ...}``, with ``"testtype"`` (LiveCodeBench, DeepCoder: ``stdin`` or
+      ``functional``) or ``"type"`` (PrimeIntellect: ``stdin_stdout`` or ``function_call``), or an object that has it as
+      ``"test_cases"``. The function's name is there as ``"fn_name"``, or as ``"func_name"`` of the ``"metadata"``.
 
-    Raises ValueError if it is none of them, or holds no test.
+    Raises ValueError if it is none of them, holds no test, or one that cannot fail.
     """
     value = _decoded(given)
     if not isinstance(value, Mapping):
-        items = _listed(value)
-        only = _decoded(items[0]) if len(items) == 1 and str(items[0]).lstrip().startswith("{") else None
-        value = only if isinstance(only, Mapping) else {"tests": items}
-    tests = tuple(map(str, _listed(value.get("tests"))))[:max_tests]
-    calls, programs = _of_pairs(value if "inputs" in value else _decoded(value.get("inputs_outputs")))
+        value = _of_list(_listed(value))
+    if "test_cases" in value:
+        value = {**_of_list(_listed(_decoded(value["test_cases"])), value.get("fn_name")), **_without_cases(value)}
+    tests = tuple(map(_test, _listed(value.get("tests"))))[:max_tests]
+    calls, programs = _of_pairs(value if _is_pairs(value) else _decoded(value.get("inputs_outputs")))
     programs = [_pair(each) for each in _listed(value.get("programs"))] + programs
     calls = calls[: max_tests - len(tests)]
     programs = programs[: max_tests - len(tests) - len(calls)]
     if not (tests or calls or programs):
         raise ValueError("there is no test: neither 'tests' nor 'programs' nor 'inputs' and 'outputs'")
-    return TestSuite(tests, tuple(programs), str(value.get("setup") or ""), tuple(calls))
+    return TestSuite(tests, tuple(programs), str(value.get("setup") or ""), tuple(calls), strict)
+
+
+def _is_pairs(value: Mapping[str, Any]) -> bool:
+    return any(name in value for name in ("inputs", "outputs", "input", "output"))
+
+
+def _without_cases(value: Mapping[str, Any]) -> dict[str, Any]:
+    """What else stands beside ``test_cases``: nothing that names tests."""
+    return {name: value[name] for name in ("setup",) if name in value}
+
+
+def _of_list(items: list[Any], function: Any = None) -> Mapping[str, Any]:
+    """The object that says the same as a list of tests: of texts, of cases, or of one text that holds an object."""
+    if len(items) == 1 and isinstance(items[0], str) and items[0].lstrip().startswith("{"):
+        only = _decoded(items[0])
+        return only if isinstance(only, Mapping) and not _is_case(only) else _of_cases([only], function)
+    decoded = [_decoded(item) if isinstance(item, str) and item.lstrip().startswith("{") else item for item in items]
+    return _of_cases(decoded, function) if any(isinstance(item, Mapping) for item in decoded) else {"tests": items}
+
+
+def _is_case(item: Any) -> bool:
+    return isinstance(item, Mapping) and "input" in item and "output" in item
+
+
+_CALLED = {"functional": True, "function_call": True, "stdin": False, "stdin_stdout": False, "": False}
+"""How a case is tested, by its ``testtype`` or ``type``."""
+
+
+def _of_cases(cases: list[Any], function: Any) -> dict[str, Any]:
+    """``inputs`` and ``outputs`` of a list of cases. Raises ValueError if one is of another form than the first."""
+    unknown = next((case for case in cases if not _is_case(case)), None)
+    if unknown is not None:
+        raise ValueError(f"{str(unknown)[:80]!r} is no test: a case needs an 'input' and an 'output'")
+    kinds = {str(case.get("testtype") or case.get("type") or "") for case in cases}
+    names = {str(name) for case in cases if (name := _function_of(case) or function)}
+    if len(kinds) > 1 or len(names) > 1:
+        raise ValueError(f"the tests of one problem are of several kinds: {', '.join(sorted(kinds | names))}")
+    kind = kinds.pop()
+    if kind not in _CALLED:
+        raise ValueError(f"testtype {kind[:80]!r} is unknown; known: {', '.join(filter(None, _CALLED))}")
+    if _CALLED[kind] and not names:
+        raise ValueError(f"tests of testtype {kind!r} name no function: 'fn_name', or 'func_name' of 'metadata'")
+    named = names if _CALLED[kind] or (kind == "" and names) else set()
+    pairs = {"inputs": [case["input"] for case in cases], "outputs": [case["output"] for case in cases]}
+    return {**pairs, "fn_name": named.pop()} if named else pairs
+
+
+def _function_of(case: Mapping[str, Any]) -> Any:
+    metadata = _decoded(case.get("metadata") or {})
+    return case.get("fn_name") or (metadata.get("func_name") if isinstance(metadata, Mapping) else None)
+
+
+def _test(text: Any) -> str:
+    """A Python text that may fail. Raises ValueError."""
+    if not isinstance(text, str):
+        raise ValueError(f"a test is a Python text with assertions, not {str(text)[:80]!r}")
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text  # the judge says what is wrong with it
+    if not any(isinstance(node, ast.Assert | ast.Call | ast.Raise) for node in nodes):
+        raise ValueError(f"the test {text[:80]!r} cannot fail: it holds no assertion and calls nothing")
+    return text
 
 
 def _of_pairs(pairs: Any) -> tuple[list[TestCall], list[tuple[str, str]]]:
@@ -224,7 +307,7 @@ def _of_pairs(pairs: Any) -> tuple[list[TestCall], list[tuple[str, str]]]:
         return [], []
     if not isinstance(pairs, Mapping):
         raise ValueError(f"{str(pairs)[:80]!r} stands where an object with 'inputs' and 'outputs' is due")
-    inputs, outputs = _listed(pairs.get("inputs")), _listed(pairs.get("outputs"))
+    inputs, outputs = (_listed(pairs.get(f"{name}s", pairs.get(name))) for name in ("input", "output"))
     if len(inputs) != len(outputs):
         raise ValueError(f"there are {len(inputs)} 'inputs' and {len(outputs)} 'outputs'; give one output an input")
     if pairs.get("fn_name"):
@@ -234,7 +317,7 @@ def _of_pairs(pairs: Any) -> tuple[list[TestCall], list[tuple[str, str]]]:
 
 def _pair(program: Any) -> tuple[str, str]:
     stdin, stdout = _listed(program)
-    return str(stdin), str(stdout)
+    return _lines_of(stdin), _lines_of(stdout)
 
 
 def _decoded(value: Any) -> Any:
@@ -257,7 +340,14 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _lines_of(value: Any) -> str:
-    return str(value) if isinstance(value, str | int | float) else "\n".join(map(str, _listed(value)))
+    """A text, or that of lines. Raises ValueError for what is neither, and would be written as Python writes it."""
+    if isinstance(value, str | int | float):
+        return str(value)
+    lines = _listed(value)
+    other = next((line for line in lines if not isinstance(line, str | int | float)), None)
+    if other is not None:
+        raise ValueError(f"{str(other)[:80]!r} stands where a line of stdin or stdout is due")
+    return "\n".join(map(str, lines))
 
 
 def _calls(function: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[TestCall]:
@@ -282,15 +372,27 @@ def _calls(function: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> list
 def _arguments(given: Any) -> list[Any]:
     """A list of them; of a text a line of JSON each, or Python's own writing, or the text itself."""
     if not isinstance(given, str):
-        return _listed(given)
+        return _with_whole_keys(_listed(given))
     try:
-        return [json.loads(line) for line in given.splitlines() if line.strip()]
+        return _with_whole_keys([json.loads(line) for line in given.splitlines() if line.strip()])
     except ValueError:
         pass
     try:
         return list(ast.literal_eval(f"[{given}]"))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return [given]
+
+
+def _with_whole_keys(arguments: list[Any]) -> list[Any]:
+    """JSON has texts as keys only. As APPS and all that came of it do, those of a first argument are whole numbers if
+    they can be."""
+    first, *rest = arguments or [None]
+    if not isinstance(first, Mapping):
+        return arguments
+    try:
+        return [{int(key): value for key, value in first.items()}, *rest]
+    except ValueError:
+        return arguments
 
 
 def _json_or_text(text: str) -> Any:
@@ -301,8 +403,15 @@ def _json_or_text(text: str) -> Any:
 
 
 def _literal(value: Any) -> str:
+    """A JSON value as Python writes it; NaN and the infinities, which have no literal, as ``1e999`` makes them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "(1e999 - 1e999)" if math.isnan(value) else f"{'-' * (value < 0)}1e999"
     try:
-        text = repr(value)
+        if isinstance(value, list | tuple) or type(value).__name__ == "ndarray":
+            return f"[{', '.join(map(_literal, value))}]"
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(f'{key!r}: {_literal(item)}' for key, item in value.items())}}}"
+        text = repr(value.item() if hasattr(value, "item") else value)
         ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"a {type(value).__name__} among the values is no plain JSON value") from error

@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def by_set(root: Path) -> AsyncIterator[GradingRewardManager[Any]]:
-    made = manager("sqlcoder", root=str(root), processes=1, query_seconds=1)
+    made = manager("sqlcoder", root=str(root), processes=1, query_seconds=1, published=False)
     yield made
     await made.close()  # type: ignore[attr-defined]
 
@@ -74,14 +74,14 @@ async def test_bags_and_order_tell_more(root: Path) -> None:
         ("bag", "SELECT age FROM singer ORDER BY age DESC", "SELECT DISTINCT age FROM singer"),
         ("ordered", "SELECT age FROM singer ORDER BY age, name", "SELECT age FROM singer ORDER BY age DESC"),
     ):
-        made = manager("sqlcoder", root=str(root), processes=1, match=match)
+        made = manager("sqlcoder", root=str(root), processes=1, match=match, published=False)
         assert await score(made, same, AGES) == 1.0, match
         assert await score(made, other, AGES) == 0.0, match
         await made.close()  # type: ignore[attr-defined]
 
 
 async def test_the_format_of_skyrl_sql(root: Path) -> None:
-    made = manager("sqlcoder", root=str(root), processes=1, bad_format=-1, require_think=True)
+    made = manager("sqlcoder", root=str(root), processes=1)
     solution = f"<solution>{AGES}</solution>"
     scores = {}
     for turns in (
@@ -120,7 +120,7 @@ async def test_a_row_that_cannot_be_graded_is_a_fault_that_names_it(
 
 
 async def test_an_empty_result_is_compared_on_request(root: Path) -> None:
-    made = manager("sqlcoder", root=str(root), processes=1, empty_gold=True)
+    made = manager("sqlcoder", root=str(root), processes=1, empty_gold=True, published=False)
     assert await score(made, "SELECT age FROM singer WHERE age > 98", "SELECT age FROM singer WHERE age > 99") == 1.0
     await made.close()  # type: ignore[attr-defined]
 
@@ -137,7 +137,9 @@ async def test_no_wrong_query_pays(root: Path, match: str) -> None:
         {"ground_truth": gold, "ability": "sql", "extra_info": {"tools_kwargs": {"db_id": "singers"}}}
         for gold in ("SELECT count(*) FROM singer", "SELECT name, age FROM singer WHERE age < 30")
     ]
-    made = manager_of("sqlcoder", {"root": str(root), "processes": 1, "query_seconds": 0.3, "match": match})
+    made = manager_of(
+        "sqlcoder", {"root": str(root), "processes": 1, "query_seconds": 0.3, "match": match, "published": False}
+    )
     report = command.Report()
     every = 1 if match == "set" else 5
     for case in command.cases_of(rows, every):

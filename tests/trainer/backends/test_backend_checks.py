@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
 from verl_loop import composed, reference_config
 
-from verl_tool.platforms import attention
 from verl_tool.errors import ConfigError
+from verl_tool.platforms import attention
 from verl_tool.trainer import main_ppo
 from verl_tool.trainer.backends.backend_checks import check_backends, sglang_problem
 

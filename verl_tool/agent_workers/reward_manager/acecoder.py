@@ -1,7 +1,7 @@
 """`reward.reward_manager.name=acecoder`: the model's last code block against hidden tests, as in AceCoder (2502.01718).
 
-Score: `right` (1) if all tests pass, else `wrong` (-1); with `binary=False` the share of tests that pass, from
-`wrong` to `right`.
+Score: `right` (1) if all tests pass, else `wrong` (-1); with `binary=False` the share of tests that pass, 0 to 1, as
+AceCoder's reward for RL has it. ``published=False``: that share is spread from `wrong` to `right`.
 """
 
 from __future__ import annotations

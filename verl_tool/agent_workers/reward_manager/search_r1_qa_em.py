@@ -2,7 +2,8 @@
 
 The last ``<answer>…</answer>`` of the model's own text must equal one of the golden answers after SQuAD's
 normalisation: lower case, no punctuation, no articles, single spaces. Score: `right` (1), or `wrong` (0), or
-`no_answer` (0).
+`no_answer` (0). As in verl's `search_r1_like_qa_em`, a right answer among more than ten ``<answer>`` scores a quarter;
+``published=False`` leaves that out.
 
 ``reward_kwargs.turn_rewards={}`` also rewards turns (`SearchTurns`), for ``algorithm.adv_estimator=mt_grpo``.
 """
@@ -30,6 +31,7 @@ _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 VERDICTS = frozenset({"yes", "no", "noanswer"})
 """Answers that are right or wrong as a whole, and that any text may hold."""
+MAX_ANSWER_TAGS = 10
 
 
 class SearchOptions(RewardOptions):
@@ -38,6 +40,8 @@ class SearchOptions(RewardOptions):
     right: float = 1.0
     wrong: float = 0.0
     no_answer: float = 0.0
+    published: bool = True
+    """Exact match: whether a right answer among more than `MAX_ANSWER_TAGS` tags scores a quarter."""
     turn_rewards: SearchTurns | None = None
     """How turns are rewarded, beside the answer; null: they are not."""
 
@@ -59,12 +63,17 @@ class SearchRewardManager(GradingRewardManager[SearchOptions]):
         """Raises ValueError if the row has no golden answer."""
         golden = golden_answers(sample.ground_truth)
         grade = self.grade_answer(last_tagged(sample.text, "answer"), golden)
+        if grade.correct and self._repeats_answers(sample.text):
+            grade = replace(grade, score=grade.score / 4)
         if self.options.turn_rewards is None:
             return grade
         turns = search_turn_rewards(
             sample.trajectory.turn_calls, lambda text: mentions(text, golden), self.options.turn_rewards
         )
         return replace(grade, turn_rewards=turns)
+
+    def _repeats_answers(self, text: str) -> bool:
+        return False
 
     @abstractmethod
     def grade_answer(self, answer: str | None, golden: Sequence[str]) -> Grade:
@@ -76,6 +85,9 @@ class SearchR1RewardManager(SearchRewardManager):
     """Exact match of normalised answers."""
 
     details = ("answered",)
+
+    def _repeats_answers(self, text: str) -> bool:
+        return self.options.published and max(map(text.count, ("<answer>", "</answer>"))) > MAX_ANSWER_TAGS
 
     def grade_answer(self, answer: str | None, golden: Sequence[str]) -> Grade:
         if answer is None:

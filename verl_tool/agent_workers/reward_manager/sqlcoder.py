@@ -2,8 +2,10 @@
 
 The last ``<solution>…</solution>`` of the model's own text and the gold query (`ground_truth`) are run on the row's
 database, and their results compared by `match`: ``set`` as BIRD does, where neither order nor repetition counts,
-``bag``, where repetition does, or ``ordered``. Score: `right` (1), `wrong` (0), or `bad_format` (0) without a solution;
-with `require_think` also if a turn does not begin with ``<think>…</think>``. (SkyRL-SQL: -1, and it is required.)
+``bag``, where repetition does, or ``ordered``. Score: `right` (1), `wrong` (0), or `bad_format` (-1) if a turn does not
+begin with ``<think>…</think>`` or there is not exactly one ``<solution>``, as in SkyRL-SQL (NovaSky, 2025;
+`compute_score_single`). ``published=False``: `bad_format` is 0, thoughts are not required, and the last of several
+solutions counts.
 
 A query that reads no table is wrong if the gold query reads one, whatever it gives: ``SELECT 42`` was guessed. A gold
 query that fails, or whose result is empty (`empty_gold`), is a fault that names the row.
@@ -41,8 +43,12 @@ class SqlOptions(RewardOptions):
     match: Match = "set"
     right: float = 1.0
     wrong: float = 0.0
-    bad_format: float = 0.0
-    require_think: bool = False
+    published: bool = True
+    """Whether the format's reward is SkyRL-SQL's. The next two, if given, take precedence."""
+    bad_format: float | None = None
+    """None: -1 if `published`, else 0."""
+    require_think: bool | None = None
+    """None: as `published`."""
     empty_gold: bool = False
     """Whether rows are graded whose gold query gives no row: any query that gives none is right there."""
     query_seconds: float = Field(30.0, gt=0)
@@ -103,10 +109,22 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
         if query and len(query) <= self.options.max_query_chars:
             found = await self._result(path, query)
         right = found is not None and found.digest == gold.digest and found.reads_tables >= gold.reads_tables
-        well_formed = bool(query) and (not self.options.require_think or all(map(_THOUGHT.match, sample.turns)))
-        score = (self.options.right if right else self.options.wrong) if well_formed else self.options.bad_format
+        well_formed = bool(query) and self._has_format(sample)
+        score = (self.options.right if right else self.options.wrong) if well_formed else self._bad_format
         details = {"answered": given is not None, "executed": found is not None, "well_formed": well_formed}
         return Grade(score, right, details)
+
+    @property
+    def _bad_format(self) -> float:
+        given = self.options.bad_format
+        return given if given is not None else -1.0 if self.options.published else 0.0
+
+    def _has_format(self, sample: Sample) -> bool:
+        """Whether each turn begins with a thought and there is one solution, as far as that is required."""
+        options = self.options
+        think = options.published if options.require_think is None else options.require_think
+        once = all(sample.text.count(tag) == 1 for tag in ("<solution>", "</solution>"))
+        return (once or not options.published) and (not think or all(map(_THOUGHT.match, sample.turns)))
 
     async def _result(self, path: Path, query: str) -> Digest | None:
         """None if the query fails."""

@@ -14,7 +14,7 @@ from verl.experimental.reward_loop.reward_manager import register
 
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
-from verl_tool.agent_workers.reward_manager.grading.answers import last_boxed
+from verl_tool.agent_workers.reward_manager.grading.answers import last_boxed, last_boxes
 from verl_tool.agent_workers.reward_manager.grading.math_grader import MathGrader
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.agent_workers.reward_manager.grading.shaping import error_rate
@@ -30,7 +30,7 @@ class ComparisonOptions(RewardOptions):
     compare_processes: int = Field(2, ge=1)
     """Comparisons at a time, of one reward worker. Each process holds about 100 MB."""
     max_answer_chars: int = Field(1000, ge=1)
-    """A longer answer is wrong without being compared."""
+    """A longer answer is wrong unless it is the gold answer's text."""
 
 
 class MathOptions(ComparisonOptions):
@@ -50,17 +50,27 @@ class MathJudge:
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault if the comparison fails."""
-        return await self.grade_answer(sample, last_boxed(sample.text))
+        boxes = last_boxes(sample.text)
+        several = ", ".join(boxes) if len(boxes) > 1 else None
+        return await self.grade_answer(sample, last_boxed(sample.text), several)
 
-    async def grade_answer(self, sample: Sample, answer: str | None) -> Grade:
-        """As `grade`, of an answer that was found elsewhere."""
-        options = self._options
-        right = False
-        if answer and len(answer) <= options.max_answer_chars:
-            right = await self._grader.equal(gold_answer(sample.ground_truth), answer)
+    async def grade_answer(self, sample: Sample, answer: str | None, several: str | None = None) -> Grade:
+        """As `grade`, of an answer that was found elsewhere. `several`: the values of all boxes at the end, which are
+        the answer together if the gold answer has as many."""
+        options, gold = self._options, gold_answer(sample.ground_truth)
+        right = await self._is_right(gold, answer)
+        if not right and several is not None and "," in gold:
+            right = await self._is_right(gold, several)
         failed = error_rate(sample) > 0
         score = (options.right if right else options.wrong) + (options.code_error_penalty if failed else 0.0)
         return Grade(score, right, {"answered": answer is not None, "code_error": failed})
+
+    async def _is_right(self, gold: str, answer: str | None) -> bool:
+        if not answer:
+            return False
+        if len(answer) > self._options.max_answer_chars:
+            return answer.split() == gold.split()
+        return await self._grader.equal(gold, answer)
 
     async def close(self) -> None:
         """End the child processes."""

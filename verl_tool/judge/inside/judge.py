@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -79,7 +80,9 @@ def may_look_into_others():
 
 class Judge:
     """`job` has ``token``, ``solution``, ``tests`` (Python texts), ``programs`` (pairs of stdin and expected stdout),
-    ``test_seconds``, ``total_seconds``, ``shown_chars`` (most that verdicts tell of values; 0: nothing)."""
+    ``prelude`` (imports and a recursion limit before the solution), ``strict`` (a program must print exactly that, and
+    exit with 0), ``test_seconds``, ``total_seconds``, ``shown_chars`` (most that verdicts tell of values; 0: nothing).
+    """
 
     def __init__(self, spawner, evaluating, job, report):
         """`evaluating`: the spawner of processes that never run the solution; None if no test evaluates a text."""
@@ -99,12 +102,30 @@ class Judge:
 
     def run(self):
         """Report a verdict for each test, then for each program."""
+        if (self._job.programs or self._job.prelude) and not self._prepare():
+            for number in range(len(self._job.tests) + len(self._job.programs)):
+                self._report(
+                    test=number, passed=False, reason="budget", detail="the imports took the time of all tests"
+                )
+            return
         for number, test in enumerate(self._job.tests):
             self._verdict(number, self._run_test, test)
         self._forget()
-        for number, program in enumerate(self._job.programs, len(self._job.tests)):
-            self._verdict(number, self._run_program, *program)
+        programs = list(enumerate(self._job.programs, len(self._job.tests)))
+        while programs:
+            self._run_programs(programs[:MOST_PROGRAMS])
+            programs = programs[MOST_PROGRAMS:]
         self._spawner.stop()
+
+    def _prepare(self):
+        """Pay for imports once and not once a test, and out of the time of all tests. Whether any of that is left."""
+        modules = _libraries(self._job.solution) if self._job.programs else []
+        try:
+            seconds = max(self._ends - time.monotonic(), 0.1)
+            self._spawner.prepare(self._job.solution, self._job.prelude, modules, seconds)
+        except TimeoutError:
+            return False
+        return True
 
     def _out_of_time(self, *_):
         if self._timed:
@@ -114,7 +135,8 @@ class Judge:
     def _verdict(self, number, run, *what):
         seconds = min(self._job.test_seconds, self._ends - time.monotonic())
         if seconds <= 0:
-            self._report(test=number, passed=False, reason="budget", detail="the time for all tests is over")
+            reason, detail = OUT_OF_BUDGET
+            self._report(test=number, passed=False, reason=reason, detail=detail)
             return
         reason, detail = too_late = "time", f"no end within {seconds:.3g} s"
         self._deadline.move(seconds + GRACE_SECONDS)
@@ -224,30 +246,62 @@ class Judge:
         self._link = None
         self._spawner.stop()
 
-    def _run_program(self, stdin, expected):
+    def _run_programs(self, programs):
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(4 if self._room > 0 else 3)]
-            source, given, output, *errors = files
-            source.write(self._job.solution.encode("utf-8", "replace"))
-            given.write(stdin.encode("utf-8", "surrogatepass"))
-            for file in (source, given):
-                file.flush()
-                file.seek(0)
-            self._spawner.start(PROGRAM, [file.fileno() for file in files])
-            code = self._spawner.wait()
-            output.seek(0)
-            text = output.read(LONGEST_MESSAGE).decode("utf-8", "replace")
-            self._seen = [["stdout", _short(text)]] + [["stderr", _end_of(file)] for file in errors]
-        if code:
-            return "error", f"exit code {code}"
-        if _lines(text) == _lines(expected):
-            return "passed", ""
-        return "output", f"got {text[:80]!r}"
+            files = [
+                [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3 if self._room > 0 else 2)]
+                for _ in programs
+            ]
+            for (_, (stdin, _)), (given, *_) in zip(programs, files, strict=True):
+                given.write(stdin.encode("utf-8", "surrogatepass"))
+                given.flush()
+                given.seek(0)
+            descriptors = [[file.fileno() for file in each] for each in files]
+            ends = self._spawner.run_programs(descriptors, self._job.test_seconds, self._ends)
+            # A program may stop this process, which then is killed; the spawner ends late programs by itself before.
+            self._deadline.move(self._job.test_seconds + PROGRAM_GRACE_SECONDS)
+            for (number, (_, expected)), (_, *streams), end in zip(programs, files, ends, strict=True):
+                self._deadline.move(self._job.test_seconds + PROGRAM_GRACE_SECONDS)
+                reason, detail, seen = self._program_verdict(expected, streams, *end)
+                seen = self._shown(seen) if reason in ("output", "error") else []
+                self._report(test=number, passed=reason == "passed", reason=reason, detail=detail[:DETAIL], seen=seen)
+
+    def _program_verdict(self, expected, streams, how, code):
+        if how == UNSTARTED:
+            return *OUT_OF_BUDGET, []
+        if how == LATE:
+            return "time", f"no end within {self._job.test_seconds:.3g} s", []
+        output, *errors = streams
+        output.seek(0)
+        text = output.read(LONGEST_MESSAGE).decode("utf-8", "replace")
+        seen = [["stdout", _short(text)]] + [["stderr", _end_of(file)] for file in errors]
+        if code and (self._job.strict or code < 0 or code == UNCAUGHT):
+            return "error", f"exit code {1 if code == UNCAUGHT else code}", seen
+        if equal_output(text, expected, self._job.strict):
+            return "passed", "", []
+        return "output", f"got {text[:80]!r}", seen
 
 
-def _lines(text):
-    """Lines without the space at their ends, empty ones at the end left out."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+PROGRAM_GRACE_SECONDS = 3.0
+"""For the spawner to end a late program, and for the judge to compare what it printed."""
+OUT_OF_BUDGET = ("budget", "the time for all tests is over")
+_LIBRARIES = frozenset(["networkx", "numpy", "pandas", "scipy", "sklearn", "sortedcontainers", "sympy", "torch"])
+"""Those that take their time to import, and run nothing of anybody's when they are."""
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+)?import[ \t]+([^\n#;]*)", re.MULTILINE)
+
+
+def _libraries(solution):
+    """Full names of the modules of `_LIBRARIES` that a solution imports, as far as its lines tell."""
+    found: dict[str, None] = {}
+    for home, names in _IMPORT.findall(solution):
+        parts = [part.split(" as ")[0].strip(" \t()") for part in names.split(",")]
+        for name in [home, *(f"{home}.{part}" for part in parts)] if home else parts:
+            if name.partition(".")[0] in _LIBRARIES and "__" not in name:
+                found[name] = None
+    return list(found)[:MOST_LIBRARIES]
+
+
+MOST_LIBRARIES = 64
 
 
 def _short(text):
@@ -307,7 +361,8 @@ FOLDER = os.getcwd()
 sys.path.insert(0, FOLDER)
 from guard import Guard  # noqa: E402
 from link import LINE, LONGEST_MESSAGE, Gone  # noqa: E402
-from processes import MODULE, PROGRAM, Spawner, hide  # noqa: E402
+from outputs import equal_output  # noqa: E402
+from processes import LATE, MODULE, MOST_PROGRAMS, UNCAUGHT, UNSTARTED, Spawner, hide  # noqa: E402
 from remote import JudgeLink  # noqa: E402
 from testcase import BEFORE, EQUAL, HELD, NOTE, PRESENT, TestCase, equal, present  # noqa: E402
 from values import Refused  # noqa: E402

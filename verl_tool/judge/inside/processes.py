@@ -6,7 +6,10 @@ fork would have it in memory. So no process that runs the solution ever held the
 verdicts' token. Sent into the sandbox beside the judge.
 """
 
+import atexit
+import builtins
 import contextlib
+import gc
 import importlib
 import io
 import itertools
@@ -17,20 +20,67 @@ import signal
 import socket
 import struct
 import sys
+import time
 import types
 
 if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[2])
 
-from link import Gone, Link, next_of  # only now is it on the path
-from values import encode
+from link import Gone, Link, next_of, update  # only now is it on the path
+from values import CONTAINERS, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MODULE, PROGRAM = b"m", b"p"
-"""Run as a module whose functions are asked for over a `Link`; run as a program with stdin and stdout."""
+MODULE, PROGRAM, PREPARE = b"m", b"p", b"i"
+"""Run as a module whose functions are asked for over a `Link`; run as a program with stdin and stdout; load, before any
+process is started, what all of them need."""
+PRELUDE = """\
+from string import *
+from re import *
+from datetime import *
+from collections import *
+from heapq import *
+from bisect import *
+from copy import *
+from math import *
+from random import *
+from statistics import *
+from itertools import *
+from functools import *
+from operator import *
+from io import *
+from sys import *
+from json import *
+from builtins import *
+from typing import *
+import string
+import re
+import datetime
+import collections
+import heapq
+import bisect
+import copy
+import math
+import random
+import statistics
+import itertools
+import functools
+import operator
+import io
+import sys
+import json
+"""
+"""What LiveCodeBench and verl's `prime_code` put before a solution; solutions on LeetCode and the like rely on it."""
+RECURSION_LIMIT = 600_000
+"""That of verl's `prime_code`; LiveCodeBench's is 50,000."""
+LINK_RECURSION_LIMIT = 3000
+"""While values are written for the judge, which reads none that are nested so deep."""
+STACK_BYTES = 120 << 20
+"""Of C's stack, for recursion through `functools.cache`. The kernel leaves 128 MiB below the stack of a program."""
+UNCAUGHT = 99
+"""Exit code of a program that an exception has ended. Any other one is the program's own choice."""
 LONGEST_PRINT = 1 << 20
 """Bytes that a test finds in what it has put in place of stdout, of one call."""
 MOST_ITEMS = 100_000
@@ -40,6 +90,15 @@ LONGEST_GLOBAL = 1 << 20
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _SIZED = (list, tuple, set, frozenset, dict, str, bytes, bytearray)
 _NUMBER = struct.Struct("i")
+_PROGRAMS = struct.Struct("idd")
+"""Descriptors of each program, seconds for each, and when the time of all is over."""
+_END = struct.Struct("ii")
+ENDED, LATE, UNSTARTED = 0, 1, 2
+"""How a program ended: by itself, killed since its time was over, or not begun since that of all was."""
+MOST_PROGRAMS = 32
+"""That the spawner is sent at a time: a message holds 253 descriptors."""
+GRACE_SECONDS = 10.0
+"""For the spawner to kill a program and to say so, on a busy machine."""
 
 
 class Spawner:
@@ -69,12 +128,41 @@ class Spawner:
         self._receive()
         self._control.settimeout(None)
 
+    def prepare(self, source, prelude, modules, seconds):
+        """Load what all processes need, once: the program's text, the `PRELUDE` and libraries. Called before any line
+        of the solution is run. Raises TimeoutError, or `Gone` if the spawner ended."""
+        import tempfile  # as above
+
+        with tempfile.TemporaryFile() as file:
+            file.write(json.dumps({"source": source, "prelude": prelude, "modules": modules}).encode())
+            file.seek(0)
+            self._control.settimeout(seconds)
+            socket.send_fds(self._control, [PREPARE], [file.fileno()])
+            self._receive()
+            self._control.settimeout(None)
+
     def start(self, mode, descriptors):
         """Start a process in `mode` that holds copies of `descriptors`; one that runs still is killed."""
         self.stop()
         with _without_alarm():
             socket.send_fds(self._control, [mode], descriptors)
             (self._running,) = _NUMBER.unpack(self._receive())
+
+    def run_programs(self, programs, seconds, ends):
+        """Run programs one after the other, each with its descriptors of stdin and stdout (and stderr). How each ended:
+        one of `ENDED`, `LATE` and `UNSTARTED`, and the exit status as of `os.waitstatus_to_exitcode`.
+
+        `seconds`: for each; `ends`: when the time of all is over, by `time.monotonic`. They are sent at once, so that a
+        program need not wait until the judge has read the one before.
+        """
+        self.stop()
+        header = PROGRAM + _PROGRAMS.pack(len(programs[0]), seconds, ends)
+        socket.send_fds(self._control, [header], [number for program in programs for number in program])
+        for _ in programs:
+            self._control.settimeout(seconds + GRACE_SECONDS)
+            how, status = _END.unpack(self._receive(_END.size))
+            yield how, os.waitstatus_to_exitcode(status)
+        self._control.settimeout(None)
 
     def wait(self):
         """The exit status of the running process, once it has ended; as of `os.waitstatus_to_exitcode`."""
@@ -92,10 +180,13 @@ class Spawner:
                     kill(self._running, signal.SIGKILL)
             self.wait()
 
-    def _receive(self):
-        data = self._control.recv(_NUMBER.size)
-        if len(data) != _NUMBER.size:
-            raise Gone("the process that starts the solution's has ended")
+    def _receive(self, size=_NUMBER.size):
+        data = b""
+        while len(data) < size:
+            part = self._control.recv(size - len(data))
+            if not part:
+                raise Gone("the process that starts the solution's has ended")
+            data += part
         return data
 
 
@@ -123,16 +214,28 @@ def hide():
 
 
 def be_spawner(control, hidden):
-    """Returns in each process that it starts: the mode and the descriptors."""
+    """Returns in each process that it starts: the mode, the descriptors and what was prepared."""
+    prepared = None
     try:
         if hidden:
             hide()
             del sys.path[0]  # the folder, where the solution may put files
         control.sendall(_NUMBER.pack(os.getpid()))
         while True:
-            mode, descriptors, _, _ = socket.recv_fds(control, 1, 8)
+            message, descriptors, _, _ = socket.recv_fds(control, 1 + _PROGRAMS.size, 4 * MOST_PROGRAMS)
+            mode = message[:1]
             if not mode:
                 os._exit(0)
+            if mode == PREPARE:
+                prepared = Prepared(**_read_json(descriptors[0]))
+                control.sendall(_NUMBER.pack(0))
+                continue
+            if mode == PROGRAM:
+                chosen = _start_programs(control, descriptors, *_PROGRAMS.unpack(message[1:]))
+                if chosen:
+                    descriptors = chosen
+                    break
+                continue
             pid = os.fork()
             if pid == 0:
                 break
@@ -143,38 +246,143 @@ def be_spawner(control, hidden):
     except BaseException:  # noqa: BLE001  whatever it is, the judge is told by the end of the socket
         os._exit(1)
     control.close()
-    return mode, descriptors
+    return mode, descriptors, prepared
 
 
-def be_solution(mode, descriptors):
+def _start_programs(control, descriptors, each, seconds, ends):
+    """Run a process for every `each` descriptors and tell how it ended. In such a process: its descriptors."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    while descriptors:
+        chosen, descriptors = descriptors[:each], descriptors[each:]
+        left = min(seconds, ends - time.monotonic())
+        pid = os.fork() if left > 0 else None
+        if pid == 0:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return chosen
+        for descriptor in chosen:
+            os.close(descriptor)
+        end = (UNSTARTED, 0) if pid is None else _wait(pid, time.monotonic() + left)
+        control.sendall(_END.pack(*end))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    return None
+
+
+def _wait(pid, ends):
+    """Wait for a program until its time is over; nothing of its process group is left running."""
+    how, ended = ENDED, os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    while ended is None:
+        left = ends - time.monotonic()
+        if left <= 0:
+            how = LATE
+            break
+        signal.sigtimedwait([signal.SIGCHLD], left)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    return how, os.waitpid(pid, 0)[1]
+
+
+def _read_json(descriptor):
+    with open(descriptor, "rb") as file:
+        return json.loads(file.read())
+
+
+class Prepared:
+    """What all processes of a solution share, loaded in the spawner. No line of the solution is run for it."""
+
+    def __init__(self, source, prelude, modules):
+        self.source = source
+        self.names: dict[str, Any] = {}
+        if prelude:
+            exec(PRELUDE, self.names)
+            sys.setrecursionlimit(RECURSION_LIMIT)
+            _raise_stack_limit()
+        for name in modules:
+            # A solution that imports it finds out itself why that fails.
+            with contextlib.suppress(BaseException):
+                importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+
+
+def _raise_stack_limit():
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    soft = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+def be_solution(mode, descriptors, prepared):
     """A process group of its own, so that a signal to the group spares the judge."""
     os.setpgid(0, 0)
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _leave)
     if mode == MODULE:
-        _serve_module(descriptors[0])
-    # As Python runs a program: what it raises, its threads and what it has yet to write are for the interpreter to end.
-    _run_program(*descriptors)
+        _serve_module(descriptors[0], prepared)
+    _run_program(prepared, *descriptors)
 
 
-def _serve_module(descriptor):
+def _leave(code=None):
+    """``exit`` and ``quit``, which Python's `site` adds to the builtins; it is not imported here."""
+    raise SystemExit(code)
+
+
+def _serve_module(descriptor, prepared):
     """Never returns."""
     code = 1
     try:
-        SolutionLink(socket.socket(fileno=descriptor)).serve()
+        SolutionLink(socket.socket(fileno=descriptor), prepared.names if prepared else {}).serve()
     except Gone:
         code = 0
     finally:
         os._exit(code)
 
 
-def _run_program(source, stdin, stdout, *stderr):
-    """Run the program in the file `source` as `__main__`. Nothing was read or written before."""
-    with open(source, encoding="utf-8") as file:
-        text = file.read()
+def _run_program(prepared, stdin, stdout, *stderr):
+    """Run the program as `__main__`. Nothing was read or written before. Never returns."""
     for number, descriptor in enumerate((stdin, stdout, *stderr)):
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.argv = ["solution.py"]
-    exec(compile(text, "solution.py", "exec"), _module("__main__").__dict__)
+    names = _module("__main__").__dict__
+    names.update(prepared.names, __name__="__main__")
+    code = UNCAUGHT
+    try:
+        exec(compile(prepared.source, "solution.py", "exec"), names)
+        code = 0
+    except SystemExit as error:
+        code = _exit_code(error.code)
+    except BaseException:  # noqa: BLE001  told as Python does
+        sys.excepthook(*sys.exc_info())
+    _end_program(names, code)
+
+
+def _exit_code(code):
+    if code is None or isinstance(code, int):
+        status = int(code or 0) & 0xFF
+        return 1 if status == UNCAUGHT else status
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _end_program(names, code):
+    """End as the interpreter does, but without taking the libraries apart, which costs more than most programs."""
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+        names.clear()
+        gc.collect()  # a file that is still open writes what it holds
+    finally:
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            with contextlib.suppress(Exception):
+                stream.flush()  # type: ignore[union-attr]
+        os._exit(code)
 
 
 def _module(name):
@@ -186,9 +394,14 @@ def _module(name):
 class SolutionLink(Link):
     """The solution's end: its module, and the objects that the judge holds references to."""
 
-    def __init__(self, sock):
+    def __init__(self, sock, prelude):
+        """`prelude`: names that the solution finds in its module without having defined them."""
         super().__init__(sock)
         self._module = _module("solution")
+        self._prelude = prelude
+        self._module.__dict__.update(prelude, __name__="solution")
+        self._recursion_limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(min(self._recursion_limit, LINK_RECURSION_LIMIT))
         self._printed = _Printed()
         sys.stdout = io.TextIOWrapper(self._printed, "utf-8", "replace", newline="\n", write_through=True)
         self._objects = []
@@ -225,6 +438,16 @@ class SolutionLink(Link):
         return line
 
     def perform(self, operation, args, kwargs):
+        """The solution's own recursion limit holds while its code runs, and a low one while values are written."""
+        outer = sys.getrecursionlimit()
+        sys.setrecursionlimit(self._recursion_limit)
+        try:
+            return self._perform(operation, args, kwargs)
+        finally:
+            self._recursion_limit = sys.getrecursionlimit()
+            sys.setrecursionlimit(outer)
+
+    def _perform(self, operation, args, kwargs):
         if operation == "load":
             return self._load(*args)
         if operation == "eval":
@@ -240,6 +463,7 @@ class SolutionLink(Link):
             [name, *self._described(value)]
             for name, value in names.items()
             if not name.startswith("__") and not isinstance(value, types.ModuleType)
+            if name not in self._prelude or self._prelude[name] is not value
         ]
 
     def _described(self, value):
@@ -311,11 +535,19 @@ def _items(value, longest):
     return items if len(items) <= longest else None
 
 
+def _replace(operation, owner, key, state):
+    """Bring a container that an object holds into a state."""
+    held = OPERATIONS[operation](owner, key)
+    if isinstance(held, CONTAINERS):
+        update(held, state)
+
+
 OPERATIONS: "dict[str, Any]" = {
     "call": lambda function, *args, **kwargs: function(*args, **kwargs),
     "getattr": getattr,
     "getitem": operator.getitem,
     "setitem": operator.setitem,
+    "replace": _replace,
     "delitem": operator.delitem,
     "setattr": setattr,
     "delattr": delattr,

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 
 from link import EXCEPTIONS, Link, next_of, update
-from values import CONTAINERS, Reader, Record, Refused
+from values import CONTAINERS, Reader, Record, Refused, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Handle:
     def __getattr__(self, name):
         if name.startswith("__") and name.endswith("__") and name not in _READABLE:
             raise AttributeError(name)
-        return self.__link.ask("getattr", self, name)
+        return self.__link.borrow("getattr", self, name)
 
     def __setattr__(self, name, value):
         self.__link.ask("setattr", self, name, value)
@@ -78,7 +78,7 @@ class Handle:
 
     def __getitem__(self, place):
         if isinstance(place, str):  # A key is asked for as a method is; a place is looked up in what a loop sees.
-            return self.__link.ask("getitem", self, place)
+            return self.__link.borrow("getitem", self, place)
         copied = self.__link.copy_of(self)
         if copied is None or not isinstance(place, (int, slice)):
             raise self.__link.refuse("[]")
@@ -282,6 +282,26 @@ class _Change:
         return innermost is not here
 
 
+class _Borrowed:
+    """A test's copy of a container that an object of the solution's has as an attribute, or under a key."""
+
+    __slots__ = ("key", "operation", "owner", "sent", "value")
+
+    def __init__(self, value, sent, operation, owner, key):
+        """`sent`: its JSON as the solution has it."""
+        self.value = value
+        self.sent = sent
+        self.operation = operation
+        self.owner = owner
+        self.key = key
+
+
+MAX_BORROWED = 256
+"""Copies that are compared with what they were; of more, the latest."""
+_NOBODY_ELSES = 2
+"""References to a copy that no one but a `_Borrowed` and the call that counts them has."""
+
+
 class JudgeLink(Link):
     """The judge's end."""
 
@@ -301,6 +321,7 @@ class JudgeLink(Link):
         """As JSON, of which each test makes its own."""
         self._changes = {}
         self._copies = {}
+        self._borrowed = []
         self._namespace = None
         self.calling = False
         """While the arguments of a call of the solution's are read."""
@@ -350,6 +371,7 @@ class JudgeLink(Link):
         self._iterators.clear()
         self._changes.clear()
         self._copies.clear()
+        self._borrowed.clear()
         self._reader.case = case
         self.refused = ""
 
@@ -376,7 +398,29 @@ class JudgeLink(Link):
         self.refused = self.refused or why
         return Refused(self.refused)
 
+    def borrow(self, operation, owner, key):
+        """The attribute or the item of an object of the solution's. A container arrives as a copy; what the test does
+        to the copy, the solution's own is brought to: ``node.children.append(x)``."""
+        value = self.ask(operation, owner, key)
+        if isinstance(value, CONTAINERS):
+            self._borrowed.append(_Borrowed(value, encode(value, self.refer), operation, owner, key))
+            del self._borrowed[:-MAX_BORROWED]
+        return value
+
+    def give_back(self):
+        """Bring the solution's containers into the state in which the test has left its copies of them."""
+        borrowed, self._borrowed = self._borrowed, []
+        for one in borrowed:
+            now = encode(one.value, self.refer)
+            if now != one.sent:
+                self.ask("replace", one.operation, one.owner, one.key, one.value)
+                one.sent = now
+            if sys.getrefcount(one.value) > _NOBODY_ELSES:
+                self._borrowed.append(one)
+
     def ask(self, operation, *args, **kwargs):
+        if self._borrowed:
+            self.give_back()
         if operation not in ("len", "list"):
             self._copies.clear()
         self._asked.append(operation)
@@ -409,6 +453,8 @@ class JudgeLink(Link):
     def apply_changes(self):
         """Bring the test's containers into the state in which the solution has left them. Called where a statement of
         the test begins; what was changed in a statement that is not over, in a function that calls this one, stays."""
+        if self._borrowed:
+            self.give_back()
         if not self._changes:
             return
         here, *callers = self._frames_of_the_test(sys._getframe())

@@ -261,7 +261,7 @@ def _equal(value, expected):
         alike = len(texts) == len(value) and texts.keys() == {str(key) for key in expected}
         return alike and all(_equal(texts[str(key)], item) for key, item in expected.items())
     if isinstance(value, float) and type(expected) is float:
-        return math.isclose(value, expected)
+        return math.isclose(value, expected) or (expected != expected and value != value)
     return value == expected
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from verl_tool.agent_workers.reward_manager.grading.answers import (
     as_number,
     last_boxed,
+    last_boxes,
     last_code_block,
     last_number,
     last_tagged,
@@ -30,10 +31,30 @@ PIECES = st.lists(
         (["```python\na\n```\n```output", "No more code."], "a\n"),
         (["```\na\n```"], "a\n"),
         (["```bash\nls\n```\n```python\na\n```\n```text\nb\n```"], "a\n"),
-        (["```python\nnever closed"], None),
+        (["```python\ncut"], "cut\n"),
+        (["```python\na\n```", "```\nnever closed, without a label"], "a\n"),
         (["no code at all"], None),
         ([], None),
-        (["  ```python\n  a\n  ```"], "  a\n"),
+        (["1. It is:\n  ```python\n  for i in a:\n      b\n  ```"], "for i in a:\n    b\n"),
+        (["```python\r\na\r\nb\r\n```\r\n"], "a\nb\n"),
+        (["Code: ```python\na\n```"], "a\n"),
+        (["**Answer**```py\na\n```"], "a\n"),
+        (["```python\na\nb```\nDone."], "a\nb\n"),
+        (["```python\na\n``` This is it."], "a\n"),
+        (["```python a```"], "a\n"),
+        (["```python\na\n```\nIt prints:\n```\n1 2\n```"], "a\n"),
+        (["```python\na\n```\nUse it so:\n```\nprint(f(1))\n```"], "a\n"),
+        (["```\nprint(1)\n```\nIt prints:\n```\n1\n```"], "print(1)\n"),
+        (["```python\na\n```", "It prints:\n```\n1\n```"], "a\n"),
+        (["```python\na\n```", "The program:\n```\nimport b\n```"], "import b\n"),
+        (["```python\nforgotten\n```python\na\n```"], "a\n"),
+        (['```python title="a.py"\na\n```'], "a\n"),
+        (["```Python3\na\n```"], "a\n"),
+        (['````python\ns = """\n```\n"""\n````'], 's = """\n```\n"""\n'),
+        (['```python\nprint("```")\nb\n```'], 'print("```")\nb\n'),
+        (['```python\n"""\n    ```f(1)```\n"""\na\n```'], '"""\n    ```f(1)```\n"""\na\n'),
+        (["Write ``` around it.\n```python\na\n```"], "a\n"),
+        (["```cpp\na\n```"], None),
     ],
 )
 def test_last_code_block(turns: list[str], code: str | None) -> None:
@@ -54,6 +75,21 @@ def test_last_code_block(turns: list[str], code: str | None) -> None:
 )
 def test_last_boxed(text: str, answer: str | None) -> None:
     assert last_boxed(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "boxes"),
+    [
+        (r"\boxed{1} and \boxed{2}", ["1", "2"]),
+        (r"$\boxed{1}$, $\boxed{\frac{1}{2}}$.", ["1", r"\frac{1}{2}"]),
+        (r"First \boxed{1}. Then \boxed{2}", ["2"]),
+        (r"\boxed{a \boxed{b}}", ["b"]),
+        ("nothing", []),
+        (r"\boxed{1} or " * 17, []),
+    ],
+)
+def test_last_boxes(text: str, boxes: list[str]) -> None:
+    assert last_boxes(text) == boxes
 
 
 def test_last_tagged() -> None:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
-_FENCED = re.compile(r"^[ \t]*```([\w+-]*)[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
-_PYTHON = frozenset({"", "python", "python3", "py"})
+_FENCE = re.compile(r"(`{3,})[ \t]*([^`]*)$")
+"""The last fence of a line, and what stands behind it."""
+_PYTHON = re.compile(r"(?:python|py|pypy)[23]?(?:\.\d+)?", re.IGNORECASE)
+_INLINE = re.compile(r"```[ \t]*(?:python3?|py)[ \t]+([^`]+)```[ \t]*$", re.IGNORECASE)
+_PROGRAM = re.compile(
+    r"^(?:[ \t]*(?:(?:async[ \t]+)?def[ \t]+\w|class[ \t]+\w|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import|@\w|"
+    r"(?:for|while|if|with|try)\b.*:|[\w.]+\()|[\w.,\[\] \t*]+=[^=\n].*\()",
+    re.MULTILINE,
+)
+"""A line of a program, which a sample of its output hardly ever has."""
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\$?(?P<sign2>[-+]?)"
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?P<power>[eE][-+]?[0-9]{1,3})?%?\.?"
@@ -19,15 +29,83 @@ _LONGEST_NUMBER = 400
 _LATEX = str.maketrans({"\u2212": "-"})
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
 _BOXED = "\\boxed{"
+_BETWEEN_BOXES = re.compile(r"[\s,;$.]{0,8}(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s,;$]{0,8}")
+MAX_BOXES = 16
+"""Boxes that are one answer together."""
 
 
 def last_code_block(turns: Sequence[str]) -> str | None:
-    """The last closed fenced block of Python, or of no language, in the latest turn that has one."""
+    """The last fenced block of Python in the latest turn that has a program.
+
+    Blocks that are labelled as Python come before those without a label, of which only one that looks like a program is
+    taken, so that a sample of the output is none. A block that the turn's end cuts counts if it is labelled. As verl's
+    `prime_code` and LiveCodeBench have it, a fence may stand behind text on its line, and code before the closing one.
+    """
+    unlabelled = None
     for turn in reversed(turns):
-        blocks = [block for language, block in _FENCED.findall(turn) if language.lower() in _PYTHON]
-        if blocks:
-            return blocks[-1]
-    return None
+        blocks = _blocks(turn)
+        labelled = [block.code for block in blocks if _PYTHON.fullmatch(block.language)]
+        if labelled:
+            return labelled[-1]
+        plain = [block.code for block in blocks if not block.language and block.closed]
+        programs = [code for code in plain if _PROGRAM.search(code)]
+        if programs:
+            return programs[-1]
+        unlabelled = unlabelled or (plain[-1] if plain else None)
+    return unlabelled
+
+
+@dataclass
+class _Block:
+    """A fenced block: `language` is the first word behind the fence."""
+
+    language: str
+    fence: int
+    """How many backticks it begins with; at least as many end it."""
+    indented: bool
+    lines: list[str]
+    closed: bool = False
+
+    @property
+    def code(self) -> str:
+        """Its text; a block that stands in a list is indented as a whole."""
+        text = "".join(f"{line}\n" for line in self.lines)
+        return textwrap.dedent(text) if self.indented else text
+
+
+def _blocks(text: str) -> list[_Block]:
+    """The fenced blocks, the last one open if nothing closes it."""
+    blocks: list[_Block] = []
+    block: _Block | None = None
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        found = _FENCE.search(line) if "```" in line else None
+        if block is None:
+            if inline := found and _INLINE.search(line):
+                blocks.append(_Block("python", 3, False, [inline[1].strip()], closed=True))
+            elif found and line.count("```") % 2:
+                block = _opened(line, found)
+            continue
+        if found is None or len(found[1]) < block.fence:
+            block.lines.append(line)
+            continue
+        before, behind = line[: found.start()], found[2].split()
+        if before.strip() and (behind or line.count("```") % 2 == 0):
+            block.lines.append(line)  # backticks in the code
+            continue
+        if before.strip():
+            block.lines.append(before)
+        block.closed = True
+        blocks.append(block)
+        opens = len(behind) == 1 or (behind and _PYTHON.fullmatch(behind[0]))
+        block = _opened(line, found) if opens else None
+    if block is not None:
+        blocks.append(block)
+    return blocks
+
+
+def _opened(line: str, found: re.Match[str]) -> _Block:
+    language, *_ = found[2].split() or [""]
+    return _Block(language.partition("{")[0], len(found[1]), line[:1] in (" ", "\t"), [])
 
 
 def last_boxed(text: str) -> str | None:
@@ -39,6 +117,26 @@ def last_boxed(text: str) -> str | None:
             return content.strip()
         end = start
     return None
+
+
+def last_boxes(text: str) -> list[str]:
+    r"""What the boxes at the end hold between which there is no more than "and", "or" and punctuation: ``\boxed{1}``
+    and ``\boxed{2}``. Empty if there is none, or more than `MAX_BOXES`."""
+    found: list[str] = []
+    end = len(text)
+    after = end
+    while len(found) <= MAX_BOXES and (start := text.rfind(_BOXED, 0, end)) >= 0:
+        content = _until_brace(text[start + len(_BOXED) : after])
+        if content is not None:
+            between = text[start + len(_BOXED) + len(content) + 1 : after]
+            if found and not _BETWEEN_BOXES.fullmatch(between):
+                break
+            found.insert(0, content.strip())
+            after = start
+        elif found:
+            break
+        end = start
+    return found if len(found) <= MAX_BOXES else []
 
 
 def last_tagged(text: str, tag: str) -> str | None:

@@ -23,7 +23,7 @@ from verl_tool.sandbox_fusion import RunCodeResponse
 
 KEPT = 1024
 """Solutions of which it is known what the judge found."""
-DETAILS = ("pass_rate", "tests", "time_outs", "no_code", "judge_protected")
+DETAILS = ("pass_rate", "tests", "time_outs", "refused", "no_code", "judge_protected")
 
 
 class CodeOptions(RewardOptions):
@@ -33,7 +33,9 @@ class CodeOptions(RewardOptions):
     """The tool server. None: ``actor_rollout_ref.agent.tool_server_url``, else ``reward.sandbox_fusion.url``."""
     api_key: str | None = None
     binary: bool = True
-    """`right` if all tests pass, else `wrong`; False: the share of tests that pass, from `wrong` to `right`."""
+    """`right` if all tests pass, else `wrong`; False: the share of tests that pass, times `right`."""
+    published: bool = True
+    """False: the share of tests is spread from `wrong` to `right`, -1 to 1 by default."""
     right: float = 1.0
     wrong: float = -1.0
     test_seconds: float = Field(4.0, gt=0)
@@ -44,6 +46,9 @@ class CodeOptions(RewardOptions):
     """Tests of one row beyond it are left out."""
     max_code_chars: int = Field(100_000, ge=1)
     """A longer solution is wrong without being run."""
+    strict: bool = False
+    """Rows with programs or called functions: no imports before the solution, Python's own recursion limit, and a
+    program must exit with 0 and print exactly what is expected but for white space at the ends of lines."""
     judge_equal_once: bool = True
     """Equal solutions of one problem, of which a group of samples has many, are judged once. False: each by itself, as
     for solutions that are right by chance."""
@@ -67,11 +72,11 @@ class CodeGrader:
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault if the server or its sandbox fails."""
         options = self._options
-        suite = suite_of(sample.ground_truth, sample.extra_info, options.max_tests)
+        suite = suite_of(sample.ground_truth, sample.extra_info, options.max_tests, options.strict)
         code = last_code_block(sample.turns)
         if code is None or not code.strip() or len(code) > options.max_code_chars:
             details = {"pass_rate": 0.0, "tests": len(suite), "no_code": 1.0}
-            return Grade(options.wrong, False, details)
+            return Grade(options.wrong if options.binary or not options.published else 0.0, False, details)
         verdicts = await self.judge(code, suite)
         return self._graded(verdicts)
 
@@ -149,10 +154,12 @@ class CodeGrader:
             "pass_rate": rate,
             "tests": len(verdicts.of),
             "time_outs": verdicts.time_outs,
+            "refused": verdicts.refused,
             "no_code": 0.0,
             "judge_protected": verdicts.protected,
         }
-        return Grade(options.wrong + (options.right - options.wrong) * share, all_passed, details)
+        lowest = options.wrong if options.binary or not options.published else 0.0
+        return Grade(lowest + (options.right - lowest) * share, all_passed, details)
 
 
 def server_url(options: CodeOptions, config: DictConfig) -> str:
@@ -168,7 +175,7 @@ def server_url(options: CodeOptions, config: DictConfig) -> str:
     return str(url).rstrip("/").removesuffix("/run_code")
 
 
-def suite_of(ground_truth: Any, extra_info: Mapping[str, Any], max_tests: int) -> TestSuite:
+def suite_of(ground_truth: Any, extra_info: Mapping[str, Any], max_tests: int, strict: bool = False) -> TestSuite:
     """The tests of a row: in `ground_truth`, in a form that `suite_in` knows; older rows have them in ``extra_info``,
     as ``test_cases`` and ``inputs_outputs``. Raises ValueError if there is none.
     """
@@ -176,6 +183,6 @@ def suite_of(ground_truth: Any, extra_info: Mapping[str, Any], max_tests: int) -
     if given is None or isinstance(given, str) or len(given) == 0:
         given = {"tests": extra_info.get("test_cases"), "inputs_outputs": extra_info.get("inputs_outputs")}
     try:
-        return suite_in(given, max_tests)
+        return suite_in(given, max_tests, strict)
     except ValueError as error:
         raise ValueError(f"the row's tests cannot be read: {error}") from error

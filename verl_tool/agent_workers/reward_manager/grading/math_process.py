@@ -4,7 +4,8 @@ One line of JSON a question, ``{"gold": latex, "answer": latex}``. Two lines of 
 answer is read, so that a process that ends or hangs later does so by the other; then ``{"equal": bool, "worn": bool}``,
 where `worn` asks to be replaced: the comparison failed or took much memory.
 Only math-verify's LaTeX grammar reads the answer (ANTLR): its plain-expression reader goes through sympy's
-`parse_expr`, which evaluates text as Python. Nothing of verl-tool is imported here, so that the process starts fast.
+`parse_expr`, which evaluates text as Python. Nothing of verl-tool but `math_text` is imported here, so that the process
+starts fast.
 """
 
 import contextlib
@@ -17,10 +18,26 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Expr, MatrixBase
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from verl_tool.agent_workers.reward_manager.grading.math_text import (
+        MAX_ITEMS,
+        Form,
+        compact,
+        form,
+        spell,
+        tokens,
+        without_name,
+        without_unit,
+        words,
+    )
+else:  # a program by itself, which need not find verl-tool
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from math_text import MAX_ITEMS, Form, compact, form, spell, tokens, without_name, without_unit, words
 
 MEMORY_BYTES = 4 << 30
 """Address space: ``9^{9^{9^9}}`` runs into a MemoryError and not into the machine's memory."""
@@ -28,7 +45,10 @@ WORN_KILOBYTES = 1 << 20
 """Of resident memory."""
 SMALL, NEAR = 1e-3, 2e-3
 """Below which size a number is compared by its ratio to the right one, which may differ from 1 by so much."""
-_PERCENT = re.compile(r"\\?%\s*$")
+_NAMES = re.compile(r"[A-Za-z]{3}")
+"""A word, the blanks beside which say nothing."""
+_MANY = re.compile(r"(?i)\b(?:hundred|thousand|million|billion|trillion|dozen)s?\b")
+_PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*percent\s*\})\s*$")
 """A unit, which either side may leave out: ``50\\%`` is 50 and never 0.5."""
 _WORD = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,}|[Nn][Oo])\s*\}?")
 _SEVERAL = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\s\|\s|[,;]\s|\\pm")
@@ -38,13 +58,65 @@ _READERS = (LatexExtractionConfig(boxed_match_priority=0),)
 
 
 def compare(gold: str, answer: str, gold_is_read: Callable[[], None] = lambda: None) -> bool:
-    """Whether the two are equal."""
-    wanted = _parsed(_PERCENT.sub("", gold))
+    """Whether the two are equal: as text, as lists, tuples, sets and unions item by item, or as values."""
+    gold, answer = spell(gold), spell(answer)
+    _parsed(_PERCENT.sub("", gold))
     gold_is_read()
+    return _equal(gold, answer)
+
+
+def _equal(gold: str, answer: str) -> bool:
+    if answer and (tokens(gold) == tokens(answer) or (_NAMES.search(gold) and words(gold) == words(answer))):
+        return True
+    wanted, given = form(gold), form(answer)
+    if given.kind == "list" and wanted.kind == "tuple":  # brackets that are left out
+        return wanted.brackets == "()" and _equal_items(wanted, given, ordered=True)
+    if "list" in (wanted.kind, given.kind):
+        several = ("list", "set")
+        return wanted.kind in several and given.kind in several and _equal_items(wanted, given)
+    if wanted.kind == given.kind == "tuple":
+        return wanted.brackets == given.brackets and _equal_items(wanted, given, ordered=True)
+    if wanted.kind == given.kind != "value":
+        return _equal_items(wanted, given)
+    if {wanted.kind, given.kind} == {"tuple", "set"}:
+        return False
+    if wanted.kind != given.kind and without_name(answer) != answer:
+        return _equal(gold, without_name(answer))
+    return _equal_values(gold, answer)
+
+
+def _equal_items(wanted: Form, given: Form, ordered: bool = False) -> bool:
+    """Whether each item has its equal among the others, in the same place if `ordered`."""
+    if len(wanted.items) != len(given.items) or len(wanted.items) > MAX_ITEMS:
+        return False
+    left = list(given.items)
+    for item in wanted.items:
+        places = range(1) if ordered else range(len(left))
+        at = next((i for i in places if _equal_item(item, left[i])), None)
+        if at is None:
+            return False
+        del left[at]
+    return True
+
+
+def _equal_item(gold: str, answer: str) -> bool:
+    return _equal(gold, answer) or (
+        "=" not in gold and without_name(answer) != answer and _equal(gold, without_name(answer))
+    )
+
+
+def _equal_values(gold: str, answer: str) -> bool:
     word = _WORD.fullmatch(gold.strip())
     if word:  # math-verify reads a word as a product of letters: "on" is "no"
         given = _WORD.fullmatch(answer.strip())
         return given is not None and given[1].casefold().split() == word[1].casefold().split()
+    (gold, unit), (answer, other) = without_unit(gold), without_unit(answer)
+    if unit and other and unit != other:
+        return False
+    gold, answer = compact(gold), compact(answer)
+    if gold == answer and gold:
+        return True
+    wanted = _parsed(_PERCENT.sub("", gold))
     if not wanted or not _may_stand_for(gold, answer):
         return False
     sides = [_parsed(_PERCENT.sub("", side)) for side in _sides(gold, answer)]
@@ -74,6 +146,8 @@ def _is_number(part: object) -> bool:
 def _may_stand_for(gold: str, answer: str) -> bool:
     """Not so for what math-verify reads as less than it is: a number with an index (``7_2``), which it drops, and
     several answers (``3 | 7``, ``3 (or 7)``), of which it takes one."""
+    if _MANY.search(answer) and not _MANY.search(gold):
+        return False
     if "_" not in gold and re.search(r"[0-9]\s*_(?!\{?10\b)", answer):
         return False
     return bool(_SEVERAL.search(gold)) or not _SEVERAL.search(answer)

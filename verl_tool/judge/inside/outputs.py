@@ -1,0 +1,85 @@
+"""Compares what a program printed with what it should print. Sent into the sandbox beside the judge.
+
+As LiveCodeBench does: white space around lines and between words does not count, nor do blank lines, and numbers are
+equal as decimals (``0.2`` and ``0.2000``). Unlike it, and like verl's `prime_code`, fractions may differ by rounding.
+"""
+
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.(?P<places>[0-9]*))?|\.(?P<only>[0-9]+))(?P<power>[eE][-+]?[0-9]{1,4})?")
+"""Digits of ASCII, without the ``1_000`` that `Decimal` takes."""
+_INFINITY = re.compile(r"([-+]?)(?:inf|infinity)", re.IGNORECASE)
+LONGEST_NUMBER = 4000
+"""Characters. Longer ones must be equal as text."""
+MIN_PLACES = 6
+"""Decimal places that both fractions need, to be equal up to the last place of the shorter one."""
+RELATIVE, ABSOLUTE = "1e-5", "1e-9"
+"""The first bounds each difference by the size of the number, as `numpy.allclose` does for `prime_code`; a difference
+below the second, in proportion to the number, is one of the machine's arithmetic."""
+
+
+def equal_output(text, expected, strict=False):
+    """Whether a program's output is the expected one. `strict`: but for white space at the ends of lines, exactly."""
+    if strict:
+        return _trimmed(text) == _trimmed(expected)
+    lines, wanted = _words(text), _words(expected)
+    if lines == wanted:
+        return True
+    return len(lines) == len(wanted) and all(map(_equal_line, lines, wanted))
+
+
+def _trimmed(text):
+    """Lines without the space at their ends, empty ones at the end left out."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _words(text):
+    """The words of each line that has any."""
+    return [words for words in map(str.split, text.split("\n")) if words]
+
+
+def _equal_line(line, wanted):
+    return line == wanted or (len(line) == len(wanted) and all(map(_equal_word, line, wanted)))
+
+
+def _equal_word(word, wanted):
+    if word == wanted:
+        return True
+    if len(word) > LONGEST_NUMBER or len(wanted) > LONGEST_NUMBER:
+        return False
+    one, other = _NUMBER.fullmatch(word), _NUMBER.fullmatch(wanted)
+    if one is None or other is None:
+        one, other = _INFINITY.fullmatch(word), _INFINITY.fullmatch(wanted)
+        return one is not None and other is not None and (one[1] == "-") == (other[1] == "-")
+    return _equal_number(one, other)
+
+
+def _equal_number(one, other):
+    """Equal as decimals, or two fractions that are one number in the places that both of them show."""
+    from decimal import Context, Decimal
+
+    value, wanted = Decimal(one.group()), Decimal(other.group())
+    if value == wanted:
+        return True
+    places = [_places(number) for number in (one, other)]
+    if places[1] == 0:  # a whole number is expected: it has no rounding
+        return False
+    context: Any = Context(prec=50)
+    size = abs(wanted)
+    difference = abs(context.subtract(value, wanted))
+    if min(places) >= MIN_PLACES:
+        bound = max(Decimal(1).scaleb(-min(places)), context.multiply(size, Decimal(ABSOLUTE)))
+    else:
+        bound = context.multiply(size, Decimal(ABSOLUTE))
+    return difference <= min(bound, context.multiply(size, Decimal(RELATIVE)))
+
+
+def _places(number):
+    """Digits behind the point; of a number with a power of ten, as many as a float has."""
+    if number["power"]:
+        return 15
+    return len(number["places"] or number["only"] or "")
