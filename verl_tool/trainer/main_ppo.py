@@ -249,6 +249,7 @@ def complete(config: DictConfig) -> None:
     from verl.utils.device import auto_set_device
 
     from verl_tool.trainer.ppo.estimators import check_algorithm
+    from verl_tool.trainer.sampling_mode import check_sampling_mode
 
     OmegaConf.set_struct(config, True)
     with open_dict(config):
@@ -272,6 +273,7 @@ def complete(config: DictConfig) -> None:
             "set trainer.use_v1=true"
         )
     check_algorithm(config)
+    check_sampling_mode(config)
     try:
         validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     except (AssertionError, ValueError) as error:

@@ -25,6 +25,7 @@ from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
+from verl_tool.trainer.sampling_mode import SEPARATE, missing_packages
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""
@@ -93,6 +94,7 @@ RANGES = (
     Range("tool_server.port", 1, 65535),
     Range("tool_server.start_timeout", 0, open_below=True),
     Range("tool_server.max_restarts", 0),
+    Range("max_staleness", 1),
     Range("stall_timeout", 0, open_below=True),
 )
 
@@ -115,6 +117,7 @@ def _of_numbers(config: DictConfig) -> Iterator[str]:
     if not wrong:
         yield from _of_batches(config)
         yield from _of_gpus(config)
+        yield from _of_packages(config)
 
 
 def missing_files(config: DictConfig) -> Iterator[str]:
@@ -170,10 +173,25 @@ def _of_gpus(config: DictConfig) -> Iterator[str]:
     if os.environ.get("RAY_ADDRESS") or address_to_join(config.ray_kwargs.ray_init.get("address")) is not None:
         return  # a cluster that runs already says itself what it has
     found, wanted = torch.cuda.device_count(), config.trainer.n_gpus_per_node
+    setting = f"trainer.n_gpus_per_node={wanted}"
+    if config.trainer.v1.trainer_mode == SEPARATE:
+        rollout = config.actor_rollout_ref.rollout
+        wanted += rollout.nnodes * rollout.n_gpus_per_node
+        setting += f" with {rollout.nnodes * rollout.n_gpus_per_node} more that sample ({_ROLLOUT}.n_gpus_per_node)"
     if found < wanted:
         yield (
-            f"trainer.n_gpus_per_node={wanted} and this machine has {found} GPUs that PyTorch can use; set it (N_GPUS "
-            "of a recipe) to what there is, or add platform=cpu (PROFILE=cpu) for a trial without one"
+            f"{setting} and this machine has {found} GPUs that PyTorch can use; set it (N_GPUS, and ROLLOUT_GPUS of "
+            "ASYNC=separate, of a recipe) to what there is, or add platform=cpu (PROFILE=cpu) for a trial without one"
+        )
+
+
+def _of_packages(config: DictConfig) -> Iterator[str]:
+    """What carries weights between GPUs is a package of its own, which no extra of ours installs."""
+    if missing := missing_packages(config):
+        backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
+        yield (
+            f"{_ROLLOUT}.checkpoint_engine.backend={backend} needs {', '.join(missing)}, which is not installed here; "
+            "for nccl: pip install cupy-cuda12x, or cupy-cuda13x where torch.version.cuda is 13"
         )
 
 
