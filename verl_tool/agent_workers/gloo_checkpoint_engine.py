@@ -7,6 +7,7 @@ verl's own checkpoint engines are for GPUs. This one is registered as ``gloo`` i
 from __future__ import annotations
 
 import pickle
+import socket
 from collections.abc import AsyncGenerator, Iterable
 from datetime import timedelta
 from typing import Any
@@ -15,8 +16,10 @@ import ray
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
-from verl.utils.net_utils import get_free_port
 from verl.workers.rollout.utils import ensure_async_iterator
+
+from verl_tool.errors import VerlToolError
+from verl_tool.platforms.process_group_store import listening
 
 TIMEOUT = timedelta(seconds=300)
 Topology = tuple[dict[str, list[Any]], dict[str, list[Any]]]
@@ -33,6 +36,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         """`bucket_size` has no meaning here: tensors go one by one."""
         self._is_master = is_master
         self._rank = -1
+        self._listener: socket.socket | None = None
         self._store: Any = None
         self._group: Any = None
 
@@ -41,7 +45,10 @@ class GlooCheckpointEngine(CheckpointEngine):
         if not self._is_master:
             return None
         address = ray.util.get_node_ip_address().strip("[]")
-        return address, get_free_port(address)[0]
+        self._listener = listening(address, 0)
+        if self._listener is None:
+            raise VerlToolError(f"no process can listen on this node's address {address} for the new weights")
+        return address, self._listener.getsockname()[1]
 
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]) -> Topology:
@@ -63,12 +70,14 @@ class GlooCheckpointEngine(CheckpointEngine):
         if rank < 0:
             return
         host, port = address
-        self._store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
+        # The store owns the socket from now on; by itself it would listen on all addresses.
+        listener = {} if self._listener is None else {"master_listen_fd": self._listener.detach()}
+        self._store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT, **listener)
         self._group = ProcessGroupGloo(PrefixStore("weights", self._store), rank, world_size, TIMEOUT)
 
     def finalize(self) -> None:
         """Leave the group."""
-        self._group = self._store = None
+        self._group = self._store = self._listener = None
 
     @torch.no_grad()
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:

@@ -38,7 +38,9 @@ def missing_packages(config: DictConfig) -> list[str]:
     if config.trainer.v1.trainer_mode != SEPARATE:
         return []
     return [
-        name for name in BACKENDS.get(config.actor_rollout_ref.rollout.checkpoint_engine.backend, ()) if not find_spec(name)
+        name
+        for name in BACKENDS.get(config.actor_rollout_ref.rollout.checkpoint_engine.backend, ())
+        if not find_spec(name)
     ]
 
 
@@ -92,6 +94,14 @@ def _of_separate(config: DictConfig) -> Iterator[str]:
         yield (
             f"the {rollout.nnodes * rollout.n_gpus_per_node} GPUs that only sample are no multiple of "
             f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}; change one of them"
+        )
+    rows = mini * rollout.n // (config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    micro = rollout.log_prob_micro_batch_size_per_gpu
+    if not rollout.log_prob_use_dynamic_bsz and micro and rows % micro:
+        yield (
+            f"{name}: the {rows} rows that each GPU has of an update are no multiple of "
+            f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu={micro}; change it, or set "
+            f"{_ROLLOUT}.log_prob_use_dynamic_bsz=true"
         )
     yield from _of_backend(config)
     model = config.actor_rollout_ref.model

@@ -22,7 +22,8 @@ def versions_of(tag: Mapping[str, Any]) -> tuple[int, int]:
 
 def fresh_rows(tags: Sequence[Mapping[str, Any]], trained_version: int) -> list[int]:
     """The rows of which every token was sampled by the weights that are trained."""
-    return [i for i, tag in enumerate(tags) if versions_of(tag)[0] == trained_version and not tag.get("is_padding")]
+    fresh = (trained_version, trained_version)
+    return [i for i, tag in enumerate(tags) if versions_of(tag) == fresh and not tag.get("is_padding")]
 
 
 def probability_difference(
