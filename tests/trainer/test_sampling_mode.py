@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_loop import composed  # noqa: E402
+from verl_loop import composed
 
-from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.trainer.sampling_mode import MODES, check_sampling_mode, missing_packages  # noqa: E402
+from verl_tool.errors import ConfigError
+from verl_tool.trainer.sampling_mode import MODES, check_sampling_mode, missing_packages
 
 MODE, ROLLOUT = "trainer.v1.trainer_mode", "actor_rollout_ref.rollout"
 SEPARATE = (f"{MODE}=separate_async", "trainer.use_v1=true", "trainer.device=cuda")

@@ -99,7 +99,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         """The weights, by their names."""
         number = 0
-        while (head := pickle.loads(self._store.get(f"tensor {number}"))) is not None:  # noqa: S301 - from our trainer
+        while (head := pickle.loads(self._store.get(f"tensor {number}"))) is not None:
             name, shape, dtype = head
             tensor = torch.empty(shape, dtype=dtype)
             self._broadcast(tensor)

@@ -82,8 +82,8 @@ def _of_separate(config: DictConfig) -> Iterator[str]:
     if batch != updates * mini:
         yield (
             f"{name} makes a step of {_V1}.separate_async.parameter_sync_step={updates} updates of "
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} prompts, and data.train_batch_size is {batch}; make it "
-            f"a multiple of the mini-batch, and leave the number of updates out"
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} prompts, and data.train_batch_size is {batch}; make "
+            f"it a multiple of the mini-batch, and leave the number of updates out"
         )
     if not rollout.nnodes or not rollout.n_gpus_per_node:
         yield (

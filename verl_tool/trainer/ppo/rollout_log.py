@@ -92,7 +92,8 @@ class RolloutLog:
 
         A step may sample more than once, and a validation come in several parts; either goes into one file. `told` is
         what is known besides `rewards`, `versions` the oldest and the newest weights that sampled each. `filtered` were
-        sampled and thrown away with their groups, `lost` trajectories did not come. Raises TooManyFaultsError if most faulted.
+        sampled and thrown away with their groups, `lost` trajectories did not come. Raises TooManyFaultsError if
+        most faulted.
         """
         trajectories = [Trajectory.from_json(line) for line in lines]
         told = replace(told or Rewards(), rewards=rewards)
