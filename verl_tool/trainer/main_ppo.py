@@ -248,8 +248,8 @@ def complete(config: DictConfig) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
+    from verl_tool.trainer.asynchronous.sampling_mode import check_sampling_mode
     from verl_tool.trainer.ppo.estimators import check_algorithm
-    from verl_tool.trainer.sampling_mode import check_sampling_mode
 
     OmegaConf.set_struct(config, True)
     with open_dict(config):

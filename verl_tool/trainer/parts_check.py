@@ -24,8 +24,8 @@ from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManag
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
+from verl_tool.trainer.asynchronous.sampling_mode import SEPARATE, missing_packages
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
-from verl_tool.trainer.sampling_mode import SEPARATE, missing_packages
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""

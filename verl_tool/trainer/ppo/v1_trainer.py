@@ -29,6 +29,7 @@ from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.agent_workers.rollout_worker import telling
 from verl_tool.errors import VerlToolError
 from verl_tool.platforms.patch import Patch, verl_patch
+from verl_tool.trainer.asynchronous.staleness import fresh_rows, probability_difference, versions_of
 from verl_tool.trainer.determinism import CountedIds
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
@@ -46,7 +47,6 @@ from verl_tool.trainer.ppo.replay import (
 )
 from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, Rewards, bypasses, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
-from verl_tool.trainer.ppo.staleness import fresh_rows, probability_difference, versions_of
 from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.turns.turn_columns import takes_turns, with_turns
 from verl_tool.trainer.ppo.turns.turn_metrics import variance_share

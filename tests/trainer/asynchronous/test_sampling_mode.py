@@ -9,7 +9,7 @@ pytest.importorskip("verl")
 from verl_loop import composed
 
 from verl_tool.errors import ConfigError
-from verl_tool.trainer.sampling_mode import MODES, check_sampling_mode, missing_packages
+from verl_tool.trainer.asynchronous.sampling_mode import MODES, check_sampling_mode, missing_packages
 
 MODE, ROLLOUT = "trainer.v1.trainer_mode", "actor_rollout_ref.rollout"
 SEPARATE = (f"{MODE}=separate_async", "trainer.use_v1=true", "trainer.device=cuda")
@@ -75,7 +75,7 @@ def test_an_adapter_that_is_merged_is_sent_with_the_weights():
 
 
 def test_packages_of_the_way_of_the_weights_are_looked_for(monkeypatch):
-    monkeypatch.setattr("verl_tool.trainer.sampling_mode.find_spec", lambda name: None)
+    monkeypatch.setattr("verl_tool.trainer.asynchronous.sampling_mode.find_spec", lambda name: None)
     assert missing_packages(composed(*SEPARATE)) == ["cupy"]
     assert missing_packages(composed(*SEPARATE, f"{ROLLOUT}.checkpoint_engine.backend=nixl")) == ["cupy", "nixl"]
     assert missing_packages(composed(f"{MODE}=colocate_async", "trainer.use_v1=true")) == []
