@@ -147,7 +147,8 @@ class TestAsynchronous:
         run = small_run(
             tmp_path_factory.mktemp(request.param),
             calculator,
-            *("trainer.use_v1=true", f"trainer.v1.trainer_mode={request.param}", f"{ROLLOUT}.max_num_seqs=16"),
+            *("trainer.use_v1=true", f"trainer.v1.trainer_mode={request.param}", "algorithm.adv_estimator=grpo"),
+            f"{ROLLOUT}.max_num_seqs=16",
             *(f"{ACTOR}.ppo_mini_batch_size=4", f"{ACTOR}.ppo_micro_batch_size_per_gpu=32"),
             *(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32", f"trainer.total_training_steps={ASYNC_STEPS}"),
             *("trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=null", "trainer.val_before_train=false"),
