@@ -132,13 +132,13 @@ class TestToolsOfAnMcpServer:
         assert not [p for p in psutil.process_iter(["cmdline"]) if str(run.folder.parent) in str(p.info["cmdline"])]
 
 
-ASYNC_STEPS = 4
+ASYNC_STEPS = 6
 VERSIONS = "training/off_policy/trajectory_staleness_worst"
 
 
 class TestAsynchronous:
-    """Sampling ahead with an engine that takes few requests at once, so that trajectories are interrupted; stopped by
-    Ctrl-C behind the second step, and gone on with."""
+    """Sampling ahead, few trajectories at once so that some are interrupted; stopped by Ctrl-C behind the second step, and
+    gone on with."""
 
     @pytest.fixture(scope="class", params=["colocate_async", "separate_async"])
     def run(
@@ -148,11 +148,11 @@ class TestAsynchronous:
             tmp_path_factory.mktemp(request.param),
             calculator,
             *("trainer.use_v1=true", f"trainer.v1.trainer_mode={request.param}", "algorithm.adv_estimator=grpo"),
-            f"{ROLLOUT}.max_num_seqs=16",
+            *(f"{AGENT}.max_concurrent_trajectories=24", f"{ROLLOUT}.max_num_seqs=16", f"{ACTOR}.optim.lr=1e-4"),
             *(f"{ACTOR}.ppo_mini_batch_size=4", f"{ACTOR}.ppo_micro_batch_size_per_gpu=32"),
             *(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32", f"trainer.total_training_steps={ASYNC_STEPS}"),
             *("trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=null", "trainer.val_before_train=false"),
-            "max_staleness=2",
+            *("trainer.test_freq=-1", "max_staleness=2"),
         )
         metrics = run.folder / "metrics.jsonl"
         with run.started() as process:

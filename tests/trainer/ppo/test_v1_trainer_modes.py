@@ -72,7 +72,7 @@ def test_each_mode_gets_its_worker(monkeypatch, mode, roles, worker):
 
 def test_the_detached_worker_is_ours_and_remembers_weights():
     assert AgentDetachActorWorker.update_weights is AgentActorRolloutRefWorker.update_weights
-    for name in ("save_model_to_cpu", "restore_model_from_cpu", "clear_cpu_model"):
+    for name in ("restore_model_from_cpu", "clear_cpu_model"):
         assert getattr(AgentDetachActorWorker, name) is getattr(DetachActorWorker, name)
 
 
