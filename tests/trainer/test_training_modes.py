@@ -137,8 +137,8 @@ VERSIONS = "training/off_policy/trajectory_staleness_worst"
 
 
 class TestAsynchronous:
-    """Sampling ahead, few trajectories at once so that some are interrupted; stopped by Ctrl-C behind the second step, and
-    gone on with."""
+    """Sampling ahead, few trajectories at once, so that some are interrupted; stopped by Ctrl-C behind the second step,
+    and gone on with."""
 
     @pytest.fixture(scope="class", params=["colocate_async", "separate_async"])
     def run(
