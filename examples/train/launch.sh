@@ -14,6 +14,9 @@
 # SEED       of data, model and sampling                                 (default: 0)
 # NNODES     nodes of the Ray cluster that RAY_ADDRESS names             (default: 1, and a Ray of our own)
 # N_GPUS     GPUs of each node; on a CPU, training processes             (default: the recipe's)
+# ASYNC      colocate: sample ahead on the GPUs that train; separate: on GPUs of their own, ROLLOUT_NNODES nodes with
+#            ROLLOUT_GPUS each                                           (default: sample, then train)
+# STALENESS  updates by which ASYNC may train behind what sampled        (default: 4)
 # TOOL_SERVER_URL  a tool server that runs already                       (default: one is started for the run)
 #
 # The other variables, and the option that each sets; a recipe reads names of data sets (DATASET, TEST_SIZE, …) itself:
@@ -56,8 +59,11 @@ variables="
     N_GPUS               trainer.n_gpus_per_node
     OFFLOAD              recipe.offload
     REWARD               reward.reward_manager.name
+    ROLLOUT_GPUS         actor_rollout_ref.rollout.n_gpus_per_node
+    ROLLOUT_NNODES       actor_rollout_ref.rollout.nnodes
     SAVE_FREQ            trainer.save_freq
     SEED                 recipe.seed
+    STALENESS            max_staleness
     STEPS                trainer.total_training_steps
     STOPS                actor_rollout_ref.agent.action_stop_tokens
     TEMPERATURE          actor_rollout_ref.rollout.temperature
@@ -89,6 +95,7 @@ check_variables() {
     [ -f "$folder/$PROFILE${script#train}.yaml" ] || fail "PROFILE is $PROFILE, and there is no $PROFILE${script#train}.yaml"
     case "${DRY_RUN:-0}" in 0 | 1 | command) ;; *) fail "DRY_RUN is '$DRY_RUN'; it must be 1 or command" ;; esac
     case "${USE_TOOL:-true}" in true | false) ;; *) fail "USE_TOOL is '$USE_TOOL'; it must be true or false" ;; esac
+    case "${ASYNC:-colocate}" in colocate | separate) ;; *) fail "ASYNC is '$ASYNC'; it must be colocate or separate" ;; esac
     [ "${NNODES:-1}" = 1 ] || [ -n "${RAY_ADDRESS:-}" ] || [ "${DRY_RUN:-0}" != 0 ] ||
         fail "NNODES is $NNODES, but RAY_ADDRESS names no cluster; on the first node: ray start --head, on the others:" \
             "ray start --address=FIRST_NODE:6379, then RAY_ADDRESS=auto NNODES=$NNODES bash $folder/$script.sh"
@@ -101,6 +108,7 @@ collect_options() {
     while read -r name option; do
         [ -z "$name" ] || [ -z "${!name:-}" ] || options+=("$option=${!name}")
     done <<<"$variables"
+    [ -z "${ASYNC:-}" ] || options+=("trainer.v1.trainer_mode=${ASYNC}_async")
     [ -n "${TOOLS-some}" ] || options+=(tool_server.start=null)
     [ -z "${RUN:-}" ] || options+=("run_dir=$RUN" "trainer.experiment_name=$(basename "$RUN")")
     # Prompts that ask for tools are no use to a run without, nor is its checkpoint.

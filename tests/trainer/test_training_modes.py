@@ -6,16 +6,20 @@ import json
 import os
 import re
 import signal
+from typing import Any
 
 import mcp_run
 import psutil
 import pytest
-from calculator_run import ACTOR, AGENT, TRAINS_ON_CPU, Calculator, Run, small_run
+from calculator_run import ACTOR, AGENT, ROLLOUT, TRAINS_ON_CPU, Calculator, Run, small_run
 from safetensors.torch import load_file
-from torch import equal
+from torch import Tensor, equal, no_grad, stack, tensor
+from transformers import AutoModelForCausalLM
 from turn_reference import row_of, share_within, written_out
 
 from verl_tool.agent_loop.trajectory import Excluded, Trajectory, read_jsonl
+from verl_tool.trainer.monitoring.metric_limits import FRESH_DIFF
+from verl_tool.trainer.monitoring.token_records import tokens_of
 
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -126,6 +130,94 @@ class TestToolsOfAnMcpServer:
     def test_nothing_is_left_running(self, run):
         assert run.processes() == {}
         assert not [p for p in psutil.process_iter(["cmdline"]) if str(run.folder.parent) in str(p.info["cmdline"])]
+
+
+ASYNC_STEPS = 6
+VERSIONS = "training/off_policy/trajectory_staleness_worst"
+
+
+class TestAsynchronous:
+    """Sampling ahead, few trajectories at once, so that some are interrupted; stopped by Ctrl-C behind the second step,
+    and gone on with."""
+
+    @pytest.fixture(scope="class", params=["colocate_async", "separate_async"])
+    def run(
+        self, request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory
+    ) -> Run:
+        run = small_run(
+            tmp_path_factory.mktemp(request.param),
+            calculator,
+            *("trainer.use_v1=true", f"trainer.v1.trainer_mode={request.param}", "algorithm.adv_estimator=grpo"),
+            *(f"{AGENT}.max_concurrent_trajectories=24", f"{ROLLOUT}.max_num_seqs=16", f"{ACTOR}.optim.lr=1e-4"),
+            *(f"{ACTOR}.ppo_mini_batch_size=4", f"{ACTOR}.ppo_micro_batch_size_per_gpu=32"),
+            *(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32", f"trainer.total_training_steps={ASYNC_STEPS}"),
+            *("trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=null", "trainer.val_before_train=false"),
+            *("trainer.test_freq=-1", "max_staleness=2"),
+        )
+        metrics = run.folder / "metrics.jsonl"
+        with run.started() as process:
+            run.wait_until(lambda: metrics.exists() and 2 in run.steps(), process)
+            assert run.interrupt(process) == 1
+        run.finish()
+        return run
+
+    def steps(self, run: Run) -> dict[int, dict[str, float]]:
+        return run.steps("metrics.1.jsonl") | run.steps()
+
+    def test_it_trains_within_the_bound_and_corrects(self, run):
+        trained = self.steps(run)
+        assert set(trained) == set(range(1, ASYNC_STEPS + 1))
+        for data in trained.values():
+            assert data["actor/grad_norm"] > 0
+            assert 0 <= data[f"{VERSIONS}/mean"] <= data[f"{VERSIONS}/max"] <= 2
+            assert 0 < data["rollout_corr/rollout_is_eff_sample_size"] <= 1 + 1e-5
+            assert data["rollout_corr/rollout_is_max"] <= 2
+            assert data.get(f"{FRESH_DIFF}_max", 0) < 1e-4
+        assert max(data[f"{VERSIONS}/max"] for data in trained.values()) > 0
+        assert any(f"{FRESH_DIFF}_max" in data for data in trained.values())
+
+    def test_each_token_has_the_probability_of_the_weights_that_its_record_names(self, run, calculator):
+        """The checkpoints are asked. A token of an interrupted trajectory is one of those of its span."""
+        models = Versions(run, calculator)
+        spans = set()
+        for step in range(1, ASYNC_STEPS + 1):
+            for line, record in enumerate(trajectories(run, step)):
+                oldest, newest = record.extra["versions"]
+                spans.add(newest - oldest)
+                mask = tensor(record.loss_mask).bool()
+                sampled = tensor(record.response_log_probs)[mask]
+                known = stack([models.log_probs(v, record)[mask] for v in range(oldest, newest + 1)])
+                assert (known - sampled).abs().min(dim=0).values.max() < 1e-3
+                trained = tensor(tokens_of(run.folder / "trajectories" / f"step_{step}.jsonl", line)["log_probs"])
+                assert (models.log_probs(step - 1, record) - trained)[mask].abs().max() < 1e-3
+        assert max(spans) > 0
+
+    def test_groups_are_whole(self, run):
+        for step in range(1, ASYNC_STEPS + 1):
+            groups = [record.extra["group"] for record in trajectories(run, step)]
+            assert {groups.count(group) for group in groups} == {8}
+            assert len(set(groups)) == 8
+
+    def test_nothing_is_left_running(self, run):
+        assert run.processes() == {}
+
+
+class Versions:
+    """The weights of a run by the number of steps before them."""
+
+    def __init__(self, run: Run, start: Calculator) -> None:
+        self._run, self._start = run, start
+        self._models: dict[int, Any] = {}
+
+    @no_grad()
+    def log_probs(self, version: int, record: Trajectory) -> Tensor:
+        """Of each token behind the prompt. [response_length]"""
+        if version not in self._models:
+            saved = self._run.folder / "checkpoints" / f"global_step_{version}" / "actor" / "huggingface"
+            self._models[version] = AutoModelForCausalLM.from_pretrained(saved if version else self._start.model)
+        ids = tensor([[*record.prompt_ids, *record.response_ids]])
+        logits = self._models[version](ids).logits[0, len(record.prompt_ids) - 1 : -1]
+        return logits.log_softmax(-1).gather(-1, ids[0, len(record.prompt_ids) :, None])[:, 0]
 
 
 class TestTurns:

@@ -30,6 +30,8 @@ row has the score of an empty answer and counts: left out, a policy would learn 
 
 BONUS = "curiosity_bonus"
 """Key of a record's ``reward_extra_info``: what the trainer added to the reward for what its group tried."""
+VERSIONS = "versions"
+"""Of a record's ``extra``: the weights that sampled it, as updates before them, the oldest and the newest."""
 GROUP = "group"
 """Of a record's ``extra``: the line, from 0, of the step's first trajectory that is a sample of the same prompt."""
 

@@ -6,9 +6,20 @@ Written for verl 0.9.0 and 0.9.1.
 from __future__ import annotations
 
 from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.single_controller.base.decorator import Dispatch, register
 
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 
 
 class AgentDetachActorWorker(AgentActorRolloutRefWorker, DetachActorWorker):
     """Ours, with verl's memory of the weights that sampled, which its log-probs are computed by."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_model_to_cpu(self, n: int) -> None:
+        """Remember the weights under `n`."""
+        super().save_model_to_cpu(n)
+        if self.config.actor.strategy == "fsdp2":
+            # Of weights that lie on the CPU verl remembers the very tensors, which the next update changes.
+            shards, spec = self.cpu_saved_models[n]
+            copies = {name: (shard.clone(), placement) for name, (shard, placement) in shards.items()}
+            self.cpu_saved_models[n] = copies, spec

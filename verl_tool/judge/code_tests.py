@@ -23,7 +23,10 @@ from typing import Any
 from verl_tool.sandbox_fusion import RunCodeResponse
 
 _JUDGE = Path(__file__).parent / "inside"
-_MODULES = tuple(f"{name}.py" for name in ["guard", "values", "link", "outputs", "processes", "remote", "evaluation", "testcase"])
+_MODULES = (
+    *("guard.py", "values.py", "link.py", "outputs.py", "processes.py", "remote.py", "evaluation.py"),
+    "testcase.py",
+)
 _EQUAL = "__judge_equal__"
 """The judge's own comparison of JSON values (`inside/testcase.py`)."""
 START_SECONDS = 20.0

@@ -271,6 +271,7 @@ def complete(config: DictConfig) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
+    from verl_tool.trainer.asynchronous.sampling_mode import check_sampling_mode
     from verl_tool.trainer.ppo.estimators import check_algorithm
     from verl_tool.trainer.preflight.resources import set_cpu_slots
 
@@ -300,6 +301,7 @@ def complete(config: DictConfig) -> None:
             "set trainer.use_v1=true"
         )
     check_algorithm(config)
+    check_sampling_mode(config)
     try:
         validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     except (AssertionError, ValueError, InstantiationException) as error:

@@ -24,6 +24,7 @@ from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManag
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
+from verl_tool.trainer.asynchronous.sampling_mode import SEPARATE
 from verl_tool.trainer.backends.backend_checks import missing_sglang
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
 from verl_tool.trainer.preflight.checks import Preflight, run_preflight
@@ -96,6 +97,7 @@ RANGES = (
     Range("tool_server.port", 1, 65535),
     Range("tool_server.start_timeout", 0, open_below=True),
     Range("tool_server.max_restarts", 0),
+    Range("max_staleness", 1),
     Range("stall_timeout", 0, open_below=True),
 )
 
@@ -149,10 +151,15 @@ def _of_gpus(config: DictConfig) -> Iterator[str]:
     if os.environ.get("RAY_ADDRESS") or address_to_join(config.ray_kwargs.ray_init.get("address")) is not None:
         return  # a cluster that runs already says itself what it has
     found, wanted = torch.cuda.device_count(), config.trainer.n_gpus_per_node
+    setting = f"trainer.n_gpus_per_node={wanted}"
+    if config.trainer.v1.trainer_mode == SEPARATE:
+        rollout = config.actor_rollout_ref.rollout
+        wanted += rollout.nnodes * rollout.n_gpus_per_node
+        setting += f" with {rollout.nnodes * rollout.n_gpus_per_node} more that sample ({_ROLLOUT}.n_gpus_per_node)"
     if found < wanted:
         yield (
-            f"trainer.n_gpus_per_node={wanted} and this machine has {found} GPUs that PyTorch can use; set it (N_GPUS "
-            "of a recipe) to what there is, or add platform=cpu (PROFILE=cpu) for a trial without one"
+            f"{setting} and this machine has {found} GPUs that PyTorch can use; set it (N_GPUS, and ROLLOUT_GPUS of "
+            "ASYNC=separate, of a recipe) to what there is, or add platform=cpu (PROFILE=cpu) for a trial without one"
         )
 
 

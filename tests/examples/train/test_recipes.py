@@ -20,6 +20,7 @@ from hydra import compose, initialize_config_dir  # noqa: E402
 from omegaconf import DictConfig, OmegaConf, open_dict  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
 from verl.experimental.reward_loop import reward_manager  # noqa: E402
+from verl.trainer.config.algorithm import RolloutCorrectionConfig  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 from verl.workers.config import McoreActorConfig  # noqa: E402
 from verl_loop import reference_config  # noqa: E402
@@ -192,6 +193,40 @@ def test_every_variable_sets_an_option_of_both_profiles(script):
         assert set(VARIABLES.values()) <= there
         for name in ("reward.reward_manager.name", "tool_server.start", "trainer.use_v1"):
             assert OmegaConf.select(config, name) == OmegaConf.select(composed(script, PROFILE="gpu"), name)
+
+
+@pytest.mark.parametrize("mode", ["colocate", "separate"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_sampling_may_be_asynchronous(script, mode):
+    given = {"ASYNC": mode, "STALENESS": "2", "N_GPUS": "4", "ROLLOUT_GPUS": "3", "ROLLOUT_NNODES": "2"}
+    if (script, mode) == ("toolgrpo/train.sh", "separate"):
+        with pytest.raises(ConfigError, match=r"adapter \(LoRA\).*model.lora.merge=true"):
+            completed(script, PROFILE="gpu", **given)
+    merged = ["actor_rollout_ref.model.lora.merge=true"] if script == "toolgrpo/train.sh" else []
+    config = completed(script, *merged, PROFILE="gpu", **given)
+    v1, rollout = config.trainer.v1, config.actor_rollout_ref.rollout
+    assert v1.trainer_mode == f"{mode}_async"
+    assert (v1.sampler.max_off_policy_threshold, v1.sampler.max_off_policy_strategy) == (3, "wait")
+    correction = omega_conf_to_dataclass(config.algorithm.rollout_correction, RolloutCorrectionConfig)
+    assert (correction.rollout_is, correction.rollout_is_threshold) == ("token", 2.0)
+    assert not correction.bypass_mode
+    assert (rollout.nnodes, rollout.n_gpus_per_node, config.trainer.n_gpus_per_node) == (2, 3, 4)
+    assert rollout.checkpoint_engine.backend == {"colocate": "naive", "separate": "nccl"}[mode]
+    if mode == "separate":
+        updates = v1.separate_async.parameter_sync_step
+        assert updates * config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size
+
+
+def test_on_a_cpu_separate_sampling_takes_gloo_and_a_place_more():
+    config = completed("calculator/train.sh", PROFILE="cpu", ASYNC="separate")
+    assert config.actor_rollout_ref.rollout.checkpoint_engine.backend == "gloo"
+    assert config.ray_kwargs.ray_init.num_gpus == 2
+
+
+def test_an_unknown_way_of_sampling_is_refused():
+    done = launched("calculator/train.sh", PROFILE="cpu", ASYNC="true", DRY_RUN="command")
+    assert done.returncode == 2
+    assert "ASYNC is 'true'; it must be colocate or separate" in done.stderr
 
 
 def test_variables_win_over_a_recipe_and_arguments_over_all():

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_tool.errors import ConfigError
-from verl_tool.trainer.monitoring.metric_limits import CALLS_SHARE, RULES, MetricWatch
+from verl_tool.trainer.monitoring.metric_limits import CALLS_SHARE, FRESH_DIFF, OLDEST, RULES, MetricWatch
 from verl_tool.trainer.monitoring.vanished_calls import CALLS, STEPS
 
 CONFIG = Path(__file__).parents[3] / "verl_tool" / "trainer" / "config" / "agent_ppo_trainer.yaml"
@@ -44,6 +44,14 @@ def test_a_line_when_it_leaves_and_one_when_it_is_back(caplog):
 def test_what_rises_too_high_is_told(name):
     limit, metric = LIMITS[name], RULES[name].metric
     assert [bool(said) for said in lines({name: limit}, {metric: limit}, {metric: limit * 1.01})] == [False, True]
+
+
+def test_probabilities_of_older_weights_are_no_disagreement_and_those_of_the_same_weights_are():
+    name, fresh = "probability_difference", f"{FRESH_DIFF}_mean"
+    older = {RULES[name].metric: 0.1, OLDEST: 1}
+    stale, mixed, wrong = lines({name: 0.02}, older, older | {fresh: 1e-6}, older | {fresh: 0.1})
+    assert (stale, mixed) == ([], [])
+    assert wrong[0].startswith(f"step 3: {fresh} is 0.1, above its limit")
 
 
 def test_a_policy_that_moves_the_other_way_is_told():

@@ -73,6 +73,13 @@ def test_what_the_reward_manager_told_stands_in_the_record(tmp_path):
     assert (graded.extra.get("reward_fault"), failed.extra["reward_fault"]) == (None, "no server")
 
 
+def test_records_tell_which_weights_sampled_them(tmp_path):
+    versions = [(2, 3), (3, 3)]
+    log = RolloutLog(tmp_path, 1.0)
+    log.add(lines(solved("a"), solved("b")), [1.0, 0.0], 4, validation=False, versions=versions)
+    assert [t.extra["versions"] for t in read_jsonl(tmp_path / "step_4.jsonl")] == [[2, 3], [3, 3]]
+
+
 def test_records_tell_which_are_samples_of_one_prompt(tmp_path):
     log = RolloutLog(tmp_path, max_fault_fraction=0.5)
     for groups in (["p", "q", "p"], ["r", "s", "r"]):

@@ -30,6 +30,7 @@ from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker  # n
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker  # noqa: E402
 from verl_tool.agent_workers.rollout_worker import RAISED, telling  # noqa: E402
 from verl_tool.platforms.patch import plain_class  # noqa: E402
+from verl_tool.trainer.monitoring.metric_limits import FRESH_DIFF  # noqa: E402
 from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_of  # noqa: E402
 from verl_tool.trainer.ppo import replay, v1_trainer  # noqa: E402
 from verl_tool.trainer.ppo.causes import TooManyFaultsError  # noqa: E402
@@ -71,7 +72,7 @@ def test_each_mode_gets_its_worker(monkeypatch, mode, roles, worker):
 
 def test_the_detached_worker_is_ours_and_remembers_weights():
     assert AgentDetachActorWorker.update_weights is AgentActorRolloutRefWorker.update_weights
-    for name in ("save_model_to_cpu", "restore_model_from_cpu", "clear_cpu_model"):
+    for name in ("restore_model_from_cpu", "clear_cpu_model"):
         assert getattr(AgentDetachActorWorker, name) is getattr(DetachActorWorker, name)
 
 
@@ -171,6 +172,52 @@ def test_warm_up_passes_no_limit_of_a_step(monkeypatch):
     trainer.on_step_begin()
     with pytest.raises(NoSignalError, match="max_num_gen_batches=1"):
         trainer._add_prompts_to_generate(1)
+
+
+@pytest.mark.skipif(
+    hasattr(PPOTrainer, "_add_async_warmup_batches"), reason="this verl counts the prompts of a checkpoint itself"
+)
+@pytest.mark.parametrize(("restored", "added"), [(0, BATCH * 2), (3, BATCH * 2 - 3), (BATCH * 2, 0), (BATCH * 9, 0)])
+def test_a_resumed_run_samples_no_further_ahead(monkeypatch, restored, added):
+    """A checkpoint brings the prompts that were under way; the rows that it trained on are no prompts."""
+    there = {f"p{i}": {"is_prompt": True} for i in range(restored)} | {"trained_0_0": {"status": "success"}}
+    monkeypatch.setattr(v1_trainer, "tq", SimpleNamespace(kv_list=lambda partition: {partition: there}))
+    asked: list[int] = []
+    monkeypatch.setattr(PPOTrainer, "_add_prompts_to_generate", lambda self, n: asked.append(n) or n)
+    monkeypatch.setattr(PPOTrainer, "_add_batch_to_generate", lambda self: asked.append(BATCH))
+    register_agent_trainer("colocate_async")
+    trainer = object.__new__(get_trainer_cls("colocate_async"))
+    warm_up = ("trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=2")
+    trainer.config = composed(*warm_up, f"data.train_batch_size={BATCH}")
+    trainer.on_train_begin()
+    assert sum(asked) == added
+
+
+@pytest.mark.parametrize(("mode", "told"), [("sync", False), ("colocate_async", True)])
+def test_engine_and_trainer_are_compared_where_both_had_the_same_weights(monkeypatch, mode, told):
+    store = StoredRows()
+    monkeypatch.setattr(v1_trainer, "tq", store)
+    monkeypatch.setattr(PPOTrainer, "_compute_old_log_prob", lambda self, batch, metrics: batch)
+    rows = {"fresh_0_0": (0.5, 0.25), "stale_0_0": (0.5, 0.1), "spans_0_0": (0.5, 0.1)}
+    batch = store.put(
+        {
+            key: {
+                "old_log_probs": torch.full((2,), ours).log(),
+                "rollout_log_probs": torch.full((2,), engine).log(),
+                "response_mask": torch.ones(2, dtype=torch.int64),
+            }
+            for key, (ours, engine) in rows.items()
+        }
+    )
+    versions = ((4, 4), (3, 3), (3, 4))
+    batch.tags = [{"min_global_steps": oldest, "max_global_steps": newest} for oldest, newest in versions]
+    register_agent_trainer(mode)
+    trainer = object.__new__(get_trainer_cls(mode))
+    trainer.config, trainer.global_steps = composed(f"trainer.v1.trainer_mode={mode}"), 5
+    metrics: dict[str, Any] = {}
+    assert trainer._compute_old_log_prob(batch, metrics) is batch
+    expected = {f"{FRESH_DIFF}_mean": pytest.approx(0.25), f"{FRESH_DIFF}_max": pytest.approx(0.25)}
+    assert metrics == (expected if told else {})
 
 
 def test_what_is_known_of_tokens_stands_beside_their_records(tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ from verl_tool.trainer.preflight.model_shapes import shape_of
 from verl_tool.trainer.preflight.parallelism import (
     check_batches,
     check_engine,
-    check_separate_sampling,
     check_training,
 )
 
@@ -173,20 +172,3 @@ def test_of_the_newer_trainer_exactly_what_verl_asserts_is_refused(mini, n, gpus
     }  # fmt: skip
     even = mini * n % gpus == 0 and mini * n // gpus % micro == 0
     assert bool(of_batches(sizes)) == (not even)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        ({}, "must be trainer.v1.separate_async.parameter_sync_step="),
-        ({f"{ROLLOUT}.nnodes": 0}, "samples on GPUs of its own"),
-        ({f"{ROLLOUT}.n_gpus_per_node": 3, f"{ROLLOUT}.tensor_model_parallel_size": 2}, "3 GPUs to sample on"),
-        ({f"{ROLLOUT}.checkpoint_engine.backend": "naive"}, "set it to nccl"),
-    ],
-)
-def test_sampling_on_other_gpus(overrides, problem):
-    mode = {"trainer.v1.trainer_mode": "separate_async", f"{ROLLOUT}.nnodes": 1}
-    backend = {f"{ROLLOUT}.checkpoint_engine.backend": "nccl"}
-    told = "\n".join(check_separate_sampling(changed_config("acecoder/gpu.yaml", mode | backend | overrides)))
-    assert problem in told
-    assert not list(check_separate_sampling(gpu_config()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_tool.trainer.progress.step_table import (
+    ASYNC_COLUMNS,
     COLUMNS,
     HEADING_EVERY,
     NOT_TOLD,
@@ -64,5 +65,16 @@ def test_the_titles_come_again():
     assert all(len(line) == len(heading()) for line in printed)
 
 
+def test_age_and_importance_weights_stand_behind_the_others_where_sampling_is_asynchronous():
+    age, weights = "training/off_policy/trajectory_staleness_worst", "rollout_corr/rollout_is"
+    told = {f"{age}/mean": 0.5, f"{age}/max": 2, f"{weights}_mean": 1.25, f"{weights}_ratio_fraction_high": 0.01}
+    metrics = METRICS | told | {f"{weights}_eff_sample_size": 0.75}
+    row = step_row(metrics, 3, asynchronous=True)
+    titles, line = StepTable().lines(row, 24)
+    assert titles == heading((*COLUMNS, *ASYNC_COLUMNS))
+    assert line.split()[-5:] == ["0.50", "2", "1.250", "1.0%", "75%"]
+    assert step_row(metrics, 3) == step_row(METRICS, 3)
+
+
 def test_a_column_is_wide_enough_for_its_title():
-    assert all(column.width >= len(column.title) for column in COLUMNS)
+    assert all(column.width >= len(column.title) for column in (*COLUMNS, *ASYNC_COLUMNS))

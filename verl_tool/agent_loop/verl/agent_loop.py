@@ -239,7 +239,8 @@ class VerlToolAgentLoop(AgentLoopBase):
         if worker.progress is not None:
             worker.progress.add(len(trajectory.calls))
         if use.first_version is None:
-            use.first_version = use.last_version = int(global_steps)
+            # Nothing was sampled. A step trains on what the weights of the step before it sampled.
+            use.first_version = use.last_version = max(0, int(global_steps) - (not row.get(VALIDATION)))
         extra: dict[str, Any] = {"index": None if index is None else int(index)}
         if (source := row.get("data_source")) is not None:
             extra["data_source"] = str(source)  # a question may stand in several data sets

@@ -17,6 +17,12 @@ from verl_tool.trainer.monitoring.vanished_calls import VanishedCalls
 logger = logging.getLogger(__name__)
 
 
+OLDEST = "training/off_policy/trajectory_staleness_worst/max"
+"""verl's metric: how many updates behind the trained policy the oldest token of a step's trajectories is."""
+FRESH_DIFF = "training/rollout_probs_diff_fresh"
+"""Prefix of metrics: how far engine and trainer are apart where both had the same weights."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """The range of one metric."""
@@ -26,6 +32,13 @@ class Rule:
     """False: the metric stays at or below the limit, and above minus that. True: it stays at or above this share of its
     highest value yet."""
     advice: str
+    fresh_metric: str | None = None
+    """Replaces `metric` in a step that trains on what older weights sampled."""
+
+    def metric_for(self, metrics: Mapping[str, float]) -> str:
+        """The name of what is compared with the limit in the step of these metrics."""
+        stale = metrics.get(OLDEST, 0) > 0
+        return self.fresh_metric if stale and self.fresh_metric is not None else self.metric
 
 
 RULES: Mapping[str, Rule] = {
@@ -56,6 +69,7 @@ RULES: Mapping[str, Rule] = {
         False,
         "engine and trainer disagree on the same tokens: check the weight sync, the dtypes and that both have one "
         "vocabulary; algorithm.rollout_correction weighs what is left",
+        fresh_metric=f"{FRESH_DIFF}_mean",
     ),
     "excluded": Rule(
         "agent/excluded",
@@ -89,11 +103,10 @@ class MetricWatch:
 
     def look(self, metrics: Mapping[str, float], step: int) -> list[str]:
         """What to say of a step's metrics. It is written to the log too."""
-        values = {name: metrics.get(RULES[name].metric) for name in self._limits}
         lines = [
-            self._judge(name, self._limits[name], float(value), step)
-            for name, value in values.items()
-            if value is not None
+            self._judge(name, metric, float(metrics[metric]), step)
+            for name in self._limits
+            if (metric := RULES[name].metric_for(metrics)) in metrics
         ]
         if self._calls is not None:
             lines.append(self._calls.look(metrics, step))
@@ -102,8 +115,8 @@ class MetricWatch:
             logger.warning("%s", line)
         return said
 
-    def _judge(self, name: str, limit: float, value: float, step: int) -> str | None:
-        rule = RULES[name]
+    def _judge(self, name: str, metric: str, value: float, step: int) -> str | None:
+        rule, limit = RULES[name], self._limits[name]
         if rule.falling:
             # Not `max`, which may keep a value that is no number; such a value is outside of every range.
             if value > self._highest.get(name, -math.inf):
@@ -113,7 +126,7 @@ class MetricWatch:
         else:
             # verl's KL is the mean of a difference of log-probabilities: it is below 0 where the sampled ones rose.
             inside, told = abs(value) <= limit, f"{limit:g}"
-        where = f"step {step}: {rule.metric} is {value:.3g}"
+        where = f"step {step}: {metric} is {value:.3g}"
         if inside == (name not in self._outside):
             return None
         if inside:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from verl_tool.agent_loop.trajectory import GROUP, PROVOKED, REWARD_FAULT, Trajectory
+from verl_tool.agent_loop.trajectory import GROUP, PROVOKED, REWARD_FAULT, VERSIONS, Trajectory
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.trainer.monitoring.token_records import TokenRecords
 from verl_tool.trainer.ppo.advantage import compares_within_groups
@@ -84,14 +84,16 @@ class RolloutLog:
         *,
         validation: bool,
         told: Rewards | None = None,
+        versions: Sequence[tuple[int, int]] | None = None,
         filtered: Sequence[Outcome] = (),
         lost: int = 0,
     ) -> range:
         """Keep one rollout, each trajectory as a line of JSON. The numbers of the lines in their file, from 0.
 
         A step may sample more than once, and a validation come in several parts; either goes into one file. `told` is
-        what is known besides `rewards`. `filtered` were sampled and thrown away with their groups, `lost` trajectories
-        did not come. Raises TooManyFaultsError if most faulted.
+        what is known besides `rewards`, `versions` the oldest and the newest weights that sampled each. `filtered` were
+        sampled and thrown away with their groups, `lost` trajectories did not come. Raises TooManyFaultsError if
+        most faulted.
         """
         trajectories = [Trajectory.from_json(line) for line in lines]
         told = replace(told or Rewards(), rewards=rewards)
@@ -100,7 +102,7 @@ class RolloutLog:
             written = self._write(outcomes, step, "validation", validate=True)
             self._validated += outcomes
         else:
-            written = self._write(outcomes, step, "step", validate=False, groups=told.groups)
+            written = self._write(outcomes, step, "step", validate=False, groups=told.groups, versions=versions)
             self._trained += outcomes
             self._last, self._lost = outcomes, self._lost + lost
         check_causes([*outcomes, *filtered], self._max_fault_fraction, lost)
@@ -135,6 +137,7 @@ class RolloutLog:
         *,
         validate: bool,
         groups: Sequence[Any] | None = None,
+        versions: Sequence[tuple[int, int]] | None = None,
     ) -> range:
         if self._folder is None:
             return range(len(outcomes))
@@ -147,9 +150,12 @@ class RolloutLog:
         self._lines[kind] = first + len(outcomes)
         lines = range(first, first + len(outcomes))
         samples_of: Sequence[dict[str, int]] = [{}] * len(outcomes) if groups is None else _groups_told(groups, lines)
+        sampled_by: Sequence[dict[str, Any]] = [{}] * len(outcomes)
+        if versions is not None:
+            sampled_by = [{VERSIONS: list(oldest_and_newest)} for oldest_and_newest in versions]
         with path.open("a" if again else "w", encoding="utf-8") as file:
-            for outcome, group in zip(outcomes, samples_of, strict=True):
-                file.write(outcome.recorded(step=step, validate=validate, **group).to_json() + "\n")
+            for outcome, group, version in zip(outcomes, samples_of, sampled_by, strict=True):
+                file.write(outcome.recorded(step=step, validate=validate, **group, **version).to_json() + "\n")
         return lines
 
 

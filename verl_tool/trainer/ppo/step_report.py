@@ -18,11 +18,13 @@ def _reporting(tracking: type[Any]) -> type[Any]:
         def __init__(self, *args: Any, config: Mapping[str, Any], **kwargs: Any) -> None:
             super().__init__(*args, config=config, **kwargs)
             self._watch = MetricWatch(config["metric_limits"])
+            self._asynchronous = config["trainer"]["v1"]["trainer_mode"] != "sync"
             self._board = find_board()
 
         def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> None:
             super().log(data, step, *args, **kwargs)
-            said, row = self._watch.look(data, step), step_row(data, step)
+            said = self._watch.look(data, step)
+            row = step_row(data, step, asynchronous=self._asynchronous)
             if self._board is not None:
                 self._board.tell.remote([*([row] if row else []), *said])
 

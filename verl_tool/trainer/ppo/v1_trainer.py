@@ -29,6 +29,7 @@ from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.agent_workers.rollout_worker import telling
 from verl_tool.errors import VerlToolError
 from verl_tool.platforms.patch import Patch, verl_patch
+from verl_tool.trainer.asynchronous.staleness import fresh_rows, probability_difference, versions_of
 from verl_tool.trainer.determinism import CountedIds
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
@@ -116,6 +117,18 @@ class AgentTrainerMixin(PPOTrainer):
         if Role.Critic in self.role_worker_mapping:
             self.role_worker_mapping[Role.Critic] = ray.remote(CountingWorker)
 
+    def on_train_begin(self) -> None:
+        """Fill the asynchronous modes' queue of prompts, in a resumed run with those that its checkpoint lacks."""
+        mode = self.config.trainer.v1.trainer_mode
+        restored = 0 if mode == "sync" else _prompts_in_queue()
+        # verl 0.9.0 adds all of them, so that each resumption would make the trajectories a step older.
+        if not restored or hasattr(PPOTrainer, "_add_async_warmup_batches"):
+            super().on_train_begin()
+            return
+        missing = int(self.config.trainer.v1[mode].num_warmup_batches) * self.config.data.train_batch_size - restored
+        if missing > 0:
+            super()._add_prompts_to_generate(missing)
+
     def on_step_begin(self) -> None:
         """A step begins with its rollout."""
         expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
@@ -167,6 +180,7 @@ class AgentTrainerMixin(PPOTrainer):
             step,
             validation=False,
             told=rewards,
+            versions=[versions_of(tag) for tag in batch.tags],
             filtered=self.replay_buffer.take_filtered(),
             lost=max(0, expected - len(batch.keys)),
         )
@@ -188,6 +202,13 @@ class AgentTrainerMixin(PPOTrainer):
             put_bonuses(batch.keys, batch.partition_id, bonuses)
         sums = [reward + bonus for reward, bonus in zip(sums, bonuses, strict=True)]
         return sums, replace(rewards, columns={**columns, BONUS: bonuses})
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        done = super()._compute_old_log_prob(batch, metrics)
+        recomputed = self.config.actor_rollout_ref.rollout.calculate_log_probs and not bypasses(self.config)
+        if recomputed and self.config.trainer.v1.trainer_mode != "sync":
+            metrics.update(_fresh_difference(done, self.global_steps - 1))
+        return done
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         done = self._advantages_of_counted(batch, metrics)
@@ -327,6 +348,23 @@ def _not_told(batch: KVBatchMeta) -> list[bool]:
     """Rows that tell nothing: invalid, or put in to fill up the batch."""
     invalid = invalid_of(told_by_loop(batch))
     return [out or bool(tag.get("is_padding")) for out, tag in zip(invalid, batch.tags, strict=True)]
+
+
+def _prompts_in_queue() -> int:
+    """Prompts of the training that are there already: a checkpoint's."""
+    tags = (tq.kv_list("train") or {}).get("train", {})
+    return sum(bool(tag.get("is_prompt")) for tag in tags.values())
+
+
+def _fresh_difference(batch: KVBatchMeta, trained_version: int) -> dict[str, float]:
+    """How far engine and trainer are apart where the trained weights sampled; empty if they sampled no row."""
+    keys = [batch.keys[row] for row in fresh_rows(batch.tags, trained_version)]
+    if not keys:
+        return {}
+    names = ["old_log_probs", "rollout_log_probs", "response_mask"]
+    fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
+    ours, engine, masks = (fields[name].unbind() for name in names)
+    return probability_difference(ours, engine, masks)
 
 
 def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:

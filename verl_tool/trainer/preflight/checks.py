@@ -13,7 +13,6 @@ from verl_tool.trainer.preflight.model_shapes import ModelShape, UnknownShapeErr
 from verl_tool.trainer.preflight.parallelism import (
     check_batches,
     check_engine,
-    check_separate_sampling,
     check_training,
 )
 from verl_tool.trainer.preflight.resources import (
@@ -50,7 +49,6 @@ def run_preflight(config: DictConfig) -> Preflight:
     found.problems += check_engine(config, shape)
     found.problems += check_training(config, shape)
     found.problems += check_batches(config)
-    found.problems += check_separate_sampling(config)
     found.problems += check_cpu_slots(config)
     found.problems += check_shared_memory(config)
     found.warnings += [*warn_of_cores(config), *warn_of_shared_memory(config)]

@@ -283,30 +283,3 @@ def _forward_batches(config: DictConfig, prompts: int, parts: list[DictConfig]) 
                 f"the {rows // ranks} rows that each rank has of a step are no multiple of "
                 f"{name}.log_prob_micro_batch_size_per_gpu={micro}; change it, or set {_ACTOR}.use_dynamic_bsz=true"
             )
-
-
-def check_separate_sampling(config: DictConfig) -> Iterator[str]:
-    """What `PPOTrainerSeparateAsync` asserts of ``trainer.v1.trainer_mode=separate_async``."""
-    if not config.trainer.use_v1 or config.trainer.v1.trainer_mode != "separate_async":
-        return
-    rollout, mini = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    steps, batch = config.trainer.v1.separate_async.parameter_sync_step, config.data.train_batch_size
-    mode = "trainer.v1.trainer_mode=separate_async"
-    if batch != steps * mini:
-        yield (
-            f"{mode}: data.train_batch_size={batch} must be trainer.v1.separate_async.parameter_sync_step={steps} "
-            f"times {_ACTOR}.ppo_mini_batch_size={mini}, {steps * mini}; change one of them"
-        )
-    own = rollout.nnodes * rollout.n_gpus_per_node
-    if own <= 0:
-        yield f"{mode} samples on GPUs of its own; set {_ROLLOUT}.nnodes and {_ROLLOUT}.n_gpus_per_node"
-    elif own % _replica_size(rollout):
-        yield (
-            f"{mode}: {own} GPUs to sample on ({_ROLLOUT}.nnodes times {_ROLLOUT}.n_gpus_per_node) are no multiple of "
-            f"a replica's {_replica_size(rollout)} (TENSOR_PARALLEL); change one of them"
-        )
-    if rollout.checkpoint_engine.backend == "naive":
-        yield (
-            f"{mode} with {_ROLLOUT}.checkpoint_engine.backend=naive, which sends weights within one process only; set "
-            "it to nccl"
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 HEADING_EVERY = 20
@@ -68,14 +68,24 @@ COLUMNS = (
     Column("prob diff", 9, ".1e", _metric("training/rollout_probs_diff_mean")),
 )
 """Seconds: rollout, update, sync and the whole step. `prob diff`: of a token's probability in engine and trainer."""
+ASYNC_COLUMNS = (
+    Column("age", 5, ".2f", _metric("training/off_policy/trajectory_staleness_worst/mean")),
+    Column("oldest", 6, ".0f", _metric("training/off_policy/trajectory_staleness_worst/max")),
+    Column("weight", 6, ".3f", _metric("rollout_corr/rollout_is_mean")),
+    Column("cut", 6, ".1%", _metric("rollout_corr/rollout_is_ratio_fraction_high")),
+    Column("ess", 5, ".0%", _metric("rollout_corr/rollout_is_eff_sample_size")),
+)
+"""Further ones of an asynchronous training. Updates of the weights since the first token of a trajectory was sampled;
+importance weights of the tokens, the share of them that was truncated, and the effective share of the samples."""
 _STEP_WIDTH = 9
 
 
-def step_row(metrics: Mapping[str, float], step: int) -> StepRow | None:
+def step_row(metrics: Mapping[str, float], step: int, *, asynchronous: bool = False) -> StepRow | None:
     """What to show of a step's metrics; None if they are not those of a training step."""
     if "timing_s/gen" not in metrics and "timing_s/step" not in metrics:
         return None
-    read = ((column.title, column.read(metrics)) for column in COLUMNS)
+    columns = (*COLUMNS, *(ASYNC_COLUMNS if asynchronous else ()))
+    read = ((column.title, column.read(metrics)) for column in columns)
     return StepRow(step, {title: value for title, value in read if value is not None and math.isfinite(value)})
 
 
@@ -88,17 +98,18 @@ class StepTable:
     def lines(self, row: StepRow, steps: int) -> list[str]:
         """The row, of a training of `steps`, behind the heading if it is due."""
         due, self._rows = self._rows % HEADING_EVERY == 0, self._rows + 1
-        return [*([heading()] if due else []), _line(row, steps)]
+        columns = (*COLUMNS, *(column for column in ASYNC_COLUMNS if column.title in row.values))
+        return [*([heading(columns)] if due else []), _line(row, steps, columns)]
 
 
-def heading() -> str:
+def heading(columns: Sequence[Column] = COLUMNS) -> str:
     """The titles, each over its column."""
-    return "  ".join([f"{'step':>{_STEP_WIDTH}}", *(f"{column.title:>{column.width}}" for column in COLUMNS)])
+    return "  ".join([f"{'step':>{_STEP_WIDTH}}", *(f"{column.title:>{column.width}}" for column in columns)])
 
 
-def _line(row: StepRow, steps: int) -> str:
+def _line(row: StepRow, steps: int, columns: Sequence[Column]) -> str:
     cells = [f"{f'{row.step}/{steps}' if steps else row.step:>{_STEP_WIDTH}}"]
-    for column in COLUMNS:
+    for column in columns:
         value = row.values.get(column.title)
         cells.append(f"{NOT_TOLD if value is None else format(value, column.form):>{column.width}}")
     return "  ".join(cells)

@@ -1,0 +1,111 @@
+"""How weights come from the trainer's process to those that only sample, where there is no accelerator.
+
+verl's own checkpoint engines are for GPUs. This one is registered as ``gloo`` in each process that imports it
+(``actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module``). Written for verl 0.9.0 and 0.9.1.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import AsyncGenerator, Iterable
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from verl.workers.rollout.utils import ensure_async_iterator
+
+from verl_tool.errors import VerlToolError
+from verl_tool.platforms.process_group_store import listening
+
+TIMEOUT = timedelta(seconds=300)
+Topology = tuple[dict[str, list[Any]], dict[str, list[Any]]]
+
+
+@CheckpointEngineRegistry.register("gloo")
+class GlooCheckpointEngine(CheckpointEngine):
+    """Broadcasts each tensor from the trainer's first process; what it is called and its form go through the store.
+
+    A group lasts for one update. Raises RuntimeError where a process does not come or answer within `TIMEOUT`.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        """`bucket_size` has no meaning here: tensors go one by one."""
+        self._is_master = is_master
+        self._rank = -1
+        self._listener: socket.socket | None = None
+        self._store: Any = None
+        self._group: Any = None
+
+    def prepare(self) -> Any:
+        """The address where the processes meet, of the trainer's first one; None of the others."""
+        if not self._is_master:
+            return None
+        address = ray.util.get_node_ip_address().strip("[]")
+        self._listener = listening(address, 0)
+        if self._listener is None:
+            raise VerlToolError(f"no process can listen on this node's address {address} for the new weights")
+        return address, self._listener.getsockname()[1]
+
+    @classmethod
+    def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]) -> Topology:
+        """Arguments of `init_process_group` for each process: the trainer's other processes take no part."""
+        size = rollout_world_size + 1
+
+        def arguments(ranks: list[int]) -> dict[str, list[Any]]:
+            return {
+                "rank": ranks,
+                "world_size": [size] * len(ranks),
+                "address": [metadata[0]] * len(ranks),
+            }
+
+        return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, size)))
+
+    def init_process_group(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
+        """Meet the others at `address`."""
+        self._rank = rank
+        if rank < 0:
+            return
+        host, port = address
+        # The store owns the socket from now on; by itself it would listen on all addresses.
+        listener = {} if self._listener is None else {"master_listen_fd": self._listener.detach()}
+        self._store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT, **listener)
+        self._group = ProcessGroupGloo(PrefixStore("weights", self._store), rank, world_size, TIMEOUT)
+
+    def finalize(self) -> None:
+        """Leave the group."""
+        self._group = self._store = self._listener = None
+
+    @torch.no_grad()
+    async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
+        """Send the weights. The trainer's other processes take their part in putting each one together."""
+        number = 0
+        async for name, weight in ensure_async_iterator(weights):
+            if self._rank < 0:
+                continue
+            tensor = weight.detach().contiguous()
+            self._store.set(f"tensor {number}", pickle.dumps((name, tensor.shape, tensor.dtype)))
+            self._broadcast(tensor)
+            number += 1
+        if self._rank >= 0:
+            self._store.set(f"tensor {number}", pickle.dumps(None))
+            # The store lives in this process: wait until all have read its last word.
+            self._group.barrier().wait()
+
+    @torch.no_grad()
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+        """The weights, by their names."""
+        number = 0
+        while (head := pickle.loads(self._store.get(f"tensor {number}"))) is not None:
+            name, shape, dtype = head
+            tensor = torch.empty(shape, dtype=dtype)
+            self._broadcast(tensor)
+            yield name, tensor
+            number += 1
+        self._group.barrier().wait()
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        self._group.broadcast(tensor, 0).wait()

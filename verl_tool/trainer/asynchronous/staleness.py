@@ -1,0 +1,41 @@
+"""How old the trajectories of a step are, and whether those that are not agree with the trainer.
+
+A version is a number of updates of the weights: step k trains version k - 1. verl logs the age of each trajectory
+(``training/off_policy/trajectory_staleness…``) and the importance weights (``rollout_corr/rollout_is_…``).
+Written for verl 0.9.0 and 0.9.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from verl_tool.trainer.monitoring.metric_limits import FRESH_DIFF
+
+
+def versions_of(tag: Mapping[str, Any]) -> tuple[int, int]:
+    """The oldest and the newest weights that sampled a row, by its tag in TransferQueue."""
+    return int(tag["min_global_steps"]), int(tag["max_global_steps"])
+
+
+def fresh_rows(tags: Sequence[Mapping[str, Any]], trained_version: int) -> list[int]:
+    """The rows of which every token was sampled by the weights that are trained."""
+    fresh = (trained_version, trained_version)
+    return [i for i, tag in enumerate(tags) if versions_of(tag) == fresh and not tag.get("is_padding")]
+
+
+def probability_difference(
+    log_probs: Sequence[torch.Tensor], rollout_log_probs: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]
+) -> dict[str, float]:
+    """Mean and maximum of the absolute difference of the probabilities of the tokens in the loss; empty without any.
+
+    One tensor a row each. [response_length]
+    """
+    pairs = zip(log_probs, rollout_log_probs, masks, strict=True)
+    differences = [(ours.exp() - engine.exp()).abs()[mask.bool()] for ours, engine, mask in pairs]
+    flat = torch.cat(differences) if differences else torch.zeros(0)
+    if not flat.numel():
+        return {}
+    return {f"{FRESH_DIFF}_mean": flat.mean().item(), f"{FRESH_DIFF}_max": flat.max().item()}
