@@ -127,8 +127,8 @@ ARROWS = {
 }
 """What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
 GROUND = (
-    *("protocol", "confined_files", "content", "env_variables", "errors", "json_text", "packed_files", "parent_death"),
-    *("plugin", "rendezvous", "json_options", "sandbox_fusion", "verification"),
+    *("protocol", "content", "env_variables", "errors", "json_text", "packed_files", "parent_death"),
+    *("util", "plugin", "rendezvous", "json_options", "sandbox_fusion", "verification"),
 )
 """Modules of the room ``protocol``."""
 LIGHT = ("protocol", "formats", "sandbox", "judge", "retrieval", "sql", "web", "client", "servers", "tasks")

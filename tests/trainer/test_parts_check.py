@@ -195,7 +195,7 @@ def test_a_missing_gpu_is_named_unless_a_cluster_is_joined(monkeypatch, there, a
 @pytest.mark.parametrize(("there", "refused"), [(4, True), (5, False)])
 def test_gpus_that_only_sample_are_counted_too(monkeypatch, there, refused):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    monkeypatch.setattr("verl_tool.trainer.asynchronous.sampling_mode.find_spec", lambda name: True)
+    monkeypatch.setattr("verl_tool.trainer.preflight.backends.is_installed", lambda name: True)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     mode, of_their_own = "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.n_gpus_per_node=3"
     problem = problems("platform=gpu", "trainer.device=cuda", "trainer.n_gpus_per_node=2", mode, of_their_own)
@@ -204,9 +204,10 @@ def test_gpus_that_only_sample_are_counted_too(monkeypatch, there, refused):
 
 def test_a_missing_package_of_the_way_of_the_weights_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
-    monkeypatch.setattr("verl_tool.trainer.asynchronous.sampling_mode.find_spec", lambda name: None)
-    problem = problems("platform=gpu", "trainer.device=cuda", "trainer.v1.trainer_mode=separate_async")
-    assert "checkpoint_engine.backend=nccl needs cupy" in problem
+    monkeypatch.setattr("verl_tool.trainer.preflight.backends.is_installed", lambda name: name != "cupy")
+    mode = ("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.name=vllm")
+    problem = problems("platform=gpu", "trainer.device=cuda", *mode)
+    assert "checkpoint_engine.backend=nccl needs the Python package cupy" in problem
 
 
 def test_files_and_models_that_are_not_there_are_named(tmp_path):

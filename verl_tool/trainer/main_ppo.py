@@ -101,6 +101,7 @@ def train_as_configured(config: DictConfig) -> None:
                 check_versions()
                 make_what_is_missing(config, console)
                 check_data(config)
+                OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)  # the model is known now
 
                 def tools_are_told() -> None:
                     wait_for_imports()
@@ -224,7 +225,6 @@ def check_data(config: DictConfig) -> None:
 
     check_files(config)
     _choose_attention(config)
-    OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
     _check_rows(config)
 
 

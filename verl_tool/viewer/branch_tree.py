@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from verl_tool.confined_files import read_confined
+from verl_tool.util.confined_files import read_confined
 from verl_tool.viewer.record_index import Records
 from verl_tool.viewer.record_query import told_row
 from verl_tool.viewer.run_files import BRANCHES, Run

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from verl_tool.confined_files import open_confined
 from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_path
+from verl_tool.util.confined_files import open_confined
 from verl_tool.viewer.record_rows import ROW, WORDS, RowReader, ToolCounts
 from verl_tool.viewer.run_files import RecordFile, Run
 

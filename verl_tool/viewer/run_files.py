@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from verl_tool.confined_files import UnsafeFileError, open_confined, read_confined
 from verl_tool.errors import ConfigError
+from verl_tool.util.confined_files import UnsafeFileError, open_confined, read_confined
 
 BRANCHES = "branches"
 """Folder of what went on from stored trajectories: ``branches/step_3.17.jsonl`` from line 17 of step 3."""

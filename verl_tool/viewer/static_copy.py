@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from verl_tool.confined_files import UnsafeFileError, read_confined
 from verl_tool.errors import ConfigError
 from verl_tool.json_text import encode_json
+from verl_tool.util.confined_files import UnsafeFileError, read_confined
 from verl_tool.viewer.record_query import MAX_PAGE
 from verl_tool.viewer.run_files import Run
 from verl_tool.viewer.run_watch import RunWatch

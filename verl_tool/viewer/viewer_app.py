@@ -21,13 +21,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from verl_tool.confined_files import read_confined
 from verl_tool.errors import ConfigError
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.http import Disconnected, HeaderMap, HttpError, JsonResponse, error_response, headers_of
 from verl_tool.trainer.monitoring.run_metrics import Metrics
 from verl_tool.trainer.monitoring.time_by_phase import PHASES
 from verl_tool.trainer.monitoring.token_records import tokens_of
+from verl_tool.util.confined_files import read_confined
 from verl_tool.viewer import record_query
 from verl_tool.viewer.branch_jobs import BranchJobs
 from verl_tool.viewer.branch_tree import branches_of, values_of

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_tool.confined_files import open_confined
 from verl_tool.errors import ConfigError
+from verl_tool.util.confined_files import open_confined
 
 _START = re.compile(r"metrics\.(\d{1,9})\.jsonl", re.ASCII)
 Metrics = list[tuple[int, dict[str, float]]]

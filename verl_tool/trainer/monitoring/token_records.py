@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_tool.confined_files import open_confined
 from verl_tool.errors import ConfigError
+from verl_tool.util.confined_files import open_confined
 
 COLUMNS: Mapping[str, str] = {"advantages": "f4", "log_probs": "f4", "mask": "u1"}
 """Types of the columns by their names. Each is one array of all tokens, trajectory behind trajectory."""

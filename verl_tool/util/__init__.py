@@ -1,0 +1,1 @@
+"""What all packages share and no library offers."""
