@@ -14,6 +14,6 @@ fi
 source scripts/env.sh dev gpu
 # A GPU of this machine is not used, so that every machine checks the same.
 # Where torch finds no device, verl needs to be told that it shall take the CPU.
-export CUDA_VISIBLE_DEVICES="" VERL_PLATFORM=cpu
+export CUDA_VISIBLE_DEVICES=-1 VERL_PLATFORM=cpu
 [ $# -gt 0 ] || { python -m pytest tests/platforms/test_gpu_stack.py; set -- tests/{platforms,trainer,agent_workers,agent_loop,examples/train}; }
 exec python -m pytest -m "not slow" "$@"
