@@ -27,9 +27,8 @@ class Curve:
 
 def metrics_files(run: Path) -> list[Path]:
     """One for each start of the run, in order: ``metrics.1.jsonl`` …, and ``metrics.jsonl`` of the last."""
-    numbered = {path: _START.fullmatch(path.name) for path in run.glob("metrics.*.jsonl")}
-    earlier = sorted((path for path in numbered if numbered[path]), key=lambda path: int(numbered[path][1]))
-    return [*earlier, run / "metrics.jsonl"]
+    earlier = [(int(m[1]), path) for path in run.glob("metrics.*.jsonl") if (m := _START.fullmatch(path.name))]
+    return [*(path for _, path in sorted(earlier)), run / "metrics.jsonl"]
 
 
 def entries(path: Path) -> Iterator[dict[str, Any]]:
