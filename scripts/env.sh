@@ -32,13 +32,21 @@ verl_tool_python() {
     echo 3.12
 }
 
+# The first python3 on PATH that has pip: the one of an active environment may have none.
+verl_tool_python_with_pip() {
+    local python
+    for python in $(type -ap python3); do
+        if "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip --user >/dev/null 2>&1; then echo "$python"; return 0; fi
+    done
+    return 1
+}
+
 verl_tool_find_uv() {
     local tools="$verl_tool_root/.tools" python
     if command -v uv >/dev/null && uv --version >/dev/null 2>&1; then command -v uv; return 0; fi
     if [ ! -x "$tools/bin/uv" ]; then
-        python="$(command -v python3)" || { verl_tool_fail "python3 is not on PATH; install Python 3.10-3.12"; return 1; }
-        "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip --user >/dev/null 2>&1 ||
-            { verl_tool_fail "neither uv nor pip is here; install one of them (for example: apt-get install python3-pip)"; return 1; }
+        python="$(verl_tool_python_with_pip)" ||
+            { verl_tool_fail "neither uv nor a python3 with pip is here; install one of them (for example: apt-get install python3-pip)"; return 1; }
         verl_tool_say "installing uv into .tools"
         "$python" -m pip install --quiet --disable-pip-version-check --target "$tools" uv >&2 ||
             { verl_tool_fail "pip could not install uv"; return 1; }
