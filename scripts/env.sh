@@ -3,7 +3,7 @@
 #
 # EXTRA: dev (tests, linters), mcp (Model Context Protocol), retrieval (search), web (reading pages), cpu (training without an
 # accelerator), gpu (training on GPUs), train (what PROFILE says, else cpu or gpu by what this machine has). Without any, only what
-# serves tools is installed. Extras add up over calls.
+# serves tools is installed. Extras add up over calls, in the environment that is active.
 #
 # PROFILE                cpu or gpu: what `train` means (a cluster's head without a GPU needs PROFILE=gpu)
 # VERL_TOOL_VENV         where the environment lives (default: .venv or .venv-gpu in the project)
@@ -23,8 +23,9 @@ verl_tool_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 # A system Python of a version we support, else the version that uv shall fetch.
 verl_tool_python() {
-    local candidate
-    for candidate in ${VERL_TOOL_PYTHON:-python3 python3.11 python3.12 python3.10}; do
+    local candidate candidates=(python3 python3.11 python3.12 python3.10)
+    [ -z "${VERL_TOOL_PYTHON:-}" ] || candidates=("$VERL_TOOL_PYTHON")
+    for candidate in "${candidates[@]}"; do
         "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12)); ' 2>/dev/null || continue
         "$candidate" -c 'import sys; print(sys.executable)' && return 0
     done
@@ -35,9 +36,9 @@ verl_tool_python() {
 # The first python3 on PATH that has pip: the one of an active environment may have none.
 verl_tool_python_with_pip() {
     local python
-    for python in $(type -ap python3); do
+    while IFS= read -r python; do
         if "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip --user >/dev/null 2>&1; then echo "$python"; return 0; fi
-    done
+    done < <(type -ap python3)
     return 1
 }
 
@@ -61,6 +62,7 @@ verl_tool_resolve_extras() {
     local extra
     for extra in "$@"; do
         [ "$extra" != train ] || extra="${PROFILE:-$(if verl_tool_has_gpu; then echo gpu; else echo cpu; fi)}"
+        case "$extra" in megatron*) extra=gpu ;; esac
         case "$extra" in
             dev | mcp | retrieval | web | cpu | gpu) echo "$extra" ;;
             *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, web, cpu, gpu, train"; return 1 ;;
@@ -178,7 +180,12 @@ verl_tool_site_packages() {
 verl_tool_env() {
     local extras
     extras="$(verl_tool_resolve_extras "$@")" || return 1
-    verl_tool_venv="${VERL_TOOL_VENV:-$verl_tool_root/.venv$(if grep -qx gpu <<<"$extras"; then echo -gpu; fi)}"
+    verl_tool_venv="$verl_tool_root/.venv"
+    # Further extras for the GPU stack go where it is.
+    if grep -qx gpu <<<"$extras" || { [ "${VIRTUAL_ENV:-}" = "$verl_tool_venv-gpu" ] && ! grep -qx cpu <<<"$extras"; }; then
+        verl_tool_venv+=-gpu
+    fi
+    verl_tool_venv="${VERL_TOOL_VENV:-$verl_tool_venv}"
     extras="$(printf '%s\n' "$extras" "$(cat "$verl_tool_venv/.extras" 2>/dev/null)" | sed '/^$/d' | sort -u)"
     if [ "${VERL_TOOL_SKIP_INSTALL:-0}" != 1 ]; then verl_tool_bring_up_to_date "$extras" || return 1; fi
     # Imports are slow without cached bytecode, and there are many processes.
@@ -190,6 +197,8 @@ verl_tool_env() {
     PATH="${PATH//:"$verl_tool_venv/bin":/:}"
     PATH="${PATH#:}"
     export PATH="$verl_tool_venv/bin:${PATH%:}"
+    # uv, by which packages are added: the environment has no pip.
+    case ":$PATH:" in *":$verl_tool_root/.tools/bin:"*) ;; *) PATH+=":$verl_tool_root/.tools/bin" ;; esac
 }
 
 # Install what EXTRAS ask for, unless that was done before and nothing has changed since.

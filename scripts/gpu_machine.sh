@@ -30,11 +30,13 @@ verl_tool_warning() { warnings+=("$*"); }
 
 verl_tool_check_driver() {
     local driver capability
-    IFS=', ' read -r driver capability < <(nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader | sort -t, -k2 -V | head -1)
+    driver="$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1)"
+    capability="$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -V | head -1)"
     [ "${driver%%.*}" -ge "$VERL_TOOL_MIN_DRIVER" ] 2>/dev/null ||
         verl_tool_problem "the NVIDIA driver is $driver, and these packages are built for CUDA 13, which needs $VERL_TOOL_MIN_DRIVER or later: update the" \
             "driver, or on data-centre cards install NVIDIA's package cuda-compat-13-0 and set VERL_TOOL_SKIP_CHECKS=1"
-    verl_tool_at_least "$capability" "$VERL_TOOL_MIN_CAPABILITY" ||
+    # Drivers that do not tell it are too old anyway.
+    ! grep -qE '^[0-9.]+$' <<<"$capability" || verl_tool_at_least "$capability" "$VERL_TOOL_MIN_CAPABILITY" ||
         verl_tool_problem "a GPU here has compute capability $capability, and CUDA 13 supports $VERL_TOOL_MIN_CAPABILITY and later (Turing): take another machine"
 }
 
@@ -59,9 +61,9 @@ verl_tool_check_compiler() {
 # The environment, and uv's cache, from which it takes its files by links if both are on one file system.
 verl_tool_check_disk() {
     local folder free
-    for folder in "$(dirname "$verl_tool_venv")" "$(verl_tool_existing_folder "${UV_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/uv}")"; do
-        free="$(($(df -Pk "$folder" | awk 'NR == 2 {print $4}') / 1048576))"
-        [ "$free" -ge "$VERL_TOOL_GPU_DISK_GIB" ] ||
+    for folder in "$(verl_tool_existing_folder "$(dirname "$verl_tool_venv")")" "$(verl_tool_existing_folder "${UV_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/uv}")"; do
+        free="$(df -Pk "$folder" | awk 'NR == 2 {print int($4 / 1048576)}')"
+        [ "${free:-0}" -ge "$VERL_TOOL_GPU_DISK_GIB" ] ||
             verl_tool_problem "$folder has $free GiB free, and the packages need $VERL_TOOL_GPU_DISK_GIB: free some, or set VERL_TOOL_VENV and UV_CACHE_DIR to folders of a larger disk"
     done
 }
@@ -74,21 +76,23 @@ verl_tool_existing_folder() {
 
 # What a training on GPUS of this node needs besides. None of it keeps the packages from being installed.
 verl_tool_check_resources() {
-    local shm cpus needed=$((10 + 3 * $1))
+    local shm cpus
     cpus="$(nproc)"
-    [ "$1" -eq 0 ] || [ "$cpus" -ge "$needed" ] ||
-        verl_tool_warning "$cpus CPUs for $1 GPUs; verl starts about $needed processes for them, so expect slow steps"
+    [ "$1" -eq 0 ] || [ "$cpus" -ge $((4 * $1)) ] ||
+        verl_tool_warning "$cpus CPUs for $1 GPUs: workers, engines, tools and rewards will wait for each other; 8 or more for each GPU are usual"
     shm="$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print int($2 / 1048576)}')"
     [ "${shm:-0}" -ge 8 ] ||
         verl_tool_warning "/dev/shm has ${shm:-0} GiB; Ray and NCCL need some (8 at least): start the container with --shm-size=64g, or mount -o remount,size=64g /dev/shm"
     verl_tool_can_isolate ||
         verl_tool_warning "no namespaces can be made here, so tools that run code (python_code, bash_terminal, …) will refuse to start: give the container" \
-            "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined, run the tool server elsewhere (TOOL_SERVER_URL)," \
+            "--security-opt seccomp=unconfined --security-opt unmask=ALL (podman; with docker systempaths=unconfined) or --privileged, run the tool server" \
+            "elsewhere (TOOL_SERVER_URL)," \
             "or accept the risk with ISOLATION=none"
 }
 
 verl_tool_can_isolate() {
-    unshare --pid --net --mount --fork true 2>/dev/null || unshare --user --map-root-user --pid --net --mount --fork true 2>/dev/null
+    unshare --pid --net --mount --mount-proc --fork true 2>/dev/null ||
+        unshare --user --map-root-user --pid --net --mount --mount-proc --fork true 2>/dev/null
 }
 
 # flash-attn from FLASH_ATTN_WHEEL, from a folder of wheels, or built here if FLASH_ATTN_BUILD=1. Else it is left out.

@@ -30,7 +30,10 @@ start_ray() {
     # Short, for Unix sockets, and of this start alone: other users' jobs have theirs beside it.
     folder="$(mktemp -d /tmp/ray-XXXXXX)"
     # A session of its own, so that all of it can be killed.
-    setsid ray start "$@" --block --num-cpus "${N_CPUS:-$(nproc)}" --num-gpus "$N_GPUS" --temp-dir "$folder" \
+    # Slots, of which verl reserves some for each GPU, and the tool server one for each replica; no limit of cores.
+    local slots="${N_CPUS:-$(nproc)}"
+    [ "$slots" -ge $((14 + 3 * N_GPUS)) ] || slots=$((14 + 3 * N_GPUS))
+    setsid ray start "$@" --block --num-cpus "$slots" --num-gpus "$N_GPUS" --temp-dir "$folder" \
         ${NODE_ADDRESS:+--node-ip-address "$NODE_ADDRESS"} >"$folder/start.log" 2>&1 &
     ray=$!
 }

@@ -32,7 +32,7 @@ address_of() { getent ahostsv4 "$1" | awk '$1 !~ /^127\./ { print $1; exit }'; }
 
 # What srun runs, once on each node.
 run_on_node() {
-    export NODE_RANK="$SLURM_NODEID" N_CPUS="$SLURM_CPUS_PER_TASK" NODE_ADDRESS
+    export NODE_RANK="$SLURM_NODEID" N_CPUS="${N_CPUS:-$SLURM_CPUS_PER_TASK}" NODE_ADDRESS
     NODE_ADDRESS="$(address_of "$SLURMD_NODENAME")"
     # The job has brought the environment up to date, and all nodes share it.
     source scripts/env.sh "$PROFILE"

@@ -13,7 +13,7 @@
 # STEPS      training steps                                              (default: the recipe's; null: all epochs)
 # SEED       of data, model and sampling                                 (default: 0)
 # NNODES     nodes of the Ray cluster that RAY_ADDRESS names             (default: 1, and a Ray of our own)
-# N_GPUS     GPUs of each node; on a CPU, training processes             (default: the recipe's)
+# N_GPUS     GPUs of each node; on a CPU, training processes             (default: all here, else 8; cpu: the recipe's)
 # ASYNC      colocate: sample ahead on the GPUs that train; separate: on GPUs of their own, ROLLOUT_NNODES nodes with
 #            ROLLOUT_GPUS each                                           (default: sample, then train)
 # STALENESS  updates by which ASYNC may train behind what sampled        (default: 4)
@@ -90,6 +90,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 fail() { printf '[%s] error: %s\n' "$folder" "$*" >&2; exit 2; }
 has_gpu() { command -v nvidia-smi >/dev/null && [[ "$(nvidia-smi -L 2>/dev/null)" == *GPU* ]]; }
 
+count_gpus() { if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .; else nvidia-smi -L | grep -c GPU; fi; }
+
 check_variables() {
     case "$PROFILE" in gpu | cpu | megatron*) ;; *) fail "PROFILE is '$PROFILE'; it must be gpu, cpu or megatron" ;; esac
     [ -f "$folder/$PROFILE${script#train}.yaml" ] || fail "PROFILE is $PROFILE, and there is no $PROFILE${script#train}.yaml"
@@ -108,6 +110,8 @@ collect_options() {
     while read -r name option; do
         [ -z "$name" ] || [ -z "${!name:-}" ] || options+=("$option=${!name}")
     done <<<"$variables"
+    # On a machine with GPUs a recipe takes them all, unless it names a number; those of a cluster are not known here.
+    [ "$PROFILE" = cpu ] || [ -n "${N_GPUS:-}${RAY_ADDRESS:-}" ] || ! has_gpu || export VERL_TOOL_GPUS_HERE="$(count_gpus)"
     [ -z "${ASYNC:-}" ] || options+=("trainer.v1.trainer_mode=${ASYNC}_async")
     [ -n "${TOOLS-some}" ] || options+=(tool_server.start=null)
     [ -z "${RUN:-}" ] || options+=("run_dir=$RUN" "trainer.experiment_name=$(basename "$RUN")")
@@ -119,8 +123,8 @@ collect_options() {
 }
 
 use_environment() {
-    [ "$PROFILE" = gpu ] || export VERL_PLATFORM=cpu OMP_NUM_THREADS=1
-    source scripts/env.sh "$PROFILE"
+    [ "$PROFILE" != cpu ] || export VERL_PLATFORM=cpu OMP_NUM_THREADS=1
+    source scripts/env.sh train
     # What verl and its libraries say while they are imported, and bars that a pipe would fill with carriage returns.
     export VERL_LOGGING_LEVEL="${VERL_LOGGING_LEVEL:-WARN}" PYTHONWARNINGS="${PYTHONWARNINGS:-ignore:torchtitan engine,ignore:veomni engine,ignore:automodel engine,ignore:mindspeed engine,ignore:megatron engine,ignore:NPU not support}"
     [ -t 2 ] || export HF_DATASETS_DISABLE_PROGRESS_BARS="${HF_DATASETS_DISABLE_PROGRESS_BARS:-1}"
@@ -136,7 +140,7 @@ check_variables
 collect_options
 case "${DRY_RUN:-0}" in
     command) printf '%s\n' "${options[@]}" "$@"; exit ;;
-    # Writes nothing.
+    # Writes nothing into the run's folder.
     1) set -- "$@" dry_run=true hydra.run.dir=. hydra.output_subdir=null hydra/job_logging=disabled hydra/hydra_logging=disabled ;;
 esac
 use_environment

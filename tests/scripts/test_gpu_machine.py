@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-GPUS = 'case "$*" in *-L*) echo "GPU 0: a card"; echo "GPU 1: a card";; *) {query};; esac'
+GPUS = (
+    'case "$*" in *-L*) echo "GPU 0: a card"; echo "GPU 1: a card";; *driver*) echo {driver};; '
+    "*) printf '%s\\n' {capabilities};; esac"
+)
 FINE = {
-    "nvidia-smi": GPUS.format(query='echo "580.65.06, 9.0"; echo "580.65.06, 9.0"'),
+    "nvidia-smi": GPUS.format(driver="580.65.06", capabilities="9.0 9.0"),
     "nproc": "echo 32",
     "df": 'echo header; case "$*" in *shm*) echo "tmpfs 67108864 0 67108864 0% /dev/shm";; '
     '*) echo "disk 999999999 0 99999999 0% /";; esac',
@@ -46,11 +49,11 @@ def test_a_good_machine_passes_in_silence(tmp_path):
 
 PROBLEMS = {
     "driver": (
-        {"nvidia_smi": GPUS.format(query='echo "570.133.20, 9.0"')},
+        {"nvidia_smi": GPUS.format(driver="570.133.20", capabilities="9.0")},
         ("driver is 570.133.20", "580 or later", "update the driver"),
     ),
     "one old card of two": (
-        {"nvidia_smi": GPUS.format(query='echo "580.65.06, 9.0"; echo "580.65.06, 7.0"')},
+        {"nvidia_smi": GPUS.format(driver="580.65.06", capabilities="9.0 7.0")},
         ("compute capability 7.0", "7.5 and later"),
     ),
     "disk": ({"df": 'echo header; echo "disk 9 0 5242880 0% /"'}, ("has 5 GiB free", "need 12", "UV_CACHE_DIR")),
@@ -77,7 +80,7 @@ def test_a_python_without_headers_is_told(tmp_path):
 
 
 WARNINGS = {
-    "cpus": ({"nproc": "echo 8"}, ("8 CPUs for 2 GPUs", "16")),
+    "cpus": ({"nproc": "echo 4"}, ("4 CPUs for 2 GPUs", "8 or more")),
     "shared memory": (
         {"df": 'echo header; case "$*" in *shm*) echo "shm 65536 0 1 0% /";; *) echo "d 9 0 99999999 0% /";; esac'},
         ("/dev/shm has 0 GiB", "--shm-size"),
@@ -104,8 +107,9 @@ def test_a_failed_check_can_be_overruled(tmp_path):
 
 @pytest.mark.parametrize(
     ("profile", "gpu", "folder"),
-    [("", False, ".venv"), ("", True, ".venv-gpu"), ("gpu", False, ".venv-gpu"), ("cpu", True, ".venv")],
-)
+    [("", False, ".venv"), ("", True, ".venv-gpu"), ("gpu", False, ".venv-gpu"), ("cpu", True, ".venv"),
+     ("megatron_moe", False, ".venv-gpu")],
+)  # fmt: skip
 def test_each_stack_has_an_environment_of_its_own(tmp_path, profile, gpu, folder):
     """On a head node without a GPU, PROFILE=gpu takes the stack of the nodes that have them."""
     commands = {"nvidia-smi": FINE["nvidia-smi"] if gpu else "exit 9"}
@@ -157,3 +161,17 @@ def test_flash_attention_is_built_where_that_is_asked_for(tmp_path):
     done = run(tmp_path, commands, f"verl_tool_flash_attention {tmp_path}/programs/uv", FLASH_ATTN_BUILD="1")
     assert done.returncode == 0, done.stderr
     assert "--no-build-isolation flash-attn" in done.stdout
+
+
+def test_further_extras_go_into_the_environment_that_is_active(tmp_path):
+    script = f"VIRTUAL_ENV={ROOT}/.venv-gpu; source {ROOT}/scripts/env.sh web; echo $verl_tool_venv"
+    assert run(tmp_path, {}, script, VERL_TOOL_VENV="").stdout.strip() == f"{ROOT}/.venv-gpu"
+    script = f"VIRTUAL_ENV={ROOT}/.venv-gpu; source {ROOT}/scripts/env.sh web cpu; echo $verl_tool_venv"
+    assert run(tmp_path, {}, script, VERL_TOOL_VENV="").stdout.strip() == f"{ROOT}/.venv"
+
+
+def test_a_folder_that_is_yet_to_be_made_is_looked_at(tmp_path):
+    done = run(
+        tmp_path, FINE, f"verl_tool_check_gpu_machine {sys.executable}", VERL_TOOL_VENV=f"{tmp_path}/no/such/venv"
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer import main_ppo
-from verl_tool.trainer.same_run import check_same_run
+from verl_tool.trainer.same_run import check_same_run, differences
 
 AGENT = "actor_rollout_ref.agent"
 STARTED = ("platform=cpu", "tool_server.start=python_code", "actor_rollout_ref.model.path=a", "data.train_files=[a]")
@@ -57,7 +57,7 @@ def run(tmp_path_factory) -> Path:
         "actor_rollout_ref.actor.shuffle=true",
         "critic.cliprange_value=0.1",
         "trainer.critic_warmup=7",
-        "trainer.v1.sampler.max_off_policy_threshold=1",
+        "trainer.v1.trainer_mode=colocate_async",
         "tool_server.start=calculator",
         "trainer.use_v1=false",
     ],
@@ -67,6 +67,12 @@ def test_a_run_with_other_settings_is_refused_by_their_names(run: Path, override
         check_same_run(composed(run, override))
     assert f" {override.partition('=')[0]}=" in str(refused.value)
     assert "run_dir" in str(refused.value)
+
+
+def test_bounds_on_age_count_where_trajectories_have_an_age() -> None:
+    mode, bound = "trainer.v1.trainer_mode", "trainer.v1.sampler.max_off_policy_threshold"
+    for kind, counts in (("sync", False), ("colocate_async", True)):
+        assert bool(differences({mode: kind, bound: 8}, {mode: kind, bound: 5})) == counts
 
 
 def test_what_does_not_change_the_training_may_differ(run: Path) -> None:

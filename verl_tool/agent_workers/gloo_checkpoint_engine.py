@@ -6,7 +6,7 @@ verl's own checkpoint engines are for GPUs. This one is registered as ``gloo`` i
 
 from __future__ import annotations
 
-import pickle
+import json
 import socket
 from collections.abc import AsyncGenerator, Iterable
 from datetime import timedelta
@@ -87,11 +87,12 @@ class GlooCheckpointEngine(CheckpointEngine):
             if self._rank < 0:
                 continue
             tensor = weight.detach().contiguous()
-            self._store.set(f"tensor {number}", pickle.dumps((name, tensor.shape, tensor.dtype)))
+            head = [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+            self._store.set(f"tensor {number}", json.dumps(head))
             self._broadcast(tensor)
             number += 1
         if self._rank >= 0:
-            self._store.set(f"tensor {number}", pickle.dumps(None))
+            self._store.set(f"tensor {number}", json.dumps(None))
             # The store lives in this process: wait until all have read its last word.
             self._group.barrier().wait()
 
@@ -99,9 +100,10 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         """The weights, by their names."""
         number = 0
-        while (head := pickle.loads(self._store.get(f"tensor {number}"))) is not None:
+        # No pickle: whoever reaches the store can write into it.
+        while (head := json.loads(self._store.get(f"tensor {number}"))) is not None:
             name, shape, dtype = head
-            tensor = torch.empty(shape, dtype=dtype)
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
             self._broadcast(tensor)
             yield name, tensor
             number += 1

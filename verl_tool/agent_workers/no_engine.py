@@ -6,6 +6,7 @@ For ``actor_rollout_ref.rollout.name=replay``. Written for verl 0.9.0 and 0.9.1.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -13,7 +14,7 @@ from verl.workers.rollout import base
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-from verl_tool.platforms.patch import Internal, PatchError
+from verl_tool.platforms.patch import REMEDY, Internal, PatchError
 
 NAME = "replay"
 ROLLOUTS = Internal(
@@ -54,7 +55,10 @@ def register() -> None:
     """
     table = vars(base).get(ROLLOUTS.attribute)
     if not isinstance(table, dict) or not isinstance(table.get(("vllm", "async")), str):
-        raise PatchError(f"{ROLLOUTS.missing()} (a path of a class by (name, 'async'))")
+        raise PatchError(
+            f"verl {version('verl')} has no {ROLLOUTS.module}.{ROLLOUTS.attribute} with the path of a class by (name, "
+            f"'async'), which training from stored trajectories adds to; {REMEDY}"
+        )
     RolloutReplicaRegistry.register(NAME, lambda: NoEngineReplica)
     table[NAME, "async"] = f"{__name__}.{NoEngineRollout.__name__}"
 

@@ -317,7 +317,8 @@ def preloaded(config: DictConfig) -> contextlib.AbstractContextManager[None]:
 
 def patched_modules(config: DictConfig) -> contextlib.AbstractContextManager[Callable[[], None]]:
     """`imports_checked`, unless the processes that this one forks from import the same."""
-    return contextlib.nullcontext(lambda: None) if config.preload else imports_checked()
+    forks = config.preload and address_to_join(config.ray_kwargs.ray_init.get("address")) is None
+    return contextlib.nullcontext(lambda: None) if forks else imports_checked()
 
 
 @contextlib.contextmanager

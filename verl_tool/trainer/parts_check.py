@@ -22,7 +22,6 @@ from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManager
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
 from verl_tool.trainer.asynchronous.sampling_mode import SEPARATE
 from verl_tool.trainer.backends.backend_checks import missing_sglang
@@ -99,6 +98,8 @@ RANGES = (
     Range("tool_server.max_restarts", 0),
     Range("max_staleness", 1),
     Range("stall_timeout", 0, open_below=True),
+    Range("resource_timeout", 0, open_below=True),
+    Range("gpu_memory_gb", 0, open_below=True),
 )
 
 
@@ -111,7 +112,12 @@ def check_parts(config: DictConfig, *, tool_data_is_there: bool = True) -> Prefl
     preflight = Preflight()
     if not problems:
         preflight = run_preflight(config)
-        problems += [*_of_gpus(config), *missing_sglang(config), *preflight.problems]
+        gpus = list(_of_gpus(config))
+        if config.dry_run:  # perhaps on a login node
+            preflight.warnings += [f"not checked: {problem}" for problem in gpus]
+        else:
+            problems += gpus
+        problems += [*missing_sglang(config), *preflight.problems]
     if tool_data_is_there:
         problems += [*_of_tools(config, preflight), *_of_reward_manager(config)]
     if problems:
@@ -148,7 +154,7 @@ def check_files(config: DictConfig) -> None:
 def _of_gpus(config: DictConfig) -> Iterator[str]:
     if config.trainer.device != "cuda":
         return
-    if os.environ.get("RAY_ADDRESS") or address_to_join(config.ray_kwargs.ray_init.get("address")) is not None:
+    if os.environ.get("RAY_ADDRESS", "local") not in ("", "local") or joins_cluster(config):
         return  # a cluster that runs already says itself what it has
     found, wanted = torch.cuda.device_count(), config.trainer.n_gpus_per_node
     setting = f"trainer.n_gpus_per_node={wanted}"

@@ -48,7 +48,14 @@ SAME = (
     "trainer.v1",
 )  # fmt: skip
 """Settings, and groups of them, that decide what is learned from what."""
+ASYNCHRONOUS = (
+    *("trainer.v1.colocate_async", "trainer.v1.separate_async"),
+    *("trainer.v1.sampler.max_off_policy_strategy", "trainer.v1.sampler.max_off_policy_threshold"),
+)
+"""Settings that nobody reads where a step is trained on what it sampled itself."""
 MAY_DIFFER = (
+    # Follows from the installed packages, where nobody names it.
+    "actor_rollout_ref.model.override_config.attn_implementation",
     *(
         f"data.{name}"
         for name in (
@@ -128,7 +135,9 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
     Paths are the same if they name one place: the folder of a run may be told in another way.
     """
-    names = sorted(name for name in {*earlier, *now} if _within(name, SAME) and not _within(name, MAY_DIFFER))
+    sync = all(run.get("trainer.v1.trainer_mode", "sync") == "sync" for run in (earlier, now))
+    spared = (*MAY_DIFFER, *(ASYNCHRONOUS if sync else ()))
+    names = sorted(name for name in {*earlier, *now} if _within(name, SAME) and not _within(name, spared))
     return [
         f"{name}={now.get(name)!r} (was {earlier.get(name)!r})"
         for name in names

@@ -34,7 +34,7 @@ def test_recipes_name_what_exists():
         ({f"{ROLLOUT}.name": "???"}, "rollout.name is not set; set it to vllm"),
         ({f"{ROLLOUT}.quantization": "int3"}, "quantization='int3' is unknown; known: fp8, torchao"),
         ({f"{ROLLOUT}.quantization": "fp8", "trainer.device": "cpu"}, "quantization=fp8 needs a GPU"),
-        ({f"{ROLLOUT}.checkpoint_engine.backend": "ncccl"}, "backend='ncccl' is unknown; known: naive, nccl"),
+        ({f"{ROLLOUT}.checkpoint_engine.backend": "ncccl"}, "backend='ncccl' is unknown; known: naive, gloo, nccl"),
     ],
 )
 def test_names_and_combinations_that_cannot_work(overrides, problem):
@@ -56,7 +56,7 @@ def test_names_and_combinations_that_cannot_work(overrides, problem):
 def test_a_missing_package_is_named_with_what_asks_for_it(overrides, setting, module):
     (told,) = check_packages(changed_config("acecoder/gpu.yaml", overrides))
     assert setting in told
-    assert f"needs the Python package {module}, which is not installed; install it (pip install " in told
+    assert f"needs the Python package {module}, which is not installed; install it (uv pip install " in told
 
 
 def test_weights_within_a_process_need_no_checkpoint_engine():

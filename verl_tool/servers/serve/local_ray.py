@@ -16,6 +16,7 @@ from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
 from verl_tool.env_variables import variables_unless_set
+from verl_tool.errors import ConfigError
 
 LOOPBACK_ENVIRONMENT = {
     # torch's and vLLM's process groups would listen on the address that the host's name or the way to the network has.
@@ -32,9 +33,12 @@ _LONGEST_TEMP = 24
 def address_to_join(address: str | None) -> str | None:
     """The cluster that ``ray.init(address)`` would join: of `address`, ``RAY_ADDRESS``, or ``ray start`` on this node.
 
-    None: it would start one.
+    None: it would start one. Raises ConfigError if one is asked for and none runs here.
     """
-    found: str | None = services.canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None is a default
+    try:
+        found: str | None = services.canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None: a default
+    except ConnectionError as error:
+        raise ConfigError(f"{error}; run `ray start --head` on this machine first, or unset RAY_ADDRESS") from None
     return found
 
 

@@ -11,8 +11,9 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.utils import need_reward_model
 
 from verl_tool.errors import ConfigError
+from verl_tool.trainer.preflight.parallelism import replica_size
 
-SYNC, COLOCATE, SEPARATE = MODES = ("sync", "colocate_async", "separate_async")
+SYNC, _, SEPARATE = MODES = ("sync", "colocate_async", "separate_async")
 _V1, _ROLLOUT = "trainer.v1", "actor_rollout_ref.rollout"
 _BACKEND = f"{_ROLLOUT}.checkpoint_engine.backend"
 BACKENDS = ("nccl", "nixl", "kimi_ckpt_engine", "mooncake")
@@ -73,18 +74,10 @@ def _of_separate(config: DictConfig) -> Iterator[str]:
             f"{name} samples on GPUs of its own, and there are {rollout.nnodes} nodes with {rollout.n_gpus_per_node} "
             f"of them; set {_ROLLOUT}.nnodes (ROLLOUT_NNODES) and {_ROLLOUT}.n_gpus_per_node (ROLLOUT_GPUS)"
         )
-    elif rollout.nnodes * rollout.n_gpus_per_node % rollout.tensor_model_parallel_size:
+    elif rollout.nnodes * rollout.n_gpus_per_node % replica_size(rollout):
         yield (
-            f"the {rollout.nnodes * rollout.n_gpus_per_node} GPUs that only sample are no multiple of "
-            f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}; change one of them"
-        )
-    rows = mini * rollout.n // (config.trainer.nnodes * config.trainer.n_gpus_per_node)
-    micro = rollout.log_prob_micro_batch_size_per_gpu
-    if not rollout.log_prob_use_dynamic_bsz and micro and rows % micro:
-        yield (
-            f"{name}: the {rows} rows that each GPU has of an update are no multiple of "
-            f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu={micro}; change it, or set "
-            f"{_ROLLOUT}.log_prob_use_dynamic_bsz=true"
+            f"the {rollout.nnodes * rollout.n_gpus_per_node} GPUs that only sample are no multiple of the "
+            f"{replica_size(rollout)} of an engine ({_ROLLOUT}.tensor_model_parallel_size, …); change one of them"
         )
     yield from _of_backend(config)
     model = config.actor_rollout_ref.model

@@ -11,7 +11,7 @@ from verl_tool.trainer.preflight.parallelism import has_critic, has_reference
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 CHECKPOINT_ENGINES: dict[str, str | None] = {
-    "naive": None, "nccl": "cupy", "nixl": "nixl", "mooncake": "mooncake", "delta_sharded": "cupy",
+    "naive": None, "gloo": None, "nccl": "cupy", "nixl": "nixl", "mooncake": "mooncake", "delta_sharded": "cupy",
     "kimi_ckpt_engine": "checkpoint_engine", "hccl": "torch_npu",
 }  # fmt: skip
 LOGGERS = ("wandb", "swanlab", "mlflow", "clearml", "trackio", "tensorboard", "vemlp_wandb")
@@ -63,7 +63,7 @@ def check_packages(config: DictConfig) -> Iterator[str]:
     for setting, module in _needs(config):
         if not is_installed(module):
             yield (
-                f"{setting} needs the Python package {module}, which is not installed; install it (pip install "
+                f"{setting} needs the Python package {module}, which is not installed; install it (uv pip install "
                 f"{_PIP.get(module, module.partition('.')[0])}) on all nodes, or choose another"
             )
 
@@ -75,8 +75,9 @@ def _needs(config: DictConfig) -> Iterator[tuple[str, str]]:
     for setting, group in _groups(config):
         if group.strategy == "megatron":
             yield f"{setting}.strategy=megatron", "megatron.core"
-            vanilla = group.megatron.vanilla_mbridge
-            yield f"{setting}.megatron.vanilla_mbridge={vanilla}", "mbridge" if vanilla else "megatron.bridge"
+            if group.megatron.use_mbridge:
+                vanilla = group.megatron.vanilla_mbridge
+                yield f"{setting}.megatron.vanilla_mbridge={vanilla}", "mbridge" if vanilla else "megatron.bridge"
         implementation = OmegaConf.select(group, "optim.optimizer_impl")
         if implementation and setting != "actor_rollout_ref.ref":
             yield f"{setting}.optim.optimizer_impl={implementation}", implementation.partition(".")[0]

@@ -154,6 +154,8 @@ class Engine:
 
     shape: ModelShape
     tensor_parallel: int = 1
+    parts: int = 1
+    """Most GPUs that the weights of a replica are spread over."""
     weight_bytes: int = 2
     utilization: float = 0.5
     max_model_len: int = 0
@@ -338,12 +340,12 @@ class Step:
         engine = self.engine
         if engine is None:
             return found
-        share, trajectory = engine.utilization * self.card, engine.cache_per_token * engine.max_model_len
-        if engine.weights + trajectory > share:
+        share = engine.utilization * self.card
+        least = engine.weight_bytes * engine.shape.parameters / max(engine.parts, engine.tensor_parallel)
+        if least > share:
             found.append(
                 f"rollout.gpu_memory_utilization={engine.utilization} of {self.card / GB:.0f} GB is "
-                f"{share / GB:.1f} GB, and the engine's weights ({engine.weights / GB:.1f} GB) and the cache of one "
-                f"trajectory ({trajectory / GB:.1f} GB) do not fit; raise it (GPU_MEMORY) or "
+                f"{share / GB:.1f} GB, and the engine's weights ({least / GB:.1f} GB) do not fit; raise it (GPU_MEMORY) or "
                 "rollout.tensor_model_parallel_size (TENSOR_PARALLEL)"
             )
         at_start = self.actor.resident(optimizer=False) + (

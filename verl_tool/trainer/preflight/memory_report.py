@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl_tool.trainer.preflight.backends import is_installed
 from verl_tool.trainer.preflight.memory import GB, Engine, Step, TrainedModel
 from verl_tool.trainer.preflight.model_shapes import ModelShape, UnknownShapeError, shape_of
-from verl_tool.trainer.preflight.parallelism import has_critic, has_reference
+from verl_tool.trainer.preflight.parallelism import has_critic, has_reference, replica_size
+from verl_tool.trainer.preflight.resources import joins_cluster
 
 ASSUMED_CARD_GB = 80.0
 WARN_SHARE = 0.9
@@ -52,14 +54,21 @@ def find_card(config: DictConfig) -> Card:
     if config.gpu_memory_gb is not None:
         return Card(config.gpu_memory_gb * GB, "gpu_memory_gb", known=True)
     if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        query = [
+            "nvidia-smi",
+            *([f"--id={visible}"] if visible else []),
+            "--query-gpu=memory.total",
+            "--format=csv,noheader,nounits",
+        ]
         try:
             done = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_SECONDS)
             sizes = [int(line) * 2**20 for line in done.stdout.split("\n") if line.strip().isdigit()]
         except (OSError, subprocess.TimeoutExpired):
             sizes = []
         if sizes:
-            return Card(min(sizes), "nvidia-smi", known=True)
+            # The nodes of a cluster may have other cards than the one that the training is started on.
+            return Card(min(sizes), "nvidia-smi", known=not joins_cluster(config))
     return Card(ASSUMED_CARD_GB * GB, "assumed, as no GPU is here; GPU_MEMORY_GB says otherwise", known=False)
 
 
@@ -102,6 +111,12 @@ def make_table(step: Step, source: str) -> Table:
 
 
 def _too_full(step: Step) -> Iterator[str]:
+    engine = step.engine
+    if engine is not None and engine.cache(step.card) + engine.working < engine.cache_per_token * engine.max_model_len:
+        yield (
+            f"the engine may start with no room for a trajectory of {engine.max_model_len} tokens (estimated); raise "
+            "GPU_MEMORY or TENSOR_PARALLEL, or lower MAX_RESPONSE_LENGTH"
+        )
     for phase in step.phases():
         if phase.total > WARN_SHARE * step.card:
             yield (
@@ -117,7 +132,7 @@ def _remedy(phase: str, step: Step) -> str:
         return "train an adapter (LORA_RANK), or use more GPUs"
     if phase.endswith("sync"):
         return "use more GPUs, or set TENSOR_PARALLEL"
-    shared = ", share a row by ULYSSES=2" if step.gpus > 1 else ""
+    shared = ", share a row by ULYSSES=2" if step.gpus > 1 and is_installed("flash_attn") else ""
     tokens = "MAX_TOKENS_PER_GPU (at least prompt plus response) or MAX_RESPONSE_LENGTH"
     return f"lower {tokens}{shared}, or set FUSED_KERNELS=true"
 
@@ -281,6 +296,9 @@ def _engine(config: DictConfig, shape: ModelShape) -> Engine | None:
     return Engine(
         shape=shape,
         tensor_parallel=rollout.tensor_model_parallel_size,
+        parts=replica_size(rollout)
+        if rollout.expert_parallel_size > 1
+        else rollout.tensor_model_parallel_size * rollout.get("pipeline_model_parallel_size", 1),
         weight_bytes=1 if quantized else 4 if str(rollout.dtype) in ("float32", "float") else 2,
         utilization=rollout.gpu_memory_utilization,
         max_model_len=rollout.max_model_len or shape.max_positions or 0,

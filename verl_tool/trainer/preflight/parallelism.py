@@ -50,7 +50,7 @@ def check_engine(config: DictConfig, shape: ModelShape | None) -> Iterator[str]:
         return
     if rollout.name not in ("vllm", "sglang", "trtllm"):
         return
-    tensor, replica = rollout.tensor_model_parallel_size, _replica_size(rollout)
+    tensor, replica = rollout.tensor_model_parallel_size, replica_size(rollout)
     sizes = f"{_ROLLOUT}.tensor_model_parallel_size={tensor} (TENSOR_PARALLEL)"
     if rollout.data_parallel_size > 1:
         sizes += f" times data_parallel_size={rollout.data_parallel_size}"
@@ -73,7 +73,7 @@ def check_engine(config: DictConfig, shape: ModelShape | None) -> Iterator[str]:
     yield from _engine_lengths(config, shape)
 
 
-def _replica_size(rollout: DictConfig) -> int:
+def replica_size(rollout: DictConfig) -> int:
     pipeline = rollout.get("pipeline_model_parallel_size", 1)
     return int(rollout.tensor_model_parallel_size * rollout.data_parallel_size * pipeline)
 
@@ -101,7 +101,9 @@ def _model_by_engine(rollout: DictConfig, shape: ModelShape, sizes: str) -> Iter
             f"{_ROLLOUT}.expert_parallel_size={rollout.expert_parallel_size}, and the model (by {shape.source}) has no "
             "experts; set it to 1"
         )
-    if rollout.quantization == "fp8" and (shape.hidden % _FP8_BLOCK or shape.intermediate // tensor % _FP8_BLOCK):
+    # With expert parallelism each expert is whole.
+    width = shape.intermediate if rollout.expert_parallel_size > 1 else shape.intermediate // tensor
+    if rollout.quantization == "fp8" and (shape.hidden % _FP8_BLOCK or width % _FP8_BLOCK):
         yield (
             f"{_ROLLOUT}.quantization=fp8 takes blocks of {_FP8_BLOCK} weights, and widths of {shape.hidden} and "
             f"{shape.intermediate} over {tensor} GPUs are no multiples; lower TENSOR_PARALLEL, or leave it out"
@@ -116,16 +118,20 @@ def _engine_lengths(config: DictConfig, shape: ModelShape | None) -> Iterator[st
             f"{_ROLLOUT}.max_model_len={length} leaves no token behind a prompt of data.max_prompt_length={prompt}; "
             f"set it to prompt plus response, {prompt + config.data.max_response_length}"
         )
-    # vLLMHttpServer._validate_configs
-    if shape is not None and shape.max_positions and length is not None and length > shape.max_positions:
+    # vLLMHttpServer._validate_configs, which sees the model's config with what overrides it.
+    model = config.actor_rollout_ref.model.get("override_config") or {}
+    positions = (model.get("model_config") or model).get("max_position_embeddings")
+    source = "override_config" if positions else shape.source if shape is not None else ""
+    positions = positions or (shape.max_positions if shape is not None else None)
+    if positions and length is not None and length > positions:
         yield (
-            f"{_ROLLOUT}.max_model_len={length} is above the model's max_position_embeddings={shape.max_positions} (by "
-            f"{shape.source}); lower MAX_PROMPT_LENGTH or MAX_RESPONSE_LENGTH, or take a model with longer contexts"
+            f"{_ROLLOUT}.max_model_len={length} is above the model's max_position_embeddings={positions} (by "
+            f"{source}); lower MAX_PROMPT_LENGTH or MAX_RESPONSE_LENGTH, or take a model with longer contexts"
         )
     if rollout.name != "vllm":
         return
     # vLLM's SchedulerConfig.verify_max_model_len
-    longest = length or (shape.max_positions if shape is not None else None)
+    longest = length or positions
     if not rollout.enable_chunked_prefill and longest is not None and batched < longest:
         yield (
             f"{_ROLLOUT}.max_num_batched_tokens={batched} is below max_model_len={longest}, and "

@@ -80,6 +80,10 @@ def cpu_slots(config: DictConfig) -> CpuSlots:
     return CpuSlots(runner=1, transfer_queue=queue, gpus=gpus, largest_bundle=of_node)
 
 
+MIN_CPU_SLOTS = 16
+"""Of a Ray of our own; actors that nobody counts find a place, too."""
+
+
 def joins_cluster(config: DictConfig) -> bool:
     """Whether the training joins a Ray that runs already."""
     return address_to_join(config.ray_kwargs.ray_init.get("address")) is not None
@@ -91,7 +95,7 @@ def set_cpu_slots(config: DictConfig) -> None:
     given = config.ray_kwargs.ray_init
     if not joins_cluster(config) and given.get("num_cpus") is None:
         with open_dict(config):
-            given.num_cpus = max(cpu_slots(config).total, _cores())
+            given.num_cpus = max(cpu_slots(config).total, _cores(), MIN_CPU_SLOTS)
 
 
 def _cores() -> int:
