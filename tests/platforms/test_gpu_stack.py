@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+import sysconfig
 from pathlib import Path
 
 import import_gpu_stack
@@ -16,12 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def gpu_python() -> Path | None:
     """The Python of the GPU stack: this process's, or that of .venv-gpu."""
-    try:
-        version("vllm")
-    except PackageNotFoundError:
-        python = ROOT / ".venv-gpu" / "bin" / "python"
-        return python if python.exists() else None
-    return Path(sys.executable)
+    if list(Path(sysconfig.get_path("purelib")).glob("vllm-*.dist-info")):
+        return Path(sys.executable)
+    python = ROOT / ".venv-gpu" / "bin" / "python"
+    return python if python.exists() else None
 
 
 def locked(package: str) -> str:

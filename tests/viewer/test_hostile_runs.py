@@ -144,6 +144,38 @@ def test_an_index_is_not_written_through_a_link(tmp_path):
     assert not list(elsewhere.iterdir())
 
 
+def test_an_index_is_not_written_through_a_link_at_its_name(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    run = run_at(tmp_path / "run", json.dumps(GOOD).encode())
+    folder = tmp_path / "run" / "trajectories" / FOLDER
+    folder.mkdir()
+    for name in ("step_1.rows", f"step_1.{os.getpid()}"):
+        (folder / name).symlink_to(victim)
+    RecordIndex(run).refresh()
+    assert victim.read_text() == "mine"
+
+
+def test_an_index_beyond_its_file_is_not_read(tmp_path):
+    run = run_at(tmp_path, json.dumps(GOOD).encode())
+    RecordIndex(run).refresh()
+    os.truncate(tmp_path / "trajectories" / FOLDER / "step_1.rows", 1 << 41)
+    index = RecordIndex(run)
+    index.refresh()
+    assert len(index.records.rows) == 1
+
+
+def test_words_without_end_become_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("verl_tool.viewer.record_index.MAX_WORDS", 8)
+    for step in (1, 2):
+        lines = [json.dumps(GOOD | {"stop": f"stop {step} {i}"}).encode() for i in range(6)]
+        run = run_at(tmp_path, *lines, file=f"step_{step}.jsonl")
+    index = RecordIndex(run)
+    index.refresh()
+    assert "(other)" in index.records.words
+    assert len(index.records.rows) == 12
+
+
 YAML = {
     "aliases": "a: &a [x,x,x]\n" + "".join(f"b{i}: &b{i} [{','.join(['*a'] * 9)}]\n" for i in range(7)),
     "deep": "a: " + "[" * 50_000,

@@ -84,7 +84,7 @@ class Patch(Internal):
 
     def install(self) -> bool:
         """Arrange for the replacement. Returns whether it is written for the installed version; see `check_patches`."""
-        if not self.versions.contains(version(self.distribution), prereleases=True):
+        if not self.is_installed() or not self.versions.contains(version(self.distribution), prereleases=True):
             return False
         wrapt.register_post_import_hook(self._apply, self.module)
         return True

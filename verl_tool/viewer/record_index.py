@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import threading
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 
 from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_path
 from verl_tool.util.confined_files import open_confined
-from verl_tool.viewer.record_rows import ROW, WORDS, RowReader, ToolCounts
+from verl_tool.viewer.record_rows import MAX_WORDS, OTHER, ROW, WORDS, RowReader, ToolCounts
 from verl_tool.viewer.run_files import RecordFile, Run
 
 VERSION = 1
@@ -31,6 +32,8 @@ _PORTION = 32 << 20
 """Bytes of records that are read before what is known is shown."""
 _LOOK_BACK = 4096
 """Bytes by which a file is known again."""
+_MAX_HEAD = 64 << 20
+"""Bytes of the first line of an index."""
 MAX_LINE = 128 << 20
 """Bytes of one record. Of a longer line only its length is known."""
 
@@ -127,8 +130,8 @@ class RecordIndex:
             return act(file)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            self._problems[file.name] = str(error)
+        except (OSError, ValueError, MemoryError) as error:
+            self._problems[file.name] = str(error) or type(error).__name__
             return None
 
     def _read(self, file: RecordFile, files: Sequence[RecordFile]) -> None:
@@ -168,7 +171,7 @@ class RecordIndex:
             known = self._known.setdefault(file.path, FileIndex())
             rows = known.rows.copy()
             rows["file"] = number
-            places = np.array([words.setdefault(word, len(words)) for word in known.words], dtype="u2")
+            places = np.array([_place(words, word) for word in known.words], dtype="u2")
             for name in WORDS:
                 rows[name] = places[rows[name]]
             parts.append(rows)
@@ -193,6 +196,8 @@ class RecordIndex:
     def _load(self, file: RecordFile) -> FileIndex:
         try:
             with open_confined(self._path(file), self._folder) as stored:
+                if os.fstat(stored.fileno()).st_size > _MAX_HEAD + ROW.itemsize * (_size_of(file) // 2 + 1):
+                    return FileIndex()
                 head, _, content = stored.read().partition(b"\n")
             known = msgspec.json.decode(head, type=_Head)
             rows = np.frombuffer(content, ROW).copy()
@@ -206,11 +211,15 @@ class RecordIndex:
     def _save(self, file: RecordFile, known: FileIndex) -> None:
         fields = {name: getattr(known, name) for name in _Head.__struct_fields__ if name != "version"}
         path = self._path(file)
-        part = path.with_suffix(f".{os.getpid()}")
+        # Of a name that nobody can have put a link at.
+        part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
         # Without an index all is read again the next time.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as out:
+            if path.parent.is_symlink():
+                return
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(part, flags, 0o644), "wb") as out:
                 out.write(msgspec.json.encode(_Head(VERSION, **fields)) + b"\n")
                 out.write(known.rows.tobytes())
             part.replace(path)
@@ -236,6 +245,13 @@ def _read_on(file: RecordFile, known: FileIndex) -> Iterator[None]:
             known.words, known.tools, known.read_bytes = reader.words, dict(reader.tools), offset
             yield
         known.head, known.tail = _checksums(source, known.read_bytes)
+
+
+def _place(words: dict[str, int], word: str) -> int:
+    """The number of a word in a run's list, which numbers of two bytes count."""
+    if word not in words and len(words) >= MAX_WORDS:
+        word = OTHER
+    return words.setdefault(word, len(words))
 
 
 def _whole_lines(source: BinaryIO, offset: int) -> Iterator[tuple[bytes, int]]:
@@ -290,7 +306,14 @@ def _missing(file: RecordFile, known: FileIndex) -> int:
 def _time_of(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except FileNotFoundError:
+    except OSError:
+        return 0
+
+
+def _size_of(file: RecordFile) -> int:
+    try:
+        return file.path.stat().st_size
+    except OSError:
         return 0
 
 

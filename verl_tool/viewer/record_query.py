@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from verl_tool.errors import ConfigError
-from verl_tool.viewer.record_index import Records
+from verl_tool.viewer.record_index import MAX_LINE, Records
 from verl_tool.viewer.record_rows import ROW, WORDS, texts_of
 
 SEARCH_SECONDS = 8.0
@@ -274,11 +274,11 @@ def _with_text(records: Records, found: np.ndarray, text: str) -> tuple[np.ndarr
     hits: list[int] = []
     for file_number in np.unique(records.rows["file"][found]):
         of_file = found[records.rows["file"][found] == file_number]
-        with records.files[file_number].path.open("rb") as source:
+        with records.files[file_number].open() as source:
             for searched, number in enumerate(of_file):
                 row = records.rows[number]
                 source.seek(int(row["offset"]))
-                line = source.read(int(row["length"]))
+                line = source.read(min(int(row["length"]), MAX_LINE))
                 if needle in line.lower() and plain in "\n".join(texts_of(line)[:2]).lower():
                     hits.append(int(number))
                 if searched % 64 == 0 and time.monotonic() > ends:

@@ -14,6 +14,9 @@ import numpy as np
 UNNAMED = "(no call found)"
 UNREADABLE = "unreadable"
 """Stop reason of a line that is no record."""
+OTHER = "(other)"
+MAX_WORDS = 65_000
+"""Different words of a run; further ones are `OTHER`."""
 MAX_TURNS = 16
 """Later calls are counted with this one."""
 
@@ -140,8 +143,8 @@ class RowReader:
             row["stop"] = self._word(UNREADABLE)
 
     def _word(self, word: str) -> int:
-        if len(self._words) >= 65_000:
-            return self._words.setdefault("(other)", len(self._words))
+        if len(self._words) >= MAX_WORDS:
+            return self._words.setdefault(OTHER, len(self._words))
         return self._words.setdefault(word[:200], len(self._words))
 
     def _fill(self, row: np.void, t: _Trajectory) -> None:

@@ -90,8 +90,8 @@ def _write_run(watch: RunWatch, viewer: ViewerApp, run: Run, key: str, folder: P
         "key": key,
         "files": [{"name": file.name, "kind": file.kind, "step": file.step} for file in files],
         "rows": rows,
-        "metrics": viewer.metrics({**given, "names": ",".join(viewer.metrics(given)["names"])}),
-        "config": viewer.config(given),
+        "metrics": _metrics(viewer, given),
+        "config": _config(viewer, given),
         "by_file": viewer.by_file(given),
         "prompts": {kind or "any": viewer.prompts({**given, "kind": kind}) for kind in ("", "validation")},
     }
@@ -107,6 +107,21 @@ def _write_run(watch: RunWatch, viewer: ViewerApp, run: Run, key: str, folder: P
                 content = read_confined(image, run.folder, MAX_IMAGE_BYTES)
                 (folder / "images" / image.stem).write_bytes(content)
     return len(rows)
+
+
+def _metrics(viewer: ViewerApp, given: Mapping[str, str]) -> dict[str, Any]:
+    """All curves of a run; none if its metrics cannot be read, of which the list of runs tells."""
+    try:
+        return viewer.metrics({**given, "names": ",".join(viewer.metrics(given)["names"])})
+    except (ConfigError, OSError):
+        return {"steps": [], "series": {}, "names": [], "curves": [], "phases": {}}
+
+
+def _config(viewer: ViewerApp, given: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return viewer.config(given)
+    except (ConfigError, OSError) as error:
+        return {"config.yaml": f"cannot be read: {error}"}
 
 
 def _trajectory(viewer: ViewerApp, address: Mapping[str, str]) -> dict[str, Any]:

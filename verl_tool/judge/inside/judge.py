@@ -119,7 +119,7 @@ class Judge:
 
     def _prepare(self):
         """Pay for imports once and not once a test, and out of the time of all tests. Whether any of that is left."""
-        modules = _libraries(self._job.solution) if self._job.programs else []
+        modules = _libraries(self._job.solution)
         try:
             seconds = max(self._ends - time.monotonic(), 0.1)
             self._spawner.prepare(self._job.solution, self._job.prelude, modules, seconds)

@@ -75,6 +75,8 @@ import json
 """What LiveCodeBench and verl's `prime_code` put before a solution; solutions on LeetCode and the like rely on it."""
 RECURSION_LIMIT = 600_000
 """That of verl's `prime_code`; LiveCodeBench's is 50,000."""
+MAX_DIGITS = 50_000
+"""Of a number that is read or printed: LiveCodeBench's."""
 LINK_RECURSION_LIMIT = 3000
 """While values are written for the judge, which reads none that are nested so deep."""
 STACK_BYTES = 120 << 20
@@ -299,6 +301,8 @@ class Prepared:
         if prelude:
             exec(PRELUDE, self.names)
             sys.setrecursionlimit(RECURSION_LIMIT)
+            with contextlib.suppress(AttributeError):  # a Python that has no limit
+                sys.set_int_max_str_digits(MAX_DIGITS)
             _raise_stack_limit()
         for name in modules:
             # A solution that imports it finds out itself why that fails.
@@ -350,7 +354,7 @@ def _run_program(prepared, stdin, stdout, *stderr):
         os.close(descriptor)
     sys.argv = ["solution.py"]
     names = _module("__main__").__dict__
-    names.update(prepared.names, __name__="__main__")
+    names.update(prepared.names, __name__="__main__", __file__="solution.py", __builtins__=builtins)
     code = UNCAUGHT
     try:
         exec(compile(prepared.source, "solution.py", "exec"), names)
@@ -376,6 +380,12 @@ def _end_program(names, code):
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()  # which may be the program's own, and needs its names
+        for name, value in list(names.items()):  # objects before what their `__del__` uses
+            if not isinstance(value, (types.ModuleType, types.FunctionType, type)):
+                names.pop(name, None)
         names.clear()
         gc.collect()  # a file that is still open writes what it holds
     finally:

@@ -23,6 +23,7 @@ from multiprocessing import (
     resource_tracker,
 )
 from typing import Any
+from unittest import mock
 
 ADDRESS = "VERL_TOOL_TEMPLATE"
 """The environment variable with the template's socket; without it there is none."""
@@ -46,8 +47,9 @@ class _Template(forkserver.ForkServer):
 
 class _Popen(popen_forkserver.Popen):
     def _launch(self, process_obj: process.BaseProcess) -> None:
-        forkserver.connect_to_new_process = _Template().connect_to_new_process
-        super()._launch(process_obj)  # type: ignore[misc]
+        # Other processes of this one are started by Python's own server.
+        with mock.patch.object(forkserver, "connect_to_new_process", _Template().connect_to_new_process):
+            super()._launch(process_obj)  # type: ignore[misc]
 
 
 class Process(process.BaseProcess):

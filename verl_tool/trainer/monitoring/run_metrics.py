@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any
 from verl_tool.errors import ConfigError
 from verl_tool.util.confined_files import open_confined
 
+_MAX_LINE = 16 << 20
+"""Bytes of one step's metrics."""
 _START = re.compile(r"metrics\.(\d{1,9})\.jsonl", re.ASCII)
 Metrics = list[tuple[int, dict[str, float]]]
 """Step and metrics of each step, in order."""
@@ -37,7 +40,10 @@ def entries(path: Path) -> Iterator[dict[str, Any]]:
     Raises ConfigError for any other line that is none.
     """
     with open_confined(path, path.parent) as file:
-        for number, line in enumerate(file, 1):
+        for number in itertools.count(1):
+            line = file.readline(_MAX_LINE)
+            if not line:
+                return
             try:
                 entry = json.loads(line)
                 if not (isinstance(entry["step"], int) and isinstance(entry["data"], dict)):

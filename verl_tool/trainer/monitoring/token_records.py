@@ -106,7 +106,7 @@ def _arrays(records: Path, folder: Path | None) -> dict[str, np.ndarray]:
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as file:
                 arrays = dict(file)
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError):
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError, MemoryError):
         return {}
     return arrays if _is_consistent(arrays) else {}
 

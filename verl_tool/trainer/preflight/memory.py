@@ -345,7 +345,8 @@ class Step:
         if least > share:
             found.append(
                 f"rollout.gpu_memory_utilization={engine.utilization} of {self.card / GB:.0f} GB is "
-                f"{share / GB:.1f} GB, and the engine's weights ({least / GB:.1f} GB) do not fit; raise it (GPU_MEMORY) or "
+                f"{share / GB:.1f} GB, and the engine's weights ({least / GB:.1f} GB) do not fit; raise it "
+                "(GPU_MEMORY) or "
                 "rollout.tensor_model_parallel_size (TENSOR_PARALLEL)"
             )
         at_start = self.actor.resident(optimizer=False) + (

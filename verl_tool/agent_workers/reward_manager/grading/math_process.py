@@ -143,12 +143,17 @@ def _is_number(part: object) -> bool:
     return isinstance(part, Expr) and bool(part.is_number and part.is_real)
 
 
+_BASE = re.compile(r"[0-9]\s*_\s*\{?\s*(\w+)")
+"""The base that a number is written in, behind it."""
+
+
 def _may_stand_for(gold: str, answer: str) -> bool:
     """Not so for what math-verify reads as less than it is: a number with an index (``7_2``), which it drops, and
     several answers (``3 | 7``, ``3 (or 7)``), of which it takes one."""
     if _MANY.search(answer) and not _MANY.search(gold):
         return False
-    if "_" not in gold and re.search(r"[0-9]\s*_(?!\{?10\b)", answer):
+    base, other = (_BASE.search(text) for text in (gold, answer))
+    if other and other[1] != (base[1] if base else "10"):
         return False
     return bool(_SEVERAL.search(gold)) or not _SEVERAL.search(answer)
 
