@@ -30,7 +30,7 @@ from verl_tool.agent_workers.reward_manager.base import options_in as reward_opt
 from verl_tool.agent_workers.reward_manager.by_source import BySourceOptions  # noqa: E402
 from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.platforms import attention
+from verl_tool.platforms import attention  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
 from verl_tool.trainer.composition import leaves  # noqa: E402
 from verl_tool.trainer.main_ppo import quoted  # noqa: E402

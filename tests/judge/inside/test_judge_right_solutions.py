@@ -135,6 +135,13 @@ PROGRAMS = {
     "written at the end": "import atexit, io, sys\nsys.stdout = said = io.StringIO()\n"
     "atexit.register(lambda: sys.__stdout__.write(said.getvalue()))\nprint(int(input()) + 1)",
     "a file of its own on stdout": "out = open(1, 'w', closefd=False)\nout.write(str(int(input()) + 1))",
+    "a stream of its own that writes at the end": "import os, sys\nparts = []\nclass Out:\n"
+    "    def write(self, text): parts.append(text)\n"
+    "    def flush(self): os.write(1, ''.join(parts).encode()); parts.clear()\n"
+    "sys.stdout = Out()\nprint(int(input()) + 1)",
+    "an object that writes when it ends": "import os\nclass Late:\n"
+    "    def __del__(self): os.write(1, str(self.number + 1).encode())\nlate = Late()\nlate.number = int(input())",
+    "a long number": "print(int(str(10**5000)[:0] + input()) + len(str(10**5000)) - 5000)",
     "sys.exit": "import sys\nprint(int(sys.stdin.readline()) + 1)\nsys.exit()",
 }
 

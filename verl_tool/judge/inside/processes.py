@@ -383,9 +383,9 @@ def _end_program(names, code):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()  # which may be the program's own, and needs its names
-        for name, value in list(names.items()):  # objects before what their `__del__` uses
-            if not isinstance(value, (types.ModuleType, types.FunctionType, type)):
-                names.pop(name, None)
+        lasting = (types.ModuleType, types.FunctionType, type)
+        for name in [name for name, value in names.items() if not isinstance(value, lasting)]:
+            names.pop(name, None)  # objects before what their `__del__` uses
         names.clear()
         gc.collect()  # a file that is still open writes what it holds
     finally:
