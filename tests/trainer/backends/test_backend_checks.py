@@ -142,6 +142,6 @@ def test_sglang_s_versions_are_named():
     ]
     conflict = sglang_problem(None, "2.13.0+cu130", pins)
     assert conflict is not None
-    assert "verl pins sglang==0.5.8 with torch==2.9.1, and this environment has torch 2.13.0" in conflict
+    assert "verl pins sglang==0.5.8 with torch==2.9.1, and verl-tool is written for torch 2.13" in conflict
     assert "install sglang==0.5.8" in (sglang_problem(None, "2.9.1+cu128", pins) or "")
     assert sglang_problem("0.5.8", "2.13.0", pins) is None

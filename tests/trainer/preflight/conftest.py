@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_tool.trainer.preflight import resources  # noqa: E402
+from verl_tool.trainer.preflight import resources
 
 
 @pytest.fixture(autouse=True)

@@ -71,8 +71,8 @@ def sglang_problem(installed: str | None, torch_version: str, requirements: list
         f"install sglang=={sglang}"
         if same
         else (
-            f"it cannot be added here: verl pins sglang=={sglang} with torch=={torch}, and this environment has torch "
-            f"{torch_version}. Make an environment with those two (VERL_TOOL_SKIP_INSTALL=1 uses it)"
+            f"it cannot be used with this version: verl pins sglang=={sglang} with torch=={torch}, and verl-tool is "
+            f"written for torch 2.13 (here {torch_version})"
         )
     )
     return f"{_ROLLOUT}.name=sglang, and SGLang is not installed; {install}, or set {_ROLLOUT}.name=vllm"
