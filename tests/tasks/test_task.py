@@ -90,5 +90,3 @@ def test_the_tasks_of_this_repository_are_read() -> None:
     tasks = [read_task(path) for path in task_folders(SHIPPED)]
     assert len(tasks) == 6
     assert all(task.files and task.solution for task in tasks)
-    helpers = {unpack(task.verification.files).get("apart.py") for task in tasks} - {None}
-    assert len(helpers) == 1, "tests/apart.py is one file in two places"

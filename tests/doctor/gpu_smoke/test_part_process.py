@@ -105,6 +105,7 @@ def test_an_interrupt_of_the_driver_leaves_no_process(tmp_path, number):
         "from verl_tool.doctor.gpu_smoke.part_process import run_part\n"
         "from verl_tool.doctor.gpu_smoke.smoke_cli import _interrupt\n"
         "signal.signal(signal.SIGTERM, _interrupt)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # shells ignore it for what runs in the background
         "part = Part('hang', '', 'odd_parts:hang_with_a_child', ())\n"
         "run_part(part, PartContext('cpu', pathlib.Path(sys.argv[1])), 60)\n"
     )

@@ -48,7 +48,9 @@ _PATH = re.compile(rf"(?<!\w)(?:[~…]|\.{{0,2}})(?:/+{_NAME})*/+({_NAME})/*")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){3,7}\b")
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"]+")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
-MIN_SECRET_LENGTH = 4
+MIN_SECRET_LENGTH = 8
+"""Shorter values of such variables are settings (``RAY_AUTH_MODE=token``), and would hide ordinary words."""
+MIN_NAME_LENGTH = 4
 MAX_TEXT_LENGTH = 500
 
 
@@ -103,9 +105,11 @@ def private_strings() -> list[str]:
     except (KeyError, OSError):
         user = ""
     host = socket.gethostname()
-    secrets = [value for name, value in os.environ.items() if _SECRET_NAME.search(name)]
+    secrets = [
+        value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= MIN_SECRET_LENGTH
+    ]
     found = {str(Path.home()), host, host.split(".")[0], user, *secrets} - {"root", "localhost", "user"}
-    return sorted((text for text in found if len(text) >= MIN_SECRET_LENGTH), key=len, reverse=True)
+    return sorted((text for text in found if len(text) >= MIN_NAME_LENGTH), key=len, reverse=True)
 
 
 def scrub(value: Any) -> Any:
