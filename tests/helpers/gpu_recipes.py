@@ -34,6 +34,8 @@ _OF_SMALL_FORM = (
     f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
 )
 _SMALL = {
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": 1,
+    f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": 1,
     # Some samples have three rows.
     "data.train_batch_size": 2,
     "data.max_prompt_length": 1792,

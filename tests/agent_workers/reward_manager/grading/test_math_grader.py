@@ -25,6 +25,11 @@ async def grader():  # type: ignore[no-untyped-def]
     ("gold", "answer", "equal"),
     [
         ("42", "42", True),
+        (r"\frac{1}{2}", r"3 | \frac{1}{2}", False),
+        (r"\frac{1}{2}", r"3 \mid \frac{1}{2}", False),
+        ("7", "3; 7", False),
+        ("7", "|-7|", True),
+        ("12_8", "12_7", False),
         (r"\frac{1}{2}", "0.5", True),
         (r"\dfrac{1}{6}", "1/6", True),
         (r"\sqrt{8}", r"2\sqrt{2}", True),

@@ -155,6 +155,11 @@ def _may_stand_for(gold: str, answer: str) -> bool:
     base, other = (_BASE.search(text) for text in (gold, answer))
     if other and other[1] != (base[1] if base else "10"):
         return False
+    bars = [text.replace("\\mid", "|").count("|") % 2 for text in (gold, answer)]
+    if bars[1] and not bars[0]:  # no absolute value: a sign of a list, its blanks left out
+        return False
+    if ";" in answer and ";" not in gold:
+        return False
     return bool(_SEVERAL.search(gold)) or not _SEVERAL.search(answer)
 
 
