@@ -48,7 +48,7 @@ async def test_other_kinds(benchmark_module: ModuleType, kind: str) -> None:
     ] == []
 
 
-def test_a_table_tells_who_is_right(benchmark_module: ModuleType) -> None:
+def test_the_table_names_the_grader_that_is_right(benchmark_module: ModuleType) -> None:
     cases = [{"name": name, "right": right} for name, right in (("a", True), ("b", True), ("c", False), ("d", True))]
     table = benchmark_module.compared(cases, [True, True, True, False], [True, False, False, False])
     assert (table.agree, table.only_ours, table.only_theirs) == (1, ["right: b"], ["wrong: c"])

@@ -167,7 +167,7 @@ def test_another_attention_pads_as_well():
 @pytest.mark.usefixtures("no_flash_attention")
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("model", ["actor_rollout_ref.model", "critic.model"])
-def test_flash_attention_that_is_asked_for_and_missing_is_refused(model, version):
+def test_missing_flash_attention_is_refused_if_requested(model, version):
     setting = f"{model}.override_config.attn_implementation"
     config = make_config(**{setting: f"flash_attention_{version}"})
     with pytest.raises(

@@ -88,7 +88,7 @@ def test_what_is_replaced_is_found_in_the_source(module, attribute):
 
 @pytest.mark.usefixtures("tints")
 @pytest.mark.parametrize("name", ["tints.red", "tints.hidden", "tints.inner", "tints.dark.mauve", "no_such.mauve"])
-def test_what_is_gone_is_told_with_the_reason_and_the_remedy(name):
+def test_a_missing_symbol_is_reported_with_reason_and_remedy(name):
     module, _, attribute = name.rpartition(".")
     said = why(make_patch(module, attribute))
     assert f"has no {name}, which must be replaced (a test needs it)" in said
@@ -97,7 +97,7 @@ def test_what_is_gone_is_told_with_the_reason_and_the_remedy(name):
 
 
 @pytest.mark.usefixtures("tints")
-def test_a_version_that_nobody_tried_is_told():
+def test_an_untested_version_is_reported():
     patch = make_patch("tints", "mauve", ">=1,<2")
     said = why(patch)
     assert f"pytest {pytest.__version__} is installed" in said

@@ -61,14 +61,14 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize(("commands", "words"), PROBLEMS.values(), ids=list(PROBLEMS))
-def test_what_must_fail_is_told_before_anything_is_downloaded(tmp_path, commands, words):
+def test_fatal_problems_are_reported_before_the_download(tmp_path, commands, words):
     done = check(tmp_path, **commands)
     assert done.returncode != 0
     for word in (*words, "nothing was installed", "VERL_TOOL_SKIP_CHECKS=1"):
         assert word in done.stderr
 
 
-def test_a_python_without_headers_is_told(tmp_path):
+def test_a_python_without_headers_is_reported(tmp_path):
     """Triton compiles against them."""
     python = tmp_path / "python3"
     python.write_text('#!/bin/bash\necho "3.11 /nonexistent/Python.h"\n')
@@ -153,7 +153,7 @@ def test_flash_attention_is_a_phase_of_its_own(tmp_path, variables, imports, cod
     assert words or not done.stderr
 
 
-def test_flash_attention_is_built_where_that_is_asked_for(tmp_path):
+def test_flash_attention_is_built_on_request(tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     os.symlink("/bin/true", python)

@@ -53,7 +53,7 @@ def test_wrong_tasks_are_told(tmp_path: Path) -> None:
         assert words in told, name
 
 
-def test_attacks_that_get_a_reward_are_told(tmp_path: Path) -> None:
+def test_attacks_that_get_a_reward_are_listed(tmp_path: Path) -> None:
     attacks = tmp_path / "attacks.toml"
     attacks.write_text(
         '["a link"]\nshell = "ln -s /tests/right answer.txt"\n["a guess"]\nshell = "echo 6484 > answer.txt"\n'

@@ -46,13 +46,13 @@ def test_a_part_may_say_that_there_is_nothing_to_check(tmp_path):
     assert (result.status, result.reason) == ("skipped", "nothing to see")
 
 
-def test_a_failed_check_tells_its_reason_and_its_log_the_traceback(tmp_path):
+def test_a_failed_check_reports_its_reason_and_logs_the_traceback(tmp_path):
     result = result_of("fail", tmp_path)
     assert (result.status, result.reason) == ("failed", "2 is not 3")
     assert "Traceback" in (tmp_path / "logs" / "fail.log").read_text()
 
 
-def test_a_crash_is_told_with_the_signal_and_the_last_words(tmp_path):
+def test_a_crash_reports_the_signal_and_the_last_output(tmp_path):
     result = result_of("crash", tmp_path)
     assert (result.status, result.reason) == ("failed", "its process was killed by SIGKILL: about to crash")
 

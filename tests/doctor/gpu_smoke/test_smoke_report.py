@@ -28,7 +28,7 @@ def test_the_file_has_every_part_and_no_path(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_table_tells_figures_and_reasons():
+def test_the_table_lists_figures_and_reasons():
     console = Console(width=200, record=True)
     console.print(result_table(RESULTS, "cuda"))
     printed = console.export_text()

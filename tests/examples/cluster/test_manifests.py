@@ -124,7 +124,7 @@ def test_the_scripts_pass_shellcheck(script):
 
 
 @pytest.mark.parametrize(("missing", "words"), [("HEAD", "HEAD is not set"), ("N_GPUS", "N_GPUS is not set")])
-def test_a_node_says_what_it_was_not_given(missing, words):
+def test_a_node_names_missing_variables(missing, words):
     given = {"NODE_RANK": "0", "HEAD": "127.0.0.1", "NNODES": "1", "N_GPUS": "0", "PATH": os.environ["PATH"]}
     given.pop(missing)
     done = subprocess.run(

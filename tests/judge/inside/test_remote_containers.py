@@ -62,7 +62,7 @@ async def test_a_test_of_a_wrong_function_fails_still(judge: Judge) -> None:
 
 
 @in_module_loop
-async def test_an_object_of_the_tests_is_refused_and_counted(judge: Judge) -> None:
+async def test_an_object_of_the_test_is_refused_and_counted(judge: Judge) -> None:
     test = "class Mine: pass\nn = Node()\nn.children.append(Mine())\nassert size(n) == 1"
     verdicts = await judge(SOLUTION, test)
     assert verdicts.refused == 1

@@ -73,7 +73,7 @@ def test_what_the_reward_manager_told_stands_in_the_record(tmp_path):
     assert (graded.extra.get("reward_fault"), failed.extra["reward_fault"]) == (None, "no server")
 
 
-def test_records_tell_which_weights_sampled_them(tmp_path):
+def test_records_contain_the_versions_that_sampled_them(tmp_path):
     versions = [(2, 3), (3, 3)]
     log = RolloutLog(tmp_path, 1.0)
     log.add(lines(solved("a"), solved("b")), [1.0, 0.0], 4, validation=False, versions=versions)

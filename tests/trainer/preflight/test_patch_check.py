@@ -62,7 +62,7 @@ def test_all_modules_can_be_imported():
         wait()
 
 
-def test_a_module_that_cannot_be_imported_is_told(monkeypatch, tmp_path):
+def test_a_module_that_cannot_be_imported_is_reported(monkeypatch, tmp_path):
     (tmp_path / "broken_check.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(patch_check, "__name__", "broken_check")

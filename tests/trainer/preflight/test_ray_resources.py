@@ -106,7 +106,7 @@ def test_what_others_hold_is_waited_for_until_the_deadline(lines):
     assert "free now: 6 of 8 CPUs, 1 of 1 GPUs" in taken
 
 
-def test_a_transfer_queue_that_finds_no_place_ends_with_what_it_asked_for(lines):
+def test_an_unplaced_transfer_queue_ends_with_the_requested_resources(lines):
     """Where somebody took the slots after they were seen free: verl's own call would wait for ever."""
     assert lines[4].startswith("ClaimTimeoutError after ")
     told = "Ray did not give TransferQueue's controller and 2 storage units a CPU slot each within resource_timeout=3 s"
