@@ -38,6 +38,8 @@ class Saboteur:
 
     backend: str
     plan: deque[str] = field(default_factory=deque)
+    question_plan: deque[str] = field(default_factory=deque)
+    """The same for each question of which tools there are."""
     retry_after: str = "0.1"
     hidden_paths: frozenset[str] = frozenset()
     """GET paths that are answered 404, as by a server of another make."""
@@ -90,7 +92,8 @@ class Saboteur:
         if method == "GET":
             if path in self.hidden_paths:
                 return self._answer(writer, 404, b'{"detail": "Not Found"}')
-            return self._answer(writer, *await self._pass_on(method, path, body))
+            plan = self.question_plan if path == "/tools" else None
+            return await self._sabotage(plan.popleft() if plan else PASS, writer, method, path, body)
         self.bodies.append(json.loads(body))
         self.times.append(asyncio.get_running_loop().time())
         return await self._sabotage(self.plan.popleft() if self.plan else PASS, writer, method, path, body)

@@ -188,6 +188,14 @@ class TestRetries:
             proxy.plan = deque([DROP_AFTER])
             assert text((await client.call("t", SAY_HI)).observation) == "hi"
 
+    async def test_a_question_that_breaks_too_does_not_cost_a_stateless_call(self, servers: LiveServers) -> None:
+        server = await servers.start([Puppet()])
+        async with Saboteur(server.url) as proxy, ToolClient(proxy.url, retry_delay=0.01) as client:
+            proxy.plan = deque([DROP_AFTER])
+            proxy.question_plan = deque([DROP_AFTER, FAIL])
+            assert text((await client.call("t", SAY_HI)).observation) == "hi"
+            assert not proxy.question_plan
+
     async def test_a_server_of_another_make_never_gets_a_step_twice(self, servers: LiveServers) -> None:
         """It has no record of steps: what may have run is not sent again, though it bears its step."""
         server = await servers.start([Ledger()])

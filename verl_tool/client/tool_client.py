@@ -280,16 +280,16 @@ class ToolClient:
             if not error.timed_out:
                 self._map.avoid(url)
             kind = FaultKind.TIMEOUT if error.timed_out else FaultKind.UNREACHABLE
-            return await self._without_answer(entries, kind, error.message, sent=error.sent)
+            return await self._without_answer(entries, kind, error.message, deadline, sent=error.sent)
         if answer.status == 413 and len(entries) > 1:
             half = len(entries) // 2
             return await self._send(url, entries[:half], deadline) + await self._send(url, entries[half:], deadline)
         response = _response_in(answer)
         if response is not None:
             return await _outcomes(entries, response, answer.retry_after())
-        return await self._refused(url, entries, answer)
+        return await self._refused(url, entries, answer, deadline)
 
-    async def _refused(self, url: str, entries: Sequence[_Entry], answer: Answer) -> list[_Outcome]:
+    async def _refused(self, url: str, entries: Sequence[_Entry], answer: Answer, deadline: float) -> list[_Outcome]:
         """An answer that holds no observations."""
         words = f"{url} answered HTTP {answer.status}: {answer.words()}"
         if answer.status in (401, 403):
@@ -301,27 +301,28 @@ class ToolClient:
             return _faulted(entries, FaultKind.UNREACHABLE, words, retryable=True)
         if 400 <= answer.status < 500:
             return _faulted(entries, FaultKind.BAD_REQUEST, words, retryable=False)
-        return await self._without_answer(entries, FaultKind.UNREACHABLE, words, sent=True)
+        return await self._without_answer(entries, FaultKind.UNREACHABLE, words, deadline, sent=True)
 
     async def _without_answer(
-        self, entries: Sequence[_Entry], kind: FaultKind, message: str, *, sent: bool
+        self, entries: Sequence[_Entry], kind: FaultKind, message: str, deadline: float, *, sent: bool
     ) -> list[_Outcome]:
-        safe = [not sent or await self._may_run_twice(entry.request) for entry in entries]
+        safe = [not sent or await self._may_run_twice(entry.request, deadline) for entry in entries]
         return [
             outcome
             for entry, again in zip(entries, safe, strict=True)
             for outcome in _faulted([entry], kind, message, retryable=again)
         ]
 
-    async def _may_run_twice(self, request: StepRequest) -> bool:
+    async def _may_run_twice(self, request: StepRequest, deadline: float) -> bool:
         """Whether sending it again changes nothing, though it may have been run."""
         if request.finish or (request.step is not None and self._records_steps):
             return True
         if self._stateless is None:
             try:
-                answer = await self._once("GET", f"{self.url}/tools", None, self._now() + _ASK_SECONDS)
+                # What broke the connection may be in the way of this question too: it is asked as often as a call.
+                answer = await self._asked("GET", "/tools", None, deadline=deadline)
                 self._stateless = not any(tool.stateful for tool in _tools_in(answer))
-            except (ExchangeError, ToolFault):
+            except ToolFault:
                 return False
         return self._stateless
 
@@ -355,12 +356,19 @@ class ToolClient:
             by_url.setdefault(self._map.url_of(entry.request.trajectory_id), []).append(entry)
         return by_url
 
-    async def _asked(self, method: str, path: str, body: bytes | None, trajectory_id: str | None = None) -> Answer:
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        trajectory_id: str | None = None,
+        deadline: float | None = None,
+    ) -> Answer:
         """The answer to a question that may be asked twice, of the replica of a trajectory if there is one.
 
-        Raises ToolFault if there is none.
+        `deadline`: by default a whole `timeout` from now. Raises ToolFault if there is none.
         """
-        deadline = self._now() + self._timeout
+        deadline = self._now() + self._timeout if deadline is None else deadline
         for attempt in range(self._max_retries + 1):
             wait, base = 0.0, await self._base_of(trajectory_id, deadline)
             try:
@@ -371,7 +379,8 @@ class ToolClient:
                 kind = FaultKind.TIMEOUT if error.timed_out else FaultKind.UNREACHABLE
                 fault = ToolFault(kind, error.message, retryable=True)
             else:
-                if answer.status not in (429, 502, 503, 504):
+                # Ray Serve answers 500 for a replica that died under the request.
+                if answer.status not in (429, 500, 502, 503, 504):
                     return answer
                 wait = answer.retry_after()
                 words = f"{base}{path} answered HTTP {answer.status}: {answer.words()}"
