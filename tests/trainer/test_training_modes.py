@@ -13,7 +13,7 @@ import psutil
 import pytest
 from calculator_run import ACTOR, AGENT, ROLLOUT, TRAINS_ON_CPU, Calculator, Run, small_run
 from safetensors.torch import load_file
-from torch import Tensor, equal, no_grad, stack, tensor
+from torch import Tensor, equal, float32, no_grad, stack, tensor
 from transformers import AutoModelForCausalLM
 from turn_reference import row_of, share_within, written_out
 
@@ -214,7 +214,9 @@ class Versions:
         """Of each token behind the prompt. [response_length]"""
         if version not in self._models:
             saved = self._run.folder / "checkpoints" / f"global_step_{version}" / "actor" / "huggingface"
-            self._models[version] = AutoModelForCausalLM.from_pretrained(saved if version else self._start.model)
+            # verl names bfloat16 in the config of a checkpoint, whatever its weights are.
+            folder = saved if version else self._start.model
+            self._models[version] = AutoModelForCausalLM.from_pretrained(folder, dtype=float32)
         ids = tensor([[*record.prompt_ids, *record.response_ids]])
         logits = self._models[version](ids).logits[0, len(record.prompt_ids) - 1 : -1]
         return logits.log_softmax(-1).gather(-1, ids[0, len(record.prompt_ids) :, None])[:, 0]
