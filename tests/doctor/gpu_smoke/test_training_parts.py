@@ -66,6 +66,22 @@ def test_what_needs_a_gpu_says_so_on_a_cpu(tmp_path, check):
         check(PartContext("cpu", tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("stderr", "log", "words"),
+    [
+        ("error: no GPU\nSee refleaks.html\n", "ValueError: of a worker\n", "error: no GPU"),
+        ("See refleaks.html\n", "ValueError: of a worker\nends\n", "ValueError: of a worker"),
+        ("killed\n", None, "killed"),
+        ("", "", "it printed nothing"),
+    ],
+)
+def test_the_reason_of_a_failed_training_is_its_own(tmp_path, stderr, log, words):
+    (tmp_path / "stderr").write_text(stderr)
+    if log is not None:
+        (tmp_path / "log").write_text(log)
+    assert training_parts.last_words(tmp_path / "stderr", tmp_path / "log") == words
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator")

@@ -173,17 +173,20 @@ def train(
         shutil.rmtree(run, ignore_errors=True)
     environment = _environment(context, run) | (variables or {})
     script = tiny_models.RECIPES / "calculator" / "train.sh"
-    process = subprocess.Popen(
-        ["bash", str(script), *_overrides(context), *overrides], env=environment, cwd=tiny_models.ROOT
-    )
+    printed = run.with_suffix(".stderr")
+    printed.parent.mkdir(parents=True, exist_ok=True)
+    command = ["bash", str(script), *_overrides(context), *overrides]
+    with printed.open("w") as stderr:
+        process = subprocess.Popen(command, env=environment, cwd=tiny_models.ROOT, stderr=stderr)
     try:
         code = process.wait()
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait(15)
+        sys.stderr.write(printed.read_text(errors="replace"))
     if code:
-        raise PartFailed(f"the training ended with code {code}: {_last_words(run)}")
+        raise PartFailed(f"the training ended with code {code}: {last_words(printed, run / 'main_ppo.log')}")
     figures = step_figures(metrics_of(run), steps)
     differences = trained_log_probs(run, steps[-1])
     if limited:
@@ -312,9 +315,9 @@ def _finite(metrics: dict[str, Any], name: str) -> float:
     return value
 
 
-def _last_words(run: Path) -> str:
-    """The last error in the run's log."""
-    log = run / "main_ppo.log"
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    errors = [line.strip() for line in lines if "Error" in line and "ray.exceptions" not in line]
-    return (errors or lines or ["it wrote no log"])[-1][-300:]
+def last_words(*logs: Path) -> str:
+    """Why a training ended: its own last line about it, else the last error that anything printed."""
+    lines = [line.strip() for log in logs if log.is_file() for line in log.read_text(errors="replace").splitlines()]
+    told = [line for line in lines if line.startswith("error: ")]
+    errors = [line for line in lines if "Error" in line and "ray.exceptions" not in line]
+    return (told or errors or lines or ["it printed nothing"])[-1][-300:]
