@@ -11,13 +11,27 @@ from decimal import Decimal
 _FENCE = re.compile(r"(`{3,})[ \t]*([^`]*)$")
 """The last fence of a line, and what stands behind it."""
 _PYTHON = re.compile(r"(?:python|py|pypy)[23]?(?:\.\d+)?", re.IGNORECASE)
-_INLINE = re.compile(r"```[ \t]*(?:python3?|py)[ \t]+([^`]+)```[ \t]*$", re.IGNORECASE)
+_INLINE = re.compile(r"```[ \t]*(?:python3?|py)[ \t]+([^`]+)```[^`]*$", re.IGNORECASE)
+_LOOP = r"for[ \t][^\n:]{1,80}[ \t]in[ \t][^\n]{1,400}:"
+_STATEMENT = re.compile(
+    r"(?:(?:async[ \t]+)?def[ \t]+\w+[ \t]*[(\[]|class[ \t]+\w+[^\n]*:|import[ \t]+\w|@\w|"
+    r"from[ \t]+[\w.]+[ \t]+import\b|" + _LOOP + r"|(?:while|if|with|try)\b[^\n]*:|"
+    r"print[ \t]*\(|[\w.]+(?:[ \t]*,[ \t]*[\w.]+)*[ \t]+=[ \t]+\S|[\w.]+\()"
+)
+"""How a line of a program may begin, and the words behind a fence or the name of a file do not."""
 _PROGRAM = re.compile(
-    r"^(?:[ \t]*(?:(?:async[ \t]+)?def[ \t]+\w|class[ \t]+\w|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import|@\w|"
-    r"(?:for|while|if|with|try)\b.*:|[\w.]+\()|[\w.,\[\] \t*]+=[^=\n].*\()",
+    r"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+\w|class[ \t]+\w|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import|@\w|"
+    + _LOOP
+    + r"|while\b[^\n]*:)|^(?:with|try)\b[^\n]*:|^print[ \t]*\(|\blambda\b|\binput[ \t]*\(|\bsys\.stdin\b",
     re.MULTILINE,
 )
-"""A line of a program, which a sample of its output hardly ever has."""
+"""What a program has, and a sample of its output or a list of calls hardly ever."""
+_MAYBE_PROGRAM = re.compile(r"^(?:[ \t]*(?:if\b.*:|[\w.]+\()|[\w.,\[\] \t*]+=[^=\n].*\()", re.MULTILINE)
+"""A line that a short program has, and a list of its calls too."""
+_SESSION = re.compile(
+    r"^[ \t]*(?:>>>[ \t]|Traceback \(most recent call|File \"[^\"\n]*\", line \d|\$[ \t]|In \[\d+\]:)", re.MULTILINE
+)
+"""What stands in the record of a run."""
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\$?(?P<sign2>[-+]?)"
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?P<power>[eE][-+]?[0-9]{1,3})?%?\.?"
@@ -38,8 +52,9 @@ def last_code_block(turns: Sequence[str]) -> str | None:
     """The last fenced block of Python in the latest turn that has a program.
 
     Blocks that are labelled as Python come before those without a label, of which only one that looks like a program is
-    taken, so that a sample of the output is none. A block that the turn's end cuts counts if it is labelled. As verl's
-    `prime_code` and LiveCodeBench have it, a fence may stand behind text on its line, and code before the closing one.
+    taken, so that a sample of the output or of the calls is none. A block that the turn's end cuts counts if it is
+    labelled. As verl's `prime_code` and LiveCodeBench have it, a fence may stand behind text on its line, and code
+    before the closing one; the first line of the code may stand behind the opening one.
     """
     unlabelled = None
     for turn in reversed(turns):
@@ -48,9 +63,10 @@ def last_code_block(turns: Sequence[str]) -> str | None:
         if labelled:
             return labelled[-1]
         plain = [block.code for block in blocks if not block.language and block.closed]
-        programs = [code for code in plain if _PROGRAM.search(code)]
-        if programs:
-            return programs[-1]
+        for kind in (_PROGRAM, _MAYBE_PROGRAM):
+            programs = [code for code in plain if kind.search(code) and not _SESSION.search(code)]
+            if programs:
+                return programs[-1]
         unlabelled = unlabelled or (plain[-1] if plain else None)
     return unlabelled
 
@@ -80,7 +96,8 @@ def _blocks(text: str) -> list[_Block]:
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         found = _FENCE.search(line) if "```" in line else None
         if block is None:
-            if inline := found and _INLINE.search(line):
+            inline = _INLINE.search(line) if found else None
+            if inline and _STATEMENT.match(inline[1].strip()):
                 blocks.append(_Block("python", 3, False, [inline[1].strip()], closed=True))
             elif found and line.count("```") % 2:
                 block = _opened(line, found)
@@ -104,8 +121,15 @@ def _blocks(text: str) -> list[_Block]:
 
 
 def _opened(line: str, found: re.Match[str]) -> _Block:
+    """A block that begins with this line, behind the fence of which the first line of the code may stand."""
     language, *_ = found[2].split() or [""]
-    return _Block(language.partition("{")[0], len(found[1]), line[:1] in (" ", "\t"), [])
+    code = found[2].strip()
+    if _PYTHON.fullmatch(language):
+        code = code[len(language) :].lstrip()
+    elif language and _STATEMENT.match(code):
+        language = ""
+    lines = [code] if code and _STATEMENT.match(code) else []
+    return _Block(language.partition("{")[0], len(found[1]), line[:1] in (" ", "\t"), lines)
 
 
 def last_boxed(text: str) -> str | None:
