@@ -92,6 +92,13 @@ def test_last_code_block(turns: list[str], code: str | None) -> None:
         (r"\boxed{a \boxed{b}}", "b"),
         (r"\boxed{", None),
         ("nothing", None),
+        (r"\boxed {5} or \fbox{5}", "5"),
+        (r"\boxed{7} or \boxed{8}", "7, 8"),
+        (r"$\boxed{7}$, $\boxed{8}$ and \(\boxed{9}\)", "7, 8, 9"),
+        (r"$x = \boxed{1}$ or $x = \boxed{2}$", "1, 2"),
+        (r"a = \boxed{3}, b = \boxed{8}", "8"),
+        (r"\boxed{7}. So it is \boxed{8}", "8"),
+        (r"\boxed{7}\,\boxed{8}", "8"),
     ],
 )
 def test_last_boxed(text: str, answer: str | None) -> None:

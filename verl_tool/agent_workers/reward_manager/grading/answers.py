@@ -42,8 +42,15 @@ _LONGEST_NUMBER = 400
 """Characters."""
 _LATEX = str.maketrans({"\u2212": "-"})
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
-_BOXED = "\\boxed{"
-_BETWEEN_BOXES = re.compile(r"[\s,;$.]{0,8}(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s,;$]{0,8}")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_SPACE = r"(?:[\s$.*&]|\\[()\[\]!: ]|\\\\|\\q?quad(?![A-Za-z]))"
+_MARK = (
+    r"(?:or[\s$]{1,4}[A-Za-z](?:_\{?\w\}?)?\s{0,4}=|[,;]|\\[,;]|and|or|/|"
+    r"\\(?:text|mbox|mathrm)\s*\{\s*,?\s*(?:and|or)?\s*,?\s*\})"
+)
+_BETWEEN_BOXES = re.compile(rf"{_SPACE}{{0,16}}(?:{_MARK}{_SPACE}{{0,16}}){{0,4}}")
+_JOINED = re.compile(r"(?<!\\)[,;]|and|or")
+"""What makes of two boxes one answer."""
 MAX_BOXES = 16
 """Boxes that are one answer together."""
 
@@ -133,34 +140,52 @@ def _opened(line: str, found: re.Match[str]) -> _Block:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last complete ``\boxed{…}`` holds; braces inside must match, ``\{`` and ``\}`` are text."""
-    end = len(text)
-    while (start := text.rfind(_BOXED, 0, end)) >= 0:
-        content = _until_brace(text[start + len(_BOXED) : end])
-        if content is not None:
-            return content.strip()
-        end = start
-    return None
+    r"""What the last complete ``\boxed{…}`` holds; braces inside must match, ``\{`` and ``\}`` are text.
+
+    Different boxes that "and", "or" or commas join are one answer: ``\boxed{7} or \boxed{8}`` is "7, 8".
+    """
+    boxes = _boxes(text)
+    if not boxes:
+        return None
+    joined = [boxes[-1][0]]
+    for content, joint in boxes[-2::-1]:
+        if not joint:
+            break
+        joined.insert(0, content)
+    return joined[0] if len(set(joined)) == 1 else ", ".join(joined)
 
 
 def last_boxes(text: str) -> list[str]:
     r"""What the boxes at the end hold between which there is no more than "and", "or" and punctuation: ``\boxed{1}``
     and ``\boxed{2}``. Empty if there is none, or more than `MAX_BOXES`."""
-    found: list[str] = []
-    end = len(text)
-    after = end
-    while len(found) <= MAX_BOXES and (start := text.rfind(_BOXED, 0, end)) >= 0:
-        content = _until_brace(text[start + len(_BOXED) : after])
-        if content is not None:
-            between = text[start + len(_BOXED) + len(content) + 1 : after]
-            if found and not _BETWEEN_BOXES.fullmatch(between):
-                break
-            found.insert(0, content.strip())
-            after = start
-        elif found:
-            break
-        end = start
+    found = [content for content, _ in _boxes(text)]
     return found if len(found) <= MAX_BOXES else []
+
+
+def last_box_start(text: str) -> int:
+    """Where the last box begins; -1 if there is none."""
+    return max((found.start() for found in _BOX.finditer(text)), default=-1)
+
+
+def _boxes(text: str) -> list[tuple[str, bool]]:
+    """Each of the boxes at the end, at most one more than `MAX_BOXES`, and whether it is joined to the next one."""
+    found: list[tuple[str, bool]] = []
+    after = len(text)
+    for box in reversed(list(_BOX.finditer(text))):
+        content = _until_brace(text[box.end() : after])
+        if content is None:
+            if found:
+                break
+            after = box.start()
+            continue
+        between = text[box.end() + len(content) + 1 : after]
+        if found and not _BETWEEN_BOXES.fullmatch(between):
+            break
+        found.insert(0, (content.strip(), bool(found) and _JOINED.search(between) is not None))
+        after = box.start()
+        if len(found) > MAX_BOXES:
+            break
+    return found
 
 
 def last_tagged(text: str, tag: str) -> str | None:

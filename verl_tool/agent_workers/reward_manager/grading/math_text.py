@@ -33,9 +33,13 @@ _SAME = (
     (r"\neq", r"\ne"),
     (r"\degree", r"^\circ"),
 )
-_FONT = re.compile(r"\\(?:bf|rm|it|sf|tt|bfseries|itshape)(?![A-Za-z])\s*")
+_FONT = re.compile(r"\\(?:bf|rm|it|sf|tt|bfseries|itshape|mathbf|boldsymbol|bm)(?![A-Za-z])\s*")
 """Switches of a font: ``{\\bf 2}``."""
-_COLON = re.compile(r"\\text\{\s*:\s*\}|\{:\}")
+_SIGNS = re.compile(r"\\text\{([^A-Za-z{}\u4e00-\u9fff]*)\}|\{(:)\}")
+"""What stands in ``\\text`` or in braces for no word: ``\\text{:}``."""
+_APART = re.compile(r"(?<=[0-9])\\[,!:;]\s*(?=[0-9]{3}(?![0-9]))")
+"""Between the thousands of a number."""
+_RATE = re.compile(r"\\frac\s*\{\s*(\\text\{[^{}]*\})\s*\}\s*\{\s*(\\text\{[^{}]*\})\s*\}$")
 _WORDS = re.compile(r"\\(?:text(?:it|rm|bf|sf|tt|normal)?|mbox|mathrm|mathit|mathsf|operatorname|emph)\s*\{([^{}]*)\}")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]|\S", re.DOTALL)
 _END = re.compile(r"(?<![.])[.,;]\s*$")
@@ -49,7 +53,7 @@ _GREEK = (
     "varphi chi psi omega Delta Theta Lambda Sigma Phi Psi Omega ell"
 )
 _NAME = re.compile(
-    r"(?:m\s*)?\\angle\s*[A-Z]{1,3}|\|?\s*(?:\\overline\s*\{\s*)?[A-Z]{2}\s*\}?\s*\|?|\\text\{[^{}=]*\}|[A-Za-z]{4,}|"
+    r"(?:m\s*)?\\angle\s*[A-Z]{1,3}|\\?\|\s*[A-Za-z]\s*\\?\||\|?\s*(?:\\overline\s*\{\s*)?[A-Z]{2}\s*\}?\s*\|?|\\text\{[^{}=]*\}|[A-Za-z]{4,}|"
     rf"(?:[A-Za-z]|\\(?:{'|'.join(_GREEK.split())})(?![A-Za-z]))(?:_(?:\w|\{{\w+\}}))?'{{0,3}}"
     r"(?:\s*\([^()=]{1,30}\))?"
 )
@@ -80,7 +84,9 @@ _CURRENCY = re.compile(r"^([-+]?)\s*(\\?\$|\u00a3|\\pounds(?![A-Za-z])|\u20ac|\u
 _CURRENCY_BEHIND = re.compile(r"(?<=[0-9}])\s*(\\?\$|\u00a3|\u20ac|\u00a5)$")
 _CURRENCIES = {"$": "dollar", "\u00a3": "sterling", "\\pounds": "sterling", "\u20ac": "euro", "\u00a5": "yen"}
 _PERCENT_BEHIND = re.compile(r"\s*\\?%\s*$")
-_HALF_DAY = re.compile(r"^([0-9]{1,2}(?::[0-9]{2}){0,2})\s*(?:\\text\{\s*)?([aApP])\.?\s*[mM]\.?(?:\s*\})?$")
+_HALF_DAY = re.compile(
+    r"^([0-9]{1,2}(?::[0-9]{2}){0,2})\s*(?:\\text\{\s*)?(?:o'clock\s*)?([aApP])\.?\s*[mM]\.?(?:\s*\})?$"
+)
 """A time before or after noon."""
 _TEMPERATURE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\text\{\s*\^\\circ)\s*(?:\\text\{)?\s*([CF])\s*\}?\s*$")
 _POWER = r"(?:\s*\^\s*\{?\s*-?[0-9]\s*\}?)?"
@@ -88,6 +94,7 @@ _UNIT_AT_END = re.compile(
     rf"(?<=[0-9}}\)\]A-Za-z])\s*((?:\\text\{{[^\d{{}}]+\}}{_POWER}\s*/?\s*){{1,3}})$|"
     rf"(?:(?<=[0-9}}\)])|(?<=\\pi)(?=\s))\s*([A-Za-z]+{_POWER}(?:(?:\s+|\s*/\s*)[A-Za-z]+{_POWER}){{0,4}}|[\u4e00-\u9fff]{{1,2}})$"
 )
+_SUM = re.compile(r"\S\s*[-+]")
 _UNIT_WORD = re.compile(r"[^\W\d_]+|/|\^\s*\{?\s*(-?[0-9])\s*\}?")
 _BEFORE_A_UNIT = re.compile(r"[0-9}]\s*$|\\pi\s*$")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
@@ -96,6 +103,7 @@ _OTHER_WORDS = (
     "or and not to no if for where when than more less least most at over under mod modulo base plus minus times "
     "twice negative i e x y z n k a b c pi infinity undefined none any all is are but except odd even"
 )
+_SQUARED_UNIT = re.compile(r"(?<=[A-Za-z]\s)\s*(?:squared|cubed)\s*$")
 _AND_A_PART = re.compile(r"(?i)\bpoint\s+[a-z]")
 _NO_UNIT = frozenset(_OTHER_WORDS.split())
 """Words that change the meaning of the number before them."""
@@ -105,7 +113,9 @@ _PARTS = (
 )
 MODIFIER = re.compile(
     rf"(?<![\\A-Za-z])(?:{_PARTS}hundreds?|thousands?|[a-z]{{1,6}}llions?|dozens?|gross|score|lakhs?|crores?|mil|basis|"
-    r"factorial|squared|cubed|doubled|tripled|halved|inverse|reciprocal|recurring|repeating|roots?|choose|"
+    r"under|below|over|above|minus|negative|not|non|base|binary|ternary|octal|hex|hexadecimal|except|wrong|incorrect|"
+    r"least|most|more|less|fewer|than|plus|twice|thrice|per\s+mille|"
+    r"factorials?|squared|cubed|doubled|tripled|halved|inverse|reciprocal|recurring|repeating|roots?|choose|"
     r"point\s+[a-z]+|folds?|percentage|permille)(?![A-Za-z])",
     re.IGNORECASE,
 )
@@ -131,8 +141,9 @@ def spell(text: str) -> str:
     text = _SIZED_FRACTION.sub(lambda _: r"\frac", text)
     for name, same in _SAME:
         text = re.sub(re.escape(name) + r"(?![A-Za-z])", same.replace("\\", r"\\"), text)
-    text = _FONT.sub("", _COLON.sub(":", _SPACING.sub(" ", text)))
+    text = _FONT.sub("", _SPACING.sub(" ", _APART.sub("", text)))
     text = _WORDS.sub(lambda found: rf"\text{{{' '.join(found[1].split())}}}", text)
+    text = _RATE.sub(r"\1/\2", _SIGNS.sub(lambda found: found[1] or found[2] or " ", text))
     return _unwrapped(_END.sub("", text).strip())
 
 
@@ -251,6 +262,8 @@ def without_name(item: str) -> str:
 
 def is_relation(item: str) -> bool:
     """Whether it is an equation of which no side is the value of the other's name: ``x + y = 6``, and not ``x = 6``."""
+    if re.search(r"\|\s*[a-z]\s*\|\s*=", item):  # of which there are two
+        return True
     if item.count("=") != 1 or re.search(r"[<>!]|\\(?:ne|le|ge|lt|gt)(?![a-z])", item):
         return False
     sides = [side.strip() for side in item.split("=")]
@@ -281,6 +294,8 @@ def _without_unit_behind(item: str) -> tuple[str, str]:
     found = _UNIT_AT_END.search(item)
     if found is None or not _BEFORE_A_UNIT.search(item[: found.start()]):
         return item, ""
+    if found[1] is None and len(found[2]) == 1 and _SUM.search(item[: found.start()]):
+        return item, ""  # 3+2h
     unit = _unit_of(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", found[1] or found[2]), found[1] is None)
     return (item, "") if unit is None else (item[: found.start()].strip(), unit)
 
@@ -288,7 +303,7 @@ def _without_unit_behind(item: str) -> tuple[str, str]:
 def _unit_of(text: str, must_be_known: bool) -> str | None:
     """A unit in one spelling: ``cm^2``, ``mi/h``; None if the words are none. Two letters of a variable and its power
     are a unit only if they are known as one."""
-    if _AND_A_PART.search(text):
+    if _AND_A_PART.search(text) or MODIFIER.search(_SQUARED_UNIT.sub("", text)):
         return None
     parts: list[str] = []
     power = 1
@@ -312,7 +327,7 @@ def _unit_of(text: str, must_be_known: bool) -> str | None:
             parts.append("/")
         else:
             name = _UNIT_OF.get(word) or _UNIT_OF.get(lower) or _RATES.get(lower)
-            if name is None and (must_be_known or lower in _NO_UNIT or MODIFIER.search(word)):
+            if name is None and (must_be_known or lower in _NO_UNIT):
                 return None
             name = name or (lower[:-1] if lower.endswith("s") else lower)
             parts.append(name if power == 1 else f"{name}^{power}")
