@@ -543,6 +543,7 @@ ASKED_AS_PLAIN_DATA = (
     "class T:\n    def assertTrue(self, x):\n        assert x\n    def run(self):\n"
     "        self.assertTrue(f(1).isupper())\nT().run()",
     "import numpy as np\nassert f(np.array([1])).isupper()",
+    "assert f(1).all() and f(1).any()",
 )
 HELPERS_OF_THE_TEST = (
     "assert f(1) == approx(3.14)",
@@ -551,6 +552,11 @@ HELPERS_OF_THE_TEST = (
     "assert gcd(len([f]), 2) == 3",
     "x = len([f(1)])\nassert product([x], [2]) == 3",
     "x = len([f(1)])\nassert x + 2 == log(3)",
+    "expected = gcd(8, 4)\nassert len([f(1)]) + 2 == expected",
+    "def check(candidate):\n    assert candidate([1, 2]) == 1.5\ncheck(median)",
+    "def check(candidate):\n    r = candidate(2)\n    assert approx(r) == 5\ncheck(gcd)",
+    "candidate = gcd\nassert candidate(8, 4) == 4",
+    "def verify(one):\n    assert one(8, 4) == 4\nverify(gcd)",
 )
 
 

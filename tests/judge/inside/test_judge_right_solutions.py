@@ -167,9 +167,16 @@ OF_OWN_CLASSES = (
     "assert total([1, 2]) == 3\nassert product([2, 3]) == 6",
     "xs = [2, 3]\nassert product(xs) == 6\nassert total(xs) == 5",
     "assert gcd(12, 8) == 4\nassert lcm(4, 6) == 12",
+    "answer = product([2, 3])\nassert answer == 6\nassert total([2, 3]) == 5",
+    "def test_total():\n    answer = total([1])\n    assert answer == 1\n"
+    "def test_product():\n    answer = product([2, 3])\n    assert answer == 6\ntest_total()\ntest_product()",
+    "class Test:\n    def same(self, a, b):\n        assert a == b\n    def test_product(self):\n"
+    "        self.same(product([2, 3]), 6)\nTest().test_product()\nassert total([1]) == 1",
     "assert mean(list(range(3))) == 1 and product(list(range(1, 4))) == 6",
     "assert f(1.0) == approx(1) and allclose(f([1.0]), [1]) and f(5) == log10(100000)",
     "def check(candidate):\n    assert candidate('A').isupper()\ncheck(f)",
+    "def check(candidate):\n    assert candidate([1, 2]) == 1.5 and total([1]) == 1\ncheck(mean)",
+    "def apply(g):\n    return g(f(4))\nassert apply(sqrt) == 2",
 )
 
 

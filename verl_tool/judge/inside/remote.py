@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 _PLAIN_KINDS = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, deque, Counter)
 _OF_DATES = "date isocalendar isoformat isoweekday strftime time timestamp timetuple toordinal total_seconds weekday"
 PLAIN_METHODS = frozenset(
-    [*_OF_DATES.split(), *(name for kind in _PLAIN_KINDS for name in dir(kind) if not name.startswith("_"))]
+    [
+        *_OF_DATES.split(),
+        "all",
+        "any",
+        "equals",
+        *(name for kind in _PLAIN_KINDS for name in dir(kind) if not name.startswith("_")),
+    ]
 ) - {"copy", "items", "keys", "values"}
 """Methods that a test asks plain data for, and whose answers are not an object's to give: ``f(1).isupper()``. The
 others give all that an own container holds."""

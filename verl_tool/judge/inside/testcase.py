@@ -43,7 +43,7 @@ _HELPERS = {
         "acos asin atan atan2 ceil comb copysign cos degrees exp fabs factorial floor fmod fsum gcd hypot inf isclose "
         "isfinite isinf isnan isqrt lcm log log10 log1p log2 nan perm pi prod radians sin sqrt tan trunc"
     ),
-    "numpy": "allclose array array_equal",
+    "numpy": "allclose arange array array_equal eye linspace ones zeros",
     "numpy.testing": "assert_allclose assert_almost_equal assert_array_almost_equal assert_array_equal",
     "operator": "attrgetter itemgetter",
     "pytest": "approx",
@@ -54,6 +54,8 @@ _HELPERS = {
 """Names that a test may use without an import, by their module. A test that uses names of the solution beside one of
 them gets Python's own, whatever the solution calls so: ``isclose(f(2), 3.14)``."""
 _HOME_OF = {name: home for home, names in _HELPERS.items() for name in names.split()}
+_DECIDE = frozenset(name for name in _HOME_OF if name.startswith(("is", "all", "array", "assert", "approx")))
+"""Helpers that say whether something is right."""
 _BUILTINS = frozenset(dir(builtins))
 _MAKE = (
     "bool bytearray bytes complex dict enumerate filter float frozenset id int isinstance issubclass iter len list map "
@@ -115,9 +117,15 @@ class TestCase:
         self._imports = _imported(nodes) | self.texts
         self._mentioned = frozenset(_IDENTIFIER.findall(text))
         self._own = self._free - _PROTECTED - self._modules
-        self._tested = frozenset() if self._own else _tested(nodes) & self._free
+        self._passed = _passed(nodes, bool(self._own)) & self._free & _PROTECTED
+        """Builtins and helpers that the test passes to its own function, which tests them: ``check(median)``."""
+        self._own |= self._passed
+        self._tested = frozenset() if self._own else (_tested(nodes) or _HOME_OF.keys() - _DECIDE) & self._free
         derived = self._own | _derived(nodes, self._own)
-        self._apart = _rename_tested(nodes, self._own, derived, self._free) if self._own else {}
+        self._apart: dict[str, str] = {}
+        if self._own:
+            for scope in _scopes(tree):
+                self._apart.update(_rename_tested(scope, self._own, self._free))
         self.makers = _makers(nodes)
         """What the test calls to make objects of the solution's classes, as far as its text tells."""
         self.evaluates = "eval" in self._mentioned
@@ -196,7 +204,9 @@ class TestCase:
         tested = self._tested & wanted
         if self._tested and not tested:
             raise link.refuse_test(f"the solution does not define {' or '.join(sorted(self._tested))}")
-        names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in tested}
+        if self._passed - wanted:
+            raise link.refuse_test(f"the solution does not define {' or '.join(sorted(self._passed - wanted))}")
+        names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in tested | self._passed}
         for name in self._free & _HOME_OF.keys() - names.keys():
             with suppress(ImportError):
                 names[name] = getattr(import_module(_HOME_OF[name]), name)
@@ -404,6 +414,26 @@ def _innermost(nodes):
     }
 
 
+def _passed(nodes, has_others):
+    """Names that a test passes to a function of its own by which it tests them, as HumanEval's tests do; if there are
+    others that are the solution's, only to one of the names that HumanEval gives to it."""
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    if has_others:
+        functions = [node for node in functions if node.name == "check" or "candidate" in _arguments(node)]
+    own = {node.name for node in functions}
+    return {
+        part.id
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in own
+        for part in node.args
+        if isinstance(part, ast.Name)
+    }
+
+
+def _arguments(function):
+    return {each.arg for each in function.args.args}
+
+
 def _tested(nodes):
     """Builtins and helpers that a test without other names is of: ``max([1, 2]) == len([1, 2])`` is of `max`."""
     left: set[str] = set()
@@ -429,7 +459,7 @@ def _derived(nodes, own, passed=True):
     """Names that may stand for something of the solution's: those in an assignment with one of `own` or with another
     such name, and all arguments of functions; if `passed`, also for what the solution was given and may have changed.
     """
-    found = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    found = {node.arg for node in nodes if isinstance(node, ast.arg)} - {"self", "cls"}
     statements = (*_ASSIGNMENTS, ast.Expr, ast.Assert) if passed else _ASSIGNMENTS
     groups = [_names(node) for node in nodes if isinstance(node, statements)]
     groups += [
@@ -446,24 +476,35 @@ def _derived(nodes, own, passed=True):
     return found - own
 
 
-_DECIDE = frozenset(name for name in _HOME_OF if name.startswith(("is", "all", "array", "assert", "approx")))
-"""Helpers that say whether something is right."""
 _GUARDED = frozenset(("__import__", "compile", "eval", "exec", "getattr"))
 """Builtins that are never the solution's in a test that asks something else of it."""
 
 
-def _rename_tested(nodes, own, derived, free):
-    """Rename builtins and helpers that an assertion by itself is of, in a test of other names too: ``product([2, 3])``
+def _scopes(tree):
+    """The nodes of each function of the test's, and those outside of any: they have variables of their own."""
+    outside, waiting = [], [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield list(ast.walk(node))
+        else:
+            outside.append(node)
+            waiting += ast.iter_child_nodes(node)
+    yield outside
+
+
+def _rename_tested(nodes, own, free):
+    """Rename builtins and helpers that a statement by itself is of, in a test of other names too: ``product([2, 3])``
     is the solution's where nothing else of it is asked. The new name of each."""
-    values = own | _derived(nodes, own, passed=False)
+    values, derived = (own | _derived(nodes, own, passed) for passed in (False, True))
     renamed = {}
     for node in nodes:
-        if not isinstance(node, ast.Assert) or _names(node) & values:
+        if not isinstance(node, (ast.Assert, ast.Assign, ast.Expr)) or _names(node) & values:
             continue
         inner = list(ast.walk(node))
         tested = _tested(inner) & free - _MAKERS - _GUARDED
-        if _names(node) & derived:  # the solution may have changed it
-            tested &= _HOME_OF.keys() - _DECIDE
+        if _names(node) & derived:  # the solution may have changed it, or it is what the solution is compared with
+            tested &= (_HOME_OF.keys() - _DECIDE) if isinstance(node, ast.Assert) else set()
         for call in inner:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in tested:
                 name = call.func.id
