@@ -11,7 +11,7 @@ from decimal import Decimal
 _FENCE = re.compile(r"(`{3,})[ \t]*([^`]*)$")
 """The last fence of a line, and what stands behind it."""
 _PYTHON = re.compile(r"(?:python|py|pypy)[23]?(?:\.\d+)?", re.IGNORECASE)
-_INLINE = re.compile(r"```[ \t]*(?:python3?|py)[ \t]+([^`]+)```[^`]*$", re.IGNORECASE)
+_INLINE = re.compile(r"```[ \t]*(?:python|py|pypy)[23]?(?:\.\d+)?[ \t]+([^`]+)```[^`]*$", re.IGNORECASE)
 _LOOP = r"for[ \t][^\n:]{1,80}[ \t]in[ \t][^\n]{1,400}:"
 _STATEMENT = re.compile(
     r"(?:(?:async[ \t]+)?def[ \t]+\w+[ \t]*[(\[]|class[ \t]+\w+[^\n]*:|import[ \t]+\w|@\w|"
@@ -29,9 +29,9 @@ _PROGRAM = re.compile(
 _MAYBE_PROGRAM = re.compile(r"^(?:[ \t]*(?:if\b.*:|[\w.]+\()|[\w.,\[\] \t*]+=[^=\n].*\()", re.MULTILINE)
 """A line that a short program has, and a list of its calls too."""
 _SESSION = re.compile(
-    r"^[ \t]*(?:>>>[ \t]|Traceback \(most recent call|File \"[^\"\n]*\", line \d|\$[ \t]|In \[\d+\]:)", re.MULTILINE
+    r"\A\s*(?:>>>[ \t]|\$[ \t]|In \[\d+\]:|File \"[^\"\n]*\", line \d)|^Traceback \(most recent call", re.MULTILINE
 )
-"""What stands in the record of a run."""
+"""How the record of a run begins, or what stands in it."""
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\$?(?P<sign2>[-+]?)"
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?P<power>[eE][-+]?[0-9]{1,3})?%?\.?"
@@ -68,7 +68,7 @@ def last_code_block(turns: Sequence[str]) -> str | None:
         blocks = _blocks(turn)
         labelled = [block.code for block in blocks if _PYTHON.fullmatch(block.language)]
         if labelled:
-            return labelled[-1]
+            return ([code for code in labelled if not _SESSION.search(code)] or labelled)[-1]
         plain = [block.code for block in blocks if not block.language and block.closed]
         for kind in (_PROGRAM, _MAYBE_PROGRAM):
             programs = [code for code in plain if kind.search(code) and not _SESSION.search(code)]
