@@ -156,6 +156,9 @@ def gcd(a, b): return math.gcd(a, b)
 def lcm(a, b): return a * b // gcd(a, b)
 def mean(xs): return sum(xs) / len(xs)
 def f(x): return x
+def dumps(x): return [x]
+def loads(x): return x[0]
+def chain(*fs): return lambda x: [f(x) for f in fs][-1]
 """
 OF_OWN_CLASSES = (
     *(f"s = {make}()\ns.push(1)\nassert s.pop() == 1" for make in ("Stack", "stack", "make_stack")),
@@ -176,6 +179,7 @@ OF_OWN_CLASSES = (
     "assert f(1.0) == approx(1) and allclose(f([1.0]), [1]) and f(5) == log10(100000)",
     "def check(candidate):\n    assert candidate('A').isupper()\ncheck(f)",
     "def check(candidate):\n    assert candidate([1, 2]) == 1.5 and total([1]) == 1\ncheck(mean)",
+    "assert loads(dumps([1])) == [1] and chain(f, f)(3) == 3",
     "def apply(g):\n    return g(f(4))\nassert apply(sqrt) == 2",
 )
 

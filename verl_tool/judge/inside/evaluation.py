@@ -71,7 +71,8 @@ def is_whole(text, node, parts):
     spans, strings = set(), []
     for inner in ast.walk(node):
         if isinstance(inner, ast.expr):
-            span = (starts[inner.lineno - 1] + inner.col_offset, starts[inner.end_lineno - 1] + inner.end_col_offset)
+            last_line, last_column = inner.end_lineno or 1, inner.end_col_offset or 0
+            span = (starts[inner.lineno - 1] + inner.col_offset, starts[last_line - 1] + last_column)
             spans.add(span)
             if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
                 strings.append(span)
@@ -80,7 +81,9 @@ def is_whole(text, node, parts):
 
 def _is_harmless(part):
     found = _HARMLESS.fullmatch(part)
-    return bool(found) and (found["name"] is None or not keyword.iskeyword(part) or part in ("True", "False", "None"))
+    if found is None:
+        return False
+    return found["name"] is None or not keyword.iskeyword(part) or part in ("True", "False", "None")
 
 
 def _stands_alone(text, part, spans, strings):

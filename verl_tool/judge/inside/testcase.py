@@ -37,8 +37,7 @@ _HELPERS = {
     "decimal": "Decimal",
     "fractions": "Fraction",
     "functools": "cmp_to_key lru_cache partial reduce",
-    "itertools": "accumulate chain combinations groupby islice permutations product zip_longest",
-    "json": "dumps loads",
+    "itertools": "combinations islice permutations product zip_longest",
     "math": (
         "acos asin atan atan2 ceil comb copysign cos degrees exp fabs factorial floor fmod fsum gcd hypot inf isclose "
         "isfinite isinf isnan isqrt lcm log log10 log1p log2 nan perm pi prod radians sin sqrt tan trunc"
@@ -48,7 +47,7 @@ _HELPERS = {
     "operator": "attrgetter itemgetter",
     "pytest": "approx",
     "statistics": "fmean mean median pstdev stdev",
-    "string": "ascii_lowercase ascii_uppercase digits",
+    "string": "ascii_lowercase ascii_uppercase",
     "typing": "Any Callable Dict Iterable List Optional Set Tuple Union",
 }
 """Names that a test may use without an import, by their module. A test that uses names of the solution beside one of
@@ -515,11 +514,11 @@ def _rename_tested(nodes, own, free):
 def _makers(nodes):
     """Functions and methods whose results are asked for what no plain data has: ``stack()`` in
     ``s = stack(); s.push(1)``."""
-    bound = [(node, node) for node in nodes if isinstance(node, ast.Call)]
+    bound: list[tuple[Any, Any]] = [(node, node) for node in nodes if isinstance(node, ast.Call)]
     bound += [(node.targets[0], node.value) for node in nodes if isinstance(node, ast.Assign)]
     bound += [(node.target, node.iter) for node in nodes if isinstance(node, (ast.For, ast.comprehension))]
     bound += [(node.optional_vars, node.context_expr) for node in nodes if isinstance(node, ast.withitem)]
-    makers = {}
+    makers: dict[str, set[str]] = {}
     for place, value in bound:
         parts = [value] if isinstance(value, ast.Call) else ast.walk(value)
         calls = {_last_name(part.func) for part in parts if isinstance(part, ast.Call)}

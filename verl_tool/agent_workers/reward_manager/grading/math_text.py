@@ -104,19 +104,19 @@ _OTHER_WORDS = (
     "twice negative i e x y z n k a b c pi infinity undefined none any all is are but except odd even"
 )
 _SQUARED_UNIT = re.compile(r"(?<=[A-Za-z]\s)\s*(?:squared|cubed)\s*$")
-_AND_A_PART = re.compile(r"(?i)\bpoint\s+[a-z]")
 _NO_UNIT = frozenset(_OTHER_WORDS.split())
 """Words that change the meaning of the number before them."""
 _PARTS = (
-    r"hal(?:f|ves)|thirds?|fourths?|quarters?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|elevenths?|twelfths?|"
+    r"hal(?:f|ves)|thirds?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|elevenths?|twelfths?|"
     r"[a-z]*(?:teenth|tieth|dredth|sandth|llionth)s?|"
 )
+_DIGITS = "zero|one|two|three|four|five|six|seven|eight|nine"
 MODIFIER = re.compile(
-    rf"(?<![\\A-Za-z])(?:{_PARTS}hundreds?|thousands?|[a-z]{{1,6}}llions?|dozens?|gross|score|lakhs?|crores?|mil|basis|"
-    r"under|below|over|above|minus|negative|not|non|base|binary|ternary|octal|hex|hexadecimal|except|wrong|incorrect|"
-    r"least|most|more|less|fewer|than|plus|twice|thrice|per\s+mille|"
-    r"factorials?|squared|cubed|doubled|tripled|halved|inverse|reciprocal|recurring|repeating|roots?|choose|"
-    r"point\s+[a-z]+|folds?|percentage|permille)(?![A-Za-z])",
+    rf"(?<![\\A-Za-z])(?:{_PARTS}hundreds?|thousands?|[a-z]{{1,6}}llions?|dozens?|gross|score|lakhs?|crores?|mil|"
+    r"under|over|(?:below|above)\s+zero|minus|negative|not|non|base|binary|ternary|octal|hex|hexadecimal|except|wrong|"
+    r"incorrect|at\s+(?:least|most)|or\s+(?:more|less|fewer)|(?:more|less|fewer)\s+than|plus|twice|thrice|"
+    r"factorials?|squared|cubed|doubled|tripled|halved|inverse|reciprocal|recurring|repeating|"
+    rf"(?:sq\w*\s+|cube\s+)?root|cube\s+roots|choose|point\s+(?:{_DIGITS})|folds?)(?![A-Za-z])",
     re.IGNORECASE,
 )
 """Words that change the number before them."""
@@ -296,14 +296,14 @@ def _without_unit_behind(item: str) -> tuple[str, str]:
         return item, ""
     if found[1] is None and len(found[2]) == 1 and _SUM.search(item[: found.start()]):
         return item, ""  # 3+2h
-    unit = _unit_of(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", found[1] or found[2]), found[1] is None)
-    return (item, "") if unit is None else (item[: found.start()].strip(), unit)
+    name = _unit_of(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", found[1] or found[2]), found[1] is None)
+    return (item, "") if name is None else (item[: found.start()].strip(), name)
 
 
 def _unit_of(text: str, must_be_known: bool) -> str | None:
     """A unit in one spelling: ``cm^2``, ``mi/h``; None if the words are none. Two letters of a variable and its power
     are a unit only if they are known as one."""
-    if _AND_A_PART.search(text) or MODIFIER.search(_SQUARED_UNIT.sub("", text)):
+    if MODIFIER.search(_SQUARED_UNIT.sub("", text)):
         return None
     parts: list[str] = []
     power = 1
