@@ -75,14 +75,23 @@ _ALIASES = (
     *("deg degree degrees", "unit units", "yd yard yards", "lb lbs pound pounds", "oz ounce ounces", "ton tons"),
     *("day days", "week weeks", "month months", "year years yr yrs", "dollar dollars usd USD", "cent cents"),
     *("euro euros EUR", "yen JPY", "people person persons", "way ways", "time times", "point points"),
-    *("student students", "rad radian radians", "percent", "degC Celsius celsius", "degF Fahrenheit fahrenheit"),
+    *(
+        "student students",
+        "rad radian radians",
+        "percent",
+        "degC Celsius celsius",
+        "degF Fahrenheit fahrenheit",
+        "kelvin K kelvins",
+    ),
     *("米", "厘米", "千米", "公里", "元", "个", "人", "度", "克", "千克", "小时", "分钟", "秒", "天", "岁", "种"),
 )
 _UNIT_OF = {name: names.split()[0] for names in _ALIASES for name in names.split()}
 _RATES = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "fps": "ft/s"}
 _CURRENCY = re.compile(r"^([-+]?)\s*(\\?\$|\u00a3|\\pounds(?![A-Za-z])|\u20ac|\u00a5)\s*(?=[-+0-9.\\(])")
-_CURRENCY_BEHIND = re.compile(r"(?<=[0-9}])\s*(\\?\$|\u00a3|\u20ac|\u00a5)$")
-_CURRENCIES = {"$": "dollar", "\u00a3": "sterling", "\\pounds": "sterling", "\u20ac": "euro", "\u00a5": "yen"}
+_SIGN_BEHIND = re.compile(r"(?<=[0-9}])\s*(\\?\$|\u00a3|\u20ac|\u00a5|\u00a2|''?|\")$")
+"""Also of feet and inches."""
+_UNIT_SIGNS = {"$": "dollar", "\u00a3": "sterling", "\\pounds": "sterling", "\u20ac": "euro", "\u00a5": "yen"}
+_UNIT_SIGNS |= {"\u00a2": "cent", "'": "ft", "''": "in", '"': "in"}
 _PERCENT_BEHIND = re.compile(r"\s*\\?%\s*$")
 _HALF_DAY = re.compile(
     r"^([0-9]{1,2}(?::[0-9]{2}){0,2})\s*(?:\\text\{\s*)?(?:o'clock\s*)?([aApP])\.?\s*[mM]\.?(?:\s*\})?$"
@@ -108,7 +117,7 @@ _NO_UNIT = frozenset(_OTHER_WORDS.split())
 """Words that change the meaning of the number before them."""
 _PARTS = (
     r"hal(?:f|ves)|thirds?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|elevenths?|twelfths?|"
-    r"[a-z]*(?:teenth|tieth|dredth|sandth|llionth)s?|"
+    r"[a-z]*(?:teenth|tieth|dredth|sandth|llionth)s?|rds|ths|"
 )
 _DIGITS = "zero|one|two|three|four|five|six|seven|eight|nine"
 MODIFIER = re.compile(
@@ -276,7 +285,7 @@ def without_unit(item: str) -> tuple[str, str]:
     """A number without the unit beside it, and that unit in one of its spellings."""
     sign = _CURRENCY.match(item)
     if sign:
-        return sign[1] + _without_unit_behind(item[sign.end() :])[0], _CURRENCIES[
+        return sign[1] + _without_unit_behind(item[sign.end() :])[0], _UNIT_SIGNS[
             sign[2].lstrip("\\") if "$" in sign[2] else sign[2]
         ]
     return _without_unit_behind(item)
@@ -287,8 +296,8 @@ def _without_unit_behind(item: str) -> tuple[str, str]:
         found = pattern.search(item)
         if found and item[: found.start()].strip():
             return item[: found.start()].strip(), unit + (found[1] if pattern is _TEMPERATURE else "")
-    if found := _CURRENCY_BEHIND.search(item):
-        return item[: found.start()].strip(), _CURRENCIES[found[1].lstrip("\\")]
+    if found := _SIGN_BEHIND.search(item):
+        return item[: found.start()].strip(), _UNIT_SIGNS[found[1].lstrip("\\")]
     if found := _HALF_DAY.match(item):
         return found[1], f"{found[2].lower()}m"
     found = _UNIT_AT_END.search(item)
@@ -327,8 +336,8 @@ def _unit_of(text: str, must_be_known: bool) -> str | None:
             parts.append("/")
         else:
             name = _UNIT_OF.get(word) or _UNIT_OF.get(lower) or _RATES.get(lower)
-            if name is None and (must_be_known or lower in _NO_UNIT):
-                return None
+            if (name is None and (must_be_known or lower in _NO_UNIT)) or (must_be_known and word == "K"):
+                return None  # 5K may be 5,000
             name = name or (lower[:-1] if lower.endswith("s") else lower)
             parts.append(name if power == 1 else f"{name}^{power}")
             power = 1
