@@ -253,6 +253,8 @@ class Always:
 """
 NUMBERS = """
 def near(x): return 1e17 + 5e7
+def between(x): return 123456789012.5
+def rounded(x): return 0.1 * 30 + 4e-16
 def nested(x): return [{"a": (near(x),)}]
 def exact(x): return [3.0, True, 1]
 def whole(x): return 10**17
@@ -278,7 +280,10 @@ METHOD = "class Solution:\n    def twice(self, x): return 2 * x"
         (CALLED, "absent", [[1]], [1], "error"),
         (METHOD, "twice", [[4]], [8], "passed"),
         (NUMBERS, "near", [[1]], [10**17], "assertion"),
-        (NUMBERS, "near", [[1]], [1e17], "passed"),
+        (NUMBERS, "near", [[1]], [1e17], "assertion"),
+        (NUMBERS, "near", [[1]], [1e17 + 5e7], "passed"),
+        (NUMBERS, "between", [[1]], [123456789012.0], "assertion"),
+        (NUMBERS, "rounded", [[1]], [3.0], "passed"),
         (NUMBERS, "nested", [[1]], [[{"a": [10**17]}]], "assertion"),
         (NUMBERS, "exact", [[1]], [[3, 1, True]], "passed"),
         (NUMBERS, "whole", [[1]], [10**17 + 1], "assertion"),
@@ -371,6 +376,10 @@ PRINTED = [
     ("print('0.000000')", "0.000000123456", False),
     ("print(123456789.0)", "123456789.5", False),
     ("print(99999)", "100000", False),
+    ("print(123456789012.5)", "123456789012.0", False),
+    ("print(123456789013)", "123456789012.0", False),
+    ("print('2.999999')", "3.000000", True),
+    ("print(0.1 * 30 + 4e-16, 1e-17)", "3.0 0.0", True),
     ("print(1)", "1\n2", False),
     ("print(1, 2)", "1\n2", False),
     ("print('1_000')", "1000", False),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,10 +11,12 @@ import pytest
 from viewer_server import viewer
 
 from verl_tool.errors import ConfigError
+from verl_tool.trainer.monitoring import run_metrics
 from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_of, tokens_path
 from verl_tool.viewer.record_index import FOLDER, RecordIndex
 from verl_tool.viewer.record_rows import ROW
 from verl_tool.viewer.run_files import Run, find_runs
+from verl_tool.viewer.run_watch import RunWatch
 
 GOOD = {"segments": [{"author": "prompt", "text": "q"}, {"author": "model", "text": "a"}], "reward": 1.0}
 LINES = {
@@ -213,11 +216,52 @@ def test_tokens_that_do_not_fit_together_are_left_alone(tmp_path, wrong):
     assert np.isnan(mean_advantages(records, 1)).all()
 
 
+@pytest.mark.parametrize("header", [(1 << 50,), (1 << 40, 0, 1 << 40), (-1,)])
+def test_tokens_whose_header_asks_for_memory_are_left_alone(tmp_path, header, monkeypatch):
+    records = tmp_path / "step_1.jsonl"
+    with zipfile.ZipFile(tokens_path(records), "w") as archive:
+        for name, shape in (("lines", (1,)), ("ends", (1,)), ("advantages", header), ("more", header)):
+            with archive.open(f"{name}.npy", "w") as part:
+                np.lib.format.write_array_header_1_0(part, {"descr": "<f4", "fortran_order": False, "shape": shape})
+                part.write(bytes(4))
+    monkeypatch.setattr(np, "load", lambda *a, **k: pytest.fail("the arrays were read"))
+    assert tokens_of(records, 0) == {}
+    assert np.isnan(mean_advantages(records, 1)).all()
+
+
+def test_a_branch_named_as_a_step_has_a_name_of_its_own(tmp_path):
+    run = run_at(tmp_path, json.dumps(GOOD).encode())
+    (tmp_path / "branches").mkdir()
+    (tmp_path / "branches" / "step_1.jsonl").write_text(json.dumps(GOOD | {"reward": 7.0}) + "\n")
+    for _ in range(2):  # the second time by the index beside the records
+        index = RecordIndex(run)
+        index.refresh()
+        assert [(file.name, file.kind) for file in index.records.files] == [
+            ("step_1", "step"),
+            ("step_1 (2)", "branch"),
+        ]
+        assert list(index.records.rows["reward"]) == [1.0, 7.0]
+        assert index.records.file_number("step_1 (2)") == 1
+
+
 def test_a_name_that_is_no_text_is_a_name_all_the_same(tmp_path):
     folder = os.fsencode(tmp_path) + b"/a\xffb"
     os.makedirs(folder)
     Path(os.fsdecode(folder), "metrics.jsonl").write_text("")
     assert list(find_runs([tmp_path])) == ["a\ufffdb"]
+
+
+@pytest.mark.parametrize("bad", [b"{", b'{"step": 2}', b'{"step": 2, "data": "' + b"x" * 5000 + b'"}'])
+def test_a_bad_line_of_metrics_costs_itself_alone(tmp_path, monkeypatch, bad):
+    monkeypatch.setattr(run_metrics, "_MAX_LINE", 1000)
+    lines = [json.dumps({"step": step, "data": {"loss": step / 2}}).encode() for step in (1, 3)]
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([lines[0], bad, lines[1], b""]))
+    watch = RunWatch([tmp_path])
+    (run,) = watch.runs.values()
+    assert watch.metrics(run) == [(1, {"loss": 0.5}), (3, {"loss": 1.5})]
+    assert "line 2 of" in str(watch.metrics_problem(run))
+    with pytest.raises(ConfigError, match="line 2 of"):
+        run_metrics.read_metrics(tmp_path)
 
 
 METRICS = {

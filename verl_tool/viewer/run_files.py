@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,10 +50,13 @@ class RecordFile:
     step: int | None
     folder: Path
     """Of the run; links out of it are not followed."""
+    number: int = 1
+    """Among the run's files of one name: ``branches/step_1.jsonl`` may stand beside ``step_1.jsonl``."""
 
     @property
     def name(self) -> str:
-        return printable(self.path.stem)
+        """No other file of the run has it."""
+        return printable(self.path.stem) + (f" ({self.number})" if self.number > 1 else "")
 
     def open(self) -> BinaryIO:
         """Open it for reading. Raises OSError, and UnsafeFileError if it is no regular file of the run's folder."""
@@ -88,7 +91,7 @@ class Run:
             found.append(_record_file(self.folder / "records.jsonl", self.folder))
         found.sort(key=lambda file: (-1 if file.step is None else file.step, file.kind == "step", file.name))
         branches = (self.folder / BRANCHES).glob("*.jsonl")
-        return [*found, *(RecordFile(path, "branch", None, self.folder) for path in sorted(branches))]
+        return _with_own_names([*found, *(RecordFile(path, "branch", None, self.folder) for path in sorted(branches))])
 
     def config(self) -> dict[str, str]:
         """Every option by its whole name; empty if the run has left no config.
@@ -97,6 +100,15 @@ class Run:
         """
         path = self.folder / "config.yaml"
         return _flat_config(path, self.folder, path.stat().st_mtime_ns) if path.exists() else {}
+
+
+def _with_own_names(files: Iterable[RecordFile]) -> list[RecordFile]:
+    named: dict[str, RecordFile] = {}
+    for file in files:
+        while file.name in named:
+            file = replace(file, number=file.number + 1)
+        named[file.name] = file
+    return list(named.values())
 
 
 def printable(name: str) -> str:

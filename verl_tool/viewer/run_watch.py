@@ -39,7 +39,7 @@ class RunWatch:
         self._indexes: dict[Run, RecordIndex] = {}
         self._asked: dict[Run, float] = {}
         self._first: dict[Run, threading.Event] = {}
-        self._metrics: dict[Run, tuple[object, Metrics]] = {}
+        self._metrics: dict[Run, tuple[object, tuple[Metrics, list[str]]]] = {}
         self._stopped = threading.Event()
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="viewer-index", daemon=True)
@@ -92,14 +92,25 @@ class RunWatch:
     def metrics(self, run: Run) -> Metrics:
         """All metrics of a run, empty if it has none. Values that are no finite or infinite floats are left out.
 
-        Raises ConfigError, or OSError, if they cannot be read.
+        Raises OSError if they cannot be read.
         """
+        return self._read_metrics(run)[0]
+
+    def metrics_problem(self, run: Run) -> str | None:
+        """Which lines `metrics` leaves out; None if there are none. Raises OSError as it does."""
+        problems = self._read_metrics(run)[1]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return f"{problems[0]}{more}" if problems else None
+
+    def _read_metrics(self, run: Run) -> tuple[Metrics, list[str]]:
         if not (run.folder / "metrics.jsonl").exists() or run.file is not None:
-            return []
+            return [], []
         state = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in metrics_files(run.folder))
         known = self._metrics.get(run)
         if known is None or known[0] != state:
-            known = self._metrics[run] = (state, [(step, _numbers(data)) for step, data in read_metrics(run.folder)])
+            problems: list[str] = []
+            metrics = [(step, _numbers(data)) for step, data in read_metrics(run.folder, problems)]
+            known = self._metrics[run] = (state, (metrics, problems))
         return known[1]
 
     def _follow(self) -> None:

@@ -86,8 +86,9 @@ class ViewerApp:
         problem = None
         try:
             metrics = self._watch.metrics(run)
-        except (ConfigError, OSError) as error:
-            problem = printable(str(error))
+            problem = self._watch.metrics_problem(run)
+        except OSError as error:
+            problem = str(error)
         rewards = [data["critic/score/mean"] for _, data in metrics if "critic/score/mean" in data]
         paths = [run.file] if run.file else [run.folder / "metrics.jsonl", run.folder / "records.jsonl"]
         changed = [path.stat().st_mtime for path in paths if path.is_file()]
@@ -99,7 +100,7 @@ class ViewerApp:
             "rewards": rewards[-200:],
             "steps": metrics[-1][0] if metrics else 0,
             "changed": max(changed, default=None),
-            "problem": problem,
+            "problem": problem and printable(problem),
         }
 
     def metrics(self, given: Given) -> dict[str, Any]:

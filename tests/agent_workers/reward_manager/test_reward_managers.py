@@ -54,6 +54,7 @@ def test_all_are_registered_under_their_names() -> None:
         ("#### 90_000", 0.0),
         ("#### 9,0000", 0.0),
         ("\\boxed{90000, 90001}", 0.0),
+        ("\\boxed{90001} or \\boxed{90000}", 0.0),
     ],
 )
 async def test_gsm8k(text: str, expected: float) -> None:
@@ -275,6 +276,29 @@ def test_a_users_own_manager_loads_from_its_file(tmp_path: Path) -> None:
     )
     loaded = load_reward_manager(own, CodePoints())
     assert type(loaded).__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "expected"),
+    [
+        (r"\boxed{7} or \boxed{8}", "8", -1.0),
+        (r"\boxed{7}, \boxed{8}", "7, 8", 1.0),
+        (r"\(\boxed{1}\) and \(\boxed{2}\)", "1,2", 1.0),
+        (r"\boxed{2} \quad \boxed{1}", "1,2", 1.0),
+        (r"\boxed{2} and \boxed{-2}", r"\pm 2", 1.0),
+        (r"\boxed{2} and \boxed{2}", r"\pm 2", -1.0),
+        (r"\boxed{\frac{1}{2}} or \boxed{0.5}", r"\frac12", 1.0),
+        (r"\boxed {5}", "5", 1.0),
+        (r"\fbox{5}", "5", 1.0),
+    ],
+)
+async def test_several_boxes_are_one_answer(text: str, gold: str, expected: float) -> None:
+    pytest.importorskip("math_verify")
+    torl = manager("torl")
+    try:
+        assert await scored(torl, text, gold) == expected
+    finally:
+        await torl._judge.close()  # type: ignore[attr-defined]
 
 
 async def test_torl() -> None:

@@ -515,6 +515,136 @@ async def test_a_text_is_evaluated(judge: Judge) -> None:
     assert [(test, v) for test, v in zip(tests, verdicts.of, strict=True) if not v.passed] == []
 
 
+SAYS_YES = """
+class A:
+    def __getattr__(self, name): return lambda *a, **k: True
+    def __getitem__(self, key): return True
+    __eq__ = __bool__ = lambda *a: True
+def f(*a): return A()
+def gcd(*a): return 3
+def approx(*a, **k): return f(0)
+def allclose(*a, **k): return True
+product = log = gcd
+class Solution:
+    def f(self, *a): return A()
+"""
+ASKED_AS_PLAIN_DATA = (
+    "assert f(1).isupper()",
+    "assert Solution().f(1).startswith('a')",
+    "answer = f(1)\nassert answer.isdigit() and not answer.isspace()",
+    "assert all(x.islower() for x in [f(1), f(2)])",
+    "assert f(1).issubset({1, 2})",
+    "assert f([3]).index(3) == 1 and f([3]).count(3) == 1",
+    "assert f(1).get('a') == 1",
+    "assert f(1)['a']",
+    "assert f(1.5).is_integer()",
+    "assert f(1).isoformat() == 1",
+    "def check(candidate):\n    assert candidate(1).isalpha()\ncheck(f)",
+    "class T:\n    def assertTrue(self, x):\n        assert x\n    def run(self):\n"
+    "        self.assertTrue(f(1).isupper())\nT().run()",
+    "import numpy as np\nassert f(np.array([1])).isupper()",
+    "assert f(1).all() and f(1).any()",
+)
+HELPERS_OF_THE_TEST = (
+    "assert f(1) == approx(3.14)",
+    "assert len(str(f)) == approx(3.14)",
+    "assert allclose(len([f]), 3.14)",
+    "assert gcd(len([f]), 2) == 3",
+    "x = len([f(1)])\nassert product([x], [2]) == 3",
+    "x = len([f(1)])\nassert x + 2 == log(3)",
+    "expected = gcd(8, 4)\nassert len([f(1)]) + 2 == expected",
+    "def check(candidate):\n    assert candidate([1, 2]) == 1.5\ncheck(median)",
+    "def check(candidate):\n    r = candidate(2)\n    assert approx(r) == 5\ncheck(gcd)",
+    "candidate = gcd\nassert candidate(8, 4) == 4",
+    "def verify(one):\n    assert one(8, 4) == 4\nverify(gcd)",
+)
+
+
+@in_module_loop
+async def test_an_object_answers_for_no_plain_data(judge: Judge) -> None:
+    verdicts = await judge(SAYS_YES, *ASKED_AS_PLAIN_DATA, total_seconds=60.0)
+    assert [(test, v) for test, v in zip(ASKED_AS_PLAIN_DATA, verdicts.of, strict=True) if v.reason != "refused"] == []
+    assert verdicts.refused == len(ASKED_AS_PLAIN_DATA)
+
+
+@in_module_loop
+async def test_helpers_of_a_test_are_not_the_solutions(judge: Judge) -> None:
+    verdicts = await judge(SAYS_YES, *HELPERS_OF_THE_TEST, total_seconds=60.0)
+    assert verdicts_of(verdicts, list(HELPERS_OF_THE_TEST)) == []
+
+
+DECIDES = """
+def f(i): return ['5==5 or 0', 'True #', '1 if 1 else 0', '1, 0', "' or '", '7 or 1'][i]
+"""
+DECIDED = (
+    *(f'assert eval(f"{{f({i})}} == 7")' for i in range(4)),
+    'assert eval(f"8 == {f(5)}")',
+    "assert eval(f\"'{f(4)}' == 'abc'\")",
+    'assert eval("%s == 7" % f(1))',
+    'assert eval("{} == 7".format(f(0)))',
+    'assert eval(f(0).strip() + " == 7")',
+    'text = f(0)[:9]\ntext += "== 7"\nassert eval(text)',
+    'assert eval(" ".join([f(0), "== 7"]))',
+)
+NOT_DECIDED = (
+    "assert eval(f'{f(0)} == 7') and eval(f'{f(2)} == 7') and eval(f'({f(1)}) == 7')",
+    "assert eval(f'3 {f(3)} 4') == 7 and eval(f'3 {f(3)} 4 == 7')",
+    "assert eval(f(1)) == 7",
+    "assert eval(f'{f(4)} == 7') and eval(f'{f(6)} == [1, 2]')",
+    "assert eval(f\"'{f(5)}' == 'a b'\")",
+)
+
+
+@in_module_loop
+async def test_a_text_of_the_solutions_decides_nothing(judge: Judge) -> None:
+    verdicts = await judge(DECIDES, *DECIDED, total_seconds=60.0)
+    assert [(test, v) for test, v in zip(DECIDED, verdicts.of, strict=True) if v.reason != "refused"] == []
+    right = "def f(x): return ['7', '3+4', '(3+4)', '+', 7, 'a b', [1, 2]][x]"
+    verdicts = await judge(right, *NOT_DECIDED, total_seconds=60.0)
+    assert [(test, v) for test, v in zip(NOT_DECIDED, verdicts.of, strict=True) if not v.passed] == []
+
+
+LEAVES = """
+import os, time
+n = int(input())
+places = ["/tmp/a", "b", "/dev/shm/c", "/box/d", "/tmp/e/f"]
+found = [place for place in places if os.path.exists(place)]
+os.makedirs("/tmp/e", exist_ok=True)
+for place in places:
+    open(place, "w").write("left")
+deep = os.getcwd()
+for _ in range(300):
+    os.mkdir("deep")
+    os.chdir("deep")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open("/tmp/pid", "w").write(str(os.getpid()))
+        for number in range(3):
+            os.close(number)
+        time.sleep(60)
+    os._exit(0)
+while not os.path.exists("/tmp/pid"):
+    time.sleep(0.01)
+def runs(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+print(found, sum(runs(pid) for pid in os.listdir("/proc") if pid.isdigit()))
+os.chmod("/tmp", 0)
+os.rename(deep, "/box/moved")
+os.symlink("/", "/box/work")
+"""
+
+
+@in_module_loop
+async def test_programs_find_nothing_of_an_earlier_one(judge: Judge) -> None:
+    """Neither files nor processes: the first process of the namespace, the judge, the spawner and two of their own."""
+    verdicts = await judge(LEAVES, programs=(("1\n", "[] 5\n"),) * 3)
+    assert [(v.reason, v.detail) for v in verdicts.of] == [("passed", "")] * 3
+
+
 STOPS = "import os, signal\ndef stop():\n    for p in os.listdir('/proc'):\n" + (
     "        if p.isdigit() and int(p) not in (1, os.getpid()):\n            os.kill(int(p), signal.SIGSTOP)\n"
 )

@@ -129,6 +129,67 @@ async def test_right_solutions_pass(judge: Judge, solution: str) -> None:
     assert [(test, v) for test, v in zip(tests, verdicts.of, strict=True) if not v.passed] == []
 
 
+OWN_CLASSES = """
+import math
+from collections import UserDict
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, x): self.items.append(x); return self
+    def pop(self): return self.items.pop()
+    def index(self, x): return self.items.index(x)
+class stack(Stack): pass
+def make_stack(): return Stack()
+class Node:
+    def __init__(self, value): self.value, self.count, self.title, self.next = value, 2, 't', None
+def build(values):
+    head = Node(values[0])
+    head.next = Node(values[1])
+    return head
+class Cache:
+    def __init__(self): self.of = {}
+    def get(self, key): return self.of.get(key, -1)
+    def put(self, key, value): self.of[key] = value
+def table(): return UserDict(a=1)
+def product(xs): return math.prod(xs)
+def total(xs): return sum(xs)
+def gcd(a, b): return math.gcd(a, b)
+def lcm(a, b): return a * b // gcd(a, b)
+def mean(xs): return sum(xs) / len(xs)
+def f(x): return x
+def dumps(x): return [x]
+def loads(x): return x[0]
+def chain(*fs): return lambda x: [f(x) for f in fs][-1]
+"""
+OF_OWN_CLASSES = (
+    *(f"s = {make}()\ns.push(1)\nassert s.pop() == 1" for make in ("Stack", "stack", "make_stack")),
+    "assert Stack().push(3).index(3) == 0",
+    "for s in [Stack(), stack()]:\n    s.push(1)\n    assert s.pop() == 1",
+    "head = build([1, 2])\nassert head.count == 2 and head.next.value == 2 and head.title == 't'",
+    "c = Cache()\nc.put(1, 2)\nassert c.get(1) == 2",
+    "assert dict(table()) == {'a': 1} and table()['a'] == 1 and sorted(table().items()) == [('a', 1)]",
+    "assert total([1, 2]) == 3\nassert product([2, 3]) == 6",
+    "xs = [2, 3]\nassert product(xs) == 6\nassert total(xs) == 5",
+    "assert gcd(12, 8) == 4\nassert lcm(4, 6) == 12",
+    "answer = product([2, 3])\nassert answer == 6\nassert total([2, 3]) == 5",
+    "def test_total():\n    answer = total([1])\n    assert answer == 1\n"
+    "def test_product():\n    answer = product([2, 3])\n    assert answer == 6\ntest_total()\ntest_product()",
+    "class Test:\n    def same(self, a, b):\n        assert a == b\n    def test_product(self):\n"
+    "        self.same(product([2, 3]), 6)\nTest().test_product()\nassert total([1]) == 1",
+    "assert mean(list(range(3))) == 1 and product(list(range(1, 4))) == 6",
+    "assert f(1.0) == approx(1) and allclose(f([1.0]), [1]) and f(5) == log10(100000)",
+    "def check(candidate):\n    assert candidate('A').isupper()\ncheck(f)",
+    "def check(candidate):\n    assert candidate([1, 2]) == 1.5 and total([1]) == 1\ncheck(mean)",
+    "assert loads(dumps([1])) == [1] and chain(f, f)(3) == 3",
+    "def apply(g):\n    return g(f(4))\nassert apply(sqrt) == 2",
+)
+
+
+@in_module_loop
+async def test_own_classes_and_helpers_pass(judge: Judge) -> None:
+    verdicts = await judge(OWN_CLASSES, *OF_OWN_CLASSES, total_seconds=60.0)
+    assert [(test, v) for test, v in zip(OF_OWN_CLASSES, verdicts.of, strict=True) if not v.passed] == []
+
+
 PROGRAMS = {
     "a thread that nobody waits for": "import threading, time\n"
     "threading.Thread(target=lambda: (time.sleep(0.2), print(int(input()) + 1))).start()",

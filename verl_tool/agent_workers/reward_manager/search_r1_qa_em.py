@@ -40,10 +40,15 @@ class SearchOptions(RewardOptions):
     right: float = 1.0
     wrong: float = 0.0
     no_answer: float = 0.0
-    published: bool = True
-    """Exact match: whether a right answer among more than `MAX_ANSWER_TAGS` tags scores a quarter."""
     turn_rewards: SearchTurns | None = None
     """How turns are rewarded, beside the answer; null: they are not."""
+
+
+class SearchR1Options(SearchOptions):
+    """How answers are graded by exact match."""
+
+    published: bool = True
+    """Whether a right answer among more than `MAX_ANSWER_TAGS` tags scores a quarter."""
 
 
 class SearchRewardManager(GradingRewardManager[SearchOptions]):
@@ -84,10 +89,12 @@ class SearchRewardManager(GradingRewardManager[SearchOptions]):
 class SearchR1RewardManager(SearchRewardManager):
     """Exact match of normalised answers."""
 
+    Options = SearchR1Options
     details = ("answered",)
 
     def _repeats_answers(self, text: str) -> bool:
-        return self.options.published and max(map(text.count, ("<answer>", "</answer>"))) > MAX_ANSWER_TAGS
+        published = isinstance(self.options, SearchR1Options) and self.options.published
+        return published and max(map(text.count, ("<answer>", "</answer>"))) > MAX_ANSWER_TAGS
 
     def grade_answer(self, answer: str | None, golden: Sequence[str]) -> Grade:
         if answer is None:

@@ -13,7 +13,7 @@ import re
 from verl.experimental.reward_loop.reward_manager import register
 
 from verl_tool.agent_workers.reward_manager.grade import Grade
-from verl_tool.agent_workers.reward_manager.grading.answers import last_boxed, last_code_block
+from verl_tool.agent_workers.reward_manager.grading.answers import last_box_start, last_boxed, last_code_block
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.agent_workers.reward_manager.torl import ToRLRewardManager
 
@@ -37,7 +37,7 @@ def answer_in(sample: Sample) -> str | None:
     """The model's answer: boxed, or a literal that its last program gives to ``final_answer``."""
     final = _final_answer(last_code_block(sample.turns) or "")
     boxed = last_boxed(sample.text)
-    if final is not None and (boxed is None or sample.text.rfind("final_answer(") > sample.text.rfind("\\boxed{")):
+    if final is not None and (boxed is None or sample.text.rfind("final_answer(") > last_box_start(sample.text)):
         return final
     return boxed
 

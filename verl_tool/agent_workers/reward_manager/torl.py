@@ -7,6 +7,7 @@ code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, Re
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.grading.answers import last_boxed, last_boxes
 from verl_tool.agent_workers.reward_manager.grading.math_grader import MathGrader
+from verl_tool.agent_workers.reward_manager.grading.math_text import form, spell
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.agent_workers.reward_manager.grading.shaping import error_rate
 
@@ -50,20 +52,25 @@ class MathJudge:
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault if the comparison fails."""
-        boxes = last_boxes(sample.text)
-        several = ", ".join(boxes) if len(boxes) > 1 else None
-        return await self.grade_answer(sample, last_boxed(sample.text), several)
+        return await self.grade_answer(sample, last_boxed(sample.text), last_boxes(sample.text))
 
-    async def grade_answer(self, sample: Sample, answer: str | None, several: str | None = None) -> Grade:
-        """As `grade`, of an answer that was found elsewhere. `several`: the values of all boxes at the end, which are
-        the answer together if the gold answer has as many."""
+    async def grade_answer(self, sample: Sample, answer: str | None, boxes: Sequence[str] = ()) -> Grade:
+        """As `grade`, of an answer that was found elsewhere. `boxes`: what all boxes at the end hold, which are the
+        answer together if the gold answer is a list, and each of which is it if they are equal."""
         options, gold = self._options, gold_answer(sample.ground_truth)
         right = await self._is_right(gold, answer)
-        if not right and several is not None and "," in gold:
-            right = await self._is_right(gold, several)
+        if not right and len(boxes) > 1:
+            several = form(spell(gold)).kind != "value"
+            right = await self._is_right(gold, ", ".join(boxes)) if several else await self._are_right(gold, boxes)
         failed = error_rate(sample) > 0
         score = (options.right if right else options.wrong) + (options.code_error_penalty if failed else 0.0)
         return Grade(score, right, {"answered": answer is not None, "code_error": failed})
+
+    async def _are_right(self, gold: str, boxes: Sequence[str]) -> bool:
+        for box in boxes:
+            if not await self._is_right(gold, box):
+                return False
+        return True
 
     async def _is_right(self, gold: str, answer: str | None) -> bool:
         if not answer:

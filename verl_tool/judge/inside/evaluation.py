@@ -6,7 +6,9 @@ into the sandbox beside the judge.
 """
 
 import ast
+import keyword
 import operator
+import re
 
 from remote import Handle
 
@@ -46,6 +48,61 @@ def parse(text):
 def names_in(node):
     """All names in an expression."""
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+_HARMLESS = re.compile(r"[-+]?\d+(\.\d*)?|[-+*/%]|\*\*|//|(?P<name>[^\W\d]\w*)")
+
+
+def is_whole(text, node, parts):
+    """Whether each of `parts` that stands in the text is an expression there by itself, a string's content, or a
+    number, a name or a sign of arithmetic: ``5 == 5 or 0`` is none in ``5 == 5 or 0 == 7``, of which it decides."""
+    parts = {part.strip() for part in parts} - {text.strip()}
+    parts = [part for part in parts if part in text and not _is_harmless(part)]
+    if not parts:
+        return True
+    if node is None:  # not an expression, which is what it fails with
+        return len(text) <= _LONGEST_TEXT
+    if not text.isascii() or any(isinstance(inner, ast.JoinedStr) for inner in ast.walk(node)):
+        return False
+    text = text.strip()
+    starts = [0]
+    for line in text.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    spans, strings = set(), []
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.expr):
+            last_line, last_column = inner.end_lineno or 1, inner.end_col_offset or 0
+            span = (starts[inner.lineno - 1] + inner.col_offset, starts[last_line - 1] + last_column)
+            spans.add(span)
+            if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                strings.append(span)
+    return all(_stands_alone(text, part, spans, strings) for part in parts)
+
+
+def _is_harmless(part):
+    found = _HARMLESS.fullmatch(part)
+    if found is None:
+        return False
+    return found["name"] is None or not keyword.iskeyword(part) or part in ("True", "False", "None")
+
+
+def _stands_alone(text, part, spans, strings):
+    """At each place where it stands."""
+    start = text.find(part)
+    while start >= 0:
+        end = start + len(part)
+        inner = _without_brackets(text, start, end)
+        whole = (start, end) in spans or inner in spans
+        if not whole and not any(first < start and end < last for first, last in strings):
+            return False
+        start = text.find(part, start + 1)
+    return True
+
+
+def _without_brackets(text, start, end):
+    while text[start:end].startswith("(") and text[start:end].endswith(")"):
+        start, end = start + 1, end - 1
+    return start, end
 
 
 class Evaluation:

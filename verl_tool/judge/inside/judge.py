@@ -210,6 +210,8 @@ class Judge:
         link.begin(case)
         names = case.namespace(link)
         calls = {BEFORE: link.apply_changes, HELD: case.held, PRESENT: present, EQUAL: equal, NOTE: case.note}
+        if case.evaluates:
+            calls[TEXT] = link.record_text
         names.update(calls)
         link.enter(names)
         self._guard.begin(link, case.texts)
@@ -364,7 +366,7 @@ from link import LINE, LONGEST_MESSAGE, Gone  # noqa: E402
 from outputs import equal_output  # noqa: E402
 from processes import LATE, MODULE, MOST_PROGRAMS, UNCAUGHT, UNSTARTED, Spawner, hide  # noqa: E402
 from remote import JudgeLink  # noqa: E402
-from testcase import BEFORE, EQUAL, HELD, NOTE, PRESENT, TestCase, equal, present  # noqa: E402
+from testcase import BEFORE, EQUAL, HELD, NOTE, PRESENT, TEXT, TestCase, equal, present  # noqa: E402
 from values import Refused  # noqa: E402
 
 main()

@@ -20,6 +20,8 @@ MIN_PLACES = 6
 RELATIVE, ABSOLUTE = "1e-5", "1e-9"
 """The first bounds each difference by the size of the number, as `numpy.allclose` does for `prime_code`; a difference
 below the second, in proportion to the number, is one of the machine's arithmetic."""
+WHOLE_BITS, WHOLE_ABSOLUTE = 50, 1e-6
+"""A float near to a whole one differs from it in its last bits, or by no more than the second."""
 
 
 def equal_output(text, expected, strict=False):
@@ -71,11 +73,23 @@ def _equal_number(one, other):
     context: Any = Context(prec=50)
     size = abs(wanted)
     difference = abs(context.subtract(value, wanted))
-    if min(places) >= MIN_PLACES:
-        bound = max(Decimal(1).scaleb(-min(places)), context.multiply(size, Decimal(ABSOLUTE)))
+    last_place = Decimal(1).scaleb(-min(places)) if min(places) >= MIN_PLACES else Decimal(0)
+    if wanted == wanted.to_integral_value():  # the next whole numbers are no roundings of it
+        if value == value.to_integral_value():
+            return False
+        bound = last_place
+        if near_whole(float(value), float(wanted)):
+            return True
     else:
-        bound = context.multiply(size, Decimal(ABSOLUTE))
+        bound = max(last_place, context.multiply(size, Decimal(ABSOLUTE)))
     return difference <= min(bound, context.multiply(size, Decimal(RELATIVE)))
+
+
+def near_whole(value, wanted):
+    """Whether a float is a whole one but for the rounding of the machine's arithmetic."""
+    size = abs(wanted)
+    rounding = max(WHOLE_ABSOLUTE, size * 2.0**-WHOLE_BITS)
+    return abs(value - wanted) <= min(rounding, max(size, 1e-3) * float(ABSOLUTE))
 
 
 def _places(number):

@@ -101,6 +101,11 @@ MOST_PROGRAMS = 32
 """That the spawner is sent at a time: a message holds 253 descriptors."""
 GRACE_SECONDS = 10.0
 """For the spawner to kill a program and to say so, on a busy machine."""
+SWEEP_SECONDS = 1.0
+"""For ending what a program has left running."""
+BOX, FOLDERS = "/box", ("work", "tmp", "shm")
+"""All that a run in the sandbox can write to, and what is in there at its start. It has that and its process numbers
+to itself."""
 
 
 class Spawner:
@@ -254,7 +259,11 @@ def be_spawner(control, hidden):
 def _start_programs(control, descriptors, each, seconds, ends):
     """Run a process for every `each` descriptors and tell how it ended. In such a process: its descriptors."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    alone = os.path.dirname(os.getcwd()) == os.path.dirname(os.path.realpath("/tmp")) == BOX
     while descriptors:
+        if alone:  # without isolation these would be the host's processes and files
+            end_other_processes()
+            empty_box()
         chosen, descriptors = descriptors[:each], descriptors[each:]
         left = min(seconds, ends - time.monotonic())
         pid = os.fork() if left > 0 else None
@@ -285,6 +294,68 @@ def _wait(pid, ends):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
     return how, os.waitpid(pid, 0)[1]
+
+
+def end_other_processes():
+    """End what an earlier program has left running, in a session of its own say: all processes but the first one of the
+    namespace, the judge, and those that it has started."""
+    init, judge, me = 1, os.getppid(), os.getpid()
+    ends = time.monotonic() + SWEEP_SECONDS
+    while time.monotonic() < ends:
+        others = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in (init, judge, me)]
+        left = [pid for pid in others if _parent_of(pid) not in (None, judge)]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _parent_of(pid):
+    """None for a process that has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, parent, *_ = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if state in (b"Z", b"X") else int(parent)
+
+
+def empty_box():
+    """Remove whatever programs have written, however deep: what is in a folder is moved up before that is removed."""
+    while others := [entry for entry in _entries(BOX) if entry.name not in FOLDERS or not _is_folder(entry)]:
+        for entry in others:
+            _remove(entry, BOX)
+    for name in FOLDERS:
+        os.makedirs(f"{BOX}/{name}", exist_ok=True)
+        _empty(f"{BOX}/{name}")
+    os.chdir(f"{BOX}/{FOLDERS[0]}")
+
+
+def _empty(folder):
+    while entries := _entries(folder):
+        for entry in entries:
+            _remove(entry, folder)
+
+
+def _remove(entry, folder):
+    """Remove a file, or a folder whose contents go to `folder`."""
+    if not _is_folder(entry):
+        os.unlink(entry.path)
+        return
+    for inner in _entries(entry.path):
+        os.rename(inner.path, f"{folder}/{os.urandom(16).hex()}")
+    os.rmdir(entry.path)
+
+
+def _is_folder(entry):
+    return entry.is_dir(follow_symlinks=False)
+
+
+def _entries(folder):
+    os.chmod(folder, 0o755)
+    with os.scandir(folder) as found:
+        return list(found)
 
 
 def _read_json(descriptor):

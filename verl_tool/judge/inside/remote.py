@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import types
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 
 from link import EXCEPTIONS, Link, next_of, update
@@ -16,6 +16,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_PLAIN_KINDS = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, deque, Counter)
+_OF_DATES = "date isocalendar isoformat isoweekday strftime time timestamp timetuple toordinal total_seconds weekday"
+PLAIN_METHODS = frozenset(
+    [
+        *_OF_DATES.split(),
+        "all",
+        "any",
+        "equals",
+        *(name for kind in _PLAIN_KINDS for name in dir(kind) if not name.startswith("_")),
+    ]
+) - {"copy", "items", "keys", "values"}
+"""Methods that a test asks plain data for, and whose answers are not an object's to give: ``f(1).isupper()``. The
+others give all that an own container holds."""
+_OF_TEXTS = PLAIN_METHODS & set(dir(str)) - {"count", "format", "index", "replace"}
+"""Those that libraries' tables and arrays do not have."""
 LONGEST_COPY = 100_000
 """Items of an object of the solution's that a test walks through."""
 _READABLE = frozenset({"__name__", "__qualname__", "__doc__", "__dict__"})
@@ -196,8 +211,8 @@ _SQUARES_FIT = 1 << 24
 _FLOAT_EXACT = 1 << 53
 _LARGEST_INT64 = (1 << 63) - 1
 
-_REFUSES = dict.fromkeys(("arrays", "vector", "parses", "large", "int64"), False)
-NO_TEST = types.SimpleNamespace(**_REFUSES, finite=True, nothing=True, widths=True, members=True)
+_REFUSES = dict.fromkeys(("arrays", "vector", "parses", "large", "int64", "evaluates"), False)
+NO_TEST = types.SimpleNamespace(**_REFUSES, finite=True, nothing=True, widths=True, members=True, makers=frozenset())
 """What is read before there is a test."""
 
 
@@ -217,6 +232,8 @@ class JudgeReader(Reader):
         value = super().read(data)
         if value is None and not self.case.nothing and self._link.operation == "call":
             self.number(math.nan)
+        if self.case.evaluates:
+            self._link.record_text(value)
         if self.case.parses and isinstance(value, str) and _NO_NUMBER.search(value):
             self.number(math.nan)
         if self.case.vector and type(value) in _SIZED and not value:
@@ -323,6 +340,13 @@ class JudgeLink(Link):
         self._copies = {}
         self._borrowed = []
         self._namespace = None
+        self._names = {}
+        """Of objects of the solution's by their numbers: the global name or the attribute under which the test has
+        found them."""
+        self._built = set()
+        """Numbers of objects that the test has had made: ``Stack()``."""
+        self.texts = set()
+        """Texts of the solution's, in a test that evaluates texts."""
         self.calling = False
         """While the arguments of a call of the solution's are read."""
         self.refused = ""
@@ -349,9 +373,23 @@ class JudgeLink(Link):
         if name in self._exceptions:
             return self._exceptions[name]
         try:
-            return self._reader.read(json.loads(self._globals[name]))
+            value = self._reader.read(json.loads(self._globals[name]))
         except Exception as error:  # noqa: BLE001  whatever a hostile answer makes of its reader
             raise self._gone(f"no value of the form agreed on: {error}") from None
+        if isinstance(value, Handle):
+            self._name(value, name)
+            if _is_class_name(name) and not name.isupper():
+                self._built.add(value._Handle__number)
+        return value
+
+    def _name(self, handle, name):
+        self._names[handle._Handle__number] = name
+
+    def record_text(self, value):
+        """Keep a text that may be the solution's, or have some of it."""
+        if isinstance(value, str) and value.strip():
+            self.texts.add(value)
+        return value
 
     def evaluate_apart(self, text):
         """What Python makes of a text that names nothing of the solution, in a fresh process: plain data."""
@@ -372,6 +410,9 @@ class JudgeLink(Link):
         self._changes.clear()
         self._copies.clear()
         self._borrowed.clear()
+        self._names.clear()
+        self._built.clear()
+        self.texts.clear()
         self._reader.case = case
         self.refused = ""
 
@@ -401,11 +442,28 @@ class JudgeLink(Link):
     def borrow(self, operation, owner, key):
         """The attribute or the item of an object of the solution's. A container arrives as a copy; what the test does
         to the copy, the solution's own is brought to: ``node.children.append(x)``."""
+        if (
+            operation == "getitem"
+            and owner._Handle__number not in self._built
+            and key not in (self.copy_of(owner) or ())
+        ):
+            raise self.refuse("[] with a key that is none of its own,")
         value = self.ask(operation, owner, key)
+        if isinstance(value, Handle):
+            if self._is_asked_as_plain(operation, owner, key):
+                raise self.refuse(f".{key}()")
+            self._name(value, key)
         if isinstance(value, CONTAINERS):
             self._borrowed.append(_Borrowed(value, encode(value, self.refer), operation, owner, key))
             del self._borrowed[:-MAX_BORROWED]
         return value
+
+    def _is_asked_as_plain(self, operation, owner, key):
+        """Whether an object that a function gave back is asked for a method of plain data's: ``f(1).isupper()``. An own
+        class may have such methods, so objects that the test has had made are left out."""
+        if operation != "getattr" or owner._Handle__number in self._built:
+            return False
+        return key in (_OF_TEXTS if self._reader.case.arrays else PLAIN_METHODS)
 
     def give_back(self):
         """Bring the solution's containers into the state in which the test has left its copies of them."""
@@ -425,9 +483,14 @@ class JudgeLink(Link):
             self._copies.clear()
         self._asked.append(operation)
         try:
-            return super().ask(operation, *args, **kwargs)
+            value = super().ask(operation, *args, **kwargs)
         finally:
             self._asked.pop()
+        if operation == "call" and isinstance(value, Handle):
+            name = self._names.get(args[0]._Handle__number, "")
+            if _is_class_name(name) or name in self._reader.case.makers:
+                self._built.add(value._Handle__number)
+        return value
 
     def copy_of(self, handle):
         """A list of the items of a container of the solution's, the same one until the solution is asked for something
@@ -557,6 +620,10 @@ class JudgeLink(Link):
         first, *rest = [str(name) for name in names]
         base = next(filter(None, map(self.exception_class, rest)), Exception)
         return type(first, (base,), {})
+
+
+def _is_class_name(name):
+    return name.lstrip("_")[:1].isupper()
 
 
 def _path_of(value):

@@ -15,7 +15,8 @@ from contextlib import suppress
 from importlib import import_module
 
 from link import Gone
-from remote import Handle
+from outputs import near_whole
+from remote import PLAIN_METHODS, Handle
 from values import Refused
 
 TYPE_CHECKING = False
@@ -35,14 +36,25 @@ _HELPERS = {
     "datetime": "datetime timedelta",
     "decimal": "Decimal",
     "fractions": "Fraction",
-    "functools": "partial reduce",
-    "itertools": "combinations permutations",
-    "math": "ceil fabs floor inf isclose isfinite isinf isnan nan pi sqrt",
+    "functools": "cmp_to_key lru_cache partial reduce",
+    "itertools": "combinations islice permutations product zip_longest",
+    "math": (
+        "acos asin atan atan2 ceil comb copysign cos degrees exp fabs factorial floor fmod fsum gcd hypot inf isclose "
+        "isfinite isinf isnan isqrt lcm log log10 log1p log2 nan perm pi prod radians sin sqrt tan trunc"
+    ),
+    "numpy": "allclose arange array array_equal eye linspace ones zeros",
+    "numpy.testing": "assert_allclose assert_almost_equal assert_array_almost_equal assert_array_equal",
+    "operator": "attrgetter itemgetter",
+    "pytest": "approx",
+    "statistics": "fmean mean median pstdev stdev",
+    "string": "ascii_lowercase ascii_uppercase",
     "typing": "Any Callable Dict Iterable List Optional Set Tuple Union",
 }
 """Names that a test may use without an import, by their module. A test that uses names of the solution beside one of
 them gets Python's own, whatever the solution calls so: ``isclose(f(2), 3.14)``."""
 _HOME_OF = {name: home for home, names in _HELPERS.items() for name in names.split()}
+_DECIDE = frozenset(name for name in _HOME_OF if name.startswith(("is", "all", "array", "assert", "approx")))
+"""Helpers that say whether something is right."""
 _BUILTINS = frozenset(dir(builtins))
 _MAKE = (
     "bool bytearray bytes complex dict enumerate filter float frozenset id int isinstance issubclass iter len list map "
@@ -67,7 +79,7 @@ _MEMBERS = re.compile(r"\.(all|any|astype|conj|dtype|item|max|min|ndim|prod|resh
 _SQUARE_BITS = 24
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _ARRAY_NAMES = "cupy dask jax jnp np numpy pandas pd pl polars scipy sklearn tensorflow tf torch xarray xr"
-_ARRAYS = frozenset(_ARRAY_NAMES.split())
+_ARRAYS = frozenset((*_ARRAY_NAMES.split(), *_HELPERS["numpy"].split(), *_HELPERS["numpy.testing"].split()))
 """A test that mentions one of them compares arrays."""
 _RUN_DATA = (
     "_ctypes _pickle bdb cloudpickle code codeop ctypes dill doctest ensurepip idlelib imp importlib joblib "
@@ -104,7 +116,19 @@ class TestCase:
         self._imports = _imported(nodes) | self.texts
         self._mentioned = frozenset(_IDENTIFIER.findall(text))
         self._own = self._free - _PROTECTED - self._modules
-        self._tested = frozenset() if self._own else _tested(nodes) & self._free
+        self._passed = _passed(nodes, bool(self._own)) & self._free & _PROTECTED
+        """Builtins and helpers that the test passes to its own function, which tests them: ``check(median)``."""
+        self._own |= self._passed
+        self._tested = frozenset() if self._own else (_tested(nodes) or _HOME_OF.keys() - _DECIDE) & self._free
+        derived = self._own | _derived(nodes, self._own)
+        self._apart: dict[str, str] = {}
+        if self._own:
+            for scope in _scopes(tree):
+                self._apart.update(_rename_tested(scope, self._own, self._free))
+        self.makers = _makers(nodes)
+        """What the test calls to make objects of the solution's classes, as far as its text tells."""
+        self.evaluates = "eval" in self._mentioned
+        """It may evaluate a text, in which there may be some of the solution's."""
         self.finite = _SPEAKS_OF_INFINITY.search(text) is None
         """It says nothing of NaN and infinity, and so means neither."""
         self.widths = _SPEAKS_OF_WIDTHS.search(text) is not None
@@ -128,6 +152,8 @@ class TestCase:
             _instrument(node)
             if notes and isinstance(node, ast.Assert):
                 node.test = self._noting(node.test)
+        if self.evaluates:
+            tree = ast.fix_missing_locations(_RecordTexts(derived).visit(tree))
         self.code = compile(tree, "test.py", "exec")
 
     def held(self):
@@ -177,13 +203,20 @@ class TestCase:
         tested = self._tested & wanted
         if self._tested and not tested:
             raise link.refuse_test(f"the solution does not define {' or '.join(sorted(self._tested))}")
-        names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in tested}
+        if self._passed - wanted:
+            raise link.refuse_test(f"the solution does not define {' or '.join(sorted(self._passed - wanted))}")
+        names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in tested | self._passed}
         for name in self._free & _HOME_OF.keys() - names.keys():
-            names[name] = getattr(import_module(_HOME_OF[name]), name)
+            with suppress(ImportError):
+                names[name] = getattr(import_module(_HOME_OF[name]), name)
+        own_builtins = self._builtins(link)
+        for name, alias in self._apart.items():
+            if name in wanted or name in own_builtins:
+                names[alias] = link.value(name) if name in wanted else own_builtins[name]
         for name in self._modules:
             with suppress(ImportError):
                 names[name] = import_module(_MODULES[name])
-        return {"__builtins__": self._builtins(link), **names, "__name__": "test"}
+        return {"__builtins__": own_builtins, **names, "__name__": "test"}
 
     def _builtins(self, link):
         """Python's, but that what makes code of data takes only texts that stand in the test."""
@@ -202,7 +235,7 @@ class TestCase:
 
         def guarded_eval(source, *names):
             if isinstance(source, str) and source not in own and not names:
-                return evaluate(link, source)
+                return evaluate(link, source, own)
             literal("eval", source)
             frame = sys._getframe(1)
             return eval(source, *(names or (frame.f_globals, frame.f_locals)))  # noqa: S307  the test's own text
@@ -231,11 +264,14 @@ class TestCase:
         return {**vars(builtins), **guards}
 
 
-def evaluate(link, text):
-    """The value of a text that does not stand in the test."""
-    from evaluation import Evaluation, names_in, parse  # the judge has imported it if a test may need it
+def evaluate(link, text, own):
+    """The value of a text that does not stand in the test, but some of the texts `own` that do may stand in it."""
+    from evaluation import Evaluation, is_whole, names_in, parse  # the judge has imported it if a test may need it
 
     node = parse(text)
+    pieces = {piece.strip() for part in own for piece in _FIELD.split(part)} - {""}
+    if any(piece in text for piece in pieces) and not is_whole(text, node, link.texts - own):
+        raise link.refuse("eval of a text that is no expression by itself,")
     if node is None or not names_in(node) & link.names():
         return link.evaluate_apart(text)
     return Evaluation(link.value, link.refuse).of(node)
@@ -261,6 +297,8 @@ def _equal(value, expected):
         alike = len(texts) == len(value) and texts.keys() == {str(key) for key in expected}
         return alike and all(_equal(texts[str(key)], item) for key, item in expected.items())
     if isinstance(value, float) and type(expected) is float:
+        if expected.is_integer():  # 123456789012.0: the next ones are no roundings of it
+            return value == expected or (not value.is_integer() and near_whole(value, expected))
         return math.isclose(value, expected) or (expected != expected and value != value)
     return value == expected
 
@@ -279,6 +317,10 @@ def _shown(value):
         return f"<a {type(value).__name__}>"
 
 
+_FIELD = re.compile(r"%[-+ #0-9.]*[a-z]|\{[^{}]*\}")
+"""Of a text that is a format."""
+TEXT = "__judge_text__"
+"""The judge's own call around what may be a text of the solution's, in a test that evaluates texts."""
 BEFORE, HELD, PRESENT = "__judge_before__", "__judge_held__", "__judge_present__"
 """Names of the judge's own calls in a test: before each statement, behind each assertion, around conditions."""
 EQUAL, NOTE = "__judge_equal__", "__judge_note__"
@@ -358,13 +400,37 @@ def _condition(test):
 
 
 def _innermost(nodes):
-    """Names that are called with no call among their arguments."""
+    """Names that are called with no call among their arguments but that of a builtin that makes a value."""
     return {
         node.func.id
         for node in nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in _EXCEPTIONS
-        if not any(isinstance(inner, ast.Call) for part in (*node.args, *node.keywords) for inner in ast.walk(part))
+        if not any(
+            isinstance(inner, ast.Call) and getattr(inner.func, "id", None) not in _MAKERS
+            for part in (*node.args, *node.keywords)
+            for inner in ast.walk(part)
+        )
     }
+
+
+def _passed(nodes, has_others):
+    """Names that a test passes to a function of its own by which it tests them, as HumanEval's tests do; if there are
+    others that are the solution's, only to one of the names that HumanEval gives to it."""
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    if has_others:
+        functions = [node for node in functions if node.name == "check" or "candidate" in _arguments(node)]
+    own = {node.name for node in functions}
+    return {
+        part.id
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in own
+        for part in node.args
+        if isinstance(part, ast.Name)
+    }
+
+
+def _arguments(function):
+    return {each.arg for each in function.args.args}
 
 
 def _tested(nodes):
@@ -379,6 +445,122 @@ def _tested(nodes):
                 right.update(*(_innermost(ast.walk(other)) for other in node.comparators))
     found = (_innermost(nodes) & _PROTECTED) - (right - left)
     return found - _MAKERS or found
+
+
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.withitem)
+
+
+def _names(node):
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _derived(nodes, own, passed=True):
+    """Names that may stand for something of the solution's: those in an assignment with one of `own` or with another
+    such name, and all arguments of functions; if `passed`, also for what the solution was given and may have changed.
+    """
+    found = {node.arg for node in nodes if isinstance(node, ast.arg)} - {"self", "cls"}
+    statements = (*_ASSIGNMENTS, ast.Expr, ast.Assert) if passed else _ASSIGNMENTS
+    groups = [_names(node) for node in nodes if isinstance(node, statements)]
+    groups += [
+        _names(node.target) | _names(node.iter) for node in nodes if isinstance(node, (ast.For, ast.comprehension))
+    ]
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    groups += [{node.name} | _names(node) for node in nodes if isinstance(node, defined)]
+    size = -1
+    while size < len(found):
+        size = len(found)
+        for group in groups:
+            if group & (own | found):
+                found |= group - _PROTECTED
+    return found - own
+
+
+_GUARDED = frozenset(("__import__", "compile", "eval", "exec", "getattr"))
+"""Builtins that are never the solution's in a test that asks something else of it."""
+
+
+def _scopes(tree):
+    """The nodes of each function of the test's, and those outside of any: they have variables of their own."""
+    outside, waiting = [], [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield list(ast.walk(node))
+        else:
+            outside.append(node)
+            waiting += ast.iter_child_nodes(node)
+    yield outside
+
+
+def _rename_tested(nodes, own, free):
+    """Rename builtins and helpers that a statement by itself is of, in a test of other names too: ``product([2, 3])``
+    is the solution's where nothing else of it is asked. The new name of each."""
+    values, derived = (own | _derived(nodes, own, passed) for passed in (False, True))
+    renamed = {}
+    for node in nodes:
+        if not isinstance(node, (ast.Assert, ast.Assign, ast.Expr)) or _names(node) & values:
+            continue
+        inner = list(ast.walk(node))
+        tested = _tested(inner) & free - _MAKERS - _GUARDED
+        if _names(node) & derived:  # the solution may have changed it, or it is what the solution is compared with
+            tested &= (_HOME_OF.keys() - _DECIDE) if isinstance(node, ast.Assert) else set()
+        for call in inner:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in tested:
+                name = call.func.id
+                renamed[name] = call.func.id = f"__judge_tested_{name}__"
+    return renamed
+
+
+def _makers(nodes):
+    """Functions and methods whose results are asked for what no plain data has: ``stack()`` in
+    ``s = stack(); s.push(1)``."""
+    bound: list[tuple[Any, Any]] = [(node, node) for node in nodes if isinstance(node, ast.Call)]
+    bound += [(node.targets[0], node.value) for node in nodes if isinstance(node, ast.Assign)]
+    bound += [(node.target, node.iter) for node in nodes if isinstance(node, (ast.For, ast.comprehension))]
+    bound += [(node.optional_vars, node.context_expr) for node in nodes if isinstance(node, ast.withitem)]
+    makers: dict[str, set[str]] = {}
+    for place, value in bound:
+        parts = [value] if isinstance(value, ast.Call) else ast.walk(value)
+        calls = {_last_name(part.func) for part in parts if isinstance(part, ast.Call)}
+        if place is not None and calls:
+            makers.setdefault(ast.dump(_loaded(place)), set()).update(calls)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr not in PLAIN_METHODS:
+            owner = node.value
+            while isinstance(owner, ast.Subscript):
+                owner = owner.value
+            found |= makers.get(ast.dump(owner), set())
+    return found
+
+
+def _loaded(node):
+    """The same name, attribute or item where it is read."""
+    if isinstance(node, ast.Name):
+        return ast.Name(node.id, ast.Load())
+    return ast.Attribute(node.value, node.attr, ast.Load()) if isinstance(node, ast.Attribute) else node
+
+
+def _last_name(node):
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+
+
+class _RecordTexts(ast.NodeTransformer):
+    """Puts the judge's call around whatever may be a text of the solution's."""
+
+    def __init__(self, derived):
+        self._derived = derived
+
+    def _recorded(self, node):
+        self.generic_visit(node)
+        if _names(node) & self._derived and not _last_name(getattr(node, "func", node)).startswith("__judge"):
+            return _call(TEXT, node, node)
+        return node
+
+    visit_Call = _recorded
+
+    def visit_Subscript(self, node):
+        return self._recorded(node) if isinstance(node.ctx, ast.Load) else self.generic_visit(node)
 
 
 def _expects_empty(nodes, own):

@@ -34,10 +34,10 @@ def metrics_files(run: Path) -> list[Path]:
     return [*(path for _, path in sorted(earlier)), run / "metrics.jsonl"]
 
 
-def entries(path: Path) -> Iterator[dict[str, Any]]:
+def entries(path: Path, problems: list[str] | None = None) -> Iterator[dict[str, Any]]:
     """``step`` and ``data`` of each line of a metrics file; a last line that is still being written is left out.
 
-    Raises ConfigError for any other line that is none.
+    Raises ConfigError for any other line that is none; with `problems`, such lines are told there, and left out.
     """
     with open_confined(path, path.parent) as file:
         for number in itertools.count(1):
@@ -45,24 +45,33 @@ def entries(path: Path) -> Iterator[dict[str, Any]]:
             if not line:
                 return
             try:
+                if len(line) == _MAX_LINE:
+                    raise ValueError(f"more than {_MAX_LINE} bytes")
                 entry = json.loads(line)
                 if not (isinstance(entry["step"], int) and isinstance(entry["data"], dict)):
                     raise TypeError("no step and data")
             except (ValueError, KeyError, TypeError, RecursionError) as error:
+                while len(line) == _MAX_LINE and not line.endswith(b"\n"):
+                    line = file.readline(_MAX_LINE)
                 if not line.endswith(b"\n"):
                     return
-                raise ConfigError(f"line {number} of {path} is not a step's metrics ({error}); remove it") from None
+                problem = f"line {number} of {path} is not a step's metrics ({error}); remove it"
+                if problems is None:
+                    raise ConfigError(problem) from None
+                problems.append(problem)
+                continue
             yield entry
 
 
-def read_metrics(run: Path) -> Metrics:
+def read_metrics(run: Path, problems: list[str] | None = None) -> Metrics:
     """All starts of a run. Of a step that was made again, the last time counts.
 
-    Raises FileNotFoundError if there are none, and ConfigError for a line that is no metrics.
+    Raises FileNotFoundError if there are none, and ConfigError for a line that is no metrics unless there is a list of
+    `problems`, as of `entries`.
     """
     metrics: dict[int, dict[str, float]] = {}
     for path in metrics_files(run):
-        for entry in entries(path):
+        for entry in entries(path, problems):
             metrics.setdefault(entry["step"], {}).update(entry["data"])
     return sorted(metrics.items())
 

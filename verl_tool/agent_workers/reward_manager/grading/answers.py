@@ -11,13 +11,27 @@ from decimal import Decimal
 _FENCE = re.compile(r"(`{3,})[ \t]*([^`]*)$")
 """The last fence of a line, and what stands behind it."""
 _PYTHON = re.compile(r"(?:python|py|pypy)[23]?(?:\.\d+)?", re.IGNORECASE)
-_INLINE = re.compile(r"```[ \t]*(?:python3?|py)[ \t]+([^`]+)```[ \t]*$", re.IGNORECASE)
+_INLINE = re.compile(r"```[ \t]*(?:python|py|pypy)[23]?(?:\.\d+)?[ \t]+([^`]+)```[^`]*$", re.IGNORECASE)
+_LOOP = r"for[ \t][^\n:]{1,80}[ \t]in[ \t][^\n]{1,400}:"
+_STATEMENT = re.compile(
+    r"(?:(?:async[ \t]+)?def[ \t]+\w+[ \t]*[(\[]|class[ \t]+\w+[^\n]*:|import[ \t]+\w|@\w|"
+    r"from[ \t]+[\w.]+[ \t]+import\b|" + _LOOP + r"|(?:while|if|with|try)\b[^\n]*:|"
+    r"print[ \t]*\(|[\w.]+(?:[ \t]*,[ \t]*[\w.]+)*[ \t]+=[ \t]+\S|[\w.]+\()"
+)
+"""How a line of a program may begin, and the words behind a fence or the name of a file do not."""
 _PROGRAM = re.compile(
-    r"^(?:[ \t]*(?:(?:async[ \t]+)?def[ \t]+\w|class[ \t]+\w|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import|@\w|"
-    r"(?:for|while|if|with|try)\b.*:|[\w.]+\()|[\w.,\[\] \t*]+=[^=\n].*\()",
+    r"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+\w|class[ \t]+\w|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import|@\w|"
+    + _LOOP
+    + r"|while\b[^\n]*:)|^(?:with|try)\b[^\n]*:|^print[ \t]*\(|\blambda\b|\binput[ \t]*\(|\bsys\.stdin\b",
     re.MULTILINE,
 )
-"""A line of a program, which a sample of its output hardly ever has."""
+"""What a program has, and a sample of its output or a list of calls hardly ever."""
+_MAYBE_PROGRAM = re.compile(r"^(?:[ \t]*(?:if\b.*:|[\w.]+\()|[\w.,\[\] \t*]+=[^=\n].*\()", re.MULTILINE)
+"""A line that a short program has, and a list of its calls too."""
+_SESSION = re.compile(
+    r"\A\s*(?:>>>[ \t]|\$[ \t]|In \[\d+\]:|File \"[^\"\n]*\", line \d)|^Traceback \(most recent call", re.MULTILINE
+)
+"""How the record of a run begins, or what stands in it."""
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\$?(?P<sign2>[-+]?)"
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?P<power>[eE][-+]?[0-9]{1,3})?%?\.?"
@@ -28,8 +42,15 @@ _LONGEST_NUMBER = 400
 """Characters."""
 _LATEX = str.maketrans({"\u2212": "-"})
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
-_BOXED = "\\boxed{"
-_BETWEEN_BOXES = re.compile(r"[\s,;$.]{0,8}(?:and|or|\\text\{\s*(?:and|or)\s*\})?[\s,;$]{0,8}")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_SPACE = r"(?:[\s$.*&]|\\[()\[\]!: ]|\\\\|\\q?quad(?![A-Za-z]))"
+_MARK = (
+    r"(?:or[\s$]{1,4}[A-Za-z](?:_\{?\w\}?)?\s{0,4}=|[,;]|\\[,;]|and|or|/|"
+    r"\\(?:text|mbox|mathrm)\s*\{\s*,?\s*(?:and|or)?\s*,?\s*\})"
+)
+_BETWEEN_BOXES = re.compile(rf"{_SPACE}{{0,16}}(?:{_MARK}{_SPACE}{{0,16}}){{0,4}}")
+_JOINED = re.compile(r"(?<!\\)[,;]|and|or")
+"""What makes of two boxes one answer."""
 MAX_BOXES = 16
 """Boxes that are one answer together."""
 
@@ -38,19 +59,21 @@ def last_code_block(turns: Sequence[str]) -> str | None:
     """The last fenced block of Python in the latest turn that has a program.
 
     Blocks that are labelled as Python come before those without a label, of which only one that looks like a program is
-    taken, so that a sample of the output is none. A block that the turn's end cuts counts if it is labelled. As verl's
-    `prime_code` and LiveCodeBench have it, a fence may stand behind text on its line, and code before the closing one.
+    taken, so that a sample of the output or of the calls is none. A block that the turn's end cuts counts if it is
+    labelled. As verl's `prime_code` and LiveCodeBench have it, a fence may stand behind text on its line, and code
+    before the closing one; the first line of the code may stand behind the opening one.
     """
     unlabelled = None
     for turn in reversed(turns):
         blocks = _blocks(turn)
         labelled = [block.code for block in blocks if _PYTHON.fullmatch(block.language)]
         if labelled:
-            return labelled[-1]
+            return ([code for code in labelled if not _SESSION.search(code)] or labelled)[-1]
         plain = [block.code for block in blocks if not block.language and block.closed]
-        programs = [code for code in plain if _PROGRAM.search(code)]
-        if programs:
-            return programs[-1]
+        for kind in (_PROGRAM, _MAYBE_PROGRAM):
+            programs = [code for code in plain if kind.search(code) and not _SESSION.search(code)]
+            if programs:
+                return programs[-1]
         unlabelled = unlabelled or (plain[-1] if plain else None)
     return unlabelled
 
@@ -80,7 +103,8 @@ def _blocks(text: str) -> list[_Block]:
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         found = _FENCE.search(line) if "```" in line else None
         if block is None:
-            if inline := found and _INLINE.search(line):
+            inline = _INLINE.search(line) if found else None
+            if inline and _STATEMENT.match(inline[1].strip()):
                 blocks.append(_Block("python", 3, False, [inline[1].strip()], closed=True))
             elif found and line.count("```") % 2:
                 block = _opened(line, found)
@@ -104,39 +128,64 @@ def _blocks(text: str) -> list[_Block]:
 
 
 def _opened(line: str, found: re.Match[str]) -> _Block:
+    """A block that begins with this line, behind the fence of which the first line of the code may stand."""
     language, *_ = found[2].split() or [""]
-    return _Block(language.partition("{")[0], len(found[1]), line[:1] in (" ", "\t"), [])
+    code = found[2].strip()
+    if _PYTHON.fullmatch(language):
+        code = code[len(language) :].lstrip()
+    elif language and _STATEMENT.match(code):
+        language = ""
+    lines = [code] if code and _STATEMENT.match(code) else []
+    return _Block(language.partition("{")[0], len(found[1]), line[:1] in (" ", "\t"), lines)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last complete ``\boxed{…}`` holds; braces inside must match, ``\{`` and ``\}`` are text."""
-    end = len(text)
-    while (start := text.rfind(_BOXED, 0, end)) >= 0:
-        content = _until_brace(text[start + len(_BOXED) : end])
-        if content is not None:
-            return content.strip()
-        end = start
-    return None
+    r"""What the last complete ``\boxed{…}`` holds; braces inside must match, ``\{`` and ``\}`` are text.
+
+    Different boxes that "and", "or" or commas join are one answer: ``\boxed{7} or \boxed{8}`` is "7, 8".
+    """
+    boxes = _boxes(text)
+    if not boxes:
+        return None
+    joined = [boxes[-1][0]]
+    for content, joint in boxes[-2::-1]:
+        if not joint:
+            break
+        joined.insert(0, content)
+    return joined[0] if len(set(joined)) == 1 else ", ".join(joined)
 
 
 def last_boxes(text: str) -> list[str]:
     r"""What the boxes at the end hold between which there is no more than "and", "or" and punctuation: ``\boxed{1}``
     and ``\boxed{2}``. Empty if there is none, or more than `MAX_BOXES`."""
-    found: list[str] = []
-    end = len(text)
-    after = end
-    while len(found) <= MAX_BOXES and (start := text.rfind(_BOXED, 0, end)) >= 0:
-        content = _until_brace(text[start + len(_BOXED) : after])
-        if content is not None:
-            between = text[start + len(_BOXED) + len(content) + 1 : after]
-            if found and not _BETWEEN_BOXES.fullmatch(between):
-                break
-            found.insert(0, content.strip())
-            after = start
-        elif found:
-            break
-        end = start
+    found = [content for content, _ in _boxes(text)]
     return found if len(found) <= MAX_BOXES else []
+
+
+def last_box_start(text: str) -> int:
+    """Where the last box begins; -1 if there is none."""
+    return max((found.start() for found in _BOX.finditer(text)), default=-1)
+
+
+def _boxes(text: str) -> list[tuple[str, bool]]:
+    """Each of the boxes at the end, at most one more than `MAX_BOXES`, and whether it is joined to the next one."""
+    found: list[tuple[str, bool]] = []
+    after = len(text)
+    for box in reversed(list(_BOX.finditer(text))):
+        content = _until_brace(text[box.end() : after])
+        if content is None:
+            if found:
+                break
+            after = box.start()
+            continue
+        between = text[box.end() + len(content) + 1 : after]
+        if found and not _BETWEEN_BOXES.fullmatch(between):
+            break
+        found.insert(0, (content.strip(), bool(found) and _JOINED.search(between) is not None))
+        after = box.start()
+        if len(found) > MAX_BOXES:
+            break
+    return found
 
 
 def last_tagged(text: str, tag: str) -> str | None:

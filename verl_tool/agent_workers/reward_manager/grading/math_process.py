@@ -26,9 +26,12 @@ from sympy import Expr, MatrixBase
 if TYPE_CHECKING or __name__ != "__main__":
     from verl_tool.agent_workers.reward_manager.grading.math_text import (
         MAX_ITEMS,
+        MODIFIER,
         Form,
         compact,
         form,
+        is_relation,
+        same_unit,
         spell,
         tokens,
         without_name,
@@ -37,7 +40,20 @@ if TYPE_CHECKING or __name__ != "__main__":
     )
 else:  # a program by itself, which need not find verl-tool
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    from math_text import MAX_ITEMS, Form, compact, form, spell, tokens, without_name, without_unit, words
+    from math_text import (
+        MAX_ITEMS,
+        MODIFIER,
+        Form,
+        compact,
+        form,
+        is_relation,
+        same_unit,
+        spell,
+        tokens,
+        without_name,
+        without_unit,
+        words,
+    )
 
 MEMORY_BYTES = 4 << 30
 """Address space: ``9^{9^{9^9}}`` runs into a MemoryError and not into the machine's memory."""
@@ -47,10 +63,15 @@ SMALL, NEAR = 1e-3, 2e-3
 """Below which size a number is compared by its ratio to the right one, which may differ from 1 by so much."""
 _NAMES = re.compile(r"[A-Za-z]{3}")
 """A word, the blanks beside which say nothing."""
-_MANY = re.compile(r"(?i)\b(?:hundred|thousand|million|billion|trillion|dozen)s?\b")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*percent\s*\})\s*$")
 """A unit, which either side may leave out: ``50\\%`` is 50 and never 0.5."""
-_WORD = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,}|[Nn][Oo])\s*\}?")
+_SHORT_WORDS = "am an as at be by do go he if in is it me my no of ok on so to up us we"
+_WORD = re.compile(
+    r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,}|[LCDM]?[IVX][IVXLCDM]|[LCDM][IVX]|NO|ON|"
+    + "|".join(f"{word}|{word.capitalize()}" for word in _SHORT_WORDS.split())
+    + r")\s*\}?"
+)
+"""A word or a Roman numeral, whose letters are no factors."""
 _SEVERAL = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\s\|\s|[,;]\s|\\pm")
 """Signs of a list."""
 _PR_SET_PDEATHSIG = 1
@@ -69,6 +90,12 @@ def _equal(gold: str, answer: str) -> bool:
     if answer and (tokens(gold) == tokens(answer) or (_NAMES.search(gold) and words(gold) == words(answer))):
         return True
     wanted, given = form(gold), form(answer)
+    if wanted.kind != given.kind and without_name(answer) != answer:
+        return _equal(gold, without_name(answer))
+    if _is_bracketed_list(given) and wanted.kind in ("list", "set"):
+        return _equal_items(wanted, given)
+    if _is_bracketed_list(wanted) and given.kind in ("list", "set"):
+        return _equal_items(wanted, given)
     if given.kind == "list" and wanted.kind == "tuple":  # brackets that are left out
         return wanted.brackets == "()" and _equal_items(wanted, given, ordered=True)
     if "list" in (wanted.kind, given.kind):
@@ -80,9 +107,12 @@ def _equal(gold: str, answer: str) -> bool:
         return _equal_items(wanted, given)
     if {wanted.kind, given.kind} == {"tuple", "set"}:
         return False
-    if wanted.kind != given.kind and without_name(answer) != answer:
-        return _equal(gold, without_name(answer))
     return _equal_values(gold, answer)
+
+
+def _is_bracketed_list(part: Form) -> bool:
+    """Whether it is ``[1, 2, 3]``, which has too many items for an interval."""
+    return part.kind == "tuple" and part.brackets == "[]" and len(part.items) > len("[]")
 
 
 def _equal_items(wanted: Form, given: Form, ordered: bool = False) -> bool:
@@ -110,8 +140,14 @@ def _equal_values(gold: str, answer: str) -> bool:
     if word:  # math-verify reads a word as a product of letters: "on" is "no"
         given = _WORD.fullmatch(answer.strip())
         return given is not None and given[1].casefold().split() == word[1].casefold().split()
+    if "=" not in answer and is_relation(gold):
+        return False
+    if "=" not in gold:
+        answer = without_name(answer)
+    elif "=" not in answer:
+        gold = without_name(gold)
     (gold, unit), (answer, other) = without_unit(gold), without_unit(answer)
-    if unit and other and unit != other:
+    if unit and other and not same_unit(unit, other):
         return False
     gold, answer = compact(gold), compact(answer)
     if gold == answer and gold:
@@ -150,7 +186,7 @@ _BASE = re.compile(r"[0-9]\s*_\s*\{?\s*(\w+)")
 def _may_stand_for(gold: str, answer: str) -> bool:
     """Not so for what math-verify reads as less than it is: a number with an index (``7_2``), which it drops, and
     several answers (``3 | 7``, ``3 (or 7)``), of which it takes one."""
-    if _MANY.search(answer) and not _MANY.search(gold):
+    if [word.lower() for word in MODIFIER.findall(gold)] != [word.lower() for word in MODIFIER.findall(answer)]:
         return False
     base, other = (_BASE.search(text) for text in (gold, answer))
     if other and other[1] != (base[1] if base else "10"):

@@ -33,6 +33,13 @@ _SAME = (
     (r"\neq", r"\ne"),
     (r"\degree", r"^\circ"),
 )
+_FONT = re.compile(r"\\(?:bf|rm|it|sf|tt|bfseries|itshape|mathbf|boldsymbol|bm)(?![A-Za-z])\s*")
+"""Switches of a font: ``{\\bf 2}``."""
+_SIGNS = re.compile(r"\\text\{([^A-Za-z{}\u4e00-\u9fff]*)\}|\{(:)\}")
+"""What stands in ``\\text`` or in braces for no word: ``\\text{:}``."""
+_APART = re.compile(r"(?<=[0-9])\\[,!:;]\s*(?=[0-9]{3}(?![0-9]))")
+"""Between the thousands of a number."""
+_RATE = re.compile(r"\\frac\s*\{\s*(\\text\{[^{}]*\})\s*\}\s*\{\s*(\\text\{[^{}]*\})\s*\}$")
 _WORDS = re.compile(r"\\(?:text(?:it|rm|bf|sf|tt|normal)?|mbox|mathrm|mathit|mathsf|operatorname|emph)\s*\{([^{}]*)\}")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]|\S", re.DOTALL)
 _END = re.compile(r"(?<![.])[.,;]\s*$")
@@ -40,6 +47,18 @@ _END = re.compile(r"(?<![.])[.,;]\s*$")
 _CIRCLE_OR_DEGREES = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\bdegrees?|\\text\{\s*degrees?\s*\})\s*$")
 _THOUSANDS = re.compile(r"(?:\\?\$)?[-+]?[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?:\.[0-9]+)?")
 _LETTER = re.compile(r"[A-Za-z]")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi "
+    "varphi chi psi omega Delta Theta Lambda Sigma Phi Psi Omega ell"
+)
+_NAME = re.compile(
+    r"(?:m\s*)?\\angle\s*[A-Z]{1,3}|\\?\|\s*[A-Za-z]\s*\\?\||\|?\s*(?:\\overline\s*\{\s*)?[A-Z]{2}\s*\}?\s*\|?|\\text\{[^{}=]*\}|[A-Za-z]{4,}|"
+    rf"(?:[A-Za-z]|\\(?:{'|'.join(_GREEK.split())})(?![A-Za-z]))(?:_(?:\w|\{{\w+\}}))?'{{0,3}}"
+    r"(?:\s*\([^()=]{1,30}\))?"
+)
+"""Of an unknown, a function, an angle or a segment."""
+_NAMED = re.compile(rf"\s*(?:{_NAME.pattern})\s*(?:=|\\in(?![A-Za-z]))\s*")
 MAX_ITEMS = 64
 """Of a list. A longer one must be the same text."""
 
@@ -50,89 +69,66 @@ _ALIASES = (
     *(
         "kg kilogram kilograms",
         "l L liter liters litre litres",
-        "mph",
-        "deg degree degrees",
-        "unit units",
-        "yd yard yards",
+        "ml mL milliliter milliliters",
+        "mg milligram milligrams",
     ),
-    *("day days", "week weeks", "month months", "year years yr yrs", "dollar dollars usd", "cent cents", "euro euros"),
-    *("people person persons", "way ways", "time times", "point points", "student students", "rad radian radians"),
+    *("deg degree degrees", "unit units", "yd yard yards", "lb lbs pound pounds", "oz ounce ounces", "ton tons"),
+    *("day days", "week weeks", "month months", "year years yr yrs", "dollar dollars usd USD", "cent cents"),
+    *("euro euros EUR", "yen JPY", "people person persons", "way ways", "time times", "point points"),
+    *(
+        "student students",
+        "rad radian radians",
+        "percent",
+        "degC Celsius celsius",
+        "degF Fahrenheit fahrenheit",
+        "kelvin K kelvins",
+    ),
     *("米", "厘米", "千米", "公里", "元", "个", "人", "度", "克", "千克", "小时", "分钟", "秒", "天", "岁", "种"),
 )
 _UNIT_OF = {name: names.split()[0] for names in _ALIASES for name in names.split()}
-_SQUARED = re.compile(r"\s*(?:\^\s*\{?\s*([23])\s*\}?)\s*$")
-_POWER_WORD = re.compile(r"\b(?:square|sq|cubic|cu)\b\.?", re.IGNORECASE)
+_RATES = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "fps": "ft/s"}
+_CURRENCY = re.compile(r"^([-+]?)\s*(\\?\$|\u00a3|\\pounds(?![A-Za-z])|\u20ac|\u00a5)\s*(?=[-+0-9.\\(])")
+_SIGN_BEHIND = re.compile(r"(?<=[0-9}])\s*(\\?\$|\u00a3|\u20ac|\u00a5|\u00a2|''?|\")$")
+"""Also of feet and inches."""
+_UNIT_SIGNS = {"$": "dollar", "\u00a3": "sterling", "\\pounds": "sterling", "\u20ac": "euro", "\u00a5": "yen"}
+_UNIT_SIGNS |= {"\u00a2": "cent", "'": "ft", "''": "in", '"': "in"}
+_PERCENT_BEHIND = re.compile(r"\s*\\?%\s*$")
+_HALF_DAY = re.compile(
+    r"^([0-9]{1,2}(?::[0-9]{2}){0,2})\s*(?:\\text\{\s*)?(?:o'clock\s*)?([aApP])\.?\s*[mM]\.?(?:\s*\})?$"
+)
+"""A time before or after noon."""
+_TEMPERATURE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\text\{\s*\^\\circ)\s*(?:\\text\{)?\s*([CF])\s*\}?\s*$")
+_POWER = r"(?:\s*\^\s*\{?\s*-?[0-9]\s*\}?)?"
 _UNIT_AT_END = re.compile(
-    r"(?<=[0-9}\)\]A-Za-z])\s*\\text\{\s*([^\d{}]+?)\s*\}$|(?<=[0-9}\)])\s*([A-Za-z]+|[\u4e00-\u9fff]{1,2})$"
+    rf"(?<=[0-9}}\)\]A-Za-z])\s*((?:\\text\{{[^\d{{}}]+\}}{_POWER}\s*/?\s*){{1,3}})$|"
+    rf"(?:(?<=[0-9}}\)])|(?<=\\pi)(?=\s))\s*([A-Za-z]+{_POWER}(?:(?:\s+|\s*/\s*)[A-Za-z]+{_POWER}){{0,4}}|[\u4e00-\u9fff]{{1,2}})$"
 )
-_NO_UNIT = frozenset(
-    [
-        "or",
-        "and",
-        "not",
-        "to",
-        "no",
-        "if",
-        "for",
-        "where",
-        "when",
-        "than",
-        "more",
-        "less",
-        "least",
-        "most",
-        "at",
-        "over",
-        "under",
-        "mod",
-        "modulo",
-        "base",
-        "plus",
-        "minus",
-        "times",
-        "half",
-        "hundred",
-        "thousand",
-        "million",
-        "billion",
-        "trillion",
-        "dozen",
-        "percent",
-        "quarter",
-        "third",
-        "twice",
-        "negative",
-        "i",
-        "e",
-        "x",
-        "y",
-        "z",
-        "n",
-        "k",
-        "a",
-        "b",
-        "c",
-        "pi",
-        "hundreds",
-        "thousands",
-        "millions",
-        "billions",
-        "trillions",
-        "dozens",
-        "infinity",
-        "undefined",
-        "none",
-        "any",
-        "all",
-        "is",
-        "are",
-        "but",
-        "except",
-        "odd",
-        "even",
-    ]
+_SUM = re.compile(r"\S\s*[-+]")
+_UNIT_WORD = re.compile(r"[^\W\d_]+|/|\^\s*\{?\s*(-?[0-9])\s*\}?")
+_BEFORE_A_UNIT = re.compile(r"[0-9}]\s*$|\\pi\s*$")
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
+MAX_UNIT_WORDS = 5
+_OTHER_WORDS = (
+    "or and not to no if for where when than more less least most at over under mod modulo base plus minus times "
+    "twice negative i e x y z n k a b c pi infinity undefined none any all is are but except odd even"
 )
-"""Words that change the number before them, or its meaning."""
+_SQUARED_UNIT = re.compile(r"(?<=[A-Za-z]\s)\s*(?:squared|cubed)\s*$")
+_NO_UNIT = frozenset(_OTHER_WORDS.split())
+"""Words that change the meaning of the number before them."""
+_PARTS = (
+    r"hal(?:f|ves)|thirds?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|elevenths?|twelfths?|"
+    r"[a-z]*(?:teenth|tieth|dredth|sandth|llionth)s?|rds|ths|"
+)
+_DIGITS = "zero|one|two|three|four|five|six|seven|eight|nine"
+MODIFIER = re.compile(
+    rf"(?<![\\A-Za-z])(?:{_PARTS}hundreds?|thousands?|[a-z]{{1,6}}llions?|dozens?|gross|score|lakhs?|crores?|mil|"
+    r"under|over|(?:below|above)\s+zero|minus|negative|not|non|base|binary|ternary|octal|hex|hexadecimal|except|wrong|"
+    r"incorrect|at\s+(?:least|most)|or\s+(?:more|less|fewer)|(?:more|less|fewer)\s+than|plus|twice|thrice|"
+    r"factorials?|squared|cubed|doubled|tripled|halved|inverse|reciprocal|recurring|repeating|"
+    rf"(?:sq\w*\s+|cube\s+)?root|cube\s+roots|choose|point\s+(?:{_DIGITS})|folds?)(?![A-Za-z])",
+    re.IGNORECASE,
+)
+"""Words that change the number before them."""
 
 Kind = Literal["value", "list", "tuple", "set", "union"]
 
@@ -154,8 +150,9 @@ def spell(text: str) -> str:
     text = _SIZED_FRACTION.sub(lambda _: r"\frac", text)
     for name, same in _SAME:
         text = re.sub(re.escape(name) + r"(?![A-Za-z])", same.replace("\\", r"\\"), text)
-    text = _SPACING.sub(" ", text)
+    text = _FONT.sub("", _SPACING.sub(" ", _APART.sub("", text)))
     text = _WORDS.sub(lambda found: rf"\text{{{' '.join(found[1].split())}}}", text)
+    text = _RATE.sub(r"\1/\2", _SIGNS.sub(lambda found: found[1] or found[2] or " ", text))
     return _unwrapped(_END.sub("", text).strip())
 
 
@@ -170,6 +167,8 @@ def _unwrapped(text: str) -> str:
         wrapped = text == f"{opening}{inner}{closing}"
         if wrapped and inner and opening not in inner and closing not in inner:
             return inner.strip()
+    if text[:1] == "{" and text[-1:] == "}" and _is_one_group(text, 1):
+        return text[1:-1].strip()
     return text
 
 
@@ -265,39 +264,87 @@ def _is_one_group(text: str, width: int) -> bool:
 
 
 def without_name(item: str) -> str:
-    r"""An item without the unknown that it is the value of: ``x = 2``, ``x \in [1, 2]``."""
-    return re.sub(r"^\s*[A-Za-z](?:_\{?\w\}?)?\s*(?:=|\\in(?![A-Za-z]))\s*", "", item)
+    r"""An item without the unknown that it is the value of: ``x = 2``, ``x \in [1, 2]``, ``\theta = 90``."""
+    found = _NAMED.match(item)
+    return item[found.end() :] if found else item
+
+
+def is_relation(item: str) -> bool:
+    """Whether it is an equation of which no side is the value of the other's name: ``x + y = 6``, and not ``x = 6``."""
+    if re.search(r"\|\s*[a-z]\s*\|\s*=", item):  # of which there are two
+        return True
+    if item.count("=") != 1 or re.search(r"[<>!]|\\(?:ne|le|ge|lt|gt)(?![a-z])", item):
+        return False
+    sides = [side.strip() for side in item.split("=")]
+    return not any(_NAME.fullmatch(side) or not _LETTER.search(_COMMAND.sub("", side)) for side in sides[:1]) and not (
+        _NAME.fullmatch(sides[1])
+    )
 
 
 def without_unit(item: str) -> tuple[str, str]:
-    """A number without the unit behind it, and that unit in one of its spellings."""
-    whole, degrees = _CIRCLE_OR_DEGREES.subn("", item)
-    if degrees and whole.strip():
-        return whole.strip(), "deg"
-    power = _SQUARED.search(item)
-    body = item[: power.start()] if power and r"\text" in item else item
-    found = _UNIT_AT_END.search(body)
-    if found is None:
+    """A number without the unit beside it, and that unit in one of its spellings."""
+    sign = _CURRENCY.match(item)
+    if sign:
+        return sign[1] + _without_unit_behind(item[sign.end() :])[0], _UNIT_SIGNS[
+            sign[2].lstrip("\\") if "$" in sign[2] else sign[2]
+        ]
+    return _without_unit_behind(item)
+
+
+def _without_unit_behind(item: str) -> tuple[str, str]:
+    for pattern, unit in ((_TEMPERATURE, "deg"), (_CIRCLE_OR_DEGREES, "deg"), (_PERCENT_BEHIND, "percent")):
+        found = pattern.search(item)
+        if found and item[: found.start()].strip():
+            return item[: found.start()].strip(), unit + (found[1] if pattern is _TEMPERATURE else "")
+    if found := _SIGN_BEHIND.search(item):
+        return item[: found.start()].strip(), _UNIT_SIGNS[found[1].lstrip("\\")]
+    if found := _HALF_DAY.match(item):
+        return found[1], f"{found[2].lower()}m"
+    found = _UNIT_AT_END.search(item)
+    if found is None or not _BEFORE_A_UNIT.search(item[: found.start()]):
         return item, ""
-    words = (found[1] or found[2]).replace(".", " ").split()
-    plain = found[1] is None
-    known = [_UNIT_OF.get(word) or _UNIT_OF.get(word.lower()) for word in words if not _POWER_WORD.fullmatch(word)]
-    if not words or len(words) > 3 or any(word.lower() in _NO_UNIT for word in words) or (plain and not all(known)):
-        return item, ""
-    if not re.search(r"[0-9}]\s*$|\\pi\s*$", body[: found.start()]) or not all(
-        re.fullmatch(r"[^\W\d]+/?[^\W\d]*", w) for w in words
+    if found[1] is None and len(found[2]) == 1 and _SUM.search(item[: found.start()]):
+        return item, ""  # 3+2h
+    name = _unit_of(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", found[1] or found[2]), found[1] is None)
+    return (item, "") if name is None else (item[: found.start()].strip(), name)
+
+
+def _unit_of(text: str, must_be_known: bool) -> str | None:
+    """A unit in one spelling: ``cm^2``, ``mi/h``; None if the words are none. Two letters of a variable and its power
+    are a unit only if they are known as one."""
+    if MODIFIER.search(_SQUARED_UNIT.sub("", text)):
+        return None
+    parts: list[str] = []
+    power = 1
+    found = list(_UNIT_WORD.finditer(text.replace(".", "")))
+    if (
+        not found
+        or len(found) > MAX_UNIT_WORDS
+        or re.sub(r"\s", "", _UNIT_WORD.sub("", text.replace(".", ""))) not in ("", "-")
     ):
-        return item, ""
-    square = (
-        2
-        if re.search(r"\b(?:square|sq)\b", " ".join(words))
-        else 3
-        if re.search(r"\b(?:cubic|cu)\b", " ".join(words))
-        else 1
-    )
-    degree = int(power[1]) if power and body is not item else square
-    unit = " ".join(
-        name or word.lower()
-        for name, word in zip(known, (w for w in words if not _POWER_WORD.fullmatch(w)), strict=True)
-    )
-    return body[: found.start()].strip(), f"{unit}^{degree}" if degree > 1 else unit
+        return None
+    for match in found:
+        word = match.group()
+        lower = word.lower()
+        if match[1] is not None or (lower in _POWERS and lower[-1] == "d" and parts):
+            if not parts or parts[-1] == "/":
+                return None
+            parts[-1] += f"^{match[1] or _POWERS[lower]}"
+        elif lower in _POWERS and lower[-1] != "d":
+            power = _POWERS[lower]
+        elif word == "/" or lower == "per":
+            parts.append("/")
+        else:
+            name = _UNIT_OF.get(word) or _UNIT_OF.get(lower) or _RATES.get(lower)
+            if (name is None and (must_be_known or lower in _NO_UNIT)) or (must_be_known and word == "K"):
+                return None  # 5K may be 5,000
+            name = name or (lower[:-1] if lower.endswith("s") else lower)
+            parts.append(name if power == 1 else f"{name}^{power}")
+            power = 1
+    text = " ".join(parts).replace(" / ", "/")
+    return text.removeprefix("deg ") if text in ("deg degC", "deg degF") else text.strip("/") or None
+
+
+def same_unit(one: str, other: str) -> bool:
+    """Whether two units may be the same; a degree is one of any temperature."""
+    return one == other or ("deg" in (one, other) and one.startswith("deg") and other.startswith("deg"))
