@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from verl_loop import composed  # noqa: E402
 
 from verl_tool.errors import ConfigError  # noqa: E402
+from verl_tool.trainer import parts_check  # noqa: E402
 from verl_tool.trainer.parts_check import check_parts, missing_files  # noqa: E402
 from verl_tool.trainer.ppo.turns import mt_grpo  # noqa: E402, F401 - registers its estimator
 
@@ -222,6 +223,15 @@ def test_files_and_models_that_are_not_there_are_named(tmp_path):
     ]
     there = [f"data.train_files={tmp_path}/train.parquet", "data.val_files=[]"]
     assert list(missing_files(composed(*there, "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"))) == []
+
+
+def test_a_model_that_the_hub_cannot_give_is_refused_but_for_a_cluster_whose_nodes_may_have_it(monkeypatch, caplog):
+    monkeypatch.setattr(parts_check, "why_not_loaded", lambda model: f"is not here, and {model} is nowhere")
+    alone = ["data.train_files=[]", "data.val_files=null", "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"]
+    with pytest.raises(ConfigError, match=r"is nowhere; download it .*\(hf download Qwen/Qwen2.5-0.5B-Instruct\)"):
+        parts_check.check_files(composed(*alone))
+    parts_check.check_files(composed(*alone, "+ray_kwargs.ray_init.address=10.0.0.1:6379"))
+    assert "is nowhere; download it" in caplog.text
 
 
 DRY_RUN = """

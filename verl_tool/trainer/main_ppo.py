@@ -159,26 +159,25 @@ def dry_run(config: DictConfig) -> None:
 
     Files and a model that are not there yet are told of only: recipes make them. Raises ConfigError.
     """
-    from verl_tool.trainer.parts_check import check_parts, missing_files
+    from verl_tool.trainer.parts_check import check_parts, missing_files, missing_model
 
-    complete(config)
-    _choose_attention(config)
-    print(OmegaConf.to_yaml(config, resolve=True), flush=True)
-    for problem in missing_files(config):
-        print(f"not there yet: {problem}", file=sys.stderr)
-    folder = tool_data_to_make(config)
-    if folder is not None:
-        print(
-            f"not there yet: recipe.tool_data: the recipe makes {folder} for its tools, then they are checked",
-            file=sys.stderr,
-        )
-    preflight = check_parts(config, tool_data_is_there=folder is None)
-    for warning in preflight.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    if preflight.memory is not None:
-        Console(stderr=True, width=None if sys.stderr.isatty() else DRY_RUN_WIDTH).print(preflight.memory)
-    check_versions()
-    with patched_modules(config) as wait_for_imports:
+    with patched_modules(config) as wait_for_imports:  # which takes longest
+        complete(config)
+        print(OmegaConf.to_yaml(config, resolve=True), flush=True)
+        for problem in (*missing_files(config), *missing_model(config)):
+            print(f"not there yet: {problem}", file=sys.stderr)
+        folder = tool_data_to_make(config)
+        if folder is not None:
+            print(
+                f"not there yet: recipe.tool_data: the recipe makes {folder} for its tools, then they are checked",
+                file=sys.stderr,
+            )
+        preflight = check_parts(config, tool_data_is_there=folder is None)
+        for warning in preflight.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        if preflight.memory is not None:
+            Console(stderr=True, width=None if sys.stderr.isatty() else DRY_RUN_WIDTH).print(preflight.memory)
+        check_versions()
         wait_for_imports()
     if folder is not None:
         return
@@ -282,7 +281,7 @@ def complete(config: DictConfig) -> None:
         auto_set_device(config)
         if config.trainer.device == "cpu":
             _check_cpu(config)
-        _choose_attention(config, ask_hub=False)
+        _choose_attention(config)
         _choose_tool_server(config)
         if config.actor_rollout_ref.rollout.agent.agent_loop_config_path is None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
@@ -467,14 +466,14 @@ def _check_cpu(config: DictConfig) -> None:
         )
 
 
-def _choose_attention(config: DictConfig, *, ask_hub: bool = True) -> None:
+def _choose_attention(config: DictConfig) -> None:
     """`choose_attention` by what is known of the model so far. Raises ConfigError."""
-    from verl_tool.agent_loop.verl.image_reading import model_type
+    from verl_tool.agent_loop.verl.model_config import model_type
     from verl_tool.platforms.attention import choose_attention
 
     model = config.actor_rollout_ref.model
     path, trusted = model.get("hf_config_path") or model.path, bool(model.get("trust_remote_code", False))
-    choose_attention(config, model_type(path, trust_remote_code=trusted, ask_hub=ask_hub))
+    choose_attention(config, model_type(path, trust_remote_code=trusted))
 
 
 def _check_lengths(config: DictConfig, options: EpisodeOptions) -> None:

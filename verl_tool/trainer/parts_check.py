@@ -6,6 +6,7 @@ Each check yields sentences that name the setting, its value and the remedy. Not
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 
+from verl_tool.agent_loop.verl.model_config import is_hub_name, why_not_loaded
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManager
 from verl_tool.errors import ConfigError, VerlToolError
@@ -28,6 +30,8 @@ from verl_tool.trainer.backends.backend_checks import missing_sglang
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
 from verl_tool.trainer.preflight.checks import Preflight, run_preflight
 from verl_tool.trainer.preflight.resources import check_isolation, joins_cluster
+
+log = logging.getLogger(__name__)
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""
@@ -139,14 +143,28 @@ def missing_files(config: DictConfig) -> Iterator[str]:
         for name in map(str, [files] if isinstance(files, str) else files or ()):
             if "://" not in name and not Path(name).expanduser().exists():
                 yield f"data.{setting}: there is no file {name}; {maker}"
-    local = model.startswith(("/", "~", ".")) or model.count("/") > 1
-    if local and "://" not in model and not Path(model).expanduser().exists():
+    if "://" not in model and not is_hub_name(model) and not Path(model).expanduser().exists():
         yield f"actor_rollout_ref.model.path: there is no folder {model}"
 
 
+def missing_model(config: DictConfig) -> Iterator[str]:
+    """A sentence for a model of a hub that cannot be had."""
+    model = str(config.actor_rollout_ref.model.path)
+    if (why := why_not_loaded(model)) is not None:
+        yield (
+            f"actor_rollout_ref.model.path: {model} {why}; download it where there is a network (hf download {model}), "
+            "or set a folder"
+        )
+
+
 def check_files(config: DictConfig) -> None:
-    """Raises ConfigError that names all `missing_files`."""
-    problems = list(missing_files(config))
+    """Raises ConfigError that names all `missing_files`, and a `missing_model`, which a cluster's nodes may have."""
+    problems, model = list(missing_files(config)), list(missing_model(config))
+    if joins_cluster(config):
+        for problem in model:
+            log.warning("%s", problem)
+    else:
+        problems += model
     if problems:
         raise ConfigError("\n       ".join(problems))
 
