@@ -200,7 +200,7 @@ def test_gpus_that_only_sample_are_counted_too(monkeypatch, there, refused):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     mode, of_their_own = "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.n_gpus_per_node=3"
     problem = problems("platform=gpu", "trainer.device=cuda", "trainer.n_gpus_per_node=2", mode, of_their_own)
-    assert ("n_gpus_per_node=2 with 3 more that sample" in problem) == refused
+    assert ("needs 5 GPUs: 2 (trainer) + 3 (actor_rollout_ref.rollout), and this machine" in problem) == refused
 
 
 def test_a_missing_package_of_the_way_of_the_weights_is_named(monkeypatch):

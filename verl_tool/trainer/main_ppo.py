@@ -412,12 +412,13 @@ class _Started:
 
     def remote(self) -> Any:
         """As of an actor class; it starts while the tool server does. Raises ResourcesError."""
-        from verl_tool.trainer.preflight.ray_resources import wait_for_resources
+        from verl_tool.trainer.preflight.ray_resources import wait_for_resources, wait_until_started
 
         signal.signal(signal.SIGTERM, _interrupt)
         wait_for_resources(self._config)
         actor = self._actor_class.remote()
         self._wait_for_tools()
+        wait_until_started(actor, self._config)
         return actor
 
 

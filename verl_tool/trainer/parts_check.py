@@ -25,11 +25,10 @@ from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManager
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.tools import Tool
-from verl_tool.trainer.asynchronous.sampling_mode import SEPARATE
 from verl_tool.trainer.backends.backend_checks import missing_sglang
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
 from verl_tool.trainer.preflight.checks import Preflight, run_preflight
-from verl_tool.trainer.preflight.resources import check_isolation, joins_cluster
+from verl_tool.trainer.preflight.resources import check_isolation, describe_gpus, gpu_pools, joins_cluster, sum_gpus
 
 log = logging.getLogger(__name__)
 
@@ -174,16 +173,12 @@ def _of_gpus(config: DictConfig) -> Iterator[str]:
         return
     if os.environ.get("RAY_ADDRESS", "local") not in ("", "local") or joins_cluster(config):
         return  # a cluster that runs already says itself what it has
-    found, wanted = torch.cuda.device_count(), config.trainer.n_gpus_per_node
-    setting = f"trainer.n_gpus_per_node={wanted}"
-    if config.trainer.v1.trainer_mode == SEPARATE:
-        rollout = config.actor_rollout_ref.rollout
-        wanted += rollout.nnodes * rollout.n_gpus_per_node
-        setting += f" with {rollout.nnodes * rollout.n_gpus_per_node} more that sample ({_ROLLOUT}.n_gpus_per_node)"
-    if found < wanted:
+    found, pools = torch.cuda.device_count(), gpu_pools(config)
+    if found < sum_gpus(pools):
         yield (
-            f"{setting} and this machine has {found} GPUs that PyTorch can use; set it (N_GPUS, and ROLLOUT_GPUS of "
-            "ASYNC=separate, of a recipe) to what there is, or add platform=cpu (PROFILE=cpu) for a trial without one"
+            f"the training needs {describe_gpus(pools)}, and this machine has {found} GPUs that PyTorch can use; set "
+            "nnodes and n_gpus_per_node (N_GPUS, and ROLLOUT_GPUS of ASYNC=separate, of a recipe) to what there is, or "
+            "add platform=cpu (PROFILE=cpu) for a trial without one"
         )
 
 

@@ -511,7 +511,7 @@ def test_the_script_s_own_dry_run_prints_the_config_and_leaves_nothing(tmp_path)
     done = launched("toolgrpo/train.sh", DRY_RUN="1", PROFILE="gpu", RUN=str(tmp_path / "run"), **settings)
     # GPUs and model need not be there; what cannot be checked without them is told, once.
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "warning: not checked: trainer.n_gpus_per_node=1 and this machine has 0 GPUs" in done.stderr
+    assert "warning: not checked: the training needs 1 GPUs: 1 (trainer), and this machine has 0 GPUs" in done.stderr
     assert done.stderr.count("path: Qwen/Qwen2.5-0.5B-Instruct is not on this machine, and the hub cannot be") == 1
     assert done.stderr.count("https://") <= 1
     config = OmegaConf.create(done.stdout[done.stdout.index("actor_rollout_ref:") :])
