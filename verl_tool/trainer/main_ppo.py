@@ -25,6 +25,7 @@ import psutil
 import ray
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationResolutionError
 from ray.exceptions import RayError, RayTaskError
 from rich.console import Console
 
@@ -42,12 +43,13 @@ from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
 from verl_tool.trainer.preflight.patch_check import check_versions, imports_checked
+from verl_tool.trainer.preflight.ranges import check_ranges
 from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.recipe import make_inputs, make_tool_data, report, tool_data_to_make
-from verl_tool.trainer.row_files import check_columns, check_rows, columns_for_reward
+from verl_tool.trainer.row_files import check_columns, check_row_count, check_rows, columns_for_reward
 from verl_tool.trainer.told_prompts import files_of, tell_tools
 
 log = logging.getLogger(__name__)
@@ -243,6 +245,7 @@ def _check_rows(config: DictConfig) -> None:
         if path.is_file():
             check_columns(path, required)
             check_rows(path, data.prompt_key, tuple(media), None if why in (None, UNKNOWN) else f"the model {why}")
+    check_row_count(config)
 
 
 def _check_with_images(config: DictConfig) -> None:
@@ -274,10 +277,14 @@ def complete(config: DictConfig) -> None:
     from verl_tool.trainer.ppo.estimators import check_algorithm
     from verl_tool.trainer.preflight.resources import set_cpu_slots
 
+    check_ranges(config)
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         _place_files(config)
-        resolve_calculations(config)
+        try:
+            resolve_calculations(config)
+        except InterpolationResolutionError as error:
+            raise ConfigError(f"a setting cannot be calculated: {error}") from error
         auto_set_device(config)
         if config.trainer.device == "cpu":
             _check_cpu(config)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -208,26 +209,31 @@ def start_transfer_queue(config: DictConfig) -> None:
         transfer_queue.init(queue)
 
 
+def _with_deadline(original: Any, seconds: float) -> Any:
+    @wrapt.decorator
+    def wait(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> Any:
+        group = wrapped(*args, **kwargs)
+        if not group.wait(seconds):
+            raise ResourcesError(
+                f"Ray did not give the {len(group.bundle_specs)} bundles {group.bundle_specs[0]} on one node "
+                f"within resource_timeout={seconds:g} s; free now: {describe_free()}. Wait for the other jobs of "
+                "this cluster or end them, or raise resource_timeout"
+            )
+        return group
+
+    return wait(original)
+
+
+PLACEMENT_GROUP = verl_patch(
+    "single_controller.ray.base",
+    "placement_group",
+    why="it waits for its groups without a deadline, by this global name",
+    replace=lambda original: original,
+)
+"""Installed with the seconds of a config."""
+
+
 def limit_placement_groups(seconds: float) -> None:
     """Give each placement group that verl asks for a deadline: `RayResourcePool` waits for all of them without one."""
-
-    def limited(original: Any) -> Any:
-        @wrapt.decorator
-        def wait(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> Any:
-            group = wrapped(*args, **kwargs)
-            if not group.wait(seconds):
-                raise ResourcesError(
-                    f"Ray did not give the {len(group.bundle_specs)} bundles {group.bundle_specs[0]} on one node "
-                    f"within resource_timeout={seconds:g} s; free now: {describe_free()}. Wait for the other jobs of "
-                    "this cluster or end them, or raise resource_timeout"
-                )
-            return group
-
-        return wait(original)
-
-    verl_patch(
-        "single_controller.ray.base",
-        "placement_group",
-        why="it waits for its groups without a deadline, by this global name",
-        replace=limited,
-    ).install()
+    limited = replace(PLACEMENT_GROUP, replace=lambda original: _with_deadline(original, seconds))
+    limited.install()

@@ -66,7 +66,7 @@ def gpu_pools(config: DictConfig) -> list[GpuPool]:
     gpus = rollout.nnodes * rollout.n_gpus_per_node
     if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "separate_async" and gpus:
         group = min(rollout.n_gpus_per_node, replica_size(rollout))  # RolloutReplica.gpus_per_replica_node
-        pools.append(GpuPool("actor_rollout_ref.rollout", gpus // group, group, CPUS_PER_SAMPLING_GPU))
+        pools.append(GpuPool("actor_rollout_ref.rollout", -(-gpus // group), group, CPUS_PER_SAMPLING_GPU))
     return pools
 
 
@@ -208,10 +208,11 @@ def check_shared_memory(config: DictConfig) -> Iterator[str]:
         return
     size, store = shutil.disk_usage(_SHM).free, config.ray_kwargs.ray_init.get("object_store_memory")
     remedy = "in a container raise it with docker run --shm-size=64g, or --ipc=host"
-    if store is not None and store > size and store > RAY_SLOW_STORAGE_BYTES:
+    slow_allowed = bool(os.environ.get("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"))  # as Ray reads it
+    if store is not None and store > size and store > RAY_SLOW_STORAGE_BYTES and not slow_allowed:
         yield (
             f"ray_kwargs.ray_init.object_store_memory={store / GB:.1f} GB, and /dev/shm has {size / GB:.1f} GB left; "
-            f"lower it, or {remedy}"
+            f"lower it, {remedy}, or set RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE=1 to have it on a disk"
         )
     elif config.trainer.device == "cuda" and size < MIN_SHM_BYTES:
         yield (
