@@ -19,6 +19,7 @@ from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions  # 
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer import main_ppo, parts_check  # noqa: E402
+from verl_tool.trainer.preflight import ray_resources, resources  # noqa: E402
 from verl_tool.trainer.preflight.checks import Preflight  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -202,6 +203,19 @@ def test_what_does_not_work_with_images_is_refused_for_models_that_read_them(tmp
 def test_what_cannot_work_is_refused_at_once(tmp_path, overrides, cause):
     with pytest.raises(ConfigError, match=cause):
         prepared(tmp_path, *overrides)
+
+
+@pytest.mark.parametrize("problem", [None, "on node a it is missing"])
+def test_the_attention_of_a_cluster_is_chosen_when_it_is_joined(tmp_path, monkeypatch, problem):
+    monkeypatch.setattr(resources, "joins_cluster", lambda _config: True)
+    monkeypatch.setattr(ray_resources, "import_problem_of_nodes", lambda _module, _config: problem)
+    config = composed(f"run_dir={tmp_path}", "trainer.device=cuda", "actor_rollout_ref.rollout.name=vllm")
+    overrides = config.actor_rollout_ref.model.override_config
+    main_ppo._choose_attention(config)
+    assert overrides.get("attn_implementation") is None
+    main_ppo._choose_attention(config, cluster_joined=True)
+    assert overrides.get("attn_implementation") == (None if problem is None else "sdpa")
+    assert (tmp_path / "config.yaml").exists()
 
 
 def test_a_dry_run_prints_the_config_then_what_would_be_refused_and_leaves_nothing(tmp_path, capsys):

@@ -423,6 +423,7 @@ class _Started:
 
         signal.signal(signal.SIGTERM, _interrupt)
         wait_for_resources(self._config)
+        _choose_attention(self._config, cluster_joined=True)  # of the nodes that train
         actor = self._actor_class.remote()
         self._wait_for_tools()
         wait_until_started(actor, self._config)
@@ -474,14 +475,29 @@ def _check_cpu(config: DictConfig) -> None:
         )
 
 
-def _choose_attention(config: DictConfig) -> None:
-    """`choose_attention` by what is known of the model so far. Raises ConfigError."""
+def _choose_attention(config: DictConfig, *, cluster_joined: bool = False) -> None:
+    """`choose_attention` by what is known of the model so far, and by the packages of the nodes that train: those of a
+    cluster are known once it is joined. Raises ConfigError."""
     from verl_tool.agent_loop.verl.model_config import model_type
-    from verl_tool.platforms.attention import choose_attention
+    from verl_tool.platforms.attention import choose_attention, import_problem
+    from verl_tool.trainer.preflight.parallelism import has_critic
+    from verl_tool.trainer.preflight.ray_resources import import_problem_of_nodes
+    from verl_tool.trainer.preflight.resources import joins_cluster
+
+    find_problem, of_cluster = import_problem, config.trainer.device != "cpu" and joins_cluster(config)
+    if of_cluster != cluster_joined:
+        return
+    if of_cluster:
+
+        def find_problem(module: str) -> str | None:
+            return import_problem_of_nodes(module, config)
 
     model = config.actor_rollout_ref.model
     path, trusted = model.get("hf_config_path") or model.path, bool(model.get("trust_remote_code", False))
-    choose_attention(config, model_type(path, trust_remote_code=trusted))
+    kind = model_type(path, trust_remote_code=trusted)
+    choose_attention(config, kind, critic=has_critic(config), find_problem=find_problem)
+    if cluster_joined:
+        OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
 
 
 def _check_lengths(config: DictConfig, options: EpisodeOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -152,7 +153,8 @@ def test_gpus_of_a_reward_model_and_of_sampling_nodes_are_counted(lines):
 
 
 def test_a_head_without_cpu_slots_is_left_alone():
-    """As KubeRay starts it: TransferQueue's storage units go to nodes that have slots."""
+    """As KubeRay starts it: TransferQueue's storage units go to nodes that have slots. Nodes with GPUs are asked for
+    packages."""
     script = """
         from ray.cluster_utils import Cluster
         small = {"object_store_memory": 100_000_000}
@@ -166,14 +168,17 @@ def test_a_head_without_cpu_slots_is_left_alone():
         told(lambda: wait_for_resources(changed()))
         other = changed(**{"transfer_queue.backend.SimpleStorage.required_node_resource": "storage"})
         told(lambda: wait_for_resources(other))
+        sys.modules["only_here"] = sys
+        print(import_problem_of_nodes("json", unlimited), import_problem_of_nodes("only_here", unlimited))
         ray.shutdown()
         cluster.shutdown()
     """
     code = SETTING.format(helpers=str(HELPERS)) + textwrap.dedent(script)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr[-3000:]
-    enough, started, lacking = done.stdout.strip().splitlines()[-3:]
+    enough, started, lacking, imported = done.stdout.strip().splitlines()[-4:]
     assert enough == "nothing"
     assert "the training reserves 7 CPU slots of Ray" in started
     assert "and 4 were free" in started
+    assert re.fullmatch(r"None on node \S+ only_here cannot be imported \(No module named 'only_here'\)", imported)
     assert "required_node_resource=storage, and none of Ray's 2 nodes has it" in lacking

@@ -16,8 +16,10 @@ import ray
 import wrapt
 from omegaconf import DictConfig, open_dict
 from ray.exceptions import GetTimeoutError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_tool.errors import VerlToolError
+from verl_tool.platforms.attention import import_problem
 from verl_tool.platforms.patch import verl_patch
 from verl_tool.trainer.monitoring.abort import TrainingAbortedError, abort_training
 from verl_tool.trainer.preflight.resources import (
@@ -73,6 +75,31 @@ def wait_until_started(runner: Any, config: DictConfig) -> None:
             f"resource_timeout={config.resource_timeout:g} s; free now: {describe_free()}. Wait for the other jobs of "
             "this cluster or end them, or raise resource_timeout"
         ) from None
+
+
+def import_problem_of_nodes(module: str, config: DictConfig) -> str | None:
+    """`import_problem` of the first node with GPUs that has one. Raises ResourcesError if a node does not answer."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    name = _gpu_name([node["Resources"] for node in nodes])
+    ask = ray.remote(num_cpus=0)(import_problem)
+    answers = {
+        node["NodeManagerHostname"]: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(module)
+        for node in nodes
+        if node["Resources"].get(name, 0)
+    }
+    for host, answer in answers.items():
+        try:
+            problem = ray.get(answer, timeout=config.resource_timeout)
+        except GetTimeoutError:
+            raise ResourcesError(
+                f"node {host} of the cluster did not say within resource_timeout={config.resource_timeout:g} s whether "
+                f"it can import {module}; see its Ray logs, or raise resource_timeout"
+            ) from None
+        if problem is not None:
+            return f"on node {host} {problem}"
+    return None
 
 
 def _check_nodes(config: DictConfig, slots: CpuSlots, pools: list[GpuPool]) -> None:
