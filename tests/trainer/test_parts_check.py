@@ -173,7 +173,7 @@ def test_a_missing_gpu_is_named_unless_a_cluster_is_joined(monkeypatch, there, a
 @pytest.mark.parametrize(("there", "refused"), [(4, True), (5, False)])
 def test_gpus_that_only_sample_are_counted_too(monkeypatch, there, refused):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    monkeypatch.setattr("verl_tool.trainer.preflight.backends.is_installed", lambda name: True)
+    monkeypatch.setattr("verl_tool.trainer.preflight.packages.is_installed", lambda name: True)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     mode = ["trainer.v1.trainer_mode=separate_async", f"{ROLLOUT}.tensor_model_parallel_size=1"]
     of_their_own = f"{ROLLOUT}.n_gpus_per_node=3"
@@ -183,7 +183,7 @@ def test_gpus_that_only_sample_are_counted_too(monkeypatch, there, refused):
 
 def test_a_missing_package_of_the_way_of_the_weights_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
-    monkeypatch.setattr("verl_tool.trainer.preflight.backends.is_installed", lambda name: name != "cupy")
+    monkeypatch.setattr("verl_tool.trainer.preflight.packages.is_installed", lambda name: name != "cupy")
     mode = ("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.name=vllm")
     problem = problems("platform=gpu", "trainer.device=cuda", *mode)
     assert "checkpoint_engine.backend=nccl needs the Python package cupy" in problem

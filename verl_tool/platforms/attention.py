@@ -87,11 +87,7 @@ def _chosen(config: DictConfig, group: str, find_problem: Callable[[str], str | 
     """The attention in force. Raises ConfigError."""
     named = OmegaConf.select(config, f"{group}.attn_implementation")
     wanted = str(named or "flash_attention_2")
-    module, problem = _MODULES.get(wanted), None
-    if module is not None and config.trainer.device == "cpu":
-        problem = "flash attention does not run on a CPU"
-    elif module is not None:
-        problem = find_problem(module)
+    problem = _why_not(wanted, config.trainer.device, find_problem)
     if problem is None:
         return wanted
     if named is not None:
@@ -104,6 +100,14 @@ def _chosen(config: DictConfig, group: str, find_problem: Callable[[str], str | 
     if config.trainer.device != "cpu":
         log.warning("%s.attn_implementation=sdpa: %s", group, problem)
     return "sdpa"
+
+
+def _why_not(attention: str, device: str, find_problem: Callable[[str], str | None]) -> str | None:
+    """Why an implementation of transformers cannot be used; None if it can."""
+    module = _MODULES.get(attention)
+    if module is None:
+        return None
+    return "flash attention does not run on a CPU" if device == "cpu" else find_problem(module)
 
 
 def _sequence_parallel(config: DictConfig, users: tuple[str, ...]) -> Iterator[tuple[str, int]]:

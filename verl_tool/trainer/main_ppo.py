@@ -37,11 +37,11 @@ from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
-from verl_tool.trainer.backends.backend_checks import adapt_rollout, check_backends, image_problems
 from verl_tool.trainer.composition import known_names, resolve_calculations
 from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
+from verl_tool.trainer.preflight.backends import adapt_rollout, check_backends, image_problems
 from verl_tool.trainer.preflight.patch_check import check_versions, imports_checked
 from verl_tool.trainer.preflight.ranges import check_ranges
 from verl_tool.trainer.progress.console import loud_console, quiet_console
@@ -273,9 +273,9 @@ def complete(config: DictConfig) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    from verl_tool.trainer.asynchronous.sampling_mode import check_sampling_mode
     from verl_tool.trainer.ppo.estimators import check_algorithm
     from verl_tool.trainer.preflight.resources import set_cpu_slots
+    from verl_tool.trainer.preflight.sampling_mode import check_sampling_mode
 
     check_ranges(config)
     OmegaConf.set_struct(config, True)

@@ -24,8 +24,8 @@ from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManager
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.tools import Tool
-from verl_tool.trainer.backends.backend_checks import missing_sglang
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
+from verl_tool.trainer.preflight.backends import missing_sglang
 from verl_tool.trainer.preflight.checks import Preflight, run_preflight
 from verl_tool.trainer.preflight.resources import check_isolation, describe_gpus, gpu_pools, joins_cluster, sum_gpus
 

@@ -29,9 +29,9 @@ from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.agent_workers.rollout_worker import telling
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.platforms.patch import Patch, verl_patch
-from verl_tool.trainer.asynchronous.staleness import fresh_rows, probability_difference, versions_of
 from verl_tool.trainer.determinism import CountedIds
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
+from verl_tool.trainer.monitoring.staleness import fresh_rows, probability_difference, versions_of
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
 from verl_tool.trainer.ppo.causes import Outcome, check_replaced
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards

@@ -16,9 +16,9 @@ from packaging.version import Version
 from rich.table import Table
 from verl.utils.torch_dtypes import PrecisionType
 
-from verl_tool.trainer.preflight.backends import is_installed
 from verl_tool.trainer.preflight.memory import GB, Engine, Step, TrainedModel
 from verl_tool.trainer.preflight.model_shapes import ModelShape, UnknownShapeError, shape_of
+from verl_tool.trainer.preflight.packages import is_installed
 from verl_tool.trainer.preflight.parallelism import has_critic, has_reference, replica_size
 from verl_tool.trainer.preflight.resources import joins_cluster
 
