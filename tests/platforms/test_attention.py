@@ -129,7 +129,7 @@ def flash_attention(monkeypatch):
 @pytest.mark.usefixtures("no_flash_attention")
 def test_without_flash_attention_it_is_pytorch_s_own():
     config = make_config()
-    choose_attention(config, "qwen2")
+    choose_attention(config, "qwen2", critic=True)
     assert in_force(config) == [("sdpa", True)] * 2
 
 
@@ -137,30 +137,45 @@ def test_without_flash_attention_it_is_pytorch_s_own():
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "gpt_oss"])
 def test_models_not_known_to_keep_packed_sequences_apart_are_padded(kind):
     config = make_config()
-    choose_attention(config, None)
+    choose_attention(config, None, critic=True)
     assert in_force(config) == [("sdpa", True)] * 2
-    choose_attention(config, kind)
+    choose_attention(config, kind, critic=True)
     assert in_force(config) == [("sdpa", False)] * 2
 
 
 @pytest.mark.usefixtures("flash_attention")
 def test_with_flash_attention_nothing_is_changed():
     config = make_config()
-    choose_attention(config, "qwen2_5_vl")
+    choose_attention(config, "qwen2_5_vl", critic=True)
     assert in_force(config) == [(None, True)] * 2
 
 
 @pytest.mark.usefixtures("flash_attention")
 def test_on_a_cpu_there_is_no_flash_attention():
     config = make_config("cpu")
-    choose_attention(config, "qwen2")
+    choose_attention(config, "qwen2", critic=True)
+    assert in_force(config) == [("sdpa", True)] * 2
+
+
+@pytest.mark.usefixtures("no_flash_attention")
+def test_a_critic_that_is_not_trained_is_left_alone():
+    wanted = "critic.model.override_config.attn_implementation"
+    config = make_config(**{wanted: "flash_attention_2", "critic.ulysses_sequence_parallel_size": 2})
+    choose_attention(config, "gpt_oss", critic=False)
+    assert in_force(config) == [("sdpa", False), ("flash_attention_2", True)]
+
+
+@pytest.mark.usefixtures("flash_attention")
+def test_the_packages_of_the_nodes_that_train_decide():
+    config = make_config()
+    choose_attention(config, "qwen2", critic=True, find_problem=lambda module: f"on node a {module} is missing")
     assert in_force(config) == [("sdpa", True)] * 2
 
 
 @pytest.mark.usefixtures("flash_attention")
 def test_another_attention_pads_as_well():
     config = make_config(**{"actor_rollout_ref.model.override_config.attn_implementation": "eager"})
-    choose_attention(config, "gpt_oss")
+    choose_attention(config, "gpt_oss", critic=True)
     assert in_force(config) == [("eager", False), (None, True)]
 
 
@@ -173,19 +188,19 @@ def test_missing_flash_attention_is_refused_if_requested(model, version):
     with pytest.raises(
         ConfigError, match=rf"{setting}=flash_attention_{version}, and flash_attn\w* cannot be imported"
     ):
-        choose_attention(config, "qwen2")
+        choose_attention(config, "qwen2", critic=True)
 
 
 @pytest.mark.usefixtures("no_flash_attention")
 def test_sequence_parallelism_without_flash_attention_is_refused():
     config = make_config(**{"actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2})
     with pytest.raises(ConfigError, match=r"actor\.ulysses_sequence_parallel_size=2 .*attn_implementation=sdpa"):
-        choose_attention(config, "qwen2")
+        choose_attention(config, "qwen2", critic=True)
 
 
 @pytest.mark.usefixtures("no_flash_attention")
 def test_other_engines_choose_by_themselves():
     groups = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
     config = make_config(**{f"{group}.strategy": "megatron" for group in groups})
-    choose_attention(config, "qwen2")
+    choose_attention(config, "qwen2", critic=True)
     assert in_force(config) == [(None, True)] * 2

@@ -19,6 +19,7 @@ from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions  # 
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer import main_ppo, parts_check  # noqa: E402
+from verl_tool.trainer.preflight import ray_resources, resources  # noqa: E402
 from verl_tool.trainer.preflight.checks import Preflight  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -204,11 +205,24 @@ def test_what_cannot_work_is_refused_at_once(tmp_path, overrides, cause):
         prepared(tmp_path, *overrides)
 
 
+@pytest.mark.parametrize("problem", [None, "on node a it is missing"])
+def test_the_attention_of_a_cluster_is_chosen_when_it_is_joined(tmp_path, monkeypatch, problem):
+    monkeypatch.setattr(resources, "joins_cluster", lambda _config: True)
+    monkeypatch.setattr(ray_resources, "import_problem_of_nodes", lambda _module, _config: problem)
+    config = composed(f"run_dir={tmp_path}", "trainer.device=cuda", "actor_rollout_ref.rollout.name=vllm")
+    overrides = config.actor_rollout_ref.model.override_config
+    main_ppo._choose_attention(config)
+    assert overrides.get("attn_implementation") is None
+    main_ppo._choose_attention(config, cluster_joined=True)
+    assert overrides.get("attn_implementation") == (None if problem is None else "sdpa")
+    assert (tmp_path / "config.yaml").exists()
+
+
 def test_a_dry_run_prints_the_config_then_what_would_be_refused_and_leaves_nothing(tmp_path, capsys):
     run, files = tmp_path / "run", [f"data.train_files={tmp_path}/no.parquet", "data.val_files=null"]
-    wrong = ["tool_server.start=pyton_code", "actor_rollout_ref.rollout.n=0"]
+    wrong = ["tool_server.start=pyton_code", "reward.reward_manager.name=gsm9k"]
     config = composed("platform=cpu", f"run_dir={run}", "algorithm.adv_estimator=grpo", STOPS, *SIZES, *files, *wrong)
-    with pytest.raises(ConfigError, match=r"rollout.n=0 .*\n.*pyton_code' is unknown; known: audio_crop, "):
+    with pytest.raises(ConfigError, match=r"pyton_code' is unknown; known: audio_crop, .*\n.*gsm9k"):
         main_ppo.dry_run(config)
     printed = capsys.readouterr()
     assert OmegaConf.create(printed.out[printed.out.index("actor_rollout_ref:") :]).tool_server.start == "pyton_code"

@@ -9,9 +9,10 @@ import pytest
 arrow = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as parquet  # noqa: E402
+from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.trainer.row_files import check_columns, check_rows  # noqa: E402
+from verl_tool.trainer.row_files import check_columns, check_row_count, check_rows  # noqa: E402
 
 KINDS = ["parquet", "jsonl", "json", "json in lines"]
 TEXT = {"prompt": [{"role": "user", "content": "a"}]}
@@ -86,3 +87,24 @@ def test_of_plain_text_nothing_is_read_but_the_schema(tmp_path: Path, monkeypatc
 def test_what_is_no_row_is_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ConfigError, match=r"row 1 of .* is a str"):
         check_rows(written(tmp_path, kind, [TEXT, "text"]))  # type: ignore[list-item]
+
+
+def of_rows(*files: Path, **data: Any) -> DictConfig:
+    settings = {"train_files": list(map(str, files)), "train_batch_size": 4, **data}
+    return OmegaConf.create({"data": settings, "trainer": {"val_only": False}})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_hold_no_batch_are_refused(tmp_path: Path, kind: str) -> None:
+    path = written(tmp_path, kind, [TEXT] * 3)
+    with pytest.raises(ConfigError, match=r"train_batch_size=4 is above the 3 rows of data.train_files: .*BATCH_SIZE"):
+        check_row_count(of_rows(path))
+    check_row_count(of_rows(path, path))
+    with pytest.raises(ConfigError, match=r"train_batch_size=4 is above data.train_max_samples=2"):
+        check_row_count(of_rows(path, path, train_max_samples=2))
+
+
+def test_rows_that_cannot_be_counted_here_are_not(tmp_path: Path) -> None:
+    path = written(tmp_path, "jsonl", [TEXT])
+    check_row_count(of_rows(path, Path("hdfs://host/rows.parquet")))
+    check_row_count(of_rows(path, custom_cls={"path": "mine.py"}))

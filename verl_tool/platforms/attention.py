@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -32,24 +32,38 @@ _MODULES = {
     "flash_attention_3": "flash_attn_interface",
     "flash_attention_4": "flash_attn.cute",
 }
-_MODELS = (
-    ("actor_rollout_ref.model", ("actor_rollout_ref.actor", "actor_rollout_ref.ref")),
-    ("critic.model", ("critic",)),
-)
+_ACTOR = ("actor_rollout_ref.model", ("actor_rollout_ref.actor", "actor_rollout_ref.ref"))
+_CRITIC = ("critic.model", ("critic",))
 
 
-def choose_attention(config: DictConfig, model_type: str | None) -> None:
+def import_problem(module: str) -> str | None:
+    """Why a package of flash attention is of no use in this environment; None if it can be imported."""
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError) as error:  # missing, or built for another torch
+        return f"{module} cannot be imported ({error})"
+    return None
+
+
+def choose_attention(
+    config: DictConfig,
+    model_type: str | None,
+    *,
+    critic: bool,
+    find_problem: Callable[[str], str | None] = import_problem,
+) -> None:
     """Set the attention of actor, reference and critic where the config leaves it to verl, and whether they pack
     sequences. May be called again when more is known.
 
-    `model_type`: as in the ``config.json`` of the trained model; None if that is not there yet. Raises ConfigError for
-    flash attention that is asked for and cannot be used, and for sequence parallelism without flash attention.
+    `model_type`: as in the ``config.json`` of the trained model; None if that is not there yet. `critic`: whether there
+    is one. `find_problem`: `import_problem` where the training runs. Raises ConfigError for flash attention that is
+    asked for and cannot be used, and for sequence parallelism without flash attention.
     """
-    for model, users in _MODELS:
+    for model, users in (_ACTOR, _CRITIC) if critic else (_ACTOR,):
         strategies = {OmegaConf.select(config, f"{user}.strategy") for user in users}
         if not strategies & {"fsdp", "fsdp2"}:
             continue
-        attention = _chosen(config, f"{model}.override_config")
+        attention = _chosen(config, f"{model}.override_config", find_problem)
         if attention in _MODULES:
             continue
         for setting, size in _sequence_parallel(config, users):
@@ -69,11 +83,11 @@ def choose_attention(config: DictConfig, model_type: str | None) -> None:
 _HOW = "see assets/docs/training.md#attention"
 
 
-def _chosen(config: DictConfig, group: str) -> str:
+def _chosen(config: DictConfig, group: str, find_problem: Callable[[str], str | None]) -> str:
     """The attention in force. Raises ConfigError."""
     named = OmegaConf.select(config, f"{group}.attn_implementation")
     wanted = str(named or "flash_attention_2")
-    problem = _why_not(wanted, config.trainer.device)
+    problem = _why_not(wanted, config.trainer.device, find_problem)
     if problem is None:
         return wanted
     if named is not None:
@@ -88,18 +102,12 @@ def _chosen(config: DictConfig, group: str) -> str:
     return "sdpa"
 
 
-def _why_not(attention: str, device: str) -> str | None:
+def _why_not(attention: str, device: str, find_problem: Callable[[str], str | None]) -> str | None:
     """Why an implementation of transformers cannot be used; None if it can."""
     module = _MODULES.get(attention)
     if module is None:
         return None
-    if device == "cpu":
-        return "flash attention does not run on a CPU"
-    try:
-        importlib.import_module(module)
-    except (ImportError, OSError) as error:  # missing, or built for another torch
-        return f"{module} cannot be imported ({error})"
-    return None
+    return "flash attention does not run on a CPU" if device == "cpu" else find_problem(module)
 
 
 def _sequence_parallel(config: DictConfig, users: tuple[str, ...]) -> Iterator[tuple[str, int]]:

@@ -25,6 +25,7 @@ import psutil
 import ray
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationResolutionError
 from ray.exceptions import RayError, RayTaskError
 from rich.console import Console
 
@@ -36,18 +37,19 @@ from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.supervised_server import SupervisedServer, serve_command
-from verl_tool.trainer.backends.backend_checks import adapt_rollout, check_backends, image_problems
 from verl_tool.trainer.composition import known_names, resolve_calculations
 from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
+from verl_tool.trainer.preflight.backends import adapt_rollout, check_backends, image_problems
 from verl_tool.trainer.preflight.patch_check import check_versions, imports_checked
+from verl_tool.trainer.preflight.ranges import check_ranges
 from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.recipe import make_inputs, make_tool_data, report, tool_data_to_make
-from verl_tool.trainer.row_files import check_columns, check_rows, columns_for_reward
+from verl_tool.trainer.row_files import check_columns, check_row_count, check_rows, columns_for_reward
 from verl_tool.trainer.told_prompts import files_of, tell_tools
 
 log = logging.getLogger(__name__)
@@ -159,26 +161,25 @@ def dry_run(config: DictConfig) -> None:
 
     Files and a model that are not there yet are told of only: recipes make them. Raises ConfigError.
     """
-    from verl_tool.trainer.parts_check import check_parts, missing_files
+    from verl_tool.trainer.parts_check import check_parts, missing_files, missing_model
 
-    complete(config)
-    _choose_attention(config)
-    print(OmegaConf.to_yaml(config, resolve=True), flush=True)
-    for problem in missing_files(config):
-        print(f"not there yet: {problem}", file=sys.stderr)
-    folder = tool_data_to_make(config)
-    if folder is not None:
-        print(
-            f"not there yet: recipe.tool_data: the recipe makes {folder} for its tools, then they are checked",
-            file=sys.stderr,
-        )
-    preflight = check_parts(config, tool_data_is_there=folder is None)
-    for warning in preflight.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    if preflight.memory is not None:
-        Console(stderr=True, width=None if sys.stderr.isatty() else DRY_RUN_WIDTH).print(preflight.memory)
-    check_versions()
-    with patched_modules(config) as wait_for_imports:
+    with patched_modules(config) as wait_for_imports:  # which takes longest
+        complete(config)
+        print(OmegaConf.to_yaml(config, resolve=True), flush=True)
+        for problem in (*missing_files(config), *missing_model(config)):
+            print(f"not there yet: {problem}", file=sys.stderr)
+        folder = tool_data_to_make(config)
+        if folder is not None:
+            print(
+                f"not there yet: recipe.tool_data: the recipe makes {folder} for its tools, then they are checked",
+                file=sys.stderr,
+            )
+        preflight = check_parts(config, tool_data_is_there=folder is None)
+        for warning in preflight.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        if preflight.memory is not None:
+            Console(stderr=True, width=None if sys.stderr.isatty() else DRY_RUN_WIDTH).print(preflight.memory)
+        check_versions()
         wait_for_imports()
     if folder is not None:
         return
@@ -244,6 +245,7 @@ def _check_rows(config: DictConfig) -> None:
         if path.is_file():
             check_columns(path, required)
             check_rows(path, data.prompt_key, tuple(media), None if why in (None, UNKNOWN) else f"the model {why}")
+    check_row_count(config)
 
 
 def _check_with_images(config: DictConfig) -> None:
@@ -271,18 +273,22 @@ def complete(config: DictConfig) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    from verl_tool.trainer.asynchronous.sampling_mode import check_sampling_mode
     from verl_tool.trainer.ppo.estimators import check_algorithm
     from verl_tool.trainer.preflight.resources import set_cpu_slots
+    from verl_tool.trainer.preflight.sampling_mode import check_sampling_mode
 
+    check_ranges(config)
     OmegaConf.set_struct(config, True)
     with open_dict(config):
         _place_files(config)
-        resolve_calculations(config)
+        try:
+            resolve_calculations(config)
+        except InterpolationResolutionError as error:
+            raise ConfigError(f"a setting cannot be calculated: {error}") from error
         auto_set_device(config)
         if config.trainer.device == "cpu":
             _check_cpu(config)
-        _choose_attention(config, ask_hub=False)
+        _choose_attention(config)
         _choose_tool_server(config)
         if config.actor_rollout_ref.rollout.agent.agent_loop_config_path is None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
@@ -413,12 +419,14 @@ class _Started:
 
     def remote(self) -> Any:
         """As of an actor class; it starts while the tool server does. Raises ResourcesError."""
-        from verl_tool.trainer.preflight.ray_resources import wait_for_resources
+        from verl_tool.trainer.preflight.ray_resources import wait_for_resources, wait_until_started
 
         signal.signal(signal.SIGTERM, _interrupt)
         wait_for_resources(self._config)
+        _choose_attention(self._config, cluster_joined=True)  # of the nodes that train
         actor = self._actor_class.remote()
         self._wait_for_tools()
+        wait_until_started(actor, self._config)
         return actor
 
 
@@ -467,14 +475,29 @@ def _check_cpu(config: DictConfig) -> None:
         )
 
 
-def _choose_attention(config: DictConfig, *, ask_hub: bool = True) -> None:
-    """`choose_attention` by what is known of the model so far. Raises ConfigError."""
-    from verl_tool.agent_loop.verl.image_reading import model_type
-    from verl_tool.platforms.attention import choose_attention
+def _choose_attention(config: DictConfig, *, cluster_joined: bool = False) -> None:
+    """`choose_attention` by what is known of the model so far, and by the packages of the nodes that train: those of a
+    cluster are known once it is joined. Raises ConfigError."""
+    from verl_tool.agent_loop.verl.model_config import model_type
+    from verl_tool.platforms.attention import choose_attention, import_problem
+    from verl_tool.trainer.preflight.parallelism import has_critic
+    from verl_tool.trainer.preflight.ray_resources import import_problem_of_nodes
+    from verl_tool.trainer.preflight.resources import joins_cluster
+
+    find_problem, of_cluster = import_problem, config.trainer.device != "cpu" and joins_cluster(config)
+    if of_cluster != cluster_joined:
+        return
+    if of_cluster:
+
+        def find_problem(module: str) -> str | None:
+            return import_problem_of_nodes(module, config)
 
     model = config.actor_rollout_ref.model
     path, trusted = model.get("hf_config_path") or model.path, bool(model.get("trust_remote_code", False))
-    choose_attention(config, model_type(path, trust_remote_code=trusted, ask_hub=ask_hub))
+    kind = model_type(path, trust_remote_code=trusted)
+    choose_attention(config, kind, critic=has_critic(config), find_problem=find_problem)
+    if cluster_joined:
+        OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
 
 
 def _check_lengths(config: DictConfig, options: EpisodeOptions) -> None:

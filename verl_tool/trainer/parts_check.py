@@ -6,101 +6,33 @@ Each check yields sentences that name the setting, its value and the remedy. Not
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import typer
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import ValidationError
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 
+from verl_tool.agent_loop.verl.model_config import is_hub_name, why_not_loaded
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManager
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.tools import Tool
-from verl_tool.trainer.asynchronous.sampling_mode import SEPARATE
-from verl_tool.trainer.backends.backend_checks import missing_sglang
 from verl_tool.trainer.ppo.turns.turn_columns import none_told, takes_turn_rewards
+from verl_tool.trainer.preflight.backends import missing_sglang
 from verl_tool.trainer.preflight.checks import Preflight, run_preflight
-from verl_tool.trainer.preflight.resources import check_isolation, joins_cluster
+from verl_tool.trainer.preflight.resources import check_isolation, describe_gpus, gpu_pools, joins_cluster, sum_gpus
+
+log = logging.getLogger(__name__)
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""
-_ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-
-
-@dataclass(frozen=True)
-class Range:
-    """The numbers that a setting may be; where it is null it is not looked at."""
-
-    setting: str
-    low: float
-    high: float = float("inf")
-    open_below: bool = False
-    """`low` itself is out of the range."""
-
-    def problem(self, config: DictConfig) -> str | None:
-        """What is wrong with the setting's value, if anything."""
-        value = OmegaConf.select(config, self.setting)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return f"{self.setting}={value!r} is no number; {self._told()}"
-        if (value <= self.low if self.open_below else value < self.low) or value > self.high:
-            return f"{self.setting}={value} is out of its range; {self._told()}"
-        return None
-
-    def _told(self) -> str:
-        below = f"{'above' if self.open_below else 'at least'} {self.low:g}"
-        above = f" and at most {self.high:g}" if self.high != float("inf") else ""
-        return f"set it to {below}{above}"
-
-
-RANGES = (
-    Range("data.train_batch_size", 1),
-    Range("data.max_prompt_length", 1),
-    Range("data.max_response_length", 1),
-    Range(f"{_ROLLOUT}.n", 1),
-    Range(f"{_ROLLOUT}.temperature", 0),
-    Range(f"{_ROLLOUT}.top_p", 0, 1, open_below=True),
-    Range(f"{_ROLLOUT}.top_k", -1),
-    Range(f"{_ROLLOUT}.gpu_memory_utilization", 0, 1, open_below=True),
-    Range(f"{_ROLLOUT}.tensor_model_parallel_size", 1),
-    Range(f"{_ROLLOUT}.val_kwargs.n", 1),
-    Range(f"{_ROLLOUT}.val_kwargs.temperature", 0),
-    Range(f"{_ROLLOUT}.val_kwargs.top_p", 0, 1, open_below=True),
-    Range(f"{_ACTOR}.ppo_mini_batch_size", 1),
-    Range(f"{_ACTOR}.ppo_epochs", 1),
-    Range(f"{_ACTOR}.clip_ratio", 0),
-    Range(f"{_ACTOR}.grad_clip", 0, open_below=True),
-    Range(f"{_ACTOR}.kl_loss_coef", 0),
-    Range(f"{_ACTOR}.optim.lr", 0),
-    Range(f"{_ACTOR}.optim.weight_decay", 0),
-    Range(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0, 1),
-    Range("actor_rollout_ref.model.lora_rank", 0),
-    Range("algorithm.gamma", 0, 1),
-    Range("algorithm.lam", 0, 1),
-    Range("algorithm.mt_grpo.discount", 0, 1),
-    Range("algorithm.mt_grpo.turn_weight", 0),
-    Range("trainer.nnodes", 1),
-    Range("trainer.n_gpus_per_node", 1),
-    Range("trainer.total_epochs", 1),
-    Range("trainer.total_training_steps", 1),
-    Range("trainer.save_freq", -1),
-    Range("trainer.test_freq", -1),
-    Range("tool_server.port", 1, 65535),
-    Range("tool_server.start_timeout", 0, open_below=True),
-    Range("tool_server.max_restarts", 0),
-    Range("max_staleness", 1),
-    Range("stall_timeout", 0, open_below=True),
-    Range("resource_timeout", 0, open_below=True),
-    Range("gpu_memory_gb", 0, open_below=True),
-)
 
 
 def check_parts(config: DictConfig, *, tool_data_is_there: bool = True) -> Preflight:
@@ -108,16 +40,11 @@ def check_parts(config: DictConfig, *, tool_data_is_there: bool = True) -> Prefl
 
     Not `tool_data_is_there`: tools and reward manager, which read what a recipe has yet to make, are not looked at.
     """
-    problems = [problem for each in RANGES if (problem := each.problem(config))]
-    preflight = Preflight()
-    if not problems:
-        preflight = run_preflight(config)
-        gpus = list(_of_gpus(config))
-        if config.dry_run:  # perhaps on a login node
-            preflight.warnings += [f"not checked: {problem}" for problem in gpus]
-        else:
-            problems += gpus
-        problems += [*missing_sglang(config), *preflight.problems]
+    preflight, problems = run_preflight(config), list(_of_gpus(config))
+    if config.dry_run:  # perhaps on a login node
+        preflight.warnings += [f"not checked: {problem}" for problem in problems]
+        problems = []
+    problems += [*missing_sglang(config), *preflight.problems]
     if tool_data_is_there:
         problems += [*_of_tools(config, preflight), *_of_reward_manager(config)]
     if problems:
@@ -139,14 +66,28 @@ def missing_files(config: DictConfig) -> Iterator[str]:
         for name in map(str, [files] if isinstance(files, str) else files or ()):
             if "://" not in name and not Path(name).expanduser().exists():
                 yield f"data.{setting}: there is no file {name}; {maker}"
-    local = model.startswith(("/", "~", ".")) or model.count("/") > 1
-    if local and "://" not in model and not Path(model).expanduser().exists():
+    if "://" not in model and not is_hub_name(model) and not Path(model).expanduser().exists():
         yield f"actor_rollout_ref.model.path: there is no folder {model}"
 
 
+def missing_model(config: DictConfig) -> Iterator[str]:
+    """A sentence for a model of a hub that cannot be had."""
+    model = str(config.actor_rollout_ref.model.path)
+    if (why := why_not_loaded(model)) is not None:
+        yield (
+            f"actor_rollout_ref.model.path: {model} {why}; download it where there is a network (hf download {model}), "
+            "or set a folder"
+        )
+
+
 def check_files(config: DictConfig) -> None:
-    """Raises ConfigError that names all `missing_files`."""
-    problems = list(missing_files(config))
+    """Raises ConfigError that names all `missing_files`, and a `missing_model`, which a cluster's nodes may have."""
+    problems, model = list(missing_files(config)), list(missing_model(config))
+    if joins_cluster(config):
+        for problem in model:
+            log.warning("%s", problem)
+    else:
+        problems += model
     if problems:
         raise ConfigError("\n       ".join(problems))
 
@@ -156,16 +97,12 @@ def _of_gpus(config: DictConfig) -> Iterator[str]:
         return
     if os.environ.get("RAY_ADDRESS", "local") not in ("", "local") or joins_cluster(config):
         return  # a cluster that runs already says itself what it has
-    found, wanted = torch.cuda.device_count(), config.trainer.n_gpus_per_node
-    setting = f"trainer.n_gpus_per_node={wanted}"
-    if config.trainer.v1.trainer_mode == SEPARATE:
-        rollout = config.actor_rollout_ref.rollout
-        wanted += rollout.nnodes * rollout.n_gpus_per_node
-        setting += f" with {rollout.nnodes * rollout.n_gpus_per_node} more that sample ({_ROLLOUT}.n_gpus_per_node)"
-    if found < wanted:
+    found, pools = torch.cuda.device_count(), gpu_pools(config)
+    if found < sum_gpus(pools):
         yield (
-            f"{setting} and this machine has {found} GPUs that PyTorch can use; set it (N_GPUS, and ROLLOUT_GPUS of "
-            "ASYNC=separate, of a recipe) to what there is, or add platform=cpu (PROFILE=cpu) for a trial without one"
+            f"the training needs {describe_gpus(pools)}, and this machine has {found} GPUs that PyTorch can use; set "
+            "nnodes and n_gpus_per_node (N_GPUS, and ROLLOUT_GPUS of ASYNC=separate, of a recipe) to what there is, or "
+            "add platform=cpu (PROFILE=cpu) for a trial without one"
         )
 
 

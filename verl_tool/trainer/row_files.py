@@ -106,6 +106,36 @@ def check_columns(path: Path, required: Sequence[str]) -> None:
             raise ConfigError(f"{path} has no column {column!r}; it has {', '.join(sorted(names))}")
 
 
+def check_row_count(config: DictConfig) -> None:
+    """Raises ConfigError if the training files, as far as they can be counted here, hold no batch."""
+    data, batch = config.data, config.data.train_batch_size
+    files = [data.train_files] if isinstance(data.train_files, str) else data.train_files or ()
+    counts = [_count(Path(str(name)).expanduser()) for name in files]
+    made = data.get("custom_cls", {}).get("path") is not None
+    if made or config.trainer.get("val_only", False) or not counts or None in counts:
+        return
+    rows, limit = sum(count or 0 for count in counts), data.get("train_max_samples", -1)
+    told = f"the {rows} rows of data.train_files"
+    if 0 < limit < rows:
+        rows, told = limit, f"data.train_max_samples={limit}"
+    if rows < batch:
+        raise ConfigError(
+            f"data.train_batch_size={batch} is above {told}: there is no step to train on; lower it (BATCH_SIZE, with "
+            "MINI_BATCH_SIZE), or make more rows"
+        )
+
+
+def _count(path: Path) -> int | None:
+    """Rows of a local file; None if it is not here, or of another kind than parquet and JSON."""
+    if not path.is_file() or path.suffix not in (".parquet", ".json", ".jsonl"):
+        return None
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as parquet
+
+        return int(parquet.ParquetFile(path).metadata.num_rows)
+    return sum(1 for _ in read_rows(path, ()))
+
+
 def _of_parquet(path: Path, wanted: Sequence[str], prompt_key: str) -> Iterator[Mapping[str, Any]]:
     import pyarrow.parquet as parquet
 

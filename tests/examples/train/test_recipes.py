@@ -507,10 +507,13 @@ def test_its_commands_hold_a_path_with_spaces_as_one_word(own, monkeypatch):
 @pytest.mark.timeout(300)
 def test_the_script_s_own_dry_run_prints_the_config_and_leaves_nothing(tmp_path):
     settings = {"VERL_TOOL_VENV": sys.prefix, "VERL_TOOL_SKIP_INSTALL": "1"}
+    settings |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path / "hub")}
     done = launched("toolgrpo/train.sh", DRY_RUN="1", PROFILE="gpu", RUN=str(tmp_path / "run"), **settings)
-    # The config is printed, and what stands in its way told; here that is the GPUs.
-    assert done.returncode == 1, done.stderr[-3000:]
-    assert "and this machine has 0 GPUs that PyTorch can use" in done.stderr
+    # GPUs and model need not be there; what cannot be checked without them is told, once.
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "warning: not checked: the training needs 1 GPUs: 1 (trainer), and this machine has 0 GPUs" in done.stderr
+    assert done.stderr.count("path: Qwen/Qwen2.5-0.5B-Instruct is not on this machine, and the hub cannot be") == 1
+    assert done.stderr.count("https://") <= 1
     config = OmegaConf.create(done.stdout[done.stdout.index("actor_rollout_ref:") :])
     assert config.actor_rollout_ref.model.lora_rank == 128
     assert not (tmp_path / "run").exists()

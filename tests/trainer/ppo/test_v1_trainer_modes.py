@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import math
@@ -29,6 +30,7 @@ from verl_tool.agent_workers import rollout_worker  # noqa: E402
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker  # noqa: E402
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker  # noqa: E402
 from verl_tool.agent_workers.rollout_worker import RAISED, telling  # noqa: E402
+from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.platforms.patch import plain_class  # noqa: E402
 from verl_tool.trainer.monitoring.metric_limits import FRESH_DIFF  # noqa: E402
 from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_of  # noqa: E402
@@ -68,6 +70,21 @@ def test_each_mode_gets_its_worker(monkeypatch, mode, roles, worker):
     assert trainer.role_worker_mapping.keys() == roles
     for chosen in trainer.role_worker_mapping.values():
         assert plain_class(chosen) is worker
+
+
+@pytest.mark.parametrize(("rows", "val_only", "refused"), [(3, False, True), (3, True, False), (4, False, False)])
+def test_rows_that_make_no_step_end_before_verl_divides_by_their_steps(monkeypatch, rows, val_only, refused):
+    def load(trainer: PPOTrainer) -> None:
+        trainer.train_dataset = range(rows)
+        trainer.steps_per_epoch = rows // 4
+
+    monkeypatch.setattr(PPOTrainer, "_init_dataloader", load)
+    register_agent_trainer("sync")
+    trainer = object.__new__(get_trainer_cls("sync"))
+    trainer.config = composed("data.train_batch_size=4", f"trainer.val_only={val_only}")
+    error = pytest.raises(ConfigError, match="=4, and 3 rows are left") if refused else contextlib.nullcontext()
+    with error:
+        trainer._init_dataloader()
 
 
 def test_the_detached_worker_is_ours_and_remembers_weights():

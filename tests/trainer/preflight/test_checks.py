@@ -10,7 +10,7 @@ pytest.importorskip("verl")
 
 from preflight_configs import GPU_FILES, changed_config, gpu_config
 
-from verl_tool.trainer.preflight import backends
+from verl_tool.trainer.preflight import packages
 from verl_tool.trainer.preflight.checks import run_preflight
 
 ROW_LIMIT = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
@@ -86,7 +86,7 @@ def test_a_broken_config_of_a_model_stops_nothing(tmp_path):
 
 def test_packages_of_a_cluster_s_nodes_are_a_warning(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    monkeypatch.setattr(backends, "is_installed", lambda module: module != "liger_kernel")
+    monkeypatch.setattr(packages, "is_installed", lambda module: module != "liger_kernel")
     found = run_preflight(gpu_config(actor_rollout_ref__model__use_liger=True, gpu_memory_gb=80))
     assert not found.problems
     assert any("liger_kernel, which is not installed" in warning for warning in found.warnings)

@@ -144,3 +144,15 @@ def test_the_estimate_moves_as_it_should(tokens, shards, rank, entropy, fused, p
     assert peak(replace(model, checkpointing=False)) >= peak(model)
     assert peak(replace(model, fused_kernels=True)) <= peak(replace(model, fused_kernels=False)) + GB
     assert all(phase.total > 0 for phase in Step(model, 80 * GB, Engine(QWEN_7B)).phases())
+
+
+@pytest.mark.parametrize(("padded", "width"), [(False, 20_000), (True, 4_000)])
+def test_without_flash_attention_a_mask_of_pairs_of_tokens_is_counted(padded, width):
+    model = TrainedModel(QWEN_15B, 1, update_tokens=20_000, forward_tokens=10_000, padded=padded, row_tokens=4_000)
+    masked = replace(model, masks=True)
+    assert masked.activations() - model.activations() == 20_000 * width * (1 + 2)
+    without = replace(masked, checkpointing=False)
+    assert without.activations() - replace(without, masks=False).activations() == 20_000 * width * (1 + 2 * 28)
+    phases = [{phase.name: phase for phase in Step(each, H100, Engine(QWEN_15B)).phases()} for each in (masked, model)]
+    forward, plain = (each["log-probs"] for each in phases)
+    assert forward.total - plain.total == 10_000 * min(width, 10_000) * 3

@@ -9,7 +9,7 @@ pytest.importorskip("verl")
 from memory_page import estimated_cells, rows_of_page, settings_of
 from preflight_configs import changed_config
 
-from verl_tool.trainer.preflight import backends, memory_report
+from verl_tool.trainer.preflight import memory_report, packages
 from verl_tool.trainer.preflight.checks import run_preflight
 
 ROWS = rows_of_page()
@@ -23,7 +23,7 @@ def _as_the_page_says(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(memory_report, "_always_scales", lambda: True)
     monkeypatch.setattr(memory_report, "is_installed", lambda _module: False)
-    monkeypatch.setattr(backends, "is_installed", lambda _module: True)
+    monkeypatch.setattr(packages, "is_installed", lambda _module: True)
 
 
 def test_the_page_has_both_tables():

@@ -44,6 +44,13 @@ def held_by(module: ModuleType) -> list[Internal]:
     return [each for each in values if isinstance(each, Internal)]
 
 
+def test_each_has_a_name_by_which_it_can_be_listed():
+    for path in SOURCE.rglob("*.py"):
+        source = path.read_text()
+        if "from verl_tool.platforms.patch import" in source:
+            assert not re.search(r"\)\.install\(\)", source), f"{path}: give the patch a name in its module"
+
+
 def test_none_is_left_out(monkeypatch):
     monkeypatch.setattr(cpu, "is_wanted", lambda: True)
     checked = patch_check.internals()

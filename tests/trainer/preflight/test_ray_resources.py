@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -75,6 +76,20 @@ def lines():
         limit_placement_groups(3.0)
         from verl.single_controller.ray.base import RayResourcePool
         told(lambda: RayResourcePool([1], max_colocate_count=3).get_placement_groups(device_name="cuda"))
+        told(lambda: wait_until_started(Other.options(num_cpus=4).remote(), config))
+        told(lambda: wait_until_started(other, config))
+        del other, more
+        ray.shutdown()
+        start(20, gpus=3)
+        pools = {"reward.reward_model.enable_resource_pool": True, "reward.reward_model.n_gpus_per_node": 2,
+                 "reward.reward_model.nnodes": 1, UNITS: 0}
+        told(lambda: wait_for_resources(changed(**pools)))
+        other = take(num_gpus=1)
+        told(lambda: wait_for_resources(changed(**pools)))
+        told(lambda: wait_for_resources(changed(**pools | {"reward.reward_model.nnodes": 2})))
+        separate = {"trainer.v1.trainer_mode": "separate_async", "actor_rollout_ref.rollout.nnodes": 1,
+                    "actor_rollout_ref.rollout.n_gpus_per_node": 3, UNITS: 0}
+        told(lambda: wait_for_resources(changed(**separate)))
     """
     code = SETTING.format(helpers=str(HELPERS)) + textwrap.dedent(script)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=560)
@@ -91,10 +106,8 @@ def test_what_the_nodes_can_never_give_is_an_error_at_once(lines):
         "ResourcesError after 0: the training reserves 13 CPU slots of Ray: 1 (trainer) + 9 (Transf"
     )
     assert "Ray's 1 nodes have 8 in all" in few_cpus
-    assert few_gpus.startswith(
-        "ResourcesError after 0: trainer.nnodes=1 nodes with 2 GPUs and 6 CPU slots each are needed"
-    )
-    assert "0 of Ray's 1 nodes have them (1 GPUs, 8 CPUs)" in few_gpus
+    assert few_gpus.startswith("ResourcesError after 0: trainer needs 1 times 2 GPUs and 6 CPU slots on one node")
+    assert "and Ray's 1 nodes have that 0 times (1 GPUs, 8 CPUs); change trainer.nnodes" in few_gpus
 
 
 def test_what_others_hold_is_waited_for_until_the_deadline(lines):
@@ -119,3 +132,53 @@ def test_a_placement_group_that_finds_no_place_ends_too(lines):
     assert lines[5].startswith("ResourcesError after ")
     assert "1 bundles {'CPU': 3.0" in lines[5]
     assert "on one node within resource_timeout=3 s; free now: " in lines[5]
+
+
+def test_a_trainer_that_finds_no_slot_ends_with_what_is_free(lines):
+    assert lines[6].startswith(
+        "ResourcesError after 3: Ray did not start the trainer's process, which takes 1 CPU slot"
+    )
+    assert "free now: " in lines[6]
+    assert lines[7] == "nothing"
+
+
+def test_gpus_of_a_reward_model_and_of_sampling_nodes_are_counted(lines):
+    """Those of an engine that only samples are asked for by the engine: here three of one GPU each."""
+    enough, taken, two_groups, separate = lines[8:]
+    assert enough == "nothing"
+    assert "the training needs 3 GPUs: 1 (trainer) + 2 (reward.reward_model), and 2 were free after" in taken
+    assert "reward.reward_model needs 2 times 2 GPUs and 6 CPU slots on one node" in two_groups
+    assert two_groups.startswith("ResourcesError after 0: ")
+    assert separate.startswith("ResourcesError after 0: the training needs 4 GPUs: 1 (trainer) + 3 (actor_rollout_ref.")
+
+
+def test_a_head_without_cpu_slots_is_left_alone():
+    """As KubeRay starts it: TransferQueue's storage units go to nodes that have slots. Nodes with GPUs are asked for
+    packages."""
+    script = """
+        from ray.cluster_utils import Cluster
+        small = {"object_store_memory": 100_000_000}
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small})
+        cluster.add_node(num_cpus=7, num_gpus=1, **small)
+        ray.init(cluster.address, log_to_driver=False)
+        unlimited = changed(resource_timeout=120.0)
+        told(lambda: wait_for_resources(unlimited))
+        with aborted_by_watchers():
+            start_transfer_queue(unlimited)
+        told(lambda: wait_for_resources(changed()))
+        other = changed(**{"transfer_queue.backend.SimpleStorage.required_node_resource": "storage"})
+        told(lambda: wait_for_resources(other))
+        sys.modules["only_here"] = sys
+        print(import_problem_of_nodes("json", unlimited), import_problem_of_nodes("only_here", unlimited))
+        ray.shutdown()
+        cluster.shutdown()
+    """
+    code = SETTING.format(helpers=str(HELPERS)) + textwrap.dedent(script)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-3000:]
+    enough, started, lacking, imported = done.stdout.strip().splitlines()[-4:]
+    assert enough == "nothing"
+    assert "the training reserves 7 CPU slots of Ray" in started
+    assert "and 4 were free" in started
+    assert re.fullmatch(r"None on node \S+ only_here cannot be imported \(No module named 'only_here'\)", imported)
+    assert "required_node_resource=storage, and none of Ray's 2 nodes has it" in lacking

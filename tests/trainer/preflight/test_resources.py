@@ -115,6 +115,9 @@ def test_an_object_store_beyond_shared_memory(monkeypatch):
     _left(monkeypatch, 8 * GB)
     (told,) = check_shared_memory(gpu_config(ray_kwargs__ray_init__object_store_memory=int(20e9)))
     assert "object_store_memory=20.0 GB, and /dev/shm has 8.0 GB left" in told
+    with monkeypatch.context() as allowing:
+        allowing.setenv("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE", "1")
+        assert not list(check_shared_memory(gpu_config(ray_kwargs__ray_init__object_store_memory=int(20e9))))
     smaller = gpu_config(ray_kwargs__ray_init__object_store_memory=int(9e9))
     assert not list(check_shared_memory(smaller))
     assert "lies on a disk" in next(warn_of_shared_memory(smaller))

@@ -27,11 +27,11 @@ from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.agent_workers.rollout_worker import telling
-from verl_tool.errors import VerlToolError
+from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.platforms.patch import Patch, verl_patch
-from verl_tool.trainer.asynchronous.staleness import fresh_rows, probability_difference, versions_of
 from verl_tool.trainer.determinism import CountedIds
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
+from verl_tool.trainer.monitoring.staleness import fresh_rows, probability_difference, versions_of
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
 from verl_tool.trainer.ppo.causes import Outcome, check_replaced
 from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards
@@ -72,6 +72,8 @@ PATCHES = (
     tracking_patch("trainer.ppo.v1.trainer_base"),
     _patch("agent_loop_tq", "AgentLoopWorkerTQ", telling),
 )
+IDS = _patch("trainer_base", "uuid", lambda module: module)
+"""In place of the module, a deterministic trainer puts its own numbers."""
 
 
 class NoSignalError(VerlToolError):
@@ -91,7 +93,8 @@ class AgentTrainerMixin(PPOTrainer):
         self._lines: dict[str, int] = {}
         self._ids = CountedIds() if config.deterministic else None
         if self._ids is not None:
-            _patch("trainer_base", "uuid", lambda _module: self._ids).install()
+            ids = replace(IDS, replace=lambda _module: self._ids)
+            ids.install()
         super().__init__(config)
 
     def _setup(self) -> None:
@@ -102,6 +105,16 @@ class AgentTrainerMixin(PPOTrainer):
         step = self.config.actor_rollout_ref.replay_step
         if step is not None:
             self.total_training_steps = int(step)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if not self.steps_per_epoch and not self.config.trainer.get("val_only", False):  # verl divides by it
+            raise ConfigError(
+                f"data.train_batch_size={self.config.data.train_batch_size}, and {len(self.train_dataset)} rows are "
+                "left of data.train_files (data.filter_overlong_prompts={self.config.data.filter_overlong_prompts}, "
+                f"data.max_prompt_length={self.config.data.max_prompt_length}): there is no step to train on; lower "
+                "the first, raise the last, or make more rows"
+            )
 
     def _build_replay_buffer(self) -> Any:
         return _WatchedBuffer(super()._build_replay_buffer(), self._on_sampled, in_order=self._ids is not None)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from omegaconf import DictConfig
 from rich.table import Table
 
-from verl_tool.trainer.preflight.backends import check_combinations, check_packages
+from verl_tool.trainer.preflight.backends import check_combinations
 from verl_tool.trainer.preflight.memory_report import report_memory
 from verl_tool.trainer.preflight.model_shapes import ModelShape, UnknownShapeError, shape_of
+from verl_tool.trainer.preflight.packages import check_packages
 from verl_tool.trainer.preflight.parallelism import (
     check_batches,
     check_engine,

@@ -9,6 +9,7 @@ An estimate, not a measurement. 1 GB is 10^9 bytes. Assumed, from the code that 
   the whole model before it (`FSDPEngine._gradient_sync_context`): in the computing type with FSDP, in fp32 with FSDP2.
 - Gathered weights: embeddings and head, and two layers, in the computing type (bf16).
 - Activations: with gradient checkpointing each layer's input, and what one layer keeps for its backward pass.
+- Masks: without flash-attention, of all pairs of tokens of a packed micro-batch.
 - Logits: what `FSDPEngineWithLMHead.prepare_model_outputs` makes of each token and entry of the vocabulary.
 - Engine: `gpu_memory_utilization` of the card, in which vLLM holds its weights, working memory and KV cache.
 - Overhead: CUDA contexts, NCCL and what PyTorch's allocator cannot use; CUDA graphs are beyond the engine's share.
@@ -69,6 +70,10 @@ class TrainedModel:
     """Whether flash-attention's cross entropy is there, whose backward pass is in place."""
     fused_kernels: bool = False
     padded: bool = False
+    masks: bool = False
+    """Whether attention is computed with a mask of pairs of tokens: without flash-attention."""
+    row_tokens: int = 0
+    """Of prompt and response: with padding a token's mask spans its own row, else the whole micro-batch."""
 
     @property
     def trained(self) -> int:
@@ -120,7 +125,16 @@ class TrainedModel:
         """Bytes of the update's activations."""
         layers, inputs = self.shape.layers, self.compute_bytes * self.shape.hidden
         per_token = layers * inputs + self.layer_activations if self.checkpointing else layers * self.layer_activations
-        return self.update_tokens * per_token
+        held = 1 if self.checkpointing else layers
+        return self.update_tokens * per_token + self.mask(self.update_tokens, held)
+
+    def mask(self, tokens: int, layers: int = 1) -> float:
+        """Bytes of the mask of a micro-batch of `tokens`: true or false, and of so many `layers` what PyTorch's `sdpa`
+        makes of it, in the computing type."""
+        if not self.masks:
+            return 0.0
+        width = min(self.row_tokens, tokens) if self.padded else tokens
+        return tokens * width * (1 + layers * self.compute_bytes)
 
     def logit_bytes(self, *, update: bool) -> float:
         """Bytes per token and entry of the vocabulary, in the update or in the forward pass before it."""
@@ -266,7 +280,7 @@ class Step:
             name,
             state=others + weights + optimizer,
             gathered=model.gathered,
-            activations=model.forward_tokens * model.compute_bytes * widest,
+            activations=model.forward_tokens * model.compute_bytes * widest + model.mask(model.forward_tokens),
             logits=model.logits(update=False),
             engine=asleep.engine,
             cache=asleep.cache,

@@ -16,9 +16,9 @@ from packaging.version import Version
 from rich.table import Table
 from verl.utils.torch_dtypes import PrecisionType
 
-from verl_tool.trainer.preflight.backends import is_installed
 from verl_tool.trainer.preflight.memory import GB, Engine, Step, TrainedModel
 from verl_tool.trainer.preflight.model_shapes import ModelShape, UnknownShapeError, shape_of
+from verl_tool.trainer.preflight.packages import is_installed
 from verl_tool.trainer.preflight.parallelism import has_critic, has_reference, replica_size
 from verl_tool.trainer.preflight.resources import joins_cluster
 
@@ -174,9 +174,10 @@ def _lora_rank(model: DictConfig) -> int:
     return int(OmegaConf.select(model, "lora.rank", default=0) or model.get("lora_rank", 0) or 0)
 
 
-def _trained(config: DictConfig, shape: ModelShape, fsdp: DictConfig, **more: Any) -> TrainedModel:
+def _trained(config: DictConfig, shape: ModelShape, model: DictConfig, fsdp: DictConfig, **more: Any) -> TrainedModel:
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
     precision = fsdp.get("mixed_precision") or {}
+    attention = OmegaConf.select(model, "override_config.attn_implementation") or "flash_attention_2"
     return TrainedModel(
         shape=shape,
         shards=fsdp.fsdp_size if 0 < fsdp.fsdp_size < gpus else gpus,
@@ -188,6 +189,9 @@ def _trained(config: DictConfig, shape: ModelShape, fsdp: DictConfig, **more: An
         entropy_in_chunks=bool(fsdp.use_torch_compile or fsdp.entropy_from_logits_with_chunking),
         scaled_copy=_always_scales() or config.actor_rollout_ref.rollout.temperature != 1,
         fused_loss=is_installed("flash_attn"),
+        padded=not model.use_remove_padding,
+        masks=not str(attention).startswith("flash_attention"),
+        row_tokens=config.data.max_prompt_length + config.data.max_response_length,
         **more,
     )
 
@@ -218,6 +222,7 @@ def _actor(config: DictConfig, shape: ModelShape, rank: int) -> TrainedModel:
     return _trained(
         config,
         shape,
+        part.model,
         actor.fsdp_config,
         fsdp2=actor.strategy == "fsdp2",
         offload_policy=actor.strategy == "fsdp2" and bool(actor.fsdp_config.offload_policy),
@@ -228,7 +233,6 @@ def _actor(config: DictConfig, shape: ModelShape, rank: int) -> TrainedModel:
         accumulates=several and waits,
         entropy_in_update=bool(actor.calculate_entropy) or actor.entropy_coeff != 0,
         fused_kernels=bool(part.model.use_fused_kernels),
-        padded=not part.model.use_remove_padding,
     )
 
 
@@ -240,6 +244,7 @@ def _critic(config: DictConfig) -> TrainedModel:
     return _trained(
         config,
         _shape(model),
+        model,
         critic.fsdp,
         fsdp2=critic.strategy == "fsdp2",
         offload_policy=critic.strategy == "fsdp2" and bool(critic.fsdp.offload_policy),
@@ -264,7 +269,7 @@ def _reference(config: DictConfig, shape: ModelShape) -> TrainedModel:
         "log_prob_micro_batch_size",
         dynamic=reference.log_prob_use_dynamic_bsz,
     )
-    return _trained(config, shape, reference.fsdp_config, forward_tokens=tokens)
+    return _trained(config, shape, part.model, reference.fsdp_config, forward_tokens=tokens)
 
 
 def _tokens(

@@ -11,6 +11,8 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, PretrainedConfig
 from verl.utils.model import get_hf_auto_model_class
 
+from verl_tool.agent_loop.verl.model_config import is_hub_name
+
 _QWEN25_7B: dict[str, Any] = {
     "hidden_size": 3584,
     "num_hidden_layers": 28,
@@ -136,7 +138,7 @@ def shape_of(path: str, *, trust_remote_code: bool = False) -> ModelShape:
 def _config_of(path: str, trust_remote_code: bool) -> tuple[PretrainedConfig, str]:
     folder = Path(path).expanduser()
     file = folder / "config.json" if folder.is_dir() else None
-    if file is None and path.count("/") == 1 and not path.startswith(("/", "~", ".")):
+    if is_hub_name(path):
         cached = try_to_load_from_cache(path, "config.json")
         file = Path(cached) if isinstance(cached, str) else None
     if file is not None and file.is_file():

@@ -18,11 +18,13 @@ from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.tools import Tool
 from verl_tool.trainer.preflight.memory import GB
 from verl_tool.trainer.preflight.model_shapes import ModelShape
+from verl_tool.trainer.preflight.parallelism import replica_size
 
 CPUS_PER_TRAINING_GPU = 3
 """verl: ``ResourcePoolManager.max_colocate_count``, of training, reward and teacher GPUs."""
 CPUS_PER_SAMPLING_GPU = 2
 """verl: ``RolloutReplica.init_standalone``, of GPUs that only sample (``separate_async``)."""
+STORAGE_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 MIN_FREE_BYTES = 2 * GB
 """Of the run's disk: logs, trajectories, and Ray, which kills its processes on a full one."""
 MIN_SHM_BYTES = 1 * GB
@@ -35,6 +37,51 @@ _SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
+class GpuPool:
+    """Placement groups of one kind that verl asks Ray for; each has all of its GPUs on one node."""
+
+    setting: str
+    """The part of the config that sizes it."""
+    groups: int
+    gpus: int
+    """Of a group."""
+    cpus_per_gpu: int
+
+    @property
+    def cpus(self) -> int:
+        """CPU slots of a group."""
+        return self.cpus_per_gpu * self.gpus
+
+
+def gpu_pools(config: DictConfig) -> list[GpuPool]:
+    """What verl 0.9.0 and 0.9.1 reserve for this config: GPUs of the trainer, a reward model, teachers, and those that
+    only sample."""
+    reward, rollout, teacher = config.reward.reward_model, config.actor_rollout_ref.rollout, config.get("distillation")
+    own = [("trainer", config.trainer)]
+    if reward.enable_resource_pool:
+        own.append(("reward.reward_model", reward))
+    if is_distillation_enabled(teacher):
+        own.append(("distillation", teacher))
+    pools = [GpuPool(name, part.nnodes, part.n_gpus_per_node, CPUS_PER_TRAINING_GPU) for name, part in own]
+    gpus = rollout.nnodes * rollout.n_gpus_per_node
+    if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "separate_async" and gpus:
+        group = min(rollout.n_gpus_per_node, replica_size(rollout))  # RolloutReplica.gpus_per_replica_node
+        pools.append(GpuPool("actor_rollout_ref.rollout", -(-gpus // group), group, CPUS_PER_SAMPLING_GPU))
+    return pools
+
+
+def sum_gpus(pools: list[GpuPool]) -> int:
+    """GPUs of all pools."""
+    return sum(pool.groups * pool.gpus for pool in pools)
+
+
+def describe_gpus(pools: list[GpuPool], name: str = "GPU") -> str:
+    """The sum with its terms."""
+    terms = " + ".join(f"{pool.groups * pool.gpus} ({pool.setting})" for pool in pools)
+    return f"{sum_gpus(pools)} {name}s: {terms}"
+
+
+@dataclass(frozen=True)
 class CpuSlots:
     """CPUs that Ray reserves for a training, by who takes them. They are places, not cores: no actor is held to one.
 
@@ -42,12 +89,17 @@ class CpuSlots:
     """
 
     runner: int
-    transfer_queue: int
-    """Its controller and its storage units, of the newer trainer."""
+    storage_units: int
+    """Of TransferQueue with its own storage."""
+    controller: int
+    """TransferQueue's, of the newer trainer."""
     gpus: int
-    """All bundles of GPUs together."""
-    largest_bundle: int
-    """What one node must hold: all of its GPUs' together."""
+    """All groups of GPUs together."""
+
+    @property
+    def transfer_queue(self) -> int:
+        """The controller and the storage units."""
+        return self.controller + self.storage_units
 
     @property
     def total(self) -> int:
@@ -62,22 +114,12 @@ class CpuSlots:
 
 def cpu_slots(config: DictConfig) -> CpuSlots:
     """What verl 0.9.0 and 0.9.1 reserve for this config."""
-    queue = 0
+    controller = units = 0
     if config.trainer.use_v1:
-        backend = config.transfer_queue.backend
-        simple = backend.storage_backend == "SimpleStorage"
-        queue = 1 + (backend.SimpleStorage.num_data_storage_units if simple else 0)
-    of_node = CPUS_PER_TRAINING_GPU * config.trainer.n_gpus_per_node
-    gpus = of_node * config.trainer.nnodes
-    if config.reward.reward_model.enable_resource_pool:
-        reward = config.reward.reward_model
-        gpus += CPUS_PER_TRAINING_GPU * reward.n_gpus_per_node * reward.nnodes
-    if is_distillation_enabled(config.get("distillation")):
-        gpus += CPUS_PER_TRAINING_GPU * config.distillation.n_gpus_per_node * config.distillation.nnodes
-    rollout = config.actor_rollout_ref.rollout
-    if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "separate_async":
-        gpus += CPUS_PER_SAMPLING_GPU * rollout.n_gpus_per_node * rollout.nnodes
-    return CpuSlots(runner=1, transfer_queue=queue, gpus=gpus, largest_bundle=of_node)
+        backend, controller = config.transfer_queue.backend, 1
+        units = backend.SimpleStorage.num_data_storage_units if backend.storage_backend == "SimpleStorage" else 0
+    gpus = sum(pool.groups * pool.cpus for pool in gpu_pools(config))
+    return CpuSlots(runner=1, storage_units=units, controller=controller, gpus=gpus)
 
 
 MIN_CPU_SLOTS = 16
@@ -107,12 +149,7 @@ def check_cpu_slots(config: DictConfig) -> Iterator[str]:
     given = config.ray_kwargs.ray_init.get("num_cpus")
     needed = cpu_slots(config)
     if given is not None and not joins_cluster(config) and given < needed.total:
-        units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
-        fewer = (
-            f", or lower transfer_queue.backend.SimpleStorage.num_data_storage_units={units}"
-            if needed.transfer_queue > 2
-            else ""
-        )
+        fewer = f", or lower {STORAGE_UNITS}={needed.storage_units}" if needed.storage_units > 1 else ""
         yield (
             f"ray_kwargs.ray_init.num_cpus={given}, and the training reserves {needed.describe()}; it would wait for "
             f"ever. Raise it: slots are no cores, and may be more than there are{fewer}"
@@ -171,10 +208,11 @@ def check_shared_memory(config: DictConfig) -> Iterator[str]:
         return
     size, store = shutil.disk_usage(_SHM).free, config.ray_kwargs.ray_init.get("object_store_memory")
     remedy = "in a container raise it with docker run --shm-size=64g, or --ipc=host"
-    if store is not None and store > size and store > RAY_SLOW_STORAGE_BYTES:
+    slow_allowed = bool(os.environ.get("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"))  # as Ray reads it
+    if store is not None and store > size and store > RAY_SLOW_STORAGE_BYTES and not slow_allowed:
         yield (
             f"ray_kwargs.ray_init.object_store_memory={store / GB:.1f} GB, and /dev/shm has {size / GB:.1f} GB left; "
-            f"lower it, or {remedy}"
+            f"lower it, {remedy}, or set RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE=1 to have it on a disk"
         )
     elif config.trainer.device == "cuda" and size < MIN_SHM_BYTES:
         yield (

@@ -13,8 +13,8 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask  # noqa: E402
 
-from verl_tool.trainer.asynchronous.staleness import fresh_rows, probability_difference, versions_of  # noqa: E402
 from verl_tool.trainer.monitoring.metric_limits import FRESH_DIFF  # noqa: E402
+from verl_tool.trainer.monitoring.staleness import fresh_rows, probability_difference, versions_of  # noqa: E402
 
 VERSIONS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)).map(sorted), max_size=8)
 

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reward_model
 
 from verl_tool.errors import ConfigError
+from verl_tool.trainer.preflight.packages import CHECKPOINT_ENGINES
 from verl_tool.trainer.preflight.parallelism import replica_size
 
 SYNC, _, SEPARATE = MODES = ("sync", "colocate_async", "separate_async")
 _V1, _ROLLOUT = "trainer.v1", "actor_rollout_ref.rollout"
 _BACKEND = f"{_ROLLOUT}.checkpoint_engine.backend"
-BACKENDS = ("nccl", "nixl", "kimi_ckpt_engine", "mooncake")
-"""Those of verl that carry weights between GPUs to vLLM."""
-CPU_BACKEND = "gloo"
-"""Ours (`verl_tool.agent_workers.gloo_checkpoint_engine`), where there is no accelerator."""
 
 
 def check_sampling_mode(config: DictConfig) -> None:
@@ -94,9 +91,11 @@ def _of_separate(config: DictConfig) -> Iterator[str]:
 
 
 def _of_backend(config: DictConfig) -> Iterator[str]:
-    backend, on_cpu = config.actor_rollout_ref.rollout.checkpoint_engine.backend, config.trainer.device == "cpu"
-    known = (CPU_BACKEND,) if on_cpu else BACKENDS
-    own_module = config.actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module
+    rollout, device = config.actor_rollout_ref.rollout, "cpu" if config.trainer.device == "cpu" else "cuda"
+    backend, on_cpu = rollout.checkpoint_engine.backend, device == "cpu"
+    sampler = "sglang" if OmegaConf.select(rollout, "name") == "sglang" else "vllm"
+    known = [name for name, each in CHECKPOINT_ENGINES.items() if each.between == device and sampler in each.rollouts]
+    own_module = rollout.checkpoint_engine.custom_backend_module
     if backend not in known and (on_cpu or not own_module or backend == "naive"):
         yield (
             f"{_BACKEND}={backend} with {_V1}.trainer_mode={SEPARATE} cannot carry weights from one "

@@ -9,9 +9,10 @@ pytest.importorskip("verl")
 from verl_loop import composed
 
 from verl_tool.errors import ConfigError
-from verl_tool.trainer.asynchronous.sampling_mode import MODES, check_sampling_mode
+from verl_tool.trainer.preflight.sampling_mode import MODES, check_sampling_mode
 
 MODE, ROLLOUT = "trainer.v1.trainer_mode", "actor_rollout_ref.rollout"
+BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
 SEPARATE = (f"{MODE}=separate_async", "trainer.use_v1=true", "trainer.device=cuda")
 
 
@@ -58,6 +59,10 @@ def test_separate_processes_get_their_weights_by_what_the_device_has():
         ((*SEPARATE, f"{ROLLOUT}.nnodes=0"), r"0 nodes with 8 of them; set .*\(ROLLOUT_NNODES\)"),
         ((*SEPARATE, f"{ROLLOUT}.tensor_model_parallel_size=3"), "no multiple of the 3 of an engine"),
         ((*SEPARATE, f"{ROLLOUT}.checkpoint_engine.backend=naive"), "backend=naive .* take nccl or nixl or"),
+        (
+            (*SEPARATE, f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.checkpoint_engine.backend=delta_sharded"),
+            "backend=delta_sha",
+        ),
         ((*SEPARATE, "trainer.device=cpu", f"{ROLLOUT}.checkpoint_engine.backend=nccl"), "on a CPU; take gloo"),
         ((*SEPARATE, "actor_rollout_ref.model.lora_rank=8"), "set actor_rollout_ref.model.lora.merge=true"),
         ((*SEPARATE, "reward.reward_model.enable=true"), "reward_model.enable_resource_pool=true"),
@@ -66,6 +71,12 @@ def test_separate_processes_get_their_weights_by_what_the_device_has():
 def test_what_cannot_hold_is_refused(overrides, cause):
     with pytest.raises(ConfigError, match=cause):
         check_sampling_mode(composed("trainer.use_v1=true", *overrides))
+
+
+def test_an_engine_for_sglang_alone_carries_weights_to_it():
+    check_sampling_mode(
+        composed(*SEPARATE, f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.checkpoint_engine.backend=delta_sharded")
+    )
 
 
 def test_an_adapter_that_is_merged_is_sent_with_the_weights():

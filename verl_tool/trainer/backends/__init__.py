@@ -1,1 +1,0 @@
-"""Training and rollout engines: what a config may ask of them."""
