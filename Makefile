@@ -7,7 +7,7 @@ PROFILE ?= gpu
 
 help:
 	@echo "make check                    ruff, format, mypy"
-	@echo "make test [ARGS='-m \"not slow\"']   the checks, then pytest with ARGS"
+	@echo "make test [ARGS='-m \"not slow\" -n 2']   the checks, then pytest with ARGS"
 	@echo "make bench                    list the benchmarks"
 	@echo "make bench NAME=sandbox [ARGS=...]  run one; ARGS=--help tells its options"
 	@echo "make image [PROFILE=gpu] [EXTRAS=…] [BASE=…] [IMAGE=verl-tool:gpu] [ARGS=…]   a container image, by podman or docker"

@@ -147,7 +147,7 @@ async def measure(
     max_calls: int | None = None,
     deadline_seconds: float = 180.0,
 ) -> Cell:
-    """Keep `concurrency` calls under way for `seconds`, then wait for those still out.
+    """Keep `concurrency` calls under way for `seconds` (one call at least), then wait for those still out.
 
     Throughput is all executions over all the time until the last answer. A call that raises counts as an error. CPU and
     memory are those of the processes `pids` and their descendants, less `without` and theirs.
@@ -159,7 +159,8 @@ async def measure(
 
     async def worker() -> None:
         nonlocal answered, sent
-        while time.perf_counter() - start < seconds and (max_calls is None or sent < max_calls):
+        # One at least, however late it is by then.
+        while not sent or (time.perf_counter() - start < seconds and (max_calls is None or sent < max_calls)):
             number, sent = sent, sent + 1
             began = time.perf_counter()
             try:

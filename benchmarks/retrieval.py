@@ -32,7 +32,7 @@ import typer
 from load import Cell, in_turn, markdown, measure, print_cells, write_json
 from numpy.typing import NDArray
 from rich.console import Console
-from tool_server import Connections, running
+from served_tools import Connections, running
 
 from verl_tool.retrieval import dense_index
 from verl_tool.retrieval.bm25 import Bm25Index, stop_words, words_of

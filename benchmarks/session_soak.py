@@ -30,7 +30,7 @@ import psutil
 import typer
 from load import family_of, memory_of_tree, pids_by_namespace
 from rich.console import Console
-from tool_server import HOSTILE, Connections, running, server_command
+from served_tools import HOSTILE, Connections, running, server_command
 
 from verl_tool.servers.serve.ports import free_ports
 

@@ -40,7 +40,7 @@ import psutil
 import typer
 from load import Cell, in_turn, measure, memory_of_tree
 from rich.console import Console
-from tool_server import Connections, running, server_command
+from served_tools import Connections, running, server_command
 
 from verl_tool.servers.serve.ports import free_ports
 

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from script_module import load_script
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks/tool_server.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/served_tools.py"
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def command(
             lines = "".join(f"{line}\n" for line in report.lines())
             output.write_text(lines, encoding="utf-8", errors="backslashreplace")
     except (VerlToolError, OSError) as error:
-        console.print(f"[bold red]cannot replay:[/bold red] {escape(str(error))}", highlight=False)
+        console.print(f"[bold red]cannot replay:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     if report.unasked(known, asked=reward_manager is not None or bool(options)):
         raise typer.Exit(1)

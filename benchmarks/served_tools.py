@@ -1,4 +1,4 @@
-"""The tool server against a plain Python subprocess per call, in one run: `python benchmarks/tool_server.py`.
+"""The tool server against a plain Python subprocess per call, in one run: `python benchmarks/served_tools.py`.
 
 Systems: `subprocess` (a new Python per call, no isolation: what most tool servers do), `sandbox` (the pool alone),
 `server` (HTTP, one call a request), `server x64` (HTTP, 64 trajectories a request). A no-op tool is compared with
@@ -395,7 +395,7 @@ def main(
     rounds: int = typer.Option(5, min=1, help="How often each cell is measured; the median counts."),
     concurrency: str = typer.Option("1,8,64,256", help="Calls at once, comma separated."),
     soak_calls: int = typer.Option(10_000, help="Calls of the soak; 0 leaves it out."),
-    output: Path = typer.Option(Path("outputs/benchmarks/tool_server.json"), help="Where the figures go, as JSON."),
+    output: Path = typer.Option(Path("outputs/benchmarks/served_tools.json"), help="Where the figures go, as JSON."),
 ) -> None:
     """Measure the tool server; print tables, write JSON and Markdown."""
     levels = [int(level) for level in concurrency.split(",")]
