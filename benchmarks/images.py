@@ -35,8 +35,8 @@ import typer
 from load import Cell, in_turn, markdown, measure, print_cells, write_json
 from PIL import Image
 from rich.console import Console
-from sessions import listener
 from served_tools import Connections, running, server_command
+from sessions import listener
 
 from verl_tool.content import encode_image, to_wire
 from verl_tool.protocol import IMAGES_FIELD

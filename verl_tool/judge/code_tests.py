@@ -24,7 +24,7 @@ from verl_tool.sandbox_fusion import RunCodeResponse
 
 _JUDGE = Path(__file__).parent / "inside"
 _MODULES = (
-    *("guard.py", "values.py", "link.py", "outputs.py", "processes.py", "remote.py", "evaluation.py"),
+    *("guard.py", "values.py", "link.py", "output_equality.py", "processes.py", "remote.py", "evaluation.py"),
     "testcase.py",
 )
 _EQUAL = "__judge_equal__"

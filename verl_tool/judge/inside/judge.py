@@ -363,7 +363,7 @@ FOLDER = os.getcwd()
 sys.path.insert(0, FOLDER)
 from guard import Guard  # noqa: E402
 from link import LINE, LONGEST_MESSAGE, Gone  # noqa: E402
-from outputs import equal_output  # noqa: E402
+from output_equality import equal_output  # noqa: E402
 from processes import LATE, MODULE, MOST_PROGRAMS, UNCAUGHT, UNSTARTED, Spawner, hide  # noqa: E402
 from remote import JudgeLink  # noqa: E402
 from testcase import BEFORE, EQUAL, HELD, NOTE, PRESENT, TEXT, TestCase, equal, present  # noqa: E402

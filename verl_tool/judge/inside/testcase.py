@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib import import_module
 
 from link import Gone
-from outputs import near_whole
+from output_equality import near_whole
 from remote import PLAIN_METHODS, Handle
 from values import Refused
 

@@ -19,7 +19,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks/served_tools.py"
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(BENCHMARK.parent), *sys.path])
-    return load_script("tool_server_benchmark", BENCHMARK)
+    return load_script("served_tools_benchmark", BENCHMARK)
 
 
 @asynccontextmanager
