@@ -21,11 +21,12 @@ import marshal
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from verl_tool.sandbox.isolation.cgroup import RunGroup
     from verl_tool.sandbox.limits import SessionLimits
     from verl_tool.sandbox.session.pool import SessionPool
+
+T = TypeVar("T")
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
@@ -407,14 +410,14 @@ class Session:
         async with self._lock:
             self._require()
             self.touch()
-            return self.own_files().read(path)
+            return await _in_thread(partial(self.own_files().read, path))
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Make or replace such a file, and the folders above it. Raises OSError as `open` does."""
         async with self._lock:
             self._require()
             self.touch()
-            self.own_files().write(path, content)
+            await _in_thread(partial(self.own_files().write, path, content))
 
     async def upload(self, source: Path, target: str) -> None:
         """Copy a file, or what is in a folder, of this machine to `target`. Raises OSError."""
@@ -697,6 +700,17 @@ class Session:
         if done is None:
             raise self._state_lost(oom_kills.killed_for_others())
         raise oom_kills.killed_for_others()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """What `work` returns. A large file takes tens of milliseconds; a cancelled call waits for its end all the same,
+    for it uses the session's folders."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 def _ending(status: int) -> tuple[int | None, int | None]:

@@ -32,7 +32,14 @@ from verl_tool.servers.execution.calls import CallFinder, MatchedCall
 from verl_tool.servers.execution.current_trajectory import running_for
 from verl_tool.servers.execution.deadline import Deadline
 from verl_tool.servers.execution.live_states import LiveStates
-from verl_tool.servers.execution.observation import merge, not_run, not_understood, told_of_error, unrunnable
+from verl_tool.servers.execution.observation import (
+    merge,
+    not_run,
+    not_understood,
+    told_of_error,
+    too_long,
+    unrunnable,
+)
 from verl_tool.servers.execution.trajectory_table import Trajectory
 from verl_tool.servers.metrics import NO_TOOL, ToolMetrics
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
@@ -44,6 +51,10 @@ MAX_CALLS = 256
 """Most calls of one action that are run, where the server's config says nothing. Of more, one is refused for all."""
 MAX_NAMES = 256
 """Most names in that list."""
+MAX_ACTION_CHARACTERS = 1 << 20
+"""Of an action; a longer one is not read."""
+MAX_CALL_CHARACTERS = 256 << 10
+"""Of one call's text or arguments; a longer one is not run. To check and pass on so many takes some milliseconds."""
 _FIELDS: dict[type[MediaPart], str] = {ImagePart: IMAGES_FIELD, AudioPart: AUDIOS_FIELD}
 
 
@@ -186,6 +197,10 @@ class ActionRunner:
                 if _FIELDS[kind] in request.extra:
                     await self._open(tool, trajectory, request, admission, deadline)
             wanted, formats = self._wanted_tools(request), self._wanted_formats(request)
+            if len(request.action) > MAX_ACTION_CHARACTERS:
+                self._metrics.not_understood()
+                tools = self._tools if wanted is None else wanted
+                return too_long(request, tools, MAX_ACTION_CHARACTERS, self._done_if_invalid, formats)
             if request.extra.get(DIRECT_FIELD) is True:
                 matched, unknown = self._finder.direct(request.action, wanted)
             else:
@@ -267,6 +282,10 @@ class ActionRunner:
         if call.error is not None:
             self._metrics.not_understood(tool.name)
             return unrunnable(call.error)
+        if len(call.input) > MAX_CALL_CHARACTERS:
+            self._metrics.not_understood(tool.name)
+            words = f"the call has {len(call.input)} characters, and at most {MAX_CALL_CHARACTERS} are run"
+            return unrunnable(f"{words}; split it into several")
         began = time.perf_counter()
         try:
             result = await tool.run(call, await self._context(tool, trajectory, request, deadline))
