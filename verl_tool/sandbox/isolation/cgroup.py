@@ -200,6 +200,7 @@ class ControlGroup:
         self._folders = tuple(dict.fromkeys((self._memory, self._cpu, self._accounting)))
         self._made: list[RunGroup] = []
         self._free: list[RunGroup] = []
+        self._files = _Files()
 
     @classmethod
     def create(cls, memory_bytes: int) -> ControlGroup | None:
@@ -235,6 +236,10 @@ class ControlGroup:
         procs = f"{self._memory}/{_FORKSERVERS}/cgroup.procs"
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', procs, *command]
 
+    def memory_now(self) -> int:
+        """Bytes of all its groups together, those of forkservers included. Raises OSError."""
+        return self._files.number(self._memory, self._version.memory_used, "")
+
     def take(self, memory_bytes: int) -> RunGroup:
         """A group for a run with this limit. Raises OSError if the kernel makes no more."""
         while self._free:
@@ -262,6 +267,7 @@ class ControlGroup:
     def remove(self) -> None:
         """Remove all of it once the last process is gone."""
         deadline = time.monotonic() + _REMOVE_SECONDS
+        self._files.close()
         for group in self._made:
             group.remove(deadline)
         for folder in (f"{self._memory}/{_FORKSERVERS}", *self._folders):

@@ -102,6 +102,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._wall = 0.0
         self._lost = "the session has not been started"
+        self._lost_kind = FaultKind.STATE_LOST
         self._closing: asyncio.Task[None] | None = None
         self._attended = False
         """Whether it has a companion, in whose turn its own calls are made."""
@@ -114,6 +115,11 @@ class Session:
     def limits(self) -> SessionLimits:
         """What it may use."""
         return self._limits
+
+    @property
+    def lost(self) -> bool:
+        """Whether it takes no calls: it ends, or has not been started."""
+        return bool(self._lost)
 
     @property
     def busy(self) -> bool:
@@ -443,10 +449,10 @@ class Session:
         if worker is self._worker:
             self.evict("the forkserver of the session died")
 
-    def evict(self, reason: str) -> None:
-        """Close it soon; whoever calls it gets the fault ``state_lost`` with the reason."""
+    def evict(self, reason: str, kind: FaultKind = FaultKind.STATE_LOST) -> None:
+        """Close it soon; whoever calls it gets a fault of this kind with the reason."""
         if not self._lost:
-            self._lost = reason
+            self._lost, self._lost_kind = reason, kind
             self._pool.close_soon(self)
 
     def own_files(self) -> SessionFiles:
@@ -527,13 +533,14 @@ class Session:
                     self._pool.run_slots.leave(slot)
                 self._wall += time.monotonic() - begun
                 self.touch()
-                self._measure()
+                self.measure()
 
     def _require(self) -> None:
         if self._lost:
-            raise ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+            raise ToolFault(self._lost_kind, self._lost, retryable=False)
 
-    def _measure(self) -> None:
+    def measure(self) -> None:
+        """Find out what memory it holds, and tell the pool."""
         if self._group is not None and not self._lost:
             for branch in self._branches:
                 branch.memory_bytes = self._group.memory_now() // len(self._branches)
@@ -662,7 +669,7 @@ class Session:
 
     def _state_lost(self, error: Exception) -> ToolFault:
         self.evict(f"the forkserver of the session died ({error})")
-        return ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+        return ToolFault(self._lost_kind, self._lost, retryable=False)
 
     def _cell_result(
         self, job: JobFiles, done: Done | None, wall: float, cpu: float, refused: str | None

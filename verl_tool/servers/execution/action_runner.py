@@ -268,6 +268,8 @@ class ActionRunner:
         for slot in range(len(progress), len(matched)):
             if progress and progress[-1].done:
                 return
+            # A call may compute for milliseconds, and an action holds hundreds: other trajectories have their turn.
+            await asyncio.sleep(0)
             if slot >= self._max_calls:
                 progress.append(not_run(self._max_calls))
             else:

@@ -19,7 +19,7 @@ from verl_tool.sandbox.inside import wire
 from verl_tool.servers.tools._programs import cut_middle
 from verl_tool.servers.tools.base import CallError, Context, InvalidCall, ToolResult
 from verl_tool.servers.tools.workspace.edits import Edits, editor
-from verl_tool.servers.tools.workspace.text_edits import EditError, Text, digest
+from verl_tool.servers.tools.workspace.text_edits import EditError, Text, check_size, digest
 from verl_tool.servers.tools.workspace.workspace import Workspace, WorkspaceOptions, WorkspaceTool
 
 _FOLDERS = (wire.WORK_DIRECTORY, "/tmp", "/box/tmp")
@@ -98,7 +98,7 @@ class StrReplaceEditorTool(WorkspaceTool):
             return await self._view(asked, path, session)
         if asked.command == "create":
             return await _create(asked, path, session, edits)
-        content = await session.read_file(path)
+        content = check_size(await session.read_file(path), asked.path)
         if asked.command == "undo_edit":
             return await self._undo(asked, path, session, edits, content)
         changed, before, after, snippet = await self._edited(asked, content)
@@ -119,7 +119,7 @@ class StrReplaceEditorTool(WorkspaceTool):
         try:
             if path in _FOLDERS:
                 raise IsADirectoryError
-            content = await session.read_file(path)
+            content = check_size(await session.read_file(path), asked.path)
         except IsADirectoryError:
             if asked.view_range is not None:
                 raise InvalidCall("view_range is for files, and the path is a folder") from None

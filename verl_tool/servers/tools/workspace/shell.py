@@ -33,8 +33,9 @@ _MARKERS_FD = 19
 _MARK = b"\x1e"
 _MARKER = re.compile(rb"\x1e([0-9a-f]{32}):(\d{1,3}):([^\x1e]{0,4200})\x1e")
 _BEGUN_MARKER = re.compile(rb"\x1e[0-9a-f]{0,32}(?::[^\x1e]{0,4200})?\Z")
-_TYPED_AT_ONCE = 500
-"""Characters of the lines in which a command is typed; a terminal takes up to 4095."""
+_QUOTED_AT_ONCE = 500
+"""Bytes of a command in one line of those in which it is typed, each up to four characters; a terminal takes 4095."""
+_ESCAPES = {byte: f"\\{byte:03o}" for byte in range(256) if not 32 <= byte < 127 or byte in b"'\\"}
 _KILL_LINE = b"\x15"
 _START_SECONDS = 20.0
 _AFTER_SIGNAL_SECONDS = 1.0
@@ -205,15 +206,8 @@ def _line(command: bytes, word: bytes, exit_code: int) -> bytes:
 
 def _quoted(text: bytes) -> bytes:
     """A word of bash's, in printable characters and in lines that a terminal takes."""
-    parts, line = [], ""
-    for byte in text:
-        character = chr(byte)
-        line += character if 32 <= byte < 127 and character not in "'\\" else f"\\{byte:03o}"
-        if len(line) > _TYPED_AT_ONCE:
-            parts.append(line)
-            line = ""
-    parts.append(line)
-    return "\\\n".join(f"$'{part}'" for part in parts).encode("ascii")
+    pieces = [text[at : at + _QUOTED_AT_ONCE] for at in range(0, len(text), _QUOTED_AT_ONCE)] or [b""]
+    return "\\\n".join(f"$'{piece.decode('latin-1').translate(_ESCAPES)}'" for piece in pieces).encode("ascii")
 
 
 async def _end_of(process: Program) -> Ended:

@@ -29,6 +29,13 @@ class InvalidEdit(EditError):
     """Arguments that make no sense for the file."""
 
 
+def check_size(content: bytes, path: str) -> bytes:
+    """`content`. Raises EditError if it is too long."""
+    if len(content) > MAX_BYTES:
+        raise EditError(f"{path} has {len(content)} bytes; this tool takes files of up to {MAX_BYTES}")
+    return content
+
+
 @dataclass(frozen=True)
 class Text:
     """A file's content. Bytes that are no UTF-8 are kept as they are, and so is the kind of line breaks."""
@@ -41,8 +48,7 @@ class Text:
     @classmethod
     def of(cls, content: bytes, path: str) -> Text:
         """Raises EditError if it is no text, or too long."""
-        if len(content) > MAX_BYTES:
-            raise EditError(f"{path} has {len(content)} bytes; this tool takes files of up to {MAX_BYTES}")
+        check_size(content, path)
         if b"\0" in content:
             raise EditError(f"{path} is a binary file; this tool takes text only")
         text = content.decode("utf-8", "surrogateescape")
