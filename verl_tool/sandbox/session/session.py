@@ -8,8 +8,9 @@ lives.
 
 Its Python state is a process that forks before each cell (`inside.keeper`): a cell that does not come to its end is
 undone, and the state is that before it. What a fork of the kernel's does not undo stays: files in the session's
-folder, and positions in files that were open before. What no fork can carry is ended with its cell, and told in the
-result: threads, and other processes. A cell has a process id of its own.
+folder, positions in files that were open before, and what was written to shared maps, pipes and sockets. What no fork
+can carry is ended with its cell, and told in the result: threads, and other processes. A cell has a process id of its
+own.
 """
 
 from __future__ import annotations

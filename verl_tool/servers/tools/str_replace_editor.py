@@ -80,7 +80,7 @@ class StrReplaceEditorTool(WorkspaceTool):
     async def run(self, call: Call, context: Context) -> ToolResult:
         asked: EditorArguments = self.arguments(call)
         if len(asked.path) > _MAX_PATH:
-            raise InvalidCall(f"path has {len(asked.path)} characters; at most {_MAX_PATH} can be a path")
+            raise InvalidCall(f"path is too long: it has {len(asked.path)} characters, and at most {_MAX_PATH} can be")
         workspace: Workspace = context.state
         path = posixpath.normpath(posixpath.join(wire.WORK_DIRECTORY, asked.path))
         try:
