@@ -103,6 +103,7 @@ class Shell:
         Returns:
             Whether it has ended within so many seconds; else `interrupt` it.
         """
+        self.begun = False
         self.terminal.reset_modes()
         if self._typed:
             await self.terminal.signal(signal.SIGINT)
@@ -110,7 +111,7 @@ class Shell:
             self._typed = False
         deadline = time.monotonic() + seconds
         before, self.exit_code = self.exit_code, None
-        self.idle = self.begun = False
+        self.idle = False
         await self.terminal.type(self._line(command, before or 0), deadline)
         return await self._ended_by(deadline)
 
