@@ -51,8 +51,9 @@ MAX_CALLS = 256
 """Most calls of one action that are run, where the server's config says nothing. Of more, one is refused for all."""
 MAX_NAMES = 256
 """Most names in that list."""
-MAX_ACTION_CHARACTERS = 1 << 20
-"""Of an action; a longer one is not read."""
+MAX_ACTION_CHARACTERS = 384 << 10
+"""Of an action; a longer one is not read. One search of a format in so many takes up to 40 ms, in which nothing else
+of this process runs."""
 MAX_CALL_CHARACTERS = 256 << 10
 """Of one call's text or arguments; a longer one is not run. To check and pass on so many takes some milliseconds."""
 _FIELDS: dict[type[MediaPart], str] = {ImagePart: IMAGES_FIELD, AudioPart: AUDIOS_FIELD}
