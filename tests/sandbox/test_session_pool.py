@@ -135,6 +135,19 @@ async def test_the_death_of_the_forkserver_is_a_fault_and_others_take_over() -> 
             assert (await other.run("print(1)")).stdout == "1\n"
 
 
+async def test_a_pool_without_sessions_holds_few_descriptors() -> None:
+    async with pool_of() as pool:
+        before = len(os.listdir("/proc/self/fd"))
+        sessions = [pool.session() for _ in range(30)]
+        for session in sessions:
+            await session.start()
+        await asyncio.gather(*(session.run("1") for session in sessions))
+        await asyncio.gather(*(session.close() for session in sessions))
+        assert len(os.listdir("/proc/self/fd")) < before + 80
+        async with pool.session() as session:
+            assert (await session.run("print(1)")).stdout == "1\n"
+
+
 async def test_nothing_is_left_of_closed_sessions() -> None:
     async with pool_of() as pool:
         async with pool.session() as session:

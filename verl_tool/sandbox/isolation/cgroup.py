@@ -28,6 +28,8 @@ _MOST_WEIGHT = 10_000
 _OVERHEAD_BYTES = 16 << 20
 """Page tables and the like, which the kernel counts as a run's memory too."""
 _GROUP_STEP = 64 << 20
+_FREE_OPEN = 8
+"""Groups without a run whose files stay open."""
 _V2_CONTROLLERS = "+memory +cpu"
 
 
@@ -261,6 +263,9 @@ class ControlGroup:
         """Give back the group of a run. Not `gone`: something of the run may be left, so no other gets its group."""
         if gone:
             self._free.append(group)
+            # The last one is the first to be taken again; the files of those that wait longer need not stay open.
+            if len(self._free) > _FREE_OPEN:
+                self._free[-_FREE_OPEN - 1].close_files()
         else:
             group.close_files()
 
