@@ -37,7 +37,6 @@ from verl_tool.servers.serve.deployment import DEPLOYMENT, application
 from verl_tool.servers.serve.ingress import IngressMode, environment
 from verl_tool.servers.serve.ingress_standby import IngressStandby
 from verl_tool.servers.serve.launcher import announce_stop, claim_name, release_name
-from verl_tool.servers.serve.local_processes import HEAD, LocalProcesses
 from verl_tool.servers.serve.local_ray import (
     folder_for_sockets,
     keep_token_private,
@@ -48,6 +47,7 @@ from verl_tool.servers.serve.local_ray import (
 from verl_tool.servers.serve.ports import Reservation, reserve_block, reserve_port
 from verl_tool.servers.serve.replica_output import ReplicaOutput
 from verl_tool.servers.settings import APP_NAME_PATTERN, ROUTE_PREFIX_PATTERN, AutoscalingSettings, ReplicaSettings
+from verl_tool.util.child_processes import HEAD, ChildProcesses
 
 POLL_SECONDS = 0.2
 """How often the state of the application is looked at while it starts."""
@@ -129,7 +129,7 @@ class ServeCluster:
         self._reserved: list[Reservation] = []
         self._deployed = False
         self._watch: IngressStandby | None = None
-        self._processes = LocalProcesses()
+        self._processes = ChildProcesses()
 
     def __enter__(self) -> Self:
         """Connect to Ray and Serve, which are started if need be.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_tool.servers.serve.local_processes import HEAD, LocalProcesses
+from verl_tool.util.child_processes import HEAD, ChildProcesses
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -37,7 +37,7 @@ def head(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_head_that_has_ended_is_seen(head: subprocess.Popen[bytes]) -> None:
-    processes = LocalProcesses()
+    processes = ChildProcesses()
     assert not processes.has_lost_head()
     processes.look()
     assert not processes.has_lost_head()
@@ -49,7 +49,7 @@ def test_a_head_that_has_ended_is_seen(head: subprocess.Popen[bytes]) -> None:
 
 
 def test_nothing_of_them_is_left_whoever_their_parent_is(head: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    processes = LocalProcesses()
+    processes = ChildProcesses()
     processes.look()
     child = int((tmp_path / "child").read_text())
     parent = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])

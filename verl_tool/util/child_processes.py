@@ -1,4 +1,4 @@
-"""The processes of a local Ray cluster, as the kernel knows them: whether its head lives, and that none is left."""
+"""The processes that this one has started, as the kernel knows them; of a local Ray cluster, above all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Process(NamedTuple):
     """In the kernel's ticks: a pid may be another's later."""
 
 
-class LocalProcesses:
+class ChildProcesses:
     """What this process, and what it started, have started since the last `look`, the dead among them."""
 
     def __init__(self) -> None:
