@@ -411,6 +411,7 @@ class ServeCluster:
             block.ports,
             secrets.token_hex(8),
             loopback_only=self.local,
+            route_prefix=self.route_prefix,
         )
         try:
             serve.start(

@@ -157,7 +157,8 @@ def insert_after(file: Text, line: int, text: str) -> Edited:
 
 def _lines_of(text: str, old: str) -> str:
     """The first lines in which `old` begins, in words."""
-    found, at, line, counted = [], text.find(old), 1, 0
+    found: list[int] = []
+    at, line, counted = text.find(old), 1, 0
     while at >= 0 and len(found) <= MAX_LISTED_LINES:
         line, counted = line + text.count("\n", counted, at), at
         found.append(line)
