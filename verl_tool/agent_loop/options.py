@@ -175,7 +175,7 @@ class EpisodeOptions(BaseModel):
         own = self.model_dump(exclude_unset=True, exclude={f"val_{name}" for name in limits})
         return EpisodeOptions(**(own | given))
 
-    def client_settings(self) -> dict[str, float | int]:
+    def client_settings(self) -> dict[str, float | int | None]:
         """Keyword arguments of `verl_tool.client.ToolClient`."""
         return {
             "timeout": self.tool_call_timeout,
