@@ -251,8 +251,8 @@ class Container:
             ran = await self.engine.run(arguments, seconds=seconds, stdin=stdin, most=most)
             whole = ran.code is not None
         except OSError as error:
-            whole, said = True, os.strerror(error.errno or errno.EINVAL).encode()
-            return Ran(_CANNOT_RUN, b"", said, 0, len(said))
+            whole, words = True, os.strerror(error.errno or errno.EINVAL).encode()
+            return Ran(_CANNOT_RUN, b"", words, 0, len(words))
         finally:
             if not whole:
                 await asyncio.shield(self.kill(mark))
