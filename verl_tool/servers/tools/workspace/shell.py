@@ -2,9 +2,11 @@
 
 A command is typed as one line of the shell's, which bash reads to its end before it runs any of it: the command cannot
 take it for its input. When the command has ended, the line prints a marker: a random word, the exit code, and the
-directory. No variable, function, alias or trap of the command's gets to see the word before that: the marker is printed
-by ``trap``, which no function can replace in POSIX mode, and traps of other commands are removed first. After an
-interrupt, which takes the rest of the line away, a line that prints a marker is typed again.
+directory. No variable, function, alias or usual trap of the command's gets to see the word before that: the marker is
+printed by ``trap``, which no function can replace in POSIX mode, and the command's own traps are removed first. (One
+that makes bash skip commands, or a program that reads the memory of its shell, can still find it: what that gains is an
+exit code, which any command may choose.) After an interrupt, which takes the rest of the line away, a line that prints
+a marker is typed again.
 """
 
 from __future__ import annotations
