@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from verl_tool.content import AudioPart, ImagePart, MediaPart, as_parts, refuse_too_much
@@ -56,6 +57,8 @@ MAX_ACTION_CHARACTERS = 384 << 10
 of this process runs."""
 MAX_CALL_CHARACTERS = 256 << 10
 """Of one call's text or arguments; a longer one is not run. To check and pass on so many takes some milliseconds."""
+_LONG_CHARACTERS = 1 << 16
+"""Observations that are longer together are rendered in a thread."""
 _FIELDS: dict[type[MediaPart], str] = {ImagePart: IMAGES_FIELD, AudioPart: AUDIOS_FIELD}
 
 
@@ -211,7 +214,9 @@ class ActionRunner:
             if matched:
                 async with admission.place(matched[0].tool.name) if admission else nullcontext():
                     await self._run_calls(matched, trajectory, request, progress, deadline)
-                result = _merged(request, matched, progress)
+                long = sum(len(each.text) for each in progress) > _LONG_CHARACTERS
+                merging = partial(_merged, request, matched, progress)
+                result = await asyncio.to_thread(merging) if long else merging()
             else:
                 self._metrics.not_understood()
                 tools = self._tools if wanted is None else wanted
