@@ -187,11 +187,12 @@ class Shell:
         if not self.alive:
             raise TerminalGone
         self.terminal.news.clear()
+        # Not `asyncio.wait_for`, which loses a cancellation that comes together with the news.
+        news = asyncio.ensure_future(self.terminal.news.wait())
         try:
-            await asyncio.wait_for(self.terminal.news.wait(), max(0.0, deadline - time.monotonic()))
-        except asyncio.TimeoutError:
-            return False
-        return True
+            return bool((await asyncio.wait({news}, timeout=max(0.0, deadline - time.monotonic())))[0])
+        finally:
+            news.cancel()
 
     def _read(self, data: bytes) -> None:
         """Take the markers out of what was read, and show the rest."""
