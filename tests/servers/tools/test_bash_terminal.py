@@ -306,6 +306,14 @@ async def test_a_command_after_the_end_of_input_runs_in_another_shell(shell: She
     assert "a new one has started" in result.text
 
 
+async def test_a_command_in_another_shell_keeps_to_its_time_and_may_end_that_too(shell: Shell) -> None:
+    await shell("exec </dev/null")
+    assert "was interrupted" in (await shell("echo begun; sleep 30", seconds=1)).text
+    await shell("exec </dev/null")
+    assert "a new one has started" in (await shell("kill -9 $$")).text
+    assert (await shell("echo well")).text.endswith("well")
+
+
 async def test_a_directory_of_any_depth_costs_nothing(shell: Shell) -> None:
     deep = "d=$(printf 'x%.0s' {1..200}); for i in $(seq 30); do mkdir -p $d && cd $d; done"
     assert (await shell(deep)).text == "(no output)"

@@ -97,18 +97,23 @@ class Terminal:
             return Shown(self._text(), shell.exit_code, interrupted, lost)
 
     async def _run_in_another(self, command: bytes, seconds: float) -> Shown:
-        """Run a command that no shell has begun in a new one. Raises as `_start`, CallError if that ends, too."""
-        ended = await self._replaced("", False)
+        """Run a command that no shell has begun in a new one. Raises as `_start`; CallError if it is not begun there."""
+        before = await self._replaced("", False)
         shell = self._shell
+        assert shell is not None
+        interrupted = False
         try:
-            if shell is None or not await shell.run(command, seconds):
-                raise TerminalGone
+            interrupted = not await shell.run(command, seconds)
+            if interrupted:
+                await shell.interrupt()
         except TerminalGone:
+            if shell.begun:
+                return await self._replaced(before.ended, interrupted)
             raise CallError(
                 "the shell ended before the command began, and so did another one; nothing was run"
             ) from None
         self._folder = shell.folder
-        return Shown(self._text(), shell.exit_code, False, ended.ended)
+        return Shown(self._text(), shell.exit_code, interrupted, before.ended)
 
     async def type(self, keys: bytes, seconds: float, output_bytes: int) -> Shown:
         """Type keys, and see what the program in the foreground makes of them, for so many seconds at most.
