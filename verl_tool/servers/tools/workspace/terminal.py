@@ -97,7 +97,7 @@ class Terminal:
             return Shown(self._text(), shell.exit_code, interrupted, lost)
 
     async def _run_in_another(self, command: bytes, seconds: float) -> Shown:
-        """Run a command that no shell has begun in a new one. Raises as `_start`; CallError if it is not begun there."""
+        """Run a command that no shell has begun in a new one. Raises as `_start`; CallError if that begins none."""
         before = await self._replaced("", False)
         shell = self._shell
         assert shell is not None
