@@ -106,6 +106,19 @@ async def test_memory_is_taken_from_who_holds_most_and_counts_as_its_doing() -> 
             await session.close()
 
 
+async def test_the_call_that_takes_too_much_has_its_result() -> None:
+    async with pool_of(session_memory_bytes=150 << 20) as pool:
+        if pool._group is None:
+            pytest.skip("control groups cannot be made here")
+        async with pool.session() as small, pool.session() as hog:
+            await small.run("x = 1")
+            result = await hog.run("x = bytearray(200 << 20); import time; time.sleep(1); print('done')")
+            assert result.stdout == "done\n"
+            with pytest.raises(ToolFault, match="the most of 2 sessions"):
+                await hog.run("1")
+            assert (await small.run("print(x)")).stdout == "1\n"
+
+
 async def test_memory_that_a_program_takes_between_calls_is_counted() -> None:
     async with pool_of(session_memory_bytes=150 << 20) as pool:
         if pool._group is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_tool.errors import IsolationError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
@@ -147,9 +147,9 @@ class SessionPool:
         """Nothing is left of it."""
         self._sessions.pop(session, None)
 
-    def close_soon(self, session: Session) -> None:
-        """Close it in a task of its own."""
-        task = asyncio.get_running_loop().create_task(session.close())
+    def close_soon(self, closing: Coroutine[Any, Any, None]) -> None:
+        """Close a session in a task of its own."""
+        task = asyncio.get_running_loop().create_task(closing)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -197,8 +197,9 @@ class SessionPool:
     def measured(self, group: RunGroup) -> None:
         """A session has told what memory it holds: see that all of them together keep to the limit.
 
-        Those that hold the most are ended first, in the middle of a call too; none that holds no more than its share.
-        That is the doing of what they run, so it is a fault that counts as theirs.
+        Those that hold the most are ended first, and none that holds no more than its share. That is the doing of what
+        they run, so it is a fault that counts as theirs. A call that goes on is waited for, unless they hold twice what
+        they may together.
         """
         if len(self._sessions) > _GROUPS_OPEN:
             group.close_files()
@@ -206,7 +207,7 @@ class SessionPool:
         total = sum(session.memory_bytes for session in live)
         if total <= self._memory_bytes:
             return
-        share = self._memory_bytes / len(live)
+        share, urgent = self._memory_bytes / len(live), total > 2 * self._memory_bytes
         for session in sorted(live, key=lambda session: session.memory_bytes, reverse=True):
             if total <= self._memory_bytes or session.memory_bytes <= share:
                 return
@@ -215,6 +216,7 @@ class SessionPool:
                 f"the session was ended: it held {session.memory_bytes >> 20} MB, the most of {len(live)} sessions "
                 f"that held more than session_memory_bytes={self._memory_bytes} together",
                 FaultKind.TOOL_CRASHED,
+                after_call=not urgent,
             )
 
     async def _monitor(self) -> None:

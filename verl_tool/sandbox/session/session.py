@@ -450,11 +450,12 @@ class Session:
         if worker is self._worker:
             self.evict("the forkserver of the session died")
 
-    def evict(self, reason: str, kind: FaultKind = FaultKind.STATE_LOST) -> None:
-        """Close it soon; whoever calls it gets a fault of this kind with the reason."""
+    def evict(self, reason: str, kind: FaultKind = FaultKind.STATE_LOST, *, after_call: bool = False) -> None:
+        """Close it soon; whoever calls it gets a fault of this kind with the reason. `after_call`: not before the call
+        that goes on has ended, whose result stands."""
         if not self._lost:
             self._lost, self._lost_kind = reason, kind
-            self._pool.close_soon(self)
+            self._pool.close_soon(self._close_after_call() if after_call else self.close())
 
     def own_files(self) -> SessionFiles:
         """Its files, in their places, also while a call goes on. Raises ToolFault ``state_lost``."""
@@ -476,6 +477,11 @@ class Session:
             other.own_files()
             names = [wire.BRANCH_FOLDER.format(number=self._number, name=name) for name in FOLDERS]
             await other._command(f"cd {wire.BOX} && rm -rf {' '.join(names)}")
+
+    async def _close_after_call(self) -> None:
+        async with self._lock:
+            pass
+        await self.close()
 
     async def _close(self) -> None:
         self._keeper.hang_up()
