@@ -68,13 +68,13 @@ def make_loop(tokenizer, engine, *overrides: str) -> VerlToolAgentLoop:
     return loop_of(composed("data.max_response_length=64", *overrides), tokenizer, engine)
 
 
-def loop_of(config: DictConfig, tokenizer, engine) -> VerlToolAgentLoop:
+def loop_of(config: DictConfig, tokenizer, engine, processor: Any = None) -> VerlToolAgentLoop:
     """The agent loop of a training with this config, over `engine`."""
     made = VerlToolAgentLoop(
         trainer_config=DictConfigWrap(config),
         server_manager=engine,
         tokenizer=tokenizer,
-        processor=None,
+        processor=processor,
         dataset_cls=RLHFDataset,
         data_config=DictConfigWrap(config.data),
     )

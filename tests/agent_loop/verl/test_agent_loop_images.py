@@ -17,11 +17,10 @@ import shown_tool  # noqa: E402
 from live_server import LiveServers  # noqa: E402
 from shown_tool import striped  # noqa: E402
 from tiny_vision import make_vision_model  # noqa: E402
-from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, DictConfigWrap  # noqa: E402
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # noqa: E402
 from verl.utils import hf_processor, hf_tokenizer  # noqa: E402
-from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl.utils.model import extract_multi_modal_inputs  # noqa: E402
-from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noqa: E402
+from verl_loop import ScriptedEngine, composed, loop_of, make_loop, make_tokenizer  # noqa: E402
 
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
 from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
@@ -62,14 +61,8 @@ def loop_over(folder: Path, processor: Any, engine: ScriptedEngine, *overrides: 
         "actor_rollout_ref.rollout.name=sglang",  # vLLM is named images in Ray's store
         *overrides,
     )
-    return VerlToolAgentLoop(
-        trainer_config=DictConfigWrap(config),
-        server_manager=engine,
-        tokenizer=processor.tokenizer if processor else hf_tokenizer(str(folder)),
-        processor=processor,
-        dataset_cls=RLHFDataset,
-        data_config=DictConfigWrap(config.data),
-    )
+    tokenizer = processor.tokenizer if processor else hf_tokenizer(str(folder))
+    return loop_of(config, tokenizer, engine, processor)
 
 
 NO_TOOLS = "actor_rollout_ref.agent.enable_agent=false"
