@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -312,6 +313,14 @@ async def test_a_command_in_another_shell_keeps_to_its_time_and_may_end_that_too
     await shell("exec </dev/null")
     assert "a new one has started" in (await shell("kill -9 $$")).text
     assert (await shell("echo well")).text.endswith("well")
+
+
+@pytest.mark.parametrize("command", ["kill -INT $$; echo after", "sh -c 'kill -INT $$'; echo after"])
+async def test_a_command_that_is_interrupted_by_itself_ends_at_once(shell: Shell, command: str) -> None:
+    began = time.monotonic()
+    assert (await shell(f"x=1; {command}", seconds=15)).text.endswith("Exit code: 130")
+    assert time.monotonic() - began < 10
+    assert (await shell("echo $x", seconds=5)).text == "1"
 
 
 async def test_a_directory_of_any_depth_costs_nothing(shell: Shell) -> None:

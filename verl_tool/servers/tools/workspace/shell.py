@@ -5,8 +5,8 @@ take it for its input. When the command has ended, the line prints a marker: a r
 directory. No variable, function, alias or usual trap of the command's gets to see the word before that: the marker is
 printed by ``trap``, which no function can replace in POSIX mode, and the command's own traps are removed first. (One
 that makes bash skip commands, or a program that reads the memory of its shell, can still find it: what that gains is an
-exit code, which any command may choose.) After an interrupt, which takes the rest of the line away, a line that prints
-a marker is typed again.
+exit code, which any command may choose.) After an interrupt, which takes the rest of the line away, the prompt says
+so, and a line that prints a marker is typed again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _MARKERS_FD = 19
 _MARK = b"\x1e"
 _FOLDER_CHARACTERS = 4096
 """Of the directory in a marker: a deeper one has no name by which it could be entered again."""
-_MARKER = re.compile(rb"\x1e([0-9a-f]{32}):(\d{0,3}):([^\x1e]{0,20000})\x1e")
-_BEGUN_MARKER = re.compile(rb"\x1e[0-9a-f]{0,32}(?::[^\x1e]{0,20000})?\Z")
+_MARKER = re.compile(rb"\x1e(?:([0-9a-f]{32}):(\d{0,3}):([^\x1e]{0,20000})|P)\x1e")
+_BEGUN_MARKER = re.compile(rb"\x1e(?:P|[0-9a-f]{0,32}(?::[^\x1e]{0,20000})?)\Z")
+_INTERRUPTED = 128 + signal.SIGINT
 AROUND_MARKER = re.compile(r"trap -- '' (?:SIG)?RTMAX\n|trap -- '\Z|\A' (?:SIG)?RTMAX\n")
 """What stays of the line that prints a marker when the marker is taken out."""
 _QUOTED_AT_ONCE = 500
@@ -66,6 +67,8 @@ class Shell:
         """Whether the last command has ended."""
         self.begun = True
         """Whether the last command was begun: a shell may end before it reads one."""
+        self._prompts = False
+        """Whether the shell asks for a command, though the marker of the last one has not come."""
         self.exit_code: int | None = None
         """Of the last command; None if it has not ended, or by an interrupt."""
         self.folder: bytes = wire.WORK_DIRECTORY.encode()
@@ -105,7 +108,7 @@ class Shell:
         Returns:
             Whether it has ended within so many seconds; else `interrupt` it.
         """
-        self.begun = False
+        self.begun = self._prompts = False
         self.terminal.reset_modes()
         if self._typed:
             await self.terminal.signal(signal.SIGINT)
@@ -123,6 +126,7 @@ class Shell:
             if await self.terminal.signal(number):
                 deadline = time.monotonic() + _AFTER_SIGNAL_SECONDS
                 await self._quiet_by(deadline)
+                self._prompts = False
                 await self.terminal.type(self._line(b":", 0), deadline)
                 if await self._ended_by(deadline):
                     self.exit_code = None
@@ -170,10 +174,17 @@ class Shell:
             self._process.kill()
 
     async def _ended_by(self, deadline: float) -> bool:
+        interrupted = False
         while not self.idle:
+            if self._prompts:
+                # The shell, or a program of the command, had a SIGINT, which takes the rest of the line away.
+                self._prompts, interrupted = False, True
+                await self.terminal.type(self._line(b":", 0), deadline)
             if not await self._news_by(deadline):
-                return self.idle
-        return True
+                break
+        if self.idle and interrupted:
+            self.exit_code = _INTERRUPTED
+        return self.idle
 
     async def _quiet_by(self, deadline: float) -> None:
         before = self.terminal.written
@@ -204,7 +215,9 @@ class Shell:
         for marker in _MARKER.finditer(data):
             self._show(data[at : marker.start()])
             at = marker.end()
-            if marker[1] == self._begin_word:
+            if marker[1] is None:
+                self._prompts = self.begun and not self.idle
+            elif marker[1] == self._begin_word:
                 self.begun = True
             elif marker[1] == self._word and marker[2] and not self.idle:
                 self.idle, self.exit_code, self.folder = True, int(marker[2]), marker[3]
@@ -228,7 +241,7 @@ def _line(command: bytes, begin_word: bytes, word: bytes, exit_code: int) -> byt
         b"\\builtin printf '\\036%b::\\036' >&%d; %b\\" % (begin_word, _MARKERS_FD, status),
         b"\\builtin eval %b; POSIXLY_CORRECT=$?; \\trap - DEBUG ERR RETURN; \\" % _quoted(command),
         b'\\trap -- "%b" RTMAX; \\trap -p RTMAX >&%d; \\trap - RTMAX; \\' % (marker, _MARKERS_FD),
-        b"\\unset POSIXLY_CORRECT; PS1= PS2= PROMPT_COMMAND=\n",
+        b"\\unset POSIXLY_CORRECT; PS1=$'\\036P\\036' PS2= PROMPT_COMMAND=\n",
     )
     return _KILL_LINE + b"\n".join(lines)
 
