@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ async def servers() -> AsyncIterator[LiveServers]:
     try:
         yield running
     finally:
+        if "verl_loop" in sys.modules:
+            await sys.modules["verl_loop"].close_clients()
         await running.stop()
 
 

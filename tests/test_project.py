@@ -26,6 +26,19 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+def test_every_python_file_is_linted_but_those_of_the_submodule():
+    shown = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--show-files", "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    linted = {str(Path(line).relative_to(ROOT)) for line in shown}
+    assert {name for name in git("ls-files", "*.py").splitlines() if (ROOT / name).exists()} <= linted
+    assert not [name for name in linted if name.startswith("verl/")]
+
+
 def test_every_extra_allows_the_same_versions_of_verl():
     allowed = re.findall(r'"verl(?:\[[^\]]*\])?([<>=!~][^"]*)"', PYPROJECT)
     assert len(allowed) == 2, "one in the extra cpu, one in gpu"

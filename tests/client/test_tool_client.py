@@ -273,6 +273,24 @@ class TestRetries:
             await servers.start([Puppet()], port=port)
             assert text((await call).observation) == "hi"
 
+    async def test_a_server_that_is_away_is_waited_for_until_the_deadline(self, servers: LiveServers) -> None:
+        (port,) = free_ports(1)
+        async with ToolClient(f"http://127.0.0.1:{port}", retry_delay=0.01, timeout=20.0) as client:
+            call = asyncio.create_task(client.call("t", SAY_HI))
+            question = asyncio.create_task(client.tools())
+            await asyncio.sleep(1.5)  # four tries take a tenth of that
+            await servers.start([Puppet()], port=port)
+            assert text((await call).observation) == "hi"
+            assert [tool.name for tool in await question] == ["puppet"]
+
+    async def test_what_a_tool_answers_is_tried_a_few_times(self, servers: LiveServers) -> None:
+        puppet = Puppet()
+        server = await servers.start([puppet])
+        puppet.failures = 100
+        async with ToolClient(server.url, retry_delay=0.01) as client:
+            assert fault_kind(await client.call("t", "<puppet>flaky ok</puppet>", step=0)) is not None
+            assert puppet.failures == 96
+
     async def test_a_batch_that_breaks_does_not_touch_the_other_batches(self, servers: LiveServers) -> None:
         server = await servers.start([Ledger()])
         async with Saboteur(server.url) as proxy, ToolClient(proxy.url, max_batch=1, max_workers=1) as client:

@@ -68,13 +68,26 @@ def make_loop(tokenizer, engine, *overrides: str) -> VerlToolAgentLoop:
     return loop_of(composed("data.max_response_length=64", *overrides), tokenizer, engine)
 
 
-def loop_of(config: DictConfig, tokenizer, engine) -> VerlToolAgentLoop:
+def loop_of(config: DictConfig, tokenizer, engine, processor: Any = None) -> VerlToolAgentLoop:
     """The agent loop of a training with this config, over `engine`."""
-    return VerlToolAgentLoop(
+    made = VerlToolAgentLoop(
         trainer_config=DictConfigWrap(config),
         server_manager=engine,
         tokenizer=tokenizer,
-        processor=None,
+        processor=processor,
         dataset_cls=RLHFDataset,
         data_config=DictConfigWrap(config.data),
     )
+    _made.append(made)
+    return made
+
+
+_made: list[VerlToolAgentLoop] = []
+
+
+async def close_clients() -> None:
+    """Close the tool clients of all loops that were made, which in a training live as long as their process."""
+    while _made:
+        tools = _made.pop()._worker.episode._tools
+        if tools is not None:
+            await tools.close()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from venv import EnvBuilder
 
 import psutil
 import pytest
@@ -121,3 +124,20 @@ async def test_what_cannot_be_started_is_named(sandbox: ServiceSandbox, tmp_path
     assert running.process.stderr is not None
     assert b"cannot be started in the sandbox" in await running.process.stderr.read()
     await running.end()
+
+
+async def test_an_environment_below_tmp_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        environment = f"{folder}/a clone/.venv"
+        await asyncio.to_thread(EnvBuilder(symlinks=True).create, environment)
+        program = Path(environment) / "bin" / "program"
+        program.write_text("#!/usr/bin/env python\nimport sys\nprint(sys.prefix, flush=True)\nsys.stdin.read()\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", f"{environment}/bin/python")
+        sandbox = ServiceSandbox()
+        for command in (("python", "-c", "import sys; print(sys.prefix, flush=True); sys.stdin.read()"), ("program",)):
+            running = await sandbox.spawn(Service(command))
+            assert (await line(running)).strip().endswith("/a clone/.venv")
+            await running.end()
+        await sandbox.close()

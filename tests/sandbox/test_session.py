@@ -98,7 +98,7 @@ async def test_a_cell_that_does_not_end_is_undone(
     result = await session.run(f"x = 2\nopen('left.txt', 'w').write('left')\nprint('said')\n{code}", wall_seconds=1)
     assert (result.state, result.stdout) == ("rolled_back", "said\n")
     assert (result.exit_code, result.signal, result.limit_hit) == (exit_code, killed_by, limit)
-    assert "as they were before this cell; files that it wrote remain" in result.notes[0]
+    assert "what it wrote to files, shared memory, pipes and sockets remains" in result.notes[0]
     assert await shown(session, "x, open('left.txt').read()") == "(1, 'left')\n"
 
 

@@ -59,18 +59,78 @@ async def test_idle_sessions_are_ended_and_say_so() -> None:
         await lost(session, "idle_seconds=0.5")
 
 
-async def test_the_longest_idle_make_room_when_memory_runs_out() -> None:
+_MB_HELD = 200
+_HOGS = {
+    "Python": ("run", f"x = bytearray({_MB_HELD} << 20)"),
+    "a cell that goes on": ("run", f"x = bytearray({_MB_HELD} << 20); import time; time.sleep(3)"),
+    "a command that goes on": ("exec", f"x=$(head -c {_MB_HELD}M /dev/zero | tr '\\0' a); sleep 3"),
+    "files": ("exec", f"head -c {_MB_HELD}M /dev/zero > f"),
+    "shared memory": ("run", f"open('/dev/shm/f', 'wb').write(bytes({_MB_HELD} << 20))"),
+    "a shared map": ("run", f"import mmap; m = mmap.mmap(-1, {_MB_HELD} << 20); m.write(bytes({_MB_HELD} << 20))"),
+    "many processes": (
+        "exec",
+        "for i in $(seq 20); do (x=$(head -c 5M /dev/zero | tr '\\0' a); sleep 3) & done; wait",
+    ),
+}
+
+
+@pytest.mark.slow  # several hundred megabytes are written
+async def test_memory_is_taken_from_who_holds_most_and_counts_as_its_doing() -> None:
+    async with pool_of(session_memory_bytes=300 << 20) as pool:
+        if pool._group is None:
+            pytest.skip("control groups cannot be made here")
+        limits = SessionLimits(disk_bytes=256 << 20, wall_seconds=20.0)
+        small = [pool.session(limits=limits) for _ in range(6)]
+        for number, session in enumerate(small):
+            await session.start()
+            await session.run(f"x = {number}")
+        hogs = {name: pool.session(limits=limits) for name in _HOGS}
+        for hog in hogs.values():
+            await hog.start()
+        calls = [getattr(hogs[name], method)(program) for name, (method, program) in _HOGS.items()]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        await until(lambda: pool._group.memory_now() < 300 << 20)
+        for number, session in enumerate(small):
+            assert (await session.run("print(x)")).stdout == f"{number}\n"
+        refused = [outcome for outcome in outcomes if isinstance(outcome, ToolFault)]
+        for hog in hogs.values():
+            try:
+                await hog.exec("true")
+            except ToolFault as fault:
+                refused.append(fault)
+        assert len(refused) >= len(hogs) - 1
+        for fault in refused:
+            assert (fault.kind, fault.kind.provokable) == (FaultKind.TOOL_CRASHED, True)
+            assert "session_memory_bytes" in fault.message
+        for session in (*small, *hogs.values()):
+            await session.close()
+
+
+async def test_the_call_that_takes_too_much_has_its_result() -> None:
     async with pool_of(session_memory_bytes=150 << 20) as pool:
         if pool._group is None:
             pytest.skip("control groups cannot be made here")
-        async with pool.session() as first, pool.session() as second, pool.session() as third:
-            await first.run("x = b'x' * (100 << 20)")
-            await second.run("x = 1")
-            await third.run("x = b'x' * (60 << 20)")
-            await until(lambda: pool.stats().sessions == 2)
-            await lost(first, "session_memory_bytes=157286400")
-            assert (await second.run("print(x)")).stdout == "1\n"
-            assert (await third.run("print(len(x))")).ok
+        async with pool.session() as small, pool.session() as hog:
+            await small.run("x = 1")
+            result = await hog.run("x = bytearray(200 << 20); import time; time.sleep(1); print('done')")
+            assert result.stdout == "done\n"
+            with pytest.raises(ToolFault, match="the most of 2 sessions"):
+                await hog.run("1")
+            assert (await small.run("print(x)")).stdout == "1\n"
+
+
+async def test_memory_that_a_program_takes_between_calls_is_counted() -> None:
+    async with pool_of(session_memory_bytes=150 << 20) as pool:
+        if pool._group is None:
+            pytest.skip("control groups cannot be made here")
+        async with pool.session() as small, pool.session() as hog:
+            await small.run("x = 1")
+            null = os.open(os.devnull, os.O_RDWR)
+            later = "sleep 1; x=$(head -c 200M /dev/zero | tr '\\0' a); sleep 60"
+            await hog.spawn(later, streams=(null, null, null))
+            os.close(null)
+            await until(lambda: hog.lost)
+            assert (await small.run("print(x)")).stdout == "1\n"
 
 
 async def test_the_death_of_the_forkserver_is_a_fault_and_others_take_over() -> None:
@@ -86,6 +146,19 @@ async def test_the_death_of_the_forkserver_is_a_fault_and_others_take_over() -> 
         await lost(session, "forkserver of the session died")
         async with pool.session() as other:
             assert (await other.run("print(1)")).stdout == "1\n"
+
+
+async def test_a_pool_without_sessions_holds_few_descriptors() -> None:
+    async with pool_of() as pool:
+        before = len(os.listdir("/proc/self/fd"))
+        sessions = [pool.session() for _ in range(30)]
+        for session in sessions:
+            await session.start()
+        await asyncio.gather(*(session.run("1") for session in sessions))
+        await asyncio.gather(*(session.close() for session in sessions))
+        assert len(os.listdir("/proc/self/fd")) < before + 80
+        async with pool.session() as session:
+            assert (await session.run("print(1)")).stdout == "1\n"
 
 
 async def test_nothing_is_left_of_closed_sessions() -> None:

@@ -20,6 +20,7 @@ from verl_tool.client import ToolClient
 from verl_tool.formats import Call
 from verl_tool.servers.server_console import way_to_try
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
+from verl_tool.util.child_processes import HEAD
 
 LITTLE = ("--cpus_per_replica", "0.1")
 slow = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -100,6 +101,23 @@ class TestServing:
         server.process.kill()
         server.process.wait(timeout=STOP_SECONDS)
         assert gone(family, seconds=STOP_SECONDS) == []
+
+    async def test_the_death_of_all_replicas_is_outlasted_and_that_of_rays_head_leaves_no_process(self, server):
+        server.wait_until_ready()
+        async with ToolClient(server.url, timeout=120.0) as client:
+            for process in server.family():
+                if "ServeReplica" in process.name():
+                    process.kill()
+            result = await client.call("a", "<calculator>13.1-3</calculator>", step=0)
+        assert result.fault is None
+        assert "10.1" in result.observation
+
+        family = server.family()
+        (head,) = (process for process in family if process.name() == HEAD)
+        head.kill()
+        os.killpg(server.process.pid, signal.SIGINT)
+        assert server.process.wait(timeout=STOP_SECONDS) == 0
+        assert gone(family, seconds=2) == []
 
     @pytest.mark.e2e
     async def test_without_haproxy_it_says_so_and_the_client_goes_straight_to_the_replicas(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -50,3 +51,11 @@ async def test_odd_pages_are_read_or_refused(body: bytes, pool: SandboxPool) -> 
     with suppress(PageRefused):
         assert len((await readable(Page(URL, True, None, body), pool)).text) < 1000
     assert "Mira Tolk" in (await readable(Page(URL, True, "utf-8", HTML.encode()), pool)).text
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", "hex", "no such", None])
+async def test_a_page_does_not_choose_a_codec_that_takes_long(charset: str | None) -> None:
+    began = time.process_time()
+    read = await readable(Page("http://a", False, charset, b"abc-" * 1_000_000), None)  # type: ignore[arg-type]
+    assert time.process_time() - began < 2.0
+    assert read.text == "abc-" * 125_000

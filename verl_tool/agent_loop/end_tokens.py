@@ -10,7 +10,7 @@ from verl_tool.agent_loop.tokenizer import token_ids
 def generation_end_tokens(model: str, *, trust_remote_code: bool = False) -> tuple[int, ...]:
     """The ``eos_token_id`` of the generation config in a model's folder, else of its config, as vLLM reads them.
 
-    None if `model` has neither: then the engine knows the tokenizer's only.
+    Empty if `model` has neither: then the engine knows the tokenizer's only.
     """
     try:
         config = GenerationConfig.from_pretrained(model)

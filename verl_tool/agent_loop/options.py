@@ -130,8 +130,9 @@ class EpisodeOptions(BaseModel):
     """Deadline of one turn of the model."""
     tool_call_timeout: float = Field(default=60.0, gt=0)
     """Deadline of one tool call, all retries counted."""
-    tool_call_max_retries: int = Field(default=3, ge=0)
-    """Retries of a call where a retry is safe."""
+    tool_call_max_retries: int | None = Field(default=None, ge=0)
+    """Retries of a call where a retry is safe. None: until `tool_call_timeout` while the server cannot be reached or
+    takes nothing, and 3 of what else may pass."""
     tool_call_retry_delay: float = Field(default=0.5, ge=0)
     """First pause before a retry."""
     tool_call_max_workers: int = Field(default=256, ge=1)
@@ -174,7 +175,7 @@ class EpisodeOptions(BaseModel):
         own = self.model_dump(exclude_unset=True, exclude={f"val_{name}" for name in limits})
         return EpisodeOptions(**(own | given))
 
-    def client_settings(self) -> dict[str, float | int]:
+    def client_settings(self) -> dict[str, float | int | None]:
         """Keyword arguments of `verl_tool.client.ToolClient`."""
         return {
             "timeout": self.tool_call_timeout,

@@ -54,7 +54,11 @@ from verl_tool.protocol import (
 )
 from verl_tool.sandbox_fusion import RunCodeRequest, RunCodeResponse
 
-_MAX_DELAY_SECONDS = 30.0
+_MAX_DELAY_SECONDS = 5.0
+_NO_END = 1 << 30
+_MOST_RETRIES = 3
+_SERVER_AWAY = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.SHUTTING_DOWN, FaultKind.TIMEOUT})
+"""What passes when a server has come back; retried for as long as a call may take."""
 _ASK_SECONDS = 5.0
 """Deadline of the client's own questions (which replicas, which tools) on the way to a call."""
 
@@ -86,9 +90,11 @@ class ToolClient:
     """Client of one tool server. Use it in one event loop, as an async context manager or with `close`.
 
     `url`: the server's base URL, with or without ``/get_observation``. `timeout`: seconds for one call, all its retries
-    included. `max_workers`: HTTP requests under way at a time. `request_interval`: least seconds between the starts of
-    two HTTP requests. `max_batch`: most trajectories in one HTTP request. `direct`: send a trajectory straight to the
-    replica that owns it where the server tells its replicas; otherwise everything goes through `url`.
+    included. `max_retries`: of one call; None: until the time is up while the server cannot be reached or takes
+    nothing, as while its replicas are replaced, and 3 of what else may pass. `max_workers`: HTTP requests under way at
+    a time. `request_interval`: least seconds between the starts of two HTTP requests. `max_batch`: most trajectories in
+    one HTTP request. `direct`: send a trajectory straight to the replica that owns it where the server tells its
+    replicas; otherwise everything goes through `url`.
     """
 
     def __init__(
@@ -97,7 +103,7 @@ class ToolClient:
         *,
         api_key: str | None = None,
         timeout: float = 60.0,
-        max_retries: int = 3,
+        max_retries: int | None = None,
         retry_delay: float = 0.5,
         max_workers: int = 256,
         request_interval: float = 0.0,
@@ -107,7 +113,7 @@ class ToolClient:
         _refuse_bad_options(url, timeout, max_retries, retry_delay, max_batch)
         self.url = url.rstrip("/").removesuffix("/get_observation").rstrip("/")
         self._timeout = timeout
-        self._max_retries = max_retries
+        self._max_retries = _NO_END if max_retries is None else max_retries
         self._retry_delay = retry_delay
         self._max_batch = max_batch
         self._direct = direct
@@ -261,7 +267,8 @@ class ToolClient:
         for outcome in await self._send(url, entries, deadline):
             results[outcome.entry.position] = outcome.result
             fault = outcome.result.fault
-            if fault is not None and fault.retryable and attempt < self._max_retries:
+            limited = self._max_retries == _NO_END and fault is not None and fault.kind not in _SERVER_AWAY
+            if fault is not None and fault.retryable and attempt < (_MOST_RETRIES if limited else self._max_retries):
                 again.append(outcome)
         if not again:
             return
@@ -525,10 +532,10 @@ async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise
 
 
-def _refuse_bad_options(url: str, timeout: float, max_retries: int, retry_delay: float, max_batch: int) -> None:
+def _refuse_bad_options(url: str, timeout: float, max_retries: int | None, retry_delay: float, max_batch: int) -> None:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"url is {url!r}; begin it with http:// or https://")
-    if not timeout > 0 or max_retries < 0 or retry_delay < 0 or max_batch < 1:
+    if not timeout > 0 or (max_retries or 0) < 0 or retry_delay < 0 or max_batch < 1:
         raise ConfigError(
             f"timeout is {timeout}, max_retries {max_retries}, retry_delay {retry_delay}, max_batch {max_batch}; "
             "timeout must be above 0, max_batch at least 1, the others at least 0"

@@ -113,7 +113,7 @@ class SandboxPool:
             max_queued: runs that may wait; one more is refused.
             max_sessions: sessions at once; one more gets the fault ``overloaded``.
             session_memory_bytes: of all sessions together, a third of the machine's by default; beyond it those that
-                have been idle the longest are ended. Counted by control groups; without them there is no such bound.
+                hold the most are ended. Counted by control groups; without them there is no such bound.
             for_sessions: `start` warms a forkserver for sessions, and those for runs are started by the first run. Else
                 it is the other way round.
             interpreter: the Python that runs the code; its installed packages can be imported.

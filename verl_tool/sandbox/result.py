@@ -59,8 +59,9 @@ class CellResult(RunResult):
 
     state: str = "kept"
     """What became of the session's Python state. ``kept``: it is as the cell left it, also after an exception.
-    ``rolled_back``: the cell did not come to its end, and variables and modules are as they were before it; files that
-    it wrote stay as they are. ``lost``: all variables are gone, and the next cell starts with a fresh interpreter."""
+    ``rolled_back``: the cell did not come to its end, and variables and modules are as they were before it; what it
+    wrote to files, shared maps, pipes and sockets stays. ``lost``: all variables are gone, and the next cell starts
+    with a fresh interpreter."""
     ended_threads: int = 0
     """Threads that the cell left running, and that were ended with it."""
     ended_processes: int = 0
@@ -71,7 +72,8 @@ class CellResult(RunResult):
         """What a model should know of the state besides the cell's output, in sentences; often nothing."""
         told = {
             "kept": "",
-            "rolled_back": "Variables and modules are as they were before this cell; files that it wrote remain.",
+            "rolled_back": "Variables and modules are as they were before this cell; "
+            "what it wrote to files, shared memory, pipes and sockets remains.",
             "lost": "All variables are lost, and the next cell starts with a fresh interpreter; files remain.",
         }[self.state]
         threads = f"Threads left running by the cell were ended: {self.ended_threads}." if self.ended_threads else ""

@@ -196,7 +196,7 @@ class ServiceSandbox:
             "command": command,
             "env": {"PYTHONDONTWRITEBYTECODE": "1", **env},
             "cwd": service.cwd or _WORK,
-            "links": [(path, at) for path in readable if (at := bubblewrap.place(path)) != path],
+            "links": _links([self._interpreter.prefix, *readable]),
             "as_root": isolation.as_root,
             "uid": _UID_BASE + os.getpid() * _UIDS + number % _UIDS if isolation.as_root else 0,
             "filter": (isolation.run_filter or isolation.server_filter).hex(),
@@ -207,6 +207,16 @@ class ServiceSandbox:
             "open_files": limits.open_files,
             "processes": limits.processes,
         }
+
+
+def _links(paths: list[str]) -> list[tuple[str, str]]:
+    """Of what is not found at its own place, that place and where it is; of a path within another one, the other's."""
+    links: dict[str, str] = {}
+    for path in sorted(paths):
+        at = bubblewrap.place(path)
+        if at != path and not any(path == above or path.startswith(above + "/") for above in links):
+            links[path] = at
+    return list(links.items())
 
 
 def _readable(service: Service, program: str, interpreter: str, *, by_others: bool) -> list[str]:

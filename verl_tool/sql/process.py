@@ -51,9 +51,10 @@ _LIMITS = {
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _PRAGMAS = {
     *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"),
-    *("database_list", "collation_list", "compile_options", "data_version"),
+    *("collation_list", "compile_options", "data_version"),
 }
-"""Pragmas that tell of the database and change nothing. The last is what full-text tables ask for."""
+"""Pragmas that tell of the database and change nothing; ``database_list`` would tell where it is on this machine. The
+last is what full-text tables ask for."""
 _FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "lsdir"}
 """Functions that reach outside of the database, or may in some builds."""
 _OF_SQLITE = ("sqlite_", "pragma_", "json_each", "json_tree")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from dataclasses import dataclass
 from importlib import resources
@@ -16,6 +17,9 @@ READ_SECONDS = 20.0
 """Wall time for one page, of which the processor's is a fraction of a second."""
 _MEMORY_BYTES = 1 << 30
 _OUTPUT_BYTES = 16 << 20
+_LONGEST_TEXT = 500_000
+"""Characters that are read of a page that is no HTML; as `inside.read_page` has it of others."""
+_SLOW_CODECS = ("punycode", "idna", "undefined")
 _PROGRAM = resources.files("verl_tool.web.inside").joinpath("read_page.py").read_text(encoding="utf-8")
 
 
@@ -62,7 +66,10 @@ async def readable(page: Page, pool: SandboxPool) -> Readable:
 
 
 def _decoded(page: Page) -> str:
+    """Its first characters. Codecs that are written in Python may take minutes for what a page can hold."""
+    body, charset = page.body[: 4 * _LONGEST_TEXT], page.charset or "utf-8"
     try:
-        return page.body.decode(page.charset or "utf-8", "replace")
-    except LookupError:
-        return page.body.decode("utf-8", "replace")
+        name = codecs.lookup(charset).name
+        return body.decode("utf-8" if name in _SLOW_CODECS else name, "replace")[:_LONGEST_TEXT]
+    except (LookupError, UnicodeError):
+        return body.decode("utf-8", "replace")[:_LONGEST_TEXT]

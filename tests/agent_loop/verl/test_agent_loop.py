@@ -10,23 +10,20 @@ import pytest
 pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
-from hydra import compose, initialize_config_dir  # noqa: E402
 from live_server import LiveServers  # noqa: E402
 from toy_model import ToyTokenizer  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap  # noqa: E402
 from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noqa: E402
 
+from verl_tool.agent_loop.generators.verl_generator import EngineUse  # noqa: E402
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
 from verl_tool.agent_loop.trajectory import Author, Excluded, Segment, StopReason, Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_output  # noqa: E402
-from verl_tool.agent_loop.generators.verl_generator import EngineUse  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.packed_files import PackedFile, pack_files  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
-from verl_tool.trainer import main_ppo  # noqa: E402
 
 
 async def test_a_row_without_tools():
@@ -155,14 +152,23 @@ async def test_a_row_brings_files_and_its_verifier_judges_what_is_left(servers: 
     tests = pack_files({"test.sh": PackedFile(script.encode()), "wanted": PackedFile(b"7")})
     row = {
         "tools_kwargs": {"workspace_files": np.array([{"path": "in.txt", "text": "7", "base64": None}], dtype=object)},
-        "reward_model": {"style": "workspace_verifier", "ground_truth": json.dumps({"files": tests, "timeout_seconds": 5})},
+        "reward_model": {
+            "style": "workspace_verifier",
+            "ground_truth": json.dumps({"files": tests, "timeout_seconds": 5}),
+        },
     }
     output = await loop.run({}, raw_prompt=[{"role": "user", "content": "Copy it."}], **row)
     record = Trajectory.from_json(output.extra_fields["trajectory"])
     assert record.verdict is not None
     assert (record.verdict.reward, record.verdict.fault) == (1.0, None)
-    for column, told in (("tools_kwargs", "tools_kwargs.workspace_files"), ("reward_model", "the verification at files")):
-        wrong = {"tools_kwargs": {"workspace_files": "%"}, "reward_model": {"style": "workspace_verifier", "ground_truth": '{"files": "%"}'}}
+    for column, told in (
+        ("tools_kwargs", "tools_kwargs.workspace_files"),
+        ("reward_model", "the verification at files"),
+    ):
+        wrong = {
+            "tools_kwargs": {"workspace_files": "%"},
+            "reward_model": {"style": "workspace_verifier", "ground_truth": '{"files": "%"}'},
+        }
         with pytest.raises(ConfigError, match=f"row 4 of the data: {told}"):
             await loop.run({}, raw_prompt=[{"role": "user", "content": "x"}], index=4, **{**row, column: wrong[column]})
 
@@ -187,7 +193,9 @@ def test_all_rows_of_a_batch_have_log_probs_or_none(asked):
     prompt = Segment(Author.PROMPT, (1,))
     written = Segment(Author.MODEL, (2, 3), (-1.0, -1.0) if asked else None, "ab")
     outputs = [
-        as_verl_output(Trajectory("t", segments, StopReason.ANSWERED), EngineUse(), ToyTokenizer(), with_log_probs=asked)
+        as_verl_output(
+            Trajectory("t", segments, StopReason.ANSWERED), EngineUse(), ToyTokenizer(), with_log_probs=asked
+        )
         for segments in ((prompt,), (prompt, written), (prompt, Segment(Author.TOOL, (4,), text="x")))
     ]
     lengths = [None if output.response_logprobs is None else len(output.response_logprobs) for output in outputs]

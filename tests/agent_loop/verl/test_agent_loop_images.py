@@ -17,16 +17,15 @@ import shown_tool  # noqa: E402
 from live_server import LiveServers  # noqa: E402
 from shown_tool import striped  # noqa: E402
 from tiny_vision import make_vision_model  # noqa: E402
-from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, DictConfigWrap  # noqa: E402
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker  # noqa: E402
 from verl.utils import hf_processor, hf_tokenizer  # noqa: E402
-from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl.utils.model import extract_multi_modal_inputs  # noqa: E402
-from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noqa: E402
+from verl_loop import ScriptedEngine, composed, loop_of, make_loop, make_tokenizer  # noqa: E402
 
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
 from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.agent_loop import ToolLoopOutput, VerlToolAgentLoop  # noqa: E402
-from verl_tool.errors import ConfigError, ContentError  # noqa: E402
+from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.protocol import FaultKind  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
 
@@ -62,14 +61,8 @@ def loop_over(folder: Path, processor: Any, engine: ScriptedEngine, *overrides: 
         "actor_rollout_ref.rollout.name=sglang",  # vLLM is named images in Ray's store
         *overrides,
     )
-    return VerlToolAgentLoop(
-        trainer_config=DictConfigWrap(config),
-        server_manager=engine,
-        tokenizer=processor.tokenizer if processor else hf_tokenizer(str(folder)),
-        processor=processor,
-        dataset_cls=RLHFDataset,
-        data_config=DictConfigWrap(config.data),
-    )
+    tokenizer = processor.tokenizer if processor else hf_tokenizer(str(folder))
+    return loop_of(config, tokenizer, engine, processor)
 
 
 NO_TOOLS = "actor_rollout_ref.agent.enable_agent=false"
@@ -127,11 +120,17 @@ async def test_images_of_the_prompt_and_of_a_tool(servers: LiveServers, folder: 
     ids = torch.tensor(output.prompt_ids + output.response_ids)
     assert (ids == processor.image_token_id).sum() == inputs["image_grid_thw"].prod(1).sum() // 4
     assert positions.shape == (1, 4, len(ids))
-    assert not any(mask for token, mask in zip(output.response_ids, output.response_mask, strict=True) if token == processor.image_token_id)
+    assert not any(
+        mask
+        for token, mask in zip(output.response_ids, output.response_mask, strict=True)
+        if token == processor.image_token_id
+    )
 
 
 @pytest.mark.parametrize("images", [[], [striped(1)], [striped(1), striped(2, 40), striped(3, 128)]], ids=len)
-async def test_what_the_model_is_given_is_what_verl_would_give_it(folder: Path, processor: Any, images: list[Any]) -> None:
+async def test_what_the_model_is_given_is_what_verl_would_give_it(
+    folder: Path, processor: Any, images: list[Any]
+) -> None:
     loop = loop_over(folder, processor, LookingEngine(processor.tokenizer, "4"), NO_TOOLS)
     output = await loop.run({}, **shown_in_row(*images))
     (positions, inputs), (wanted_positions, wanted) = (
@@ -158,7 +157,7 @@ async def test_images_are_kept_beside_the_records(
     loop = loop_over(folder, processor, LookingEngine(processor.tokenizer, "4", "5"), NO_TOOLS, *options)
     await loop.run({}, **shown_in_row(striped(1)))
     await loop.run({}, **shown_in_row(striped(2)), **{VALIDATION: True})
-    files = sorted(path.name for path in tmp_path.rglob("images/*"))
+    files = sorted(path.name for path in tmp_path.rglob("images/*"))  # noqa: ASYNC240
     assert files == sorted(f"{striped(n).sha256}.png" for n in range(3 - kept, 3))
 
 
@@ -166,7 +165,10 @@ async def test_what_concerns_one_trajectory_is_its_fault_alone(folder: Path, pro
     loop = loop_over(folder, processor, LookingEngine(processor.tokenizer, "4"), NO_TOOLS)
     broken = replace(striped(1), data=striped(1).data[:-40])
     for row, words in (
-        (shown_in_row(text="<|vision_start|><|image_pad|><|vision_end|>"), "row 5 of the data: the prompt has 1 places"),
+        (
+            shown_in_row(text="<|vision_start|><|image_pad|><|vision_end|>"),
+            "row 5 of the data: the prompt has 1 places",
+        ),
         (shown_in_row(striped(1), text="<|image_pad|>"), "row 5 of the data: the prompt has 2 places"),
         ({"raw_prompt": [{"role": "user", "content": [{"type": "image", "bytes": broken.data}]}]}, "cannot be decoded"),
     ):

@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
-from hypothesis import given, strategies as st  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 from live_server import LiveServers  # noqa: E402
 from mocked_packages import import_with_mocks  # noqa: E402
 from transformers import Qwen2Config, Qwen3MoeConfig  # noqa: E402
@@ -94,7 +95,9 @@ async def test_verl_replays_what_the_engine_chose_for_prompt_turns_and_observati
     server = await servers.start(load_tools("calculator"))
     # What stands behind the stop string is dropped, and with it its routes.
     whole = await trajectory(moe, server.url, f"{CALL} and more", f"{CALL}!", "42")
-    fault = await trajectory(moe, "http://127.0.0.1:9", CALL, overrides=("actor_rollout_ref.agent.tool_call_max_retries=0",))
+    fault = await trajectory(
+        moe, "http://127.0.0.1:9", CALL, overrides=("actor_rollout_ref.agent.tool_call_max_retries=0",)
+    )
     assert whole.response_mask.count(0) > 0
     targets, masks = replayed_rows([whole, fault])
     ids = [*whole.prompt_ids, *whole.response_ids]

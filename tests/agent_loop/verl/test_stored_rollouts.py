@@ -19,7 +19,10 @@ LOOP = ("actor_rollout_ref.agent.enable_agent=false",)
 
 
 def stored(index: int, words: str, **changes: object) -> Trajectory:
-    segments = (Segment(Author.PROMPT, (5, 6)), Segment(Author.MODEL, tuple(words.encode()), (-0.5,) * len(words), words))
+    segments = (
+        Segment(Author.PROMPT, (5, 6)),
+        Segment(Author.MODEL, tuple(words.encode()), (-0.5,) * len(words), words),
+    )
     made = Trajectory(f"then-{words}", segments, StopReason.ANSWERED, reward=1.0, extra={"index": index, "step": 1})
     return replace(made, **changes)  # type: ignore[arg-type]
 

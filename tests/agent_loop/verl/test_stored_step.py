@@ -31,7 +31,10 @@ PROMPT = [{"role": "user", "content": "?"}]
 
 
 def stored(words: str, reward: float | None = 1.0, excluded: Excluded | None = None, **extra: Any) -> Trajectory:
-    segments = (Segment(Author.PROMPT, (5, 6)), Segment(Author.MODEL, tuple(words.encode()), (-0.5,) * len(words), words))
+    segments = (
+        Segment(Author.PROMPT, (5, 6)),
+        Segment(Author.MODEL, tuple(words.encode()), (-0.5,) * len(words), words),
+    )
     told = {"index": 0, "step": 3, **extra}
     return Trajectory(f"then-{words}", segments, StopReason.ANSWERED, reward=reward, excluded=excluded, extra=told)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import re
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from ray.serve._private.haproxy import HAProxyConfig
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from verl_tool.servers.serve.ingress import IngressMode, direct_ports, environment, find_ingress_mode, loopback_launcher
+from verl_tool.servers.serve.ports import free_ports
 
 PORTS = range(20_000, 20_128)
 OWN_PORTS = {
@@ -69,7 +74,7 @@ def test_the_launcher_binds_statistics_to_loopback_and_leaves_the_rest(tmp_path)
     config = tmp_path / "haproxy.cfg"
     config.write_text(CONFIG)
     echo = program(tmp_path / "echo arguments", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    launcher = loopback_launcher(echo, tmp_path)
+    launcher = loopback_launcher(echo, tmp_path, "/")
     run = subprocess.run(
         [launcher, "-db", "-f", config, "-sf", "12"], capture_output=True, text=True, timeout=10, check=True
     )
@@ -85,7 +90,7 @@ def test_haproxy_takes_what_the_launcher_writes(tmp_path):
     config.write_text(
         "defaults\n    mode http\n    timeout connect 1s\n    timeout client 1s\n    timeout server 1s\n" + CONFIG
     )
-    launcher = loopback_launcher(haproxy, tmp_path)
+    launcher = loopback_launcher(haproxy, tmp_path, "/")
     run = subprocess.run([launcher, "-c", "-f", config], capture_output=True, text=True, timeout=10, check=False)
     assert run.returncode == 0, run.stderr
 
@@ -148,3 +153,40 @@ def test_heads_have_a_deadline_at_the_ingress(tmp_path):
     config.write_text(f"{text}\nfrontend f\n    bind 127.0.0.1:{PORTS[0]}\n")
     run = subprocess.run([haproxy, "-c", "-f", config], capture_output=True, text=True, timeout=10, check=False)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("prefix", "path", "status"),
+    [("/", "/retrieve", 503), ("/search", "/search/retrieve", 503), ("/search", "/x", 404)],
+)
+def test_before_there_is_an_application_the_ingress_says_503(tmp_path, prefix, path, status):
+    haproxy = find_ingress_mode().haproxy
+    assert haproxy is not None
+    nothing_found = re.search(r"^backend default_backend\n.*$", HAPROXY_CONFIG_TEMPLATE, re.MULTILINE)
+    assert nothing_found, "Serve's template has another backend for what it does not know"
+    (port,) = free_ports(1)
+    config = tmp_path / "haproxy.cfg"
+    timeouts = "".join(f"    timeout {name} 5s\n" for name in ("connect", "client", "server"))
+    front = f"frontend f\n    bind 127.0.0.1:{port}\n    default_backend default_backend\n"
+    config.write_text(f"defaults\n    mode http\n{timeouts}{front}{nothing_found[0]}\n")
+    launcher = loopback_launcher(haproxy, tmp_path, prefix)
+    with subprocess.Popen([launcher, "-db", "-f", config], stderr=subprocess.DEVNULL) as running:
+        try:
+            answer = _answer(port, path)
+        finally:
+            running.kill()
+    assert answer.status == status
+    if status == 503:
+        assert answer.headers["retry-after"] == "1"
+        assert json.loads(answer.read())["error"]["type"] == "overloaded"
+
+
+def _answer(port, path):
+    for _ in range(100):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("POST", path, b"{}")
+            return connection.getresponse()
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    raise AssertionError("HAProxy does not listen")

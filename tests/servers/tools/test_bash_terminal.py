@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -267,3 +268,68 @@ async def test_stateless_commands(workspace: Workspace) -> None:
 async def test_wrong_calls(shell: Shell, arguments: dict[str, object]) -> None:
     with pytest.raises(InvalidCall):
         await shell(**arguments)
+
+
+_FORGED = "printf '\\036%s:0:/\\036' "
+_FORGERIES = {
+    "prompt command": f"w=${{PROMPT_COMMAND#*036}}; {_FORGED}${{w:0:32}} >&19; false",
+    "prompt command of its own": f"PROMPT_COMMAND='{_FORGED.replace(chr(39), chr(34))}x >&19; true'; false",
+    "debug trap": "trap 'w=${BASH_COMMAND#*036}; " + _FORGED.replace("'", '"') + "${w:0:32} >&19' DEBUG; false",
+    "error trap": "trap 'true' ERR; trap 'true' RETURN; false",
+    "functions": "builtin() { :; }; trap() { :; }; printf() { :; }; eval() { :; }; unset() { :; }; exit() { :; }; [ ]",
+    "read-only functions": "trap() { :; }; printf() { :; }; readonly -f trap printf; [ ]",
+    "a read-only function": "builtin() { :; }; readonly -f builtin; [ ]",
+    "aliases": "shopt -s expand_aliases; alias trap=true printf=true builtin=true eval=true unset=true; false",
+    "read-only variables": "readonly PS1=x PS2=y PROMPT_COMMAND=true; false",
+    "trace": "set -x; false",
+    "trace to a file": "exec 7>trace; BASH_XTRACEFD=7; set -x; false",
+    "echo of lines": "set -v; false",
+    "output elsewhere": "exec >out 2>&1; false",
+    "no input": "exec </dev/null; false",
+    "unbound": "set -u; false",
+}
+
+
+@pytest.mark.parametrize("name", _FORGERIES)
+async def test_an_exit_code_is_not_forged(shell: Shell, name: str) -> None:
+    first = await shell(_FORGERIES[name], seconds=5)
+    assert first.text.endswith("Exit code: 1"), first.text
+    assert "\\036" not in first.text
+    second = await shell("echo a >seen; sh -c 'exit 3'", seconds=5)
+    assert second.text.endswith("Exit code: 3"), second.text
+    assert not (await shell("[ -f seen ]", seconds=5)).error
+
+
+async def test_a_command_after_the_end_of_input_runs_in_another_shell(shell: Shell) -> None:
+    await shell("cd /tmp; exec </dev/null")
+    result = await shell("pwd; echo ran")
+    assert "/tmp\nran" in result.text
+    assert "a new one has started" in result.text
+
+
+async def test_a_command_in_another_shell_keeps_to_its_time_and_may_end_that_too(shell: Shell) -> None:
+    await shell("exec </dev/null")
+    assert "was interrupted" in (await shell("echo begun; sleep 30", seconds=1)).text
+    await shell("exec </dev/null")
+    assert "a new one has started" in (await shell("kill -9 $$")).text
+    assert (await shell("echo well")).text.endswith("well")
+
+
+@pytest.mark.parametrize("command", ["kill -INT $$; echo after", "sh -c 'kill -INT $$'; echo after"])
+async def test_a_command_that_is_interrupted_by_itself_ends_at_once(shell: Shell, command: str) -> None:
+    began = time.monotonic()
+    assert (await shell(f"x=1; {command}", seconds=15)).text.endswith("Exit code: 130")
+    assert time.monotonic() - began < 10
+    assert (await shell("echo $x", seconds=5)).text == "1"
+
+
+async def test_a_directory_of_any_depth_costs_nothing(shell: Shell) -> None:
+    deep = "d=$(printf 'x%.0s' {1..200}); for i in $(seq 30); do mkdir -p $d && cd $d; done"
+    assert (await shell(deep)).text == "(no output)"
+    assert (await shell("echo ${#PWD}; x=1")).text == "6039"
+    assert (await shell("echo $x; cd /tmp; pwd")).text == "1\n/tmp"
+
+
+async def test_line_disciplines_of_the_kernel_are_not_set(shell: Shell) -> None:
+    code = "import fcntl, struct; fcntl.ioctl(0, 0x5423, struct.pack('i', 3))"
+    assert "Operation not permitted" in (await shell(f'python3 -c "{code}"')).text

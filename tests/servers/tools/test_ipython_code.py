@@ -121,7 +121,8 @@ async def test_a_cell_that_is_ended_is_undone_and_says_so(tool: IPythonCodeTool,
     assert result.error
     assert result.text == (
         "on\nExecution timed out: it ran longer than 1 seconds.\n"
-        "Variables and modules are as they were before this cell; files that it wrote remain."
+        "Variables and modules are as they were before this cell; what it wrote to files, shared memory, pipes and "
+        "sockets remains."
     )
     assert await text(tool, "<python>x</python>", state=workspace) == "1"
 

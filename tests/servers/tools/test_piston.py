@@ -242,7 +242,7 @@ async def test_an_answer_that_is_too_long_is_the_programs_doing(odd: OddService)
     finally:
         await tool.close()
     assert result.error
-    assert result.text == "The program wrote more than the 16 MB that an answer may have."
+    assert result.text == "The program wrote more than the 4 MB that an answer may have."
 
 
 async def test_no_place_in_time_is_overload(odd: OddService) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from actions import results, text
 from search_providers import Pages
 
 from verl_tool.errors import StartError, ToolFault
+from verl_tool.servers.tools import web_page
 from verl_tool.servers.tools.base import InvalidCall
 from verl_tool.servers.tools.web_page import WebPageTool
 from verl_tool.web import page_client, page_reader
@@ -134,3 +136,13 @@ async def test_no_program_is_run_where_its_pages_are_read(started: Any) -> None:
     assert tool.sandbox is None
     assert tool.isolation_in_force()
     await tool.check()
+
+
+def test_a_long_text_is_cut_into_parts_in_linear_time() -> None:
+    text = "word\n" * 800_000
+    began = time.process_time()
+    parts = web_page._parts(text, 200)
+    assert time.process_time() - began < 3.0
+    assert "".join(parts).replace("\n", "") == "word" * 800_000
+    assert max(map(len, parts)) <= 200
+    assert web_page._parts("a" + " " * 1_000_000 + "b", 200) == ["a", "b"]

@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import weakref
-from pathlib import Path
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,40 +24,40 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.actions import LoopFormats
-from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, Conversation, read_conversation
-from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
-from verl_tool.agent_loop.verl.config import options_in
-from verl_tool.agent_loop.verl.expert_routes import ExpertRoutes
 from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.generators.qwen_images import QwenImages
+from verl_tool.agent_loop.generators.seeds import seed_of
+from verl_tool.agent_loop.generators.single_engine import without_detour
+from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
+from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, Conversation, read_conversation
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
+from verl_tool.agent_loop.rendering.images import ImagePlacer
+from verl_tool.agent_loop.row import (
+    VALIDATION,
+    holds_something,
+    listed_tools,
+    own_max_turns,
+    refuse_media,
+    sent_to_tools,
+    uses_tools,
+)
+from verl_tool.agent_loop.tokenizer import HFTokenizer
+from verl_tool.agent_loop.trajectory import LOOP_FAULT, Author, Excluded, Segment, StopReason, Trajectory, save_images
+from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.expert_routes import ExpertRoutes
 from verl_tool.agent_loop.verl.image_reading import image_reading, why_no_images
 from verl_tool.agent_loop.verl.progress_report import ProgressReport
 from verl_tool.agent_loop.verl.stored_rollouts import StoredRollouts
 from verl_tool.agent_loop.verl.stored_step import STORED_LINE, StoredStep
 from verl_tool.agent_loop.verl.told_tools import tools_in
-from verl_tool.agent_loop.rendering.images import ImagePlacer
-from verl_tool.agent_loop.row import (
-    VALIDATION,
-    listed_tools,
-    own_max_turns,
-    holds_something,
-    refuse_media,
-    sent_to_tools,
-    uses_tools,
-)
-from verl_tool.agent_loop.generators.qwen_images import QwenImages
-from verl_tool.agent_loop.generators.seeds import seed_of
-from verl_tool.agent_loop.generators.single_engine import without_detour
-from verl_tool.agent_loop.tokenizer import HFTokenizer
-from verl_tool.agent_loop.trajectory import LOOP_FAULT, Author, Excluded, Segment, StopReason, Trajectory, save_images
-from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
 from verl_tool.client import ToolClient
 from verl_tool.content import ImagePart
-from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.errors import ConfigError, ContentError
+from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.platforms.vision.packed_images import PACKED, pack
 from verl_tool.platforms.vision.sent_images import send
-from verl_tool.protocol import FaultKind, Fault
+from verl_tool.protocol import Fault, FaultKind
 from verl_tool.verification import verification_of
 
 
@@ -166,8 +165,9 @@ class VerlToolAgentLoop(AgentLoopBase):
         data_config: DictConfigWrap,
         **_others: Any,
     ) -> None:
-        # In place of verl's own, which also prepares, for every trajectory, to put turns together in verl's way. That of
-        # 0.9.1 refuses a model whose tokenizer lacks the markers of its family, as DeepSeek's distilled Qwen models do.
+        # In place of verl's own, which also prepares, for every trajectory, to put turns together in verl's way. That
+        # of 0.9.1 refuses a model whose tokenizer lacks the markers of its family, as DeepSeek's distilled Qwen models
+        # do.
         self.config = trainer_config.config
         self.server_manager = server_manager
         self.tokenizer = tokenizer
@@ -259,16 +259,14 @@ class VerlToolAgentLoop(AgentLoopBase):
         """Of this sample, the same in each run; None if runs need not be the same."""
         if not self.config.get("deterministic", False):
             return None
-        # The older trainer numbers the samples of a batch, of which a validation has several; the newer names the prompt
-        # (`CountedIds`) and its sample. A row of the data may have a column `session_id`, too.
+        # The older trainer numbers the samples of a batch, of which a validation has several; the newer names the
+        # prompt (`CountedIds`) and its sample. A row of the data may have a column `session_id`, too.
         sample: tuple[object, ...] = step, bool(row.get(VALIDATION)), priority, None if index is None else int(index)
         if self.config.trainer.use_v1:
             sample = str(row["uid"]), int(row["session_id"])
         return seed_of(int(self.config.actor_rollout_ref.rollout.seed), *sample)
 
-    def _replayed(
-        self, stored: StoredRollouts, index: int | None, step: int, *, validation: bool
-    ) -> AgentLoopOutput:
+    def _replayed(self, stored: StoredRollouts, index: int | None, step: int, *, validation: bool) -> AgentLoopOutput:
         """What an earlier run stored of this row."""
         trajectory = stored.next(None if index is None else int(index), validation=validation)
         record = replace(trajectory, trajectory_id=os.urandom(16).hex(), extra=trajectory.row)
@@ -290,9 +288,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         output.extra_fields |= {"reward_extra_info": then.told, STORED_LINE: line}
         return output
 
-    async def _conversation(
-        self, messages: list[dict[str, Any]], row: Mapping[str, Any], where: str
-    ) -> Conversation:
+    async def _conversation(self, messages: list[dict[str, Any]], row: Mapping[str, Any], where: str) -> Conversation:
         """The prompt's messages and images. Raises ConfigError as `run`."""
         worker = self._worker
         refuse_media(row, where, OTHER_MEDIA)
@@ -313,7 +309,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         return self._worker.prompts.ids(conversation.messages, listed, where, further)
 
     def _misplaced(self, trajectory_id: str, prompt_ids: Sequence[int], words: str) -> Trajectory:
-        """In place of a trajectory whose prompt has other places for images than images: a fault, with the text of it."""
+        """In place of a trajectory whose prompt has other places for images than images: a fault, with its text."""
         worker = self._worker
         banned = worker.images.banned_ids if worker.images is not None else ()
         kept = [token for token in prompt_ids if token not in banned]

@@ -35,8 +35,9 @@ class ExpertRoutes:
         top_k = getattr(config, "num_experts_per_tok", None)
         if not counts or not top_k:
             raise ConfigError(
-                f"actor_rollout_ref.rollout.enable_rollout_routing_replay=true with {folder}, a {config.model_type} model "
-                "without experts; set it to false, and actor_rollout_ref.actor.megatron.router_replay.mode=disabled"
+                f"actor_rollout_ref.rollout.enable_rollout_routing_replay=true with {folder}, a {config.model_type} "
+                "model without experts; set it to false, and "
+                "actor_rollout_ref.actor.megatron.router_replay.mode=disabled"
             )
         return cls(int(config.num_hidden_layers), int(top_k), int(counts[0]))
 

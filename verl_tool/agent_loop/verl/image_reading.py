@@ -21,9 +21,7 @@ def why_no_images(model: str, *, trust_remote_code: bool = False) -> str | None:
     if getattr(config, "vision_config", None) is None:
         return "reads text only"
     if config.model_type not in FAMILIES:
-        return (
-            f"is of the family {config.model_type}, whose images are not read here (known are {', '.join(FAMILIES)})"
-        )
+        return f"is of the family {config.model_type}, whose images are not read here (known are {', '.join(FAMILIES)})"
     return None
 
 

@@ -61,8 +61,9 @@ class StoredStep:
         self._groups = list(groups.values())
         if any(len(group) > sampled for group in self._groups):
             raise ConfigError(
-                f"{self.path} does not tell which trajectories are samples of one prompt: {max(map(len, self._groups))} "
-                f"have the same index, of {sampled} a prompt (actor_rollout_ref.rollout.n)"
+                f"{self.path} does not tell which trajectories are samples of one prompt: "
+                f"{max(map(len, self._groups))} have the same index, of {sampled} a prompt "
+                "(actor_rollout_ref.rollout.n)"
             )
         self._begun: dict[str, int] = {}
 

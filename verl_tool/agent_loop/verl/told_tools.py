@@ -1,5 +1,5 @@
-"""What the tool server told of its tools when a run began. It is kept in the run's config (``tool_server.tools``), so that
-all processes, and whoever serves or continues the run, render the same prompts and find the same calls."""
+"""What the tool server told of its tools when a run began. It is kept in the run's config (``tool_server.tools``), so
+that all processes, and whoever serves or continues the run, render the same prompts and find the same calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.client import ToolClient
-from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.errors import ConfigError
 from verl_tool.protocol import ToolDescription
 
 _LIST = TypeAdapter(list[ToolDescription])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from verl_tool.sandbox.backends.container import Container
 
 _MARGIN_SECONDS = 10.0 + cell_server.START_SECONDS + cell_server.DIE_SECONDS
+_OWN_CELL_SECONDS = 20.0
 _NO_PYTHON = (126, 127)
 """Exit codes of a command that cannot be run."""
 
@@ -42,24 +43,14 @@ class Cells:
 
     async def run(self, code: str, stdin: bytes, interactive: bool, counted: bool, seconds: float) -> CellResult:
         """See `Container.run`. Raises SandboxError if the image has no python3, ToolFault if the container is gone."""
-        request = {
-            "code": base64.b64encode(code.encode("utf-8", "surrogatepass")).decode(),
-            "stdin": base64.b64encode(stdin).decode(),
-            "interactive": interactive,
-            "counted": counted,
-            "seconds": seconds,
-            "output_bytes": self._container.limits.output_bytes,
-        }
+        request = self._request(code, stdin, interactive, counted, seconds)
         if self._server is not None and self._server.returncode is not None:
             return await self._lost(self._server)
         if self._cancelled:
             self._cancelled = False
             return self._result({"state": "lost", "timed_out": False, "wall_seconds": 0.0}, None)
         if self._server is None:
-            self._mark = secrets.token_hex(8)
-            arguments = self._container.exec_arguments(self._mark, {}, wire.WORK_DIRECTORY, "--interactive")
-            command = ("python3", "-u", "-c", _source())
-            self._server = await self._container.engine.start(*arguments, *command, stderr=asyncio.subprocess.DEVNULL)
+            self._server = await self._start()
         try:
             answer = await asyncio.wait_for(self._asked(self._server, request), seconds + _MARGIN_SECONDS)
         except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
@@ -70,6 +61,45 @@ class Cells:
             await asyncio.shield(self.stop())
             raise
         return self._result(answer, "wall_seconds" if answer["timed_out"] else None)
+
+    def _request(self, code: str, stdin: bytes, interactive: bool, counted: bool, seconds: float) -> dict[str, Any]:
+        return {
+            "code": base64.b64encode(code.encode("utf-8", "surrogatepass")).decode(),
+            "stdin": base64.b64encode(stdin).decode(),
+            "interactive": interactive,
+            "counted": counted,
+            "seconds": seconds,
+            "output_bytes": self._container.limits.output_bytes,
+        }
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """A server that has run a cell of ours: what befalls it later is the doing of the model's cells.
+
+        Raises SandboxError if the image has no python3, or one that runs no cell; ToolFault if the container is gone.
+        """
+        self._mark = secrets.token_hex(8)
+        arguments = self._container.exec_arguments(self._mark, {}, wire.WORK_DIRECTORY, "--interactive")
+        command = ("python3", "-u", "-c", _source())
+        server = await self._container.engine.start(*arguments, *command, stderr=asyncio.subprocess.DEVNULL)
+        answer: dict[str, Any] = {}
+        try:
+            request = self._request("pass", b"", False, False, _OWN_CELL_SECONDS)
+            answer = await asyncio.wait_for(self._asked(server, request), _OWN_CELL_SECONDS + _MARGIN_SECONDS)
+        except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(server.wait(), 1.0)
+        finally:
+            if answer.get("state") != "kept":
+                await end(server)
+        if answer.get("state") == "kept":
+            return server
+        await self._container.look()
+        if server.returncode in _NO_PYTHON:
+            raise SandboxError("the image has no python3, which cells need", retryable=False)
+        words = f"exit code {server.returncode}" if not answer else f"the cell's state was {answer['state']}"
+        raise SandboxError(
+            f"the image's python3 does not run cells ({words}); it must be 3.10 or newer", retryable=True
+        )
 
     async def stop(self) -> None:
         """End the server; the state is lost."""
@@ -94,12 +124,10 @@ class Cells:
 
     async def _lost(self, server: asyncio.subprocess.Process, seconds: float | None = None) -> CellResult:
         """The server is gone, or did not answer in so many seconds."""
-        code, timed_out = None, seconds is not None
+        timed_out = seconds is not None
         with contextlib.suppress(asyncio.TimeoutError):
-            code = await asyncio.wait_for(server.wait(), 1.0)
+            await asyncio.wait_for(server.wait(), 1.0)
         await self._container.look()
-        if code in _NO_PYTHON:
-            raise SandboxError("the image has no python3, which cells need", retryable=False)
         await self.stop()
         told = {"state": "lost", "timed_out": timed_out, "wall_seconds": seconds or 0.0}
         return self._result(told, "wall_seconds" if timed_out else None)

@@ -15,10 +15,11 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -43,11 +44,15 @@ _MARGIN_SECONDS = 10.0
 """Of a command beside its own time: to get into the container and out."""
 _OWN_PROCESSES = 8
 """That are not the model's: the init process, what the container lives by, what runs cells."""
+_MOST_USER_PROCESSES = 1 << 14
+"""What a command line may allow its containers is less than what this process may, and cannot be asked for."""
 _USER = "65534:65534"
 _CANNOT_RUN = 126
 _READY = b"ready\n"
 _ALIVE = f"printf '{_READY.decode().strip()}\\n'; exec cat > /dev/null"
 COMMAND_VARIABLE = "VERL_TOOL_COMMAND"
+_BEGIN = 'printf "%s\\n" "$0" >&2 && exec "$@"'
+"""Says that a command begins: what has not said so, the command line has not run, and its words are not a program's."""
 _KILL = """
 for try in 1 2 3; do
     for folder in /proc/[0-9]*; do
@@ -236,23 +241,26 @@ class Container:
         """Run a command in the container; one whose time is up is killed with what it has started. One that no program
         can be given has the exit code of a shell, 126.
 
-        Raises ToolFault ``state_lost`` if the container has ended.
+        Raises ToolFault ``state_lost`` if the container has ended, SandboxError if the command line did not run it.
         """
         mark = secrets.token_hex(8)
-        arguments = [*self.exec_arguments(mark, env, cwd, "--interactive"), *command]
+        begun = f"{mark}\n".encode()
+        arguments = [*self.exec_arguments(mark, env, cwd, "--interactive"), "bash", "-c", _BEGIN, mark, *command]
         whole = False
         try:
             ran = await self.engine.run(arguments, seconds=seconds, stdin=stdin, most=most)
             whole = ran.code is not None
         except OSError as error:
-            whole, said = True, os.strerror(error.errno or errno.EINVAL).encode()
-            return Ran(_CANNOT_RUN, b"", said, 0, len(said))
+            whole, words = True, os.strerror(error.errno or errno.EINVAL).encode()
+            return Ran(_CANNOT_RUN, b"", words, 0, len(words))
         finally:
             if not whole:
                 await asyncio.shield(self.kill(mark))
-        if ran.code and b"ontainer" in ran.stderr:
+        if not ran.stderr.startswith(begun):
             await self.look()
-        return ran
+            said = ran.stderr[:300].decode(errors="replace").strip() or "nothing"
+            raise SandboxError(f"{self.engine.command} exec did not run a command; it says {said!r}", retryable=True)
+        return replace(ran, stderr=ran.stderr[len(begun) :], stderr_bytes=ran.stderr_bytes - len(begun))
 
     async def kill(self, mark: str) -> None:
         """Kill the processes of a command. If that fails, the container is stopped."""
@@ -317,10 +325,20 @@ class Container:
             *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
             *("--pids-limit", str(limits.processes + _OWN_PROCESSES), "--cpus", f"{self._settings.cpus:g}"),
             *("--ulimit", f"nofile={limits.open_files}:{limits.open_files}"),
+            # One --ulimit replaces all that the command line would set by itself: without this one podman asks for more
+            # processes than a machine without CAP_SYS_RESOURCE gives. It counts those of all containers together, for
+            # they have one user: what bounds one container is --pids-limit.
+            *("--ulimit", f"nproc={_user_processes()}:{_user_processes()}"),
             *("--tmpfs", f"{wire.WORK_DIRECTORY}:{folder}", "--tmpfs", f"/tmp:{folder}"),
             *("--workdir", wire.WORK_DIRECTORY, "--env", f"HOME={wire.WORK_DIRECTORY}", "--env", "TMPDIR=/tmp"),
             *("--entrypoint", "sh", self._settings.image, "-c", _ALIVE),
         ]
+
+
+def _user_processes() -> int:
+    """As many processes of one user as this process may allow a program."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    return _MOST_USER_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MOST_USER_PROCESSES)
 
 
 def _arguments(command: str | Sequence[str]) -> list[str]:

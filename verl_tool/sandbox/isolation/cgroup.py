@@ -28,6 +28,8 @@ _MOST_WEIGHT = 10_000
 _OVERHEAD_BYTES = 16 << 20
 """Page tables and the like, which the kernel counts as a run's memory too."""
 _GROUP_STEP = 64 << 20
+_FREE_OPEN = 8
+"""Groups without a run whose files stay open."""
 _V2_CONTROLLERS = "+memory +cpu"
 
 
@@ -200,6 +202,7 @@ class ControlGroup:
         self._folders = tuple(dict.fromkeys((self._memory, self._cpu, self._accounting)))
         self._made: list[RunGroup] = []
         self._free: list[RunGroup] = []
+        self._files = _Files()
 
     @classmethod
     def create(cls, memory_bytes: int) -> ControlGroup | None:
@@ -235,6 +238,10 @@ class ControlGroup:
         procs = f"{self._memory}/{_FORKSERVERS}/cgroup.procs"
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', procs, *command]
 
+    def memory_now(self) -> int:
+        """Bytes of all its groups together, those of forkservers included. Raises OSError."""
+        return self._files.number(self._memory, self._version.memory_used, "")
+
     def take(self, memory_bytes: int) -> RunGroup:
         """A group for a run with this limit. Raises OSError if the kernel makes no more."""
         while self._free:
@@ -256,12 +263,16 @@ class ControlGroup:
         """Give back the group of a run. Not `gone`: something of the run may be left, so no other gets its group."""
         if gone:
             self._free.append(group)
+            # The last one is the first to be taken again; the files of those that wait longer need not stay open.
+            if len(self._free) > _FREE_OPEN:
+                self._free[-_FREE_OPEN - 1].close_files()
         else:
             group.close_files()
 
     def remove(self) -> None:
         """Remove all of it once the last process is gone."""
         deadline = time.monotonic() + _REMOVE_SECONDS
+        self._files.close()
         for group in self._made:
             group.remove(deadline)
         for folder in (f"{self._memory}/{_FORKSERVERS}", *self._folders):

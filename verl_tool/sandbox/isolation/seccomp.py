@@ -85,13 +85,13 @@ _NAMESPACE_FLAGS = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 
 _CLONE_PARENT = 0x8000
 """A child of its own parent: the forkserver's, in a namespace that cannot end before the forkserver has buried it."""
 _CLONE_PTRACE = 0x2000
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF = 26, 50, 51, 52
 _AF_UNIX = 1
 
 _DENIED_VALUES = {
     # call: (index of the argument, values); only the low 32 bits count for the kernel
-    "ioctl": (1, (_TIOCSTI, _TIOCLINUX)),
+    "ioctl": (1, (_TIOCSTI, _TIOCLINUX, _TIOCSETD)),  # the last loads modules of the kernel: line disciplines
     "fcntl": (1, (1024, 1026)),  # F_SETLEASE, F_NOTIFY: on files that all runs share
     "madvise": (2, (12, 100, 101)),  # MERGEABLE (what pages hold can be told by time), HWPOISON, SOFT_OFFLINE
     "setsockopt": (2, (_SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_tool.errors import IsolationError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
@@ -29,7 +29,9 @@ _SLOTS_PER_SESSION = 3
 """For its folders, its interpreter and a command; more are taken from the sessions that do without."""
 _COMPANIONS = 64
 """Companions of sessions (`Session.companion`) at once; further ones wait."""
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
+_MEASURED_AT_ONCE = 50
+"""Sessions whose memory is measured before the event loop has its turn."""
 _GROUPS_OPEN = 100
 """Sessions up to which the files of their control groups stay open."""
 
@@ -56,7 +58,8 @@ class SessionPool:
             enforcer: holds calls to their limits.
             workers: forkservers, at most.
             most: sessions at once; one more gets the fault ``overloaded``.
-            memory_bytes: of all sessions together, as far as control groups count it; those longest idle are evicted.
+            memory_bytes: of all sessions together, as far as control groups count it; beyond it those that hold the
+                most are ended (`measured`).
             fair_share: bytes; as of `oom_kills`.
         """
         # One more, for `run_apart`.
@@ -138,15 +141,15 @@ class SessionPool:
             raise ToolFault(FaultKind.OVERLOADED, message, retryable=True)
         self._sessions[session] = None
         if self._watch is None:
-            self._watch = asyncio.get_running_loop().create_task(self._evict_idle())
+            self._watch = asyncio.get_running_loop().create_task(self._monitor())
 
     def forget(self, session: Session) -> None:
         """Nothing is left of it."""
         self._sessions.pop(session, None)
 
-    def close_soon(self, session: Session) -> None:
-        """Close it in a task of its own."""
-        task = asyncio.get_running_loop().create_task(session.close())
+    def close_soon(self, closing: Coroutine[Any, Any, None]) -> None:
+        """Close a session in a task of its own."""
+        task = asyncio.get_running_loop().create_task(closing)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -192,24 +195,48 @@ class SessionPool:
         return contextlib.nullcontext() if group is None else self._enforcer.enforced(group, limits, kill)
 
     def measured(self, group: RunGroup) -> None:
-        """A session has told what memory it holds: see that all of them together keep to the limit."""
+        """A session has told what memory it holds: see that all of them together keep to the limit.
+
+        Those that hold the most are ended first, and none that holds no more than its share. That is the doing of what
+        they run, so it is a fault that counts as theirs. A call that goes on is waited for, unless they hold twice what
+        they may together.
+        """
         if len(self._sessions) > _GROUPS_OPEN:
             group.close_files()
-        total = sum(session.memory_bytes for session in self._sessions)
+        live = [session for session in self._sessions if not session.lost]
+        total = sum(session.memory_bytes for session in live)
         if total <= self._memory_bytes:
             return
-        for session in sorted(self._sessions, key=lambda session: session.last_used)[:-1]:
-            if total > self._memory_bytes and not session.busy:
-                total -= session.memory_bytes
-                session.evict(
-                    f"the session was ended, for sessions held more than session_memory_bytes={self._memory_bytes} "
-                    "together, and it was idle the longest"
-                )
+        share, urgent = self._memory_bytes / len(live), total > 2 * self._memory_bytes
+        for session in sorted(live, key=lambda session: session.memory_bytes, reverse=True):
+            if total <= self._memory_bytes or session.memory_bytes <= share:
+                return
+            total -= session.memory_bytes
+            session.evict(
+                f"the session was ended: it held {session.memory_bytes >> 20} MB, the most of {len(live)} sessions "
+                f"that held more than session_memory_bytes={self._memory_bytes} together",
+                FaultKind.TOOL_CRASHED,
+                after_call=not urgent,
+            )
 
-    async def _evict_idle(self) -> None:
+    async def _monitor(self) -> None:
+        """End sessions that are idle, and watch the memory of those that run, or left programs running."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
             for session in tuple(self._sessions):
                 if not session.busy and now - session.last_used > session.limits.idle_seconds:
                     session.evict(f"the session was idle for more than idle_seconds={session.limits.idle_seconds:g}")
+            with contextlib.suppress(OSError):  # a group that can be read no more counts nothing
+                await self._measure_if_full()
+
+    async def _measure_if_full(self) -> None:
+        """Measure all sessions, if the pool holds as much as they may: most hold less than they did at the end of
+        their last call."""
+        group = self._setup.group
+        if group is None or group.memory_now() <= self._memory_bytes:
+            return
+        for number, session in enumerate(tuple(self._sessions), 1):
+            session.measure()
+            if number % _MEASURED_AT_ONCE == 0:
+                await asyncio.sleep(0)

@@ -8,8 +8,9 @@ lives.
 
 Its Python state is a process that forks before each cell (`inside.keeper`): a cell that does not come to its end is
 undone, and the state is that before it. What a fork of the kernel's does not undo stays: files in the session's
-folder, and positions in files that were open before. What no fork can carry is ended with its cell, and told in the
-result: threads, and other processes. A cell has a process id of its own.
+folder, positions in files that were open before, and what was written to shared maps, pipes and sockets. What no fork
+can carry is ended with its cell, and told in the result: threads, and other processes. A cell has a process id of its
+own.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import marshal
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from verl_tool.sandbox.isolation.cgroup import RunGroup
     from verl_tool.sandbox.limits import SessionLimits
     from verl_tool.sandbox.session.pool import SessionPool
+
+T = TypeVar("T")
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
@@ -99,6 +103,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._wall = 0.0
         self._lost = "the session has not been started"
+        self._lost_kind = FaultKind.STATE_LOST
         self._closing: asyncio.Task[None] | None = None
         self._attended = False
         """Whether it has a companion, in whose turn its own calls are made."""
@@ -111,6 +116,11 @@ class Session:
     def limits(self) -> SessionLimits:
         """What it may use."""
         return self._limits
+
+    @property
+    def lost(self) -> bool:
+        """Whether it takes no calls: it ends, or has not been started."""
+        return bool(self._lost)
 
     @property
     def busy(self) -> bool:
@@ -407,14 +417,14 @@ class Session:
         async with self._lock:
             self._require()
             self.touch()
-            return self.own_files().read(path)
+            return await _in_thread(partial(self.own_files().read, path))
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Make or replace such a file, and the folders above it. Raises OSError as `open` does."""
         async with self._lock:
             self._require()
             self.touch()
-            self.own_files().write(path, content)
+            await _in_thread(partial(self.own_files().write, path, content))
 
     async def upload(self, source: Path, target: str) -> None:
         """Copy a file, or what is in a folder, of this machine to `target`. Raises OSError."""
@@ -440,11 +450,12 @@ class Session:
         if worker is self._worker:
             self.evict("the forkserver of the session died")
 
-    def evict(self, reason: str) -> None:
-        """Close it soon; whoever calls it gets the fault ``state_lost`` with the reason."""
+    def evict(self, reason: str, kind: FaultKind = FaultKind.STATE_LOST, *, after_call: bool = False) -> None:
+        """Close it soon; whoever calls it gets a fault of this kind with the reason. `after_call`: not before the call
+        that goes on has ended, whose result stands."""
         if not self._lost:
-            self._lost = reason
-            self._pool.close_soon(self)
+            self._lost, self._lost_kind = reason, kind
+            self._pool.close_soon(self._close_after_call() if after_call else self.close())
 
     def own_files(self) -> SessionFiles:
         """Its files, in their places, also while a call goes on. Raises ToolFault ``state_lost``."""
@@ -466,6 +477,11 @@ class Session:
             other.own_files()
             names = [wire.BRANCH_FOLDER.format(number=self._number, name=name) for name in FOLDERS]
             await other._command(f"cd {wire.BOX} && rm -rf {' '.join(names)}")
+
+    async def _close_after_call(self) -> None:
+        async with self._lock:
+            pass
+        await self.close()
 
     async def _close(self) -> None:
         self._keeper.hang_up()
@@ -524,13 +540,14 @@ class Session:
                     self._pool.run_slots.leave(slot)
                 self._wall += time.monotonic() - begun
                 self.touch()
-                self._measure()
+                self.measure()
 
     def _require(self) -> None:
         if self._lost:
-            raise ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+            raise ToolFault(self._lost_kind, self._lost, retryable=False)
 
-    def _measure(self) -> None:
+    def measure(self) -> None:
+        """Find out what memory it holds, and tell the pool."""
         if self._group is not None and not self._lost:
             for branch in self._branches:
                 branch.memory_bytes = self._group.memory_now() // len(self._branches)
@@ -659,7 +676,7 @@ class Session:
 
     def _state_lost(self, error: Exception) -> ToolFault:
         self.evict(f"the forkserver of the session died ({error})")
-        return ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+        return ToolFault(self._lost_kind, self._lost, retryable=False)
 
     def _cell_result(
         self, job: JobFiles, done: Done | None, wall: float, cpu: float, refused: str | None
@@ -697,6 +714,17 @@ class Session:
         if done is None:
             raise self._state_lost(oom_kills.killed_for_others())
         raise oom_kills.killed_for_others()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """What `work` returns. A large file takes tens of milliseconds; a cancelled call waits for its end all the same,
+    for it uses the session's folders."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 def _ending(status: int) -> tuple[int | None, int | None]:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from verl_tool.content import AudioPart, ImagePart, MediaPart, as_parts, refuse_too_much
@@ -32,7 +33,14 @@ from verl_tool.servers.execution.calls import CallFinder, MatchedCall
 from verl_tool.servers.execution.current_trajectory import running_for
 from verl_tool.servers.execution.deadline import Deadline
 from verl_tool.servers.execution.live_states import LiveStates
-from verl_tool.servers.execution.observation import merge, not_run, not_understood, told_of_error, unrunnable
+from verl_tool.servers.execution.observation import (
+    merge,
+    not_run,
+    not_understood,
+    told_of_error,
+    too_long,
+    unrunnable,
+)
 from verl_tool.servers.execution.trajectory_table import Trajectory
 from verl_tool.servers.metrics import NO_TOOL, ToolMetrics
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
@@ -44,6 +52,13 @@ MAX_CALLS = 256
 """Most calls of one action that are run, where the server's config says nothing. Of more, one is refused for all."""
 MAX_NAMES = 256
 """Most names in that list."""
+MAX_ACTION_CHARACTERS = 384 << 10
+"""Of an action; a longer one is not read. One search of a format in so many takes up to 40 ms, in which nothing else
+of this process runs."""
+MAX_CALL_CHARACTERS = 256 << 10
+"""Of one call's text or arguments; a longer one is not run. To check and pass on so many takes some milliseconds."""
+_LONG_CHARACTERS = 1 << 16
+"""Observations that are longer together are rendered in a thread."""
 _FIELDS: dict[type[MediaPart], str] = {ImagePart: IMAGES_FIELD, AudioPart: AUDIOS_FIELD}
 
 
@@ -186,6 +201,10 @@ class ActionRunner:
                 if _FIELDS[kind] in request.extra:
                     await self._open(tool, trajectory, request, admission, deadline)
             wanted, formats = self._wanted_tools(request), self._wanted_formats(request)
+            if len(request.action) > MAX_ACTION_CHARACTERS:
+                self._metrics.not_understood()
+                tools = self._tools if wanted is None else wanted
+                return too_long(request, tools, MAX_ACTION_CHARACTERS, self._done_if_invalid, formats)
             if request.extra.get(DIRECT_FIELD) is True:
                 matched, unknown = self._finder.direct(request.action, wanted)
             else:
@@ -195,7 +214,9 @@ class ActionRunner:
             if matched:
                 async with admission.place(matched[0].tool.name) if admission else nullcontext():
                     await self._run_calls(matched, trajectory, request, progress, deadline)
-                result = _merged(request, matched, progress)
+                long = sum(len(each.text) for each in progress) > _LONG_CHARACTERS
+                merging = partial(_merged, request, matched, progress)
+                result = await asyncio.to_thread(merging) if long else merging()
             else:
                 self._metrics.not_understood()
                 tools = self._tools if wanted is None else wanted
@@ -253,6 +274,8 @@ class ActionRunner:
         for slot in range(len(progress), len(matched)):
             if progress and progress[-1].done:
                 return
+            # A call may compute for milliseconds, and an action holds hundreds: other trajectories have their turn.
+            await asyncio.sleep(0)
             if slot >= self._max_calls:
                 progress.append(not_run(self._max_calls))
             else:
@@ -267,6 +290,10 @@ class ActionRunner:
         if call.error is not None:
             self._metrics.not_understood(tool.name)
             return unrunnable(call.error)
+        if len(call.input) > MAX_CALL_CHARACTERS:
+            self._metrics.not_understood(tool.name)
+            words = f"the call has {len(call.input)} characters, and at most {MAX_CALL_CHARACTERS} are run"
+            return unrunnable(f"{words}; split it into several")
         began = time.perf_counter()
         try:
             result = await tool.run(call, await self._context(tool, trajectory, request, deadline))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from verl_tool.content import Part, as_parts, parts_of, refuse_too_much, tagged
+from verl_tool.content import Part, TextPart, as_parts, parts_of, refuse_too_much, tagged
 from verl_tool.formats import Call
 from verl_tool.formats.base import render_parts
 from verl_tool.formats.find import last_tag
 from verl_tool.protocol import StepRequest, StepResult
 from verl_tool.servers.execution.calls import MatchedCall, is_among
+from verl_tool.servers.execution.clean_text import clean_text
 from verl_tool.servers.tools.base import Tool, ToolResult
 
 
@@ -104,12 +105,23 @@ def not_understood(
     else:
         reason = "no tool call found"
         text = f"No tool call found. {_known(tools)} Name the tool in a tag, a code fence or a JSON tool call."
-    if unknown:
-        text = unknown[0].format.render(text, unknown[0])
-    else:
-        taken = [fmt for tool in tools for fmt in tool.formats if formats is None or is_among(fmt, formats)]
-        text = taken[0].render(text) if taken else text
+    text = unknown[0].format.render(clean_text(text), unknown[0]) if unknown else _rendered(text, tools, formats)
     return StepResult(request.trajectory_id, text, done, valid=False, invalid_reason=reason)
+
+
+def too_long(
+    request: StepRequest, tools: Sequence[Tool], limit: int, done: bool, formats: Collection[str] | None = None
+) -> StepResult:
+    """The answer to an action of more than `limit` characters."""
+    reason = f"the action has {len(request.action)} characters, and at most {limit} are read"
+    text = _rendered(f"Error: {reason}; write less in one turn.", tools, formats)
+    return StepResult(request.trajectory_id, text, done, valid=False, invalid_reason=reason)
+
+
+def _rendered(text: str, tools: Sequence[Tool], formats: Collection[str] | None) -> str:
+    """`text` in the first format in which one of the tools is called."""
+    taken = [fmt for tool in tools for fmt in tool.formats if formats is None or is_among(fmt, formats)]
+    return taken[0].render(text) if taken else text
 
 
 def _with_parts(calls: Sequence[tuple[Call, ToolResult]]) -> tuple[str, object, object]:
@@ -117,7 +129,8 @@ def _with_parts(calls: Sequence[tuple[Call, ToolResult]]) -> tuple[str, object, 
     shown: list[Part] = []
     for call, result in calls:
         if result.parts:
-            shown += render_parts(call.format, as_parts(result.parts), call)
+            parts = [TextPart(clean_text(p.text)) if isinstance(p, TextPart) else p for p in as_parts(result.parts)]
+            shown += render_parts(call.format, parts, call)
         else:
             shown += parts_of(_render(call, result), result.image, result.audio)
     refuse_too_much(shown)
@@ -127,7 +140,7 @@ def _with_parts(calls: Sequence[tuple[Call, ToolResult]]) -> tuple[str, object, 
 
 def _render(call: Call, result: ToolResult) -> str:
     """A call that ends the trajectory without a word leaves nothing to read."""
-    return "" if result.done and not result.text else call.format.render(result.text, call)
+    return "" if result.done and not result.text else call.format.render(clean_text(result.text), call)
 
 
 def _known(tools: Sequence[Tool]) -> str:

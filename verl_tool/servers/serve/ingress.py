@@ -31,11 +31,12 @@ _GRPC_PORTS = 4
 _DIRECT_PORTS = 60
 """For the replicas' direct servers, as many as for the ports to which HAProxy goes."""
 _DIRECT_VARIABLE = "VERL_TOOL_DIRECT_PORTS"
-_NOBODY = (
-    'http-error status 503 content-type application/json string "'
+_AGAIN = (
+    'status 503 content-type application/json string "'
     r"{\"error\":{\"message\":\"no replica can be reached; send it again later\",\"type\":\"overloaded\"}}"
     '" hdr retry-after 1'
 )
+_NOBODY = f"http-error {_AGAIN}"
 """For HAProxy's config: what it answers by itself if it could hand a request to nobody. Serve makes that a 500."""
 
 
@@ -69,14 +70,22 @@ def find_ingress_mode() -> IngressMode:
 
 
 def environment(
-    path: IngressMode, folder: Path, drain_seconds: float, ports: range, front: str, *, loopback_only: bool
+    path: IngressMode,
+    folder: Path,
+    drain_seconds: float,
+    ports: range,
+    front: str,
+    *,
+    loopback_only: bool,
+    route_prefix: str = "/",
 ) -> dict[str, str]:
     """The environment in which Serve takes this mode.
 
     `folder` is for HAProxy's own files, `ports` for what Serve listens on beside its ingress; both must be private
     to this server: two servers on one machine share nothing. `front`: a name that no other Serve has.
     `loopback_only`: HAProxy's statistics listen on 127.0.0.1, which needs a launcher in `folder`, so all nodes must be
-    this machine.
+    this machine. `route_prefix`: below it, what comes before there is an application is answered 503 then, where Serve
+    says 404.
     """
     common = {
         # A replica that cannot start says so at its first try; the same fault twenty times helps nobody.
@@ -98,7 +107,7 @@ def environment(
     }
     if path.haproxy is None:
         return common | {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"}
-    binary = loopback_launcher(path.haproxy, folder) if loopback_only else path.haproxy
+    binary = loopback_launcher(path.haproxy, folder, route_prefix) if loopback_only else path.haproxy
     return common | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -155,11 +164,14 @@ def direct_ports() -> range:
     return range(int(first), int(end))
 
 
-def loopback_launcher(haproxy: Path, folder: Path) -> Path:
-    """A program in `folder` that starts `haproxy` with its statistics on 127.0.0.1 only.
+def loopback_launcher(haproxy: Path, folder: Path, route_prefix: str) -> Path:
+    """A program in `folder` that starts `haproxy` with its statistics on 127.0.0.1 only, and with 503 as the answer
+    below `route_prefix` while nothing is served there.
 
-    Serve's template binds them to all addresses and has no setting for it.
+    Serve's template binds the one to all addresses, says 404 for the other, and has no setting for either.
     """
+    starting = folder / "starting.rule"
+    starting.write_text(f"    http-request return {_AGAIN} if {{ path_beg {route_prefix} }}\n")
     setpriv = shutil.which("setpriv")
     guard = f"{shlex.quote(setpriv)} --pdeathsig KILL " if setpriv else ""
     launcher = folder / "haproxy-loopback"
@@ -169,7 +181,8 @@ def loopback_launcher(haproxy: Path, folder: Path) -> Path:
         "previous=\n"
         'for argument in "$@"; do\n'
         '    if [ "$previous" = -f ]; then\n'
-        "        sed -i -E 's/^( *bind )[*]?(:[0-9]+)$/\\1127.0.0.1\\2/' \"$argument\" || exit 1\n"
+        "        sed -i -E -e 's/^( *bind )[*]?(:[0-9]+)$/\\1127.0.0.1\\2/'"
+        f' -e {shlex.quote(f"/^backend default_backend$/r {starting}")} "$argument" || exit 1\n'
         "    fi\n"
         "    previous=$argument\n"
         "done\n"

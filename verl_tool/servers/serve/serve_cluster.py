@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import http.client
 import logging
 import os
@@ -9,6 +11,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -44,6 +47,7 @@ from verl_tool.servers.serve.local_ray import (
 from verl_tool.servers.serve.ports import Reservation, reserve_block, reserve_port
 from verl_tool.servers.serve.replica_output import ReplicaOutput
 from verl_tool.servers.settings import APP_NAME_PATTERN, ROUTE_PREFIX_PATTERN, AutoscalingSettings, ReplicaSettings
+from verl_tool.util.child_processes import HEAD, ChildProcesses
 
 POLL_SECONDS = 0.2
 """How often the state of the application is looked at while it starts."""
@@ -63,6 +67,8 @@ _LONGEST_TEMP = 16
 """Characters: Serve makes a folder with a name of 56 in ours, and HAProxy takes sockets with a path of at most 97."""
 PROXY_MARGIN_SECONDS = 60.0
 """How much longer than the server Serve's Python proxy waits: for a body that comes slowly, and for a replica."""
+_INTERRUPTED = 130
+"""Exit code of a process that was interrupted."""
 _GONE = ("NOT_STARTED", ApplicationStatus.DELETING.value)
 _HOST_PATTERN = r"^[A-Za-z0-9_.:%-]+$"
 """A name, or an address, which may have a zone behind a ``%``."""
@@ -123,6 +129,7 @@ class ServeCluster:
         self._reserved: list[Reservation] = []
         self._deployed = False
         self._watch: IngressStandby | None = None
+        self._processes = ChildProcesses()
 
     def __enter__(self) -> Self:
         """Connect to Ray and Serve, which are started if need be.
@@ -146,6 +153,9 @@ class ServeCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop Serve and what else this object started."""
+        if self._has_lost_head():
+            self._abandon(0 if kind is None else _INTERRUPTED if kind is KeyboardInterrupt else 1)
+            return
         try:
             announce_stop(self.app_name)
             if self._watch is not None:
@@ -215,8 +225,28 @@ class ServeCluster:
             self._watch = IngressStandby(self.ingress_mode.haproxy, self._folder, host, self.port)
             self._watch.start()
 
+    def _has_lost_head(self) -> bool:
+        """Whether the local cluster has lost its head: no call of Ray's would come back."""
+        if not self.local:
+            return False
+        self._processes.look()
+        return self._processes.has_lost_head()
+
+    def _abandon(self, exit_code: int) -> None:
+        """End a local cluster without its help, and later this process: Ray's part of it can no longer be ended."""
+        if self._watch is not None:
+            self._watch.stop()
+        self._processes.end(at_once=True)
+        self._release_ports()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        # Before what Ray wants to do at the end: wait for its head for a minute, and read what is gone.
+        atexit.register(_exit_at_once, exit_code)
+
     def live_state(self) -> str:
         """The application's state in Serve's words, such as ``RUNNING``. Raises StartError if it is gone."""
+        if self._has_lost_head():
+            raise StartError(f"the Ray cluster is gone: its process {HEAD} has ended")
         try:
             state = self._state()
         except RayError as error:
@@ -381,6 +411,7 @@ class ServeCluster:
             block.ports,
             secrets.token_hex(8),
             loopback_only=self.local,
+            route_prefix=self.route_prefix,
         )
         try:
             serve.start(
@@ -404,7 +435,10 @@ class ServeCluster:
             # Whoever waits for the name needs the ports next.
             self._release_ports()
         release_name(self.app_name)
+        if self.local:
+            self._processes.look()
         ray.shutdown()
+        self._processes.end(at_once=False)
         self._release_ports()
         # HAProxy's files are there, and others may go on using the Serve that was started here.
         if self._folder is not None and not self._serve_goes_on:
@@ -413,6 +447,13 @@ class ServeCluster:
     def _release_ports(self) -> None:
         while self._reserved:
             self._reserved.pop().release()
+
+
+def _exit_at_once(exit_code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
 
 
 def _running_serve() -> ServeInstanceDetails | None:

@@ -99,7 +99,7 @@ class Outcome:
 async def run_cases(url: str, api_key: str | None, tool_name: str, cases: Sequence[Case]) -> list[Outcome]:
     """Run the cases one after the other. Raises ToolFault or ConfigError if the server cannot be checked at all."""
     longest = max(case.seconds for case in cases)
-    async with ToolClient(url, api_key=api_key, timeout=longest) as client:
+    async with ToolClient(url, api_key=api_key, timeout=longest, max_retries=3) as client:
         tools = {tool.name: tool for tool in await asyncio.wait_for(client.tools(), 30.0)}
         if tool_name not in tools:
             raise ConfigError(f"the server at {url} has no tool {tool_name!r}; it serves: {', '.join(sorted(tools))}")

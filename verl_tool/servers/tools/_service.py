@@ -17,7 +17,7 @@ from verl_tool.web.patience import BusyFault, seconds_of
 CONNECT_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 3.0
 """Services close an idle connection after 5 s or more; one that is kept longer may be closed as it is used."""
-MAX_ANSWER_BYTES = 16 << 20
+MAX_ANSWER_BYTES = 4 << 20
 """Of an answer, decompressed."""
 _CHUNK = 1 << 16
 _NOT_OURS = (401, 402, 403, 404, 405, 407, 432, 433)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from pydantic import Field
 
 from verl_tool.servers.tools import CallError, ToolOptions, tool
 from verl_tool.servers.tools._arithmetic import ExpressionError, as_text, evaluate
+
+_LONG_CHARACTERS = 300
 
 
 class CalculatorOptions(ToolOptions):
@@ -35,6 +39,9 @@ async def calculator(expression: str, options: CalculatorOptions) -> str:
     if len(expression) > limit:
         raise CallError(f"the expression has {len(expression)} characters; at most {limit} are calculated")
     try:
-        return as_text(evaluate(expression), options.digits)
+        # As many operations as a long expression holds take tens of milliseconds.
+        long = len(expression) > _LONG_CHARACTERS
+        value = await asyncio.to_thread(evaluate, expression) if long else evaluate(expression)
+        return as_text(value, options.digits)
     except ExpressionError as error:
         raise CallError(str(error)) from error

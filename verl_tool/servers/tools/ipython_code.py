@@ -38,6 +38,8 @@ from verl_tool.servers.tools.workspace.workspace import Workspace, WorkspaceOpti
 
 MAX_FIGURES = 8
 """Of one cell that are shown."""
+_LONG_CHARACTERS = 16 << 10
+"""A longer cell is read in a thread: one of magics alone takes half a microsecond a character."""
 _MARK = re.compile(FIGURE_MARK % r"(\d{1,5})" + "\n?")
 
 
@@ -92,7 +94,7 @@ class IPythonCodeTool(WorkspaceTool):
             return ToolResult(NO_CODE, valid=False, error=True, invalid_reason="no code in the arguments")
         workspace: Workspace = context.state
         notebook = workspace.part(Notebook)
-        cell = read_cell(code)
+        cell = await asyncio.to_thread(read_cell, code) if len(code) > _LONG_CHARACTERS else read_cell(code)
         result = await notebook.run(
             cell,
             stdin=stdin_of(call, context),

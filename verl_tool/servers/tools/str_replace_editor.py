@@ -18,11 +18,14 @@ from verl_tool.sandbox.backends import Sandbox
 from verl_tool.sandbox.inside import wire
 from verl_tool.servers.tools._programs import cut_middle
 from verl_tool.servers.tools.base import CallError, Context, InvalidCall, ToolResult
-from verl_tool.servers.tools.workspace.edits import Edited, Edits, Text, insert_after, numbered, replace_once
+from verl_tool.servers.tools.workspace.edits import Edits, editor
+from verl_tool.servers.tools.workspace.text_edits import EditError, Text, check_size, digest
 from verl_tool.servers.tools.workspace.workspace import Workspace, WorkspaceOptions, WorkspaceTool
 
 _FOLDERS = (wire.WORK_DIRECTORY, "/tmp", "/box/tmp")
 _DEPTH = 2
+_MAX_PATH = 4096
+"""Characters; Linux takes no longer one."""
 
 
 class EditorOptions(WorkspaceOptions):
@@ -76,44 +79,69 @@ class StrReplaceEditorTool(WorkspaceTool):
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         asked: EditorArguments = self.arguments(call)
+        if len(asked.path) > _MAX_PATH:
+            raise InvalidCall(f"path is too long: it has {len(asked.path)} characters, and at most {_MAX_PATH} can be")
         workspace: Workspace = context.state
         path = posixpath.normpath(posixpath.join(wire.WORK_DIRECTORY, asked.path))
         try:
-            text = await self._done(asked, path, workspace.session, workspace.part(Edits))
-        except CallError as error:
+            return ToolResult(await self._done(asked, path, workspace.session, workspace.part(Edits)))
+        except (CallError, EditError) as error:
             return ToolResult(cut_middle(str(error), self.options.max_output_length), error=True)
         except OSError as error:
             return ToolResult(_told(error, asked.path), error=True)
         except UnicodeError:
             return ToolResult(f"{asked.path!a} cannot be a path", error=True)
-        return ToolResult(cut_middle(text, self.options.max_output_length))
 
     async def _done(self, asked: EditorArguments, path: str, session: Sandbox, edits: Edits) -> str:
-        """What the model reads. Raises CallError, OSError, InvalidCall."""
+        """What the model reads. Raises CallError, EditError, OSError, InvalidCall."""
         if asked.command == "view":
             return await self._view(asked, path, session)
         if asked.command == "create":
             return await _create(asked, path, session, edits)
-        content = await session.read_file(path)
+        content = check_size(await session.read_file(path), asked.path)
         if asked.command == "undo_edit":
-            return await _undo(asked, path, session, edits, content)
-        edited = _edited(asked, Text.of(content, asked.path))
-        await _write(session, path, edited.file.encoded(), content)
-        edits.add(path, content, edited.file.encoded())
-        return f"The file {asked.path} has been edited. Around the edit it reads now:\n{edited.snippet()}"
+            return await self._undo(asked, path, session, edits, content)
+        changed, before, after, snippet = await self._edited(asked, content)
+        await _write(session, path, changed, content)
+        edits.add(path, before, after)
+        return f"The file {asked.path} has been edited. Around the edit it reads now:\n{snippet}"
+
+    async def _edited(self, asked: EditorArguments, content: bytes) -> tuple[bytes, bytes, bytes, str]:
+        """As `text_edits.replace`. Raises CallError, InvalidCall."""
+        if asked.command == "str_replace":
+            old = _required(asked.old_str, "old_str", "str_replace")
+            return await self._compute("replace", content, asked.path, old, asked.new_str or "")
+        line = _required(asked.insert_line, "insert_line", "insert")
+        given = asked.new_str if asked.insert_text is None else asked.insert_text
+        return await self._compute("insert", content, asked.path, line, _required(given, "new_str", "insert"))
 
     async def _view(self, asked: EditorArguments, path: str, session: Sandbox) -> str:
         try:
             if path in _FOLDERS:
                 raise IsADirectoryError
-            file = Text.of(await session.read_file(path), asked.path)
+            content = check_size(await session.read_file(path), asked.path)
         except IsADirectoryError:
             if asked.view_range is not None:
                 raise InvalidCall("view_range is for files, and the path is a folder") from None
-            return await _listing(asked.path, path, session)
-        lines = file.lines
-        first, last = _range(asked.view_range, len(lines))
-        return numbered(lines, first, last) or "(the file is empty)"
+            return cut_middle(await _listing(asked.path, path, session), self.options.max_output_length)
+        return await self._compute("view", content, asked.path, asked.view_range)
+
+    async def _undo(self, asked: EditorArguments, path: str, session: Sandbox, edits: Edits, content: bytes) -> str:
+        edit = edits.last(path)
+        before, text = await self._compute("undo", edit.before, edit.after, content, asked.path)
+        if before is None:
+            await _remove(session, path)
+        else:
+            await _write(session, path, before, content)
+        edits.forget(edit)
+        if before is None:
+            return f"The file {asked.path} was made by the edit that is undone, and is removed."
+        return f"The last edit of {asked.path} is undone. It reads now:\n{text}"
+
+    async def _compute(self, name: str, *arguments: Any) -> Any:
+        """As `Editor.run`, with the tool's limits."""
+        options = self.options
+        return await editor.run(name, *arguments, options.max_output_length, seconds=options.timeout_seconds)
 
 
 async def _create(asked: EditorArguments, path: str, session: Sandbox, edits: Edits) -> str:
@@ -122,30 +150,9 @@ async def _create(asked: EditorArguments, path: str, session: Sandbox, edits: Ed
         await session.read_file(path)
     except FileNotFoundError:
         await _write(session, path, content, None)
-        edits.add(path, None, content)
+        edits.add(path, None, digest(content))
         return f"The file {asked.path} has been created."
     raise CallError(f"{asked.path} exists already, and create overwrites nothing; use str_replace or insert")
-
-
-def _edited(asked: EditorArguments, file: Text) -> Edited:
-    if asked.command == "str_replace":
-        old = _required(asked.old_str, "old_str", "str_replace")
-        return replace_once(file, old, asked.new_str or "", asked.path)
-    line = _required(asked.insert_line, "insert_line", "insert")
-    given = asked.new_str if asked.insert_text is None else asked.insert_text
-    return insert_after(file, line, _required(given, "new_str", "insert"))
-
-
-async def _undo(asked: EditorArguments, path: str, session: Sandbox, edits: Edits, content: bytes) -> str:
-    before = edits.last(path, content)
-    if before is None:
-        await _remove(session, path)
-    else:
-        await _write(session, path, before, content)
-    edits.taken_back(path)
-    if before is None:
-        return f"The file {asked.path} was made by the edit that is undone, and is removed."
-    return f"The last edit of {asked.path} is undone. It reads now:\n{numbered(Text.of(before, asked.path).lines)}"
 
 
 async def _write(session: Sandbox, path: str, content: bytes, before: bytes | None) -> None:
@@ -176,20 +183,6 @@ async def _listing(shown: str, path: str, session: Sandbox) -> str:
     if not names and result.exit_code:
         raise CallError(result.stderr.strip())
     return "\n".join([f"{shown}, {_DEPTH} levels deep, without hidden files:", *sorted(names)])
-
-
-def _range(given: list[int] | None, count: int) -> tuple[int, int | None]:
-    """First and last line to show. Raises InvalidCall."""
-    if given is None:
-        return 1, None
-    if len(given) != 2:
-        raise InvalidCall(f"view_range is {given}; give two numbers: the first and the last line")
-    first, last = given
-    if not 1 <= first <= max(count, 1) or (last != -1 and last < first):
-        raise InvalidCall(
-            f"view_range is {given}, and the file has {count} lines: give 1 <= first <= last, or -1 as last"
-        )
-    return first, None if last == -1 else last
 
 
 def _required(value: Any, name: str, command: str) -> Any:

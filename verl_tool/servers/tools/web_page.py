@@ -7,6 +7,7 @@ to (`verl_tool.web.addresses`). Whatever is wrong with a page is an observation:
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +26,7 @@ from verl_tool.web.page_reader import Readable, new_pool, readable
 LINKS_OF_PART = 50
 QUEUE_SECONDS = 120.0
 """A page that finds no place among `max_concurrent` within it is the fault ``overloaded``."""
+_SOLID = re.compile(r"\S")
 _NOT_RECORDED = "this page is not among the recorded ones"
 
 
@@ -184,9 +186,11 @@ def _part(found: Readable, parts: list[str], number: int, what: str, nothing: st
 def _parts(text: str, length: int) -> list[str]:
     """Pieces of at most `length` characters that end with a paragraph, a line or a word where they can."""
     parts = []
-    rest = text.strip()
-    while len(rest) > length:
-        cut = next((at for end in ("\n\n", "\n", " ") if (at := rest.rfind(end, length // 2, length)) > 0), length)
-        parts.append(rest[:cut].rstrip())
-        rest = rest[cut:].lstrip()
-    return [*parts, rest] if rest else parts
+    text, at = text.strip(), 0
+    while len(text) - at > length:
+        ends = (text.rfind(end, at + length // 2, at + length) for end in ("\n\n", "\n", " "))
+        cut = next((end for end in ends if end > 0), at + length)
+        parts.append(text[at:cut].rstrip())
+        following = _SOLID.search(text, cut)
+        at = following.start() if following is not None else len(text)
+    return [*parts, text[at:]] if at < len(text) else parts

@@ -142,7 +142,12 @@ class CodeGrader:
             options = self._options
             seconds = options.queue_seconds + options.total_seconds + START_SECONDS
             self._client = ToolClient(
-                self._url, api_key=options.api_key, timeout=seconds, max_workers=options.max_connections, direct=False
+                self._url,
+                api_key=options.api_key,
+                timeout=seconds,
+                max_retries=3,
+                max_workers=options.max_connections,
+                direct=False,
             )
         return self._client
 

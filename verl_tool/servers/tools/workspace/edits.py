@@ -1,132 +1,45 @@
-"""Edits of a text file: one string for another, lines put in, what they look like, and how to take them back."""
+"""The edits of a workspace that can be taken back, and who makes them: nothing here holds up the event loop."""
 
 from __future__ import annotations
 
-import zlib
+import asyncio
+import atexit
+import contextlib
+import marshal
+import subprocess
+import sys
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends import WorkspaceSandbox
-from verl_tool.servers.tools.base import CallError
+from verl_tool.servers.tools.base import CallError, InvalidCall
+from verl_tool.servers.tools.workspace import text_edits
 
-SNIPPET_LINES = 4
-"""Lines shown before and behind an edit."""
-MAX_BYTES = 8 << 20
-"""Of a file that is read or edited."""
 MAX_KEPT_BYTES = 2 << 20
 """Of earlier contents of a workspace's files, compressed; the oldest are let go first."""
+INLINE_BYTES = 64 << 10
+"""Of files and texts that are edited on the event loop, which takes a millisecond; more goes to a process."""
 
 
 @dataclass(frozen=True)
-class Text:
-    """A file's content. Bytes that are no UTF-8 are kept as they are, and so is the kind of line breaks."""
+class Edit:
+    """One edit."""
 
-    text: str
-    """With line feeds; what is no UTF-8 as surrogates (PEP 383)."""
-    crlf: bool = False
-    """All its line breaks are a carriage return and a line feed."""
-
-    @classmethod
-    def of(cls, content: bytes, path: str) -> Text:
-        """Raises CallError if it is no text, or too long."""
-        if len(content) > MAX_BYTES:
-            raise CallError(f"{path} has {len(content)} bytes; this tool takes files of up to {MAX_BYTES}")
-        if b"\0" in content:
-            raise CallError(f"{path} is a binary file; this tool takes text only")
-        text = content.decode("utf-8", "surrogateescape")
-        crlf = text.count("\n") == text.count("\r\n") > 0
-        return cls(text.replace("\r\n", "\n") if crlf else text, crlf)
-
-    def encoded(self) -> bytes:
-        """As a file's content. Raises CallError if it holds what is no Unicode."""
-        try:
-            return (self.text.replace("\n", "\r\n") if self.crlf else self.text).encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise CallError(f"the text holds {error.object[error.start]!r}, which is no character") from error
-
-    def with_text(self, text: str) -> Text:
-        """The same file with another text."""
-        return Text(text, self.crlf)
-
-    @property
-    def lines(self) -> list[str]:
-        """Without their line breaks; the one that ends the last line begins no further line."""
-        return self.text.removesuffix("\n").split("\n") if self.text else []
-
-
-@dataclass(frozen=True)
-class Edited:
-    """A file after an edit."""
-
-    file: Text
-    first: int
-    """Number of the first line that the edit wrote, from 1."""
-    last: int
-
-    def snippet(self) -> str:
-        """The lines of the edit and some around them."""
-        return numbered(self.file.lines, max(1, self.first - SNIPPET_LINES), self.last + SNIPPET_LINES)
-
-
-def numbered(lines: list[str], first: int = 1, last: int | None = None) -> str:
-    """Lines with their numbers, as ``cat -n`` shows them."""
-    shown = "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines[first - 1 : last], first))
-    return shown.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def replace_once(file: Text, old: str, new: str, path: str) -> Edited:
-    """`new` in the place of `old`. Raises CallError unless `old` stands there exactly once."""
-    old, new = (text.replace("\r\n", "\n") if file.crlf else text for text in (old, new))
-    if not old:
-        raise CallError("old_str is empty; give the text that is to be replaced")
-    at = file.text.find(old)
-    if at < 0:
-        raise CallError(f"No replacement was performed, old_str `{old}` did not appear verbatim in {path}.")
-    if file.text.find(old, at + 1) >= 0:
-        raise CallError(
-            f"No replacement was performed. Multiple occurrences of old_str `{old}` in lines "
-            f"{_lines_of(file.text, old)}. Please ensure it is unique"
-        )
-    first = file.text.count("\n", 0, at) + 1
-    text = file.text[:at] + new + file.text[at + len(old) :]
-    return Edited(file.with_text(text), first, first + new.count("\n"))
-
-
-def insert_after(file: Text, line: int, text: str) -> Edited:
-    """`text` as lines behind the line of that number; 0 puts it before the first. Raises CallError."""
-    lines = file.lines
-    if not 0 <= line <= len(lines):
-        raise CallError(f"insert_line is {line}, and the file has {len(lines)} lines: give a number from 0 to that")
-    text = (text.replace("\r\n", "\n") if file.crlf else text).removesuffix("\n")
-    added = text.split("\n")
-    ended = "\n" if file.text.endswith("\n") or not file.text else ""
-    whole = "\n".join([*lines[:line], *added, *lines[line:]]) + ended
-    return Edited(file.with_text(whole), line + 1, line + len(added))
-
-
-def _lines_of(text: str, old: str) -> list[int]:
-    found, at, line, counted = [], text.find(old), 1, 0
-    while at >= 0:
-        line, counted = line + text.count("\n", counted, at), at
-        found.append(line)
-        at = text.find(old, at + 1)
-    return list(dict.fromkeys(found))
-
-
-@dataclass(frozen=True)
-class _Edit:
     path: str
     before: bytes | None
-    """The file's content before, compressed; None if the edit made the file."""
-    after: int
-    """A hash of what the edit left."""
+    """The file's content before, packed; None if the edit made the file."""
+    after: bytes
+    """A digest of what the edit left."""
 
 
 class Edits:
     """The edits of one workspace that can be taken back."""
 
     def __init__(self, session: WorkspaceSandbox) -> None:
-        self._edits: deque[_Edit] = deque()
+        self._edits: deque[Edit] = deque()
         self._kept = 0
 
     def copy_for(self, session: WorkspaceSandbox) -> Edits:
@@ -139,31 +52,130 @@ class Edits:
         """Nothing is held that must be given back."""
 
     def add(self, path: str, before: bytes | None, after: bytes) -> None:
-        """Remember an edit; `before` is None if it made the file."""
-        packed = None if before is None else zlib.compress(before, 1)
-        self._edits.append(_Edit(path, packed, hash(after)))
-        self._kept += len(packed or b"")
+        """Remember an edit; see `Edit`."""
+        self._edits.append(Edit(path, before, after))
+        self._kept += len(before or b"")
         while self._kept > MAX_KEPT_BYTES:
             self._kept -= len(self._edits.popleft().before or b"")
 
-    def last(self, path: str, now: bytes) -> bytes | None:
-        """What the file held before its last edit; None if that made it. `taken_back` forgets the edit.
-
-        Raises CallError if there is no edit of it, or if the content `now` is not what that edit left.
-        """
-        edit = self._find(path)
+    def last(self, path: str) -> Edit:
+        """The last edit of a file; `forget` it when it is undone. Raises CallError if there is none."""
+        edit = next((edit for edit in reversed(self._edits) if edit.path == path), None)
         if edit is None:
             raise CallError(f"there is no edit of {path} to undo")
-        if edit.after != hash(now):
-            raise CallError(f"{path} was changed since its last edit here, and undo_edit would lose that change")
-        return None if edit.before is None else zlib.decompress(edit.before)
+        return edit
 
-    def taken_back(self, path: str) -> None:
-        """Its last edit is undone."""
-        edit = self._find(path)
-        if edit is not None:
-            self._edits.remove(edit)
-            self._kept -= len(edit.before or b"")
+    def forget(self, edit: Edit) -> None:
+        """It is undone."""
+        self._edits.remove(edit)
+        self._kept -= len(edit.before or b"")
 
-    def _find(self, path: str) -> _Edit | None:
-        return next((edit for edit in reversed(self._edits) if edit.path == path), None)
+
+class Editor:
+    """Runs the functions of `text_edits`: on small files at once, on others in one process for all workspaces."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._turn: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, name: str, *arguments: Any, seconds: float) -> Any:
+        """What the function returns.
+
+        Raises:
+            CallError: the edit cannot be made, or took longer than so many seconds.
+            InvalidCall: its arguments make no sense.
+            SandboxError: the process failed.
+        """
+        size = sum(len(argument) for argument in arguments if isinstance(argument, (str, bytes)))
+        kind, outcome = (
+            text_edits.answer(name, arguments) if size <= INLINE_BYTES else await self._ask(name, arguments, seconds)
+        )
+        if kind == "done":
+            return outcome
+        raise (InvalidCall if kind == text_edits.InvalidEdit.__name__ else CallError)(outcome)
+
+    def close(self) -> None:
+        """End the process; the next large file starts another one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    async def _ask(self, name: str, arguments: tuple[Any, ...], seconds: float) -> tuple[str, Any]:
+        loop = asyncio.get_running_loop()
+        if self._turn is None or self._loop is not loop:
+            self._turn, self._loop = asyncio.Lock(), loop
+        try:
+            async with self._turn_within(self._turn, seconds):
+                return await self._answer(name, arguments, seconds)
+        except asyncio.TimeoutError:
+            return "EditError", f"the edit took more than {seconds:g} seconds and was stopped; the file is unchanged"
+
+    @contextlib.asynccontextmanager
+    async def _turn_within(self, turn: asyncio.Lock, seconds: float) -> Any:
+        await asyncio.wait_for(turn.acquire(), seconds)
+        try:
+            yield
+        finally:
+            turn.release()
+
+    async def _answer(self, name: str, arguments: tuple[Any, ...], seconds: float) -> tuple[str, Any]:
+        """Raises TimeoutError, SandboxError."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = _start()
+        process = self._process
+        exchange = asyncio.ensure_future(asyncio.to_thread(_exchange, process, name, arguments))
+        try:
+            await asyncio.wait({exchange}, timeout=seconds)
+        finally:
+            late = not exchange.done()
+            if late:
+                process.kill()
+                await asyncio.wait({exchange})  # the thread has read the end
+                exchange.exception()
+                self.close()
+        try:
+            return exchange.result()
+        except (OSError, EOFError, ValueError) as error:
+            self.close()
+            if late:
+                raise asyncio.TimeoutError from None
+            raise SandboxError(f"the process that edits files failed: {error!r}", retryable=True) from error
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        (sys.executable, "-I", "-S", str(Path(text_edits.__file__))),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={},
+        cwd="/",
+    )
+
+
+def _exchange(process: subprocess.Popen[bytes], name: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    """A question and its answer, in a thread, which waits without the interpreter."""
+    source, target = process.stdout, process.stdin
+    assert source is not None
+    assert target is not None
+    question = marshal.dumps((name, arguments))
+    target.write(len(question).to_bytes(8, "little") + question)
+    target.flush()
+    header = source.read(8)
+    body = source.read(int.from_bytes(header, "little")) if len(header) == 8 else b""
+    if not body:
+        raise EOFError("it ended")
+    kind, outcome = marshal.loads(body)
+    return kind, outcome
+
+
+editor = Editor()
+"""Of this process: there is one for all workspaces."""
+atexit.register(editor.close)

@@ -1,9 +1,12 @@
 """One bash on a pseudoterminal.
 
 A command is typed as one line of the shell's, which bash reads to its end before it runs any of it: the command cannot
-take it for its input. When the command has ended, the line prints a marker: a random word, which the command cannot
-know, the exit code, and the directory. Bash prints the marker before its next prompt as well, so that it comes after an
-interrupt too.
+take it for its input. When the command has ended, the line prints a marker: a random word, the exit code, and the
+directory. No variable, function, alias or usual trap of the command's gets to see the word before that: the marker is
+printed by ``trap``, which no function can replace in POSIX mode, and the command's own traps are removed first. (One
+that makes bash skip commands, or a program that reads the memory of its shell, can still find it: what that gains is an
+exit code, which any command may choose.) After an interrupt, which takes the rest of the line away, the prompt says
+so, and a line that prints a marker is typed again.
 """
 
 from __future__ import annotations
@@ -31,10 +34,16 @@ _VARIABLES = {
 _MARKERS_FD = 19
 """The terminal for markers, wherever the shell's output goes. There is no /dev/tty in the sandbox."""
 _MARK = b"\x1e"
-_MARKER = re.compile(rb"\x1e([0-9a-f]{32}):(\d{1,3}):([^\x1e]{0,4200})\x1e")
-_BEGUN_MARKER = re.compile(rb"\x1e[0-9a-f]{0,32}(?::[^\x1e]{0,4200})?\Z")
-_TYPED_AT_ONCE = 500
-"""Characters of the lines in which a command is typed; a terminal takes up to 4095."""
+_FOLDER_CHARACTERS = 4096
+"""Of the directory in a marker: a deeper one has no name by which it could be entered again."""
+_MARKER = re.compile(rb"\x1e(?:([0-9a-f]{32}):(\d{0,3}):([^\x1e]{0,20000})|P)\x1e")
+_BEGUN_MARKER = re.compile(rb"\x1e(?:P|[0-9a-f]{0,32}(?::[^\x1e]{0,20000})?)\Z")
+_INTERRUPTED = 128 + signal.SIGINT
+AROUND_MARKER = re.compile(r"trap -- '' (?:SIG)?RTMAX\n|trap -- '\Z|\A' (?:SIG)?RTMAX\n")
+"""What stays of the line that prints a marker when the marker is taken out."""
+_QUOTED_AT_ONCE = 500
+"""Bytes of a command in one line of those in which it is typed, each up to four characters; a terminal takes 4095."""
+_ESCAPES = {byte: f"\\{byte:03o}" for byte in range(256) if not 32 <= byte < 127 or byte in b"'\\"}
 _KILL_LINE = b"\x15"
 _START_SECONDS = 20.0
 _AFTER_SIGNAL_SECONDS = 1.0
@@ -51,11 +60,15 @@ class Shell:
         self._process: Program | None = None
         self._begun = b""
         """Read, and maybe the beginning of a marker."""
-        self._word = b""
+        self._begin_word = self._word = b""
         self._typed = False
         """Whether keys were typed since the last command: it may wait for the rest of one."""
         self.idle = True
         """Whether the last command has ended."""
+        self.begun = True
+        """Whether the last command was begun: a shell may end before it reads one."""
+        self._prompts = False
+        """Whether the shell asks for a command, though the marker of the last one has not come."""
         self.exit_code: int | None = None
         """Of the last command; None if it has not ended, or by an interrupt."""
         self.folder: bytes = wire.WORK_DIRECTORY.encode()
@@ -95,24 +108,35 @@ class Shell:
         Returns:
             Whether it has ended within so many seconds; else `interrupt` it.
         """
+        self.begun = self._prompts = False
         self.terminal.reset_modes()
         if self._typed:
             await self.terminal.signal(signal.SIGINT)
             await self._quiet_by(time.monotonic() + _AFTER_SIGNAL_SECONDS)
             self._typed = False
         deadline = time.monotonic() + seconds
-        before, self.exit_code, self.idle = self.exit_code, None, False
-        self._word = secrets.token_hex(16).encode()
-        await self.terminal.type(_line(command, self._word, before or 0), deadline)
+        before, self.exit_code = self.exit_code, None
+        self.idle = False
+        await self.terminal.type(self._line(command, before or 0), deadline)
         return await self._ended_by(deadline)
 
     async def interrupt(self) -> None:
         """End the command and bring the shell back. Raises TerminalGone if nothing does."""
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGINT):
-            if await self.terminal.signal(number) and await self._ended_by(time.monotonic() + _AFTER_SIGNAL_SECONDS):
-                self.exit_code = None
-                return
+            if await self.terminal.signal(number):
+                deadline = time.monotonic() + _AFTER_SIGNAL_SECONDS
+                await self._quiet_by(deadline)
+                self._prompts = False
+                await self.terminal.type(self._line(b":", 0), deadline)
+                if await self._ended_by(deadline):
+                    self.exit_code = None
+                    return
         raise TerminalGone
+
+    def _line(self, command: bytes, exit_code: int) -> bytes:
+        """What is typed to run a command, with new words; see `_line`."""
+        self._begin_word, self._word = (secrets.token_hex(16).encode() for _ in range(2))
+        return _line(command, self._begin_word, self._word, exit_code)
 
     async def type(self, keys: bytes, seconds: float) -> None:
         """Type keys, and wait until the program in the foreground has answered, or time is up. Raises TerminalGone."""
@@ -150,10 +174,17 @@ class Shell:
             self._process.kill()
 
     async def _ended_by(self, deadline: float) -> bool:
+        interrupted = False
         while not self.idle:
+            if self._prompts:
+                # The shell, or a program of the command, had a SIGINT, which takes the rest of the line away.
+                self._prompts, interrupted = False, True
+                await self.terminal.type(self._line(b":", 0), deadline)
             if not await self._news_by(deadline):
-                return self.idle
-        return True
+                break
+        if self.idle and interrupted:
+            self.exit_code = _INTERRUPTED
+        return self.idle
 
     async def _quiet_by(self, deadline: float) -> None:
         before = self.terminal.written
@@ -167,11 +198,12 @@ class Shell:
         if not self.alive:
             raise TerminalGone
         self.terminal.news.clear()
+        # Not `asyncio.wait_for`, which loses a cancellation that comes together with the news.
+        news = asyncio.ensure_future(self.terminal.news.wait())
         try:
-            await asyncio.wait_for(self.terminal.news.wait(), max(0.0, deadline - time.monotonic()))
-        except asyncio.TimeoutError:
-            return False
-        return True
+            return bool((await asyncio.wait({news}, timeout=max(0.0, deadline - time.monotonic())))[0])
+        finally:
+            news.cancel()
 
     def _read(self, data: bytes) -> None:
         """Take the markers out of what was read, and show the rest."""
@@ -183,7 +215,11 @@ class Shell:
         for marker in _MARKER.finditer(data):
             self._show(data[at : marker.start()])
             at = marker.end()
-            if marker[1] == self._word and not self.idle:
+            if marker[1] is None:
+                self._prompts = self.begun and not self.idle
+            elif marker[1] == self._begin_word:
+                self.begun = True
+            elif marker[1] == self._word and marker[2] and not self.idle:
                 self.idle, self.exit_code, self.folder = True, int(marker[2]), marker[3]
         begun = _BEGUN_MARKER.search(data, at)
         end = begun.start() if begun is not None else len(data)
@@ -191,29 +227,29 @@ class Shell:
         self._begun = data[end:]
 
 
-def _line(command: bytes, word: bytes, exit_code: int) -> bytes:
-    """What is typed to run a command with the exit code of the one before it in ``$?``."""
-    marker = b'\\builtin printf \'\\036%b:%%d:%%s\\036\' "$?" "$PWD" >&%d' % (word, _MARKERS_FD)
+def _line(command: bytes, begin_word: bytes, word: bytes, exit_code: int) -> bytes:
+    """What is typed to run a command with the exit code of the one before it in ``$?``.
+
+    An assignment, which nothing can replace, turns POSIX mode on, and unsetting it turns it off: in between, ``trap``
+    is found before a function of that name. Quoted, it is no alias.
+    """
     status = b"(\\builtin exit %d); " % exit_code if exit_code else b""
+    marker = b"\036%b:${POSIXLY_CORRECT}:${PWD:0:%d}\036" % (word, _FOLDER_CHARACTERS)
+    marker = marker.replace(b"\036", b"\"$'\\036'\"")
     lines = (
-        b"PROMPT_COMMAND=%b; %b\\" % (_quoted(marker), status),
-        b"\\builtin eval %b; \\" % _quoted(command),
-        b"%b; PS1= PS2= PROMPT_COMMAND=\n" % marker,
+        b"POSIXLY_CORRECT=; \\unset -f builtin; \\unset POSIXLY_CORRECT; \\",
+        b"\\builtin printf '\\036%b::\\036' >&%d; %b\\" % (begin_word, _MARKERS_FD, status),
+        b"\\builtin eval %b; POSIXLY_CORRECT=$?; \\trap - DEBUG ERR RETURN; \\" % _quoted(command),
+        b'\\trap -- "%b" RTMAX; \\trap -p RTMAX >&%d; \\trap - RTMAX; \\' % (marker, _MARKERS_FD),
+        b"\\unset POSIXLY_CORRECT; PS1=$'\\036P\\036' PS2= PROMPT_COMMAND=\n",
     )
     return _KILL_LINE + b"\n".join(lines)
 
 
 def _quoted(text: bytes) -> bytes:
     """A word of bash's, in printable characters and in lines that a terminal takes."""
-    parts, line = [], ""
-    for byte in text:
-        character = chr(byte)
-        line += character if 32 <= byte < 127 and character not in "'\\" else f"\\{byte:03o}"
-        if len(line) > _TYPED_AT_ONCE:
-            parts.append(line)
-            line = ""
-    parts.append(line)
-    return "\\\n".join(f"$'{part}'" for part in parts).encode("ascii")
+    pieces = [text[at : at + _QUOTED_AT_ONCE] for at in range(0, len(text), _QUOTED_AT_ONCE)] or [b""]
+    return "\\\n".join(f"$'{piece.decode('latin-1').translate(_ESCAPES)}'" for piece in pieces).encode("ascii")
 
 
 async def _end_of(process: Program) -> Ended:

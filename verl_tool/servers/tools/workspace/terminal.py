@@ -17,11 +17,15 @@ from verl_tool.sandbox.inside import wire
 from verl_tool.servers.tools.base import CallError
 from verl_tool.servers.tools.workspace.pseudo_terminal import TerminalGone
 from verl_tool.servers.tools.workspace.screen import HeadAndTail
-from verl_tool.servers.tools.workspace.shell import Shell
+from verl_tool.servers.tools.workspace.shell import AROUND_MARKER, Shell
 
 _BETWEEN_CALLS_BYTES = 1 << 16
 """Kept of what background jobs write between calls."""
-_OWN_TRACE = re.compile(r"^\++ (?:PS1=|PS2=|PROMPT_COMMAND=|.*\\036[0-9a-f]{32}:).*\n?", re.MULTILINE)
+_OWN_TRACE = re.compile(
+    r"^\++ (?:PS1=|PS2=|PROMPT_COMMAND=|POSIXLY_CORRECT=|trap - (?:DEBUG ERR RETURN|RTMAX)$|trap -p RTMAX$"
+    r"|unset -f builtin$|unset POSIXLY_CORRECT$|.*(?:\\036)?[0-9a-f]{32}:).*\n?",
+    re.MULTILINE,
+)
 """What ``set -x`` shows of the line that is typed around a command."""
 
 
@@ -83,10 +87,33 @@ class Terminal:
                 interrupted = not await shell.run(typed, seconds)
                 if interrupted:
                     await shell.interrupt()
+                elif not shell.begun:  # something of an earlier command's stands in its way
+                    raise TerminalGone
             except TerminalGone:
+                if not shell.begun and not interrupted:  # it had ended before, or could not run it
+                    return await self._run_in_another(typed, seconds)
                 return await self._replaced(lost, interrupted)
             self._folder = shell.folder
             return Shown(self._text(), shell.exit_code, interrupted, lost)
+
+    async def _run_in_another(self, command: bytes, seconds: float) -> Shown:
+        """Run a command that no shell has begun in a new one. Raises as `_start`; CallError if that begins none."""
+        before = await self._replaced("", False)
+        shell = self._shell
+        assert shell is not None
+        interrupted = False
+        try:
+            interrupted = not await shell.run(command, seconds)
+            if interrupted:
+                await shell.interrupt()
+        except TerminalGone:
+            if shell.begun:
+                return await self._replaced(before.ended, interrupted)
+            raise CallError(
+                "the shell ended before the command began, and so did another one; nothing was run"
+            ) from None
+        self._folder = shell.folder
+        return Shown(self._text(), shell.exit_code, interrupted, before.ended)
 
     async def type(self, keys: bytes, seconds: float, output_bytes: int) -> Shown:
         """Type keys, and see what the program in the foreground makes of them, for so many seconds at most.
@@ -164,4 +191,4 @@ class Terminal:
 
     def _text(self) -> str:
         shown, self._shown = self._shown, HeadAndTail(_BETWEEN_CALLS_BYTES)
-        return _OWN_TRACE.sub("", shown.text())
+        return _OWN_TRACE.sub("", AROUND_MARKER.sub("", shown.text()))
