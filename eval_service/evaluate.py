@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from eval_service.evaluation.asking import Asker, Asking
 from eval_service.evaluation.dataset import Problem, read_problems
-from eval_service.evaluation.record import Key, Record, read_records, write_records
+from eval_service.evaluation.record import ABOUT, Key, Record, read_records, write_records
 from eval_service.evaluation.report import Summary, as_markdown, summarise
 from eval_service.evaluation.shown_images import IMAGES, with_images
 from eval_service.model.checkpoint import Checkpoint, newest_checkpoint
@@ -35,8 +35,6 @@ from verl_tool.json_options import json_object
 from verl_tool.util.whole_files import whole_file
 
 console = Console(stderr=True)
-ABOUT = "evaluation.json"
-"""What answered and how it was asked, beside the records."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,8 @@ class Evaluation:
     title: str
     checkpoint: str | None = None
     """The newest of ``--from_run``, in words."""
+    reward: str | None = None
+    """Name of the reward manager."""
 
     @property
     def records_path(self) -> Path:
@@ -83,8 +83,9 @@ def _describe_model(evaluation: Evaluation, asker: Asker) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    about = {"data": evaluation.title, "reward": evaluation.reward, **asker.describe()}
     with whole_file(evaluation.folder / ABOUT) as draft:
-        draft.write_text(json.dumps({"data": evaluation.title, **asker.describe()}, indent=2) + "\n")
+        draft.write_text(json.dumps(about, indent=2) + "\n")
 
 
 async def _ask_for(wanted: Sequence[tuple[Problem, int]], known: dict[Key, Record], asker: Asker, path: Path) -> None:
@@ -182,6 +183,7 @@ def command(
         asking = Asking(base_url, api_key, model, n, temperature, top_p, max_tokens, seed, concurrency, timeout)
         evaluation = Evaluation(tuple(read_problems(data, limit)), asking, folder, _numbers(k, n), data.stem)
         reward = _reward(reward_manager, reward_options, from_run, tool_server_url)
+        evaluation = replace(evaluation, reward=str(reward.reward.reward_manager.name))
         # Of the run, the reward alone is used where the tokenizer is named.
         checkpoint = _checkpoint(from_run) if from_run is not None and tokenizer is None else None
         if checkpoint is not None:

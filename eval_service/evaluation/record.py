@@ -12,6 +12,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError
 
+ABOUT = "evaluation.json"
+"""What answered and how it was asked, beside the records."""
 Key = tuple[int, int]
 """Row and sample."""
 
@@ -25,6 +27,8 @@ class Record:
     sample: int
     digest: str
     """Of the problem, the model and the sampling; a record of another evaluation is not taken for this one's."""
+    problem: str = ""
+    """Digest of the problem alone, by which two evaluations are compared; empty in records that predate it."""
     content: str = ""
     finish_reason: str | None = None
     stop_reason: str | None = None

@@ -85,8 +85,8 @@ def _word(words: ListConfig, i: int) -> str:
         written = OmegaConf.to_container(words, resolve=False)
         assert isinstance(written, list)  # a ListConfig gives a list
         raise ConfigError(
-            f"the recipe's command `{shlex.join(map(str, written))}` needs {written[i]}, which is null; set it, or name "
-            "in the command what it stands for (TOOL_SERVER_URL sets tool_server.start=null)"
+            f"the recipe's command `{shlex.join(map(str, written))}` needs {written[i]}, which is null; set it, or "
+            "name in the command what it stands for (TOOL_SERVER_URL sets tool_server.start=null)"
         )
     return f"[{','.join(map(str, value))}]" if isinstance(value, ListConfig) else str(value)
 

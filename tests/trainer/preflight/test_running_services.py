@@ -20,7 +20,9 @@ AGENT = "actor_rollout_ref.agent"
 
 
 def config(port: int, *overrides: str):
-    return composed(f"{AGENT}.tool_server_url=http://127.0.0.1:{port}", *overrides)
+    return composed(
+        f"{AGENT}.action_stop_tokens=['<call>']", f"{AGENT}.tool_server_url=http://127.0.0.1:{port}", *overrides
+    )
 
 
 def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,8 +116,8 @@ def _failures(pairs: Sequence[tuple[Case, Graded]]) -> Iterator[Finding]:
             f"{each.failure[:300]}"
         )
         remedy = (
-            "let it give what it cannot read the score of a wrong answer: such answers are left out of the loss, so that "
-            "nothing teaches the policy to write the right form"
+            "let it give what it cannot read the score of a wrong answer: such answers are left out of the loss, so "
+            "that nothing teaches the policy to write the right form"
         )
         yield Finding("constant_answers", Severity.ERROR, what, remedy)
 

@@ -13,11 +13,11 @@ from omegaconf import DictConfig
 
 from verl_tool.agent_loop.trajectory import GROUP, PROVOKED, REWARD_FAULT, VERSIONS, Trajectory
 from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.trainer.faults.fault_limits import FaultLimits, FaultWatch
 from verl_tool.trainer.monitoring.token_records import TokenRecords
 from verl_tool.trainer.ppo.advantage import compares_within_groups
 from verl_tool.trainer.ppo.causes import Outcome, with_grading, with_lone
 from verl_tool.trainer.ppo.curiosity import curiosity_metrics
-from verl_tool.trainer.ppo.fault_limits import FaultLimits, FaultWatch
 from verl_tool.trainer.ppo.tool_metrics import excluded_metrics, tool_metrics
 from verl_tool.trainer.ppo.turns.turn_metrics import turn_reward_metrics
 from verl_tool.trainer.run_folder.earlier_starts import set_aside_records

@@ -1,7 +1,7 @@
 """What earlier starts left in a run's folder is moved to ``earlier/N``, so that no start writes over it.
 
-A start that resumes from a checkpoint keeps what led to it, and moves only the steps behind. One that begins anew (there
-is no checkpoint, or ``trainer.resume_mode=disable``) moves all but the data and the model that a recipe made.
+A start that resumes from a checkpoint keeps what led to it, and moves only the steps behind. One that begins anew
+(there is no checkpoint, or ``trainer.resume_mode=disable``) moves all but the data and the model that a recipe made.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def _acquire(lease: SoftFileLease, run: Path, notify: Callable[[str], None]) -> 
             )
         if owner is None or _runs_here(owner) or (first is not None and beat != first) or time.monotonic() > deadline:
             raise RunInUseError(
-                f"{run} is in use by {_describe(owner)}: one training at a time writes into a folder. Wait for its end, "
-                "or give another folder (run_dir; in a recipe RUN=...)"
+                f"{run} is in use by {_describe(owner)}: one training at a time writes into a folder. Wait for its "
+                "end, or give another folder (run_dir; in a recipe RUN=...)"
             )
         first = beat
         time.sleep(_POLL_SECONDS)

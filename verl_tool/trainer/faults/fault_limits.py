@@ -51,11 +51,11 @@ class FaultWatch:
         kinds = sum((kinds for _, kinds, _ in self._recent), Counter[str]())
         if total < MIN_CALLS or kinds.total() <= self._limits.calls * total:
             return
-        commonest = next(message for _, _, message in reversed(self._recent) if message)
+        commonest = next((message for _, _, message in reversed(self._recent) if message), "unknown")
         raise TooManyFaultsError(
-            f"{kinds.total()} of the last {total} calls of tools ended in a fault ({_listed(kinds)}), which is more than "
-            f"max_call_fault_fraction={self._limits.calls}: what is left to train on are mostly trajectories without "
-            f"calls. The most frequent: {commonest}. Look at the tool server's log and /health; raise "
+            f"{kinds.total()} of the last {total} calls of tools ended in a fault ({_listed(kinds)}), which is more "
+            f"than max_call_fault_fraction={self._limits.calls}: what is left to train on are mostly trajectories "
+            f"without calls. The most frequent: {commonest}. Look at the tool server's log and /health; raise "
             "max_call_fault_fraction to train on all the same"
         )
 
@@ -66,19 +66,20 @@ class FaultWatch:
         self._bugs += len(bugs)
         if bugs and self._bugs >= MAX_GRADER_BUGS:
             raise TooManyFaultsError(
-                f"the reward manager raised at {self._bugs} answers as it does at an empty one ({GRADER_BUG}). The most "
-                f"frequent: {_commonest(bugs)}. That is no failing infrastructure but a bug: it leaves just those answers "
-                "out of the loss whose form it cannot read, so that nothing teaches the policy to write the right form. "
-                "Let it give them the score of a wrong answer (python -m verl_tool.agent_workers.reward_manager.redteam "
-                "finds them); max_reward_fault_fraction=1 trains on all the same"
+                f"the reward manager raised at {self._bugs} answers as it does at an empty one ({GRADER_BUG}). The "
+                f"most frequent: {_commonest(bugs)}. That is no failing infrastructure but a bug: it leaves just those "
+                "answers out of the loss whose form it cannot read, so that nothing teaches the policy to write the "
+                "right form. Let it give them the score of a wrong answer (python -m "
+                "verl_tool.agent_workers.reward_manager.redteam finds them); max_reward_fault_fraction=1 trains on "
+                "all the same"
             )
         graded = [outcome for outcome in outcomes if outcome.cause in (None, GRADER)]
         failed = [outcome.message for outcome in graded if outcome.cause == GRADER]
         if failed and len(failed) > self._limits.rewards * len(graded):
             raise TooManyFaultsError(
                 f"{len(failed)} of {len(graded)} answers have no reward ({GRADER}), which is more than "
-                f"max_reward_fault_fraction={self._limits.rewards}. The most frequent: {_commonest(failed)}. Look at the "
-                "reward manager, its judge or its server; raise max_reward_fault_fraction to train on what is left"
+                f"max_reward_fault_fraction={self._limits.rewards}. The most frequent: {_commonest(failed)}. Look at "
+                "the reward manager, its judge or its server; raise max_reward_fault_fraction to train on what is left"
             )
 
 

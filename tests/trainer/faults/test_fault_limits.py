@@ -9,15 +9,20 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("verl")
 
-from trajectories import solved
-
-from verl_tool.agent_loop.trajectory import RAISES_ON_EMPTY, CallRecord, Trajectory
+from verl_tool.agent_loop.trajectory import (
+    RAISES_ON_EMPTY,
+    Author,
+    CallRecord,
+    Segment,
+    StopReason,
+    Trajectory,
+)
 from verl_tool.protocol import Fault, FaultKind
+from verl_tool.trainer.faults.fault_limits import MAX_GRADER_BUGS, FaultLimits, FaultWatch
 from verl_tool.trainer.ppo.causes import GRADER_BUG, Outcome, TooManyFaultsError, with_grading
-from verl_tool.trainer.ppo.fault_limits import MAX_GRADER_BUGS, FaultLimits, FaultWatch
 
 GONE = Fault(kind=FaultKind.UNREACHABLE, message="nobody listens", retryable=False)
-SILENT = replace(solved(), calls=())
+SILENT = Trajectory("a", (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2,), (-0.1,), "7")), StopReason.ANSWERED)
 """A trajectory that never calls."""
 
 
@@ -67,7 +72,7 @@ def test_a_reward_manager_with_a_bug_ends_the_run_and_is_not_called_infrastructu
     watch = FaultWatch(FaultLimits(rewards=0.1))
     for _ in range(MAX_GRADER_BUGS - 1):
         watch.check(outcomes)
-    with pytest.raises(TooManyFaultsError, match="no failing infrastructure but a bug.*whose form it cannot read"):
+    with pytest.raises(TooManyFaultsError, match=r"no failing infrastructure but a bug.*whose form it cannot read"):
         watch.check(outcomes)
     careless = FaultWatch(FaultLimits(rewards=1))
     for _ in range(MAX_GRADER_BUGS):

@@ -1,0 +1,113 @@
+"""Settings with which nothing could be learned, and variables of a recipe that nobody reads."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow.parquet
+from omegaconf import DictConfig, ListConfig
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.trainer.ppo.advantage import compares_within_groups
+
+MIN_PROMPT_TOKENS = 8
+"""A chat template's own tokens and one word: no prompt is shorter."""
+MIN_RESPONSE_TOKENS = 16
+"""Of a response with a tool: a call, its observation and an answer of one word need more."""
+LAUNCH_VARIABLES = "VERL_TOOL_LAUNCH_VARIABLES"
+"""Set by examples/train/launch.sh: the names of the variables that it reads."""
+IGNORED_VARIABLES = "IGNORED_VARIABLES"
+"""Variables of other programs, with blanks between, that only look like misspelt ones of a recipe."""
+_SIMILAR = 0.85
+_MIN_LENGTH = 4
+_CONFIGS = Path(__file__).parents[1] / "config"
+
+
+def check_impossible_settings(config: DictConfig) -> Iterator[str]:
+    """A sentence for each setting that leaves no sample to learn from."""
+    yield from _of_lengths(config)
+    yield from _of_groups(config)
+    yield from _of_row_numbers(config)
+    yield from misspelt_variables(os.environ, config)
+
+
+def _of_lengths(config: DictConfig) -> Iterator[str]:
+    data = config.data
+    if data.max_prompt_length < MIN_PROMPT_TOKENS:
+        cut = "every row is left out" if data.filter_overlong_prompts else "every prompt loses its beginning"
+        yield (
+            f"data.max_prompt_length={data.max_prompt_length} (MAX_PROMPT_LENGTH) is shorter than any prompt of a "
+            f"chat: {cut}; set it to the tokens of the longest prompt, {MIN_PROMPT_TOKENS} at least"
+        )
+    if options_in(config).enable_agent and data.max_response_length < MIN_RESPONSE_TOKENS:
+        yield (
+            f"data.max_response_length={data.max_response_length} (MAX_RESPONSE_LENGTH) has no room for a call, its "
+            f"observation and an answer; set it to the tokens of all turns together, {MIN_RESPONSE_TOKENS} at least"
+        )
+
+
+def _of_groups(config: DictConfig) -> Iterator[str]:
+    name, trainer = str(config.algorithm.adv_estimator), config.trainer
+    if config.actor_rollout_ref.rollout.n != 1 or trainer.val_only or name not in ADV_ESTIMATOR_REGISTRY:
+        return
+    if compares_within_groups(name):
+        yield (
+            f"algorithm.adv_estimator={name} compares the samples of one prompt, and actor_rollout_ref.rollout.n=1 (N) "
+            "makes one: set it to 2 or more, or take an estimator without groups (reinforce_plus_plus, gae)"
+        )
+
+
+def _of_row_numbers(config: DictConfig) -> Iterator[str]:
+    wanted = config.data.get("gen_batch_size") or config.data.train_batch_size
+    paths = _paths(config.data.train_files)
+    if config.trainer.val_only or not paths or not all(path.is_file() for path in paths):
+        return  # what is not there yet is told of elsewhere
+    try:
+        rows = sum(map(_num_rows, paths))
+    except (OSError, ValueError):  # so is a file that cannot be read
+        return
+    if rows < wanted:
+        yield (
+            f"data.train_batch_size={wanted} (BATCH_SIZE) and data.train_files has {rows} rows: no step gets its "
+            "batch; lower it, or give more rows"
+        )
+
+
+def _paths(files: object) -> list[Path]:
+    named = files if isinstance(files, (list, ListConfig)) else [files]
+    return [Path(str(name)).expanduser() for name in named if name is not None]
+
+
+def _num_rows(path: Path) -> int:
+    if path.suffix == ".parquet":
+        return int(pyarrow.parquet.ParquetFile(path).metadata.num_rows)
+    with path.open("rb") as file:
+        return sum(bool(line.strip()) for line in file)
+
+
+def misspelt_variables(environment: Mapping[str, str], config: DictConfig) -> Iterator[str]:
+    """A sentence for each variable whose name is nearly that of one of the recipe's, and that nobody reads."""
+    read_by_script = environment.get(LAUNCH_VARIABLES, "").split()
+    if not read_by_script:
+        return
+    known = {*read_by_script, *_read_by_configs(config), *environment.get(IGNORED_VARIABLES, "").split()}
+    for name in sorted(set(environment) - known):
+        if len(name) < _MIN_LENGTH or not re.fullmatch("[A-Z][A-Z0-9_]*", name):
+            continue
+        if similar := difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR):
+            yield (
+                f"{name}={environment[name]} in the environment is read by nobody; did you mean {similar[0]}? Unset "
+                "it, "
+                f'or say that it is another program\'s: {IGNORED_VARIABLES}="{name}"'
+            )
+
+
+def _read_by_configs(config: DictConfig) -> set[str]:
+    folders = [_CONFIGS, *([Path(str(config.recipe.folder))] if config.recipe is not None else [])]
+    texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.yaml")]
+    return {name for text in texts for name in re.findall(r"oc\.env:(\w+)", text)}
