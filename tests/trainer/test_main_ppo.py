@@ -37,9 +37,12 @@ SIZES = (
 )
 
 
+N = "actor_rollout_ref.rollout.n=2"
+
+
 def prepared(tmp_path: Path, *overrides: str) -> DictConfig:
     """A config after all checks."""
-    config = composed("platform=cpu", f"run_dir={tmp_path}", "algorithm.adv_estimator=grpo", *SIZES, *overrides)
+    config = composed("platform=cpu", f"run_dir={tmp_path}", "algorithm.adv_estimator=grpo", N, *SIZES, *overrides)
     main_ppo.prepare(config, Console())
     return config
 

@@ -40,7 +40,7 @@ def test_rows_that_are_left_out_count_by_their_share(rows: list[dict[str, object
 
 def test_a_call_that_fits_into_no_turn_or_response_is_a_warning() -> None:
     only(told(turns_fit, setup_of(PLAIN, max_action_length=5)), WARNING, "max_action_length is 5")
-    only(told(turns_fit, setup_of(PLAIN, max_response_length=20)), WARNING, "nothing is left for an answer")
+    only(told(turns_fit, setup_of(PLAIN, max_response_length=90)), WARNING, "nothing is left for an answer")
     assert not told(turns_fit, setup_of(PLAIN, max_response_length=2000, max_action_length=1000))
 
 

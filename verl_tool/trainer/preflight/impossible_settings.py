@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
 from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.errors import ConfigError
 from verl_tool.trainer.ppo.advantage import compares_within_groups
 
 MIN_PROMPT_TOKENS = 8
@@ -44,11 +45,18 @@ def _of_lengths(config: DictConfig) -> Iterator[str]:
             f"data.max_prompt_length={data.max_prompt_length} (MAX_PROMPT_LENGTH) is shorter than any prompt of a "
             f"chat: {cut}; set it to the tokens of the longest prompt, {MIN_PROMPT_TOKENS} at least"
         )
-    if options_in(config).enable_agent and data.max_response_length < MIN_RESPONSE_TOKENS:
+    if _uses_tools(config) and data.max_response_length < MIN_RESPONSE_TOKENS:
         yield (
             f"data.max_response_length={data.max_response_length} (MAX_RESPONSE_LENGTH) has no room for a call, its "
             f"observation and an answer; set it to the tokens of all turns together, {MIN_RESPONSE_TOKENS} at least"
         )
+
+
+def _uses_tools(config: DictConfig) -> bool:
+    try:
+        return options_in(config).enable_agent
+    except ConfigError:  # so are the options of the loop
+        return False
 
 
 def _of_groups(config: DictConfig) -> Iterator[str]:
