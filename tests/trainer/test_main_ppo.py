@@ -277,7 +277,7 @@ class TestRayThatIsLate:
 
     def test_not_for_ever(self, tries):
         tries += [Exception("timed out during startup")] * main_ppo.RAY_START_TRIES
-        with pytest.raises(Exception, match="during startup"):
+        with pytest.raises(main_ppo.RayStartError, match=r"Ray did not start.*during startup\. Its logs"):
             main_ppo._run(None, None)
         assert not tries
 

@@ -57,6 +57,7 @@ from verl_tool.trainer.run_folder.earlier_starts import set_aside_earlier_start
 from verl_tool.trainer.run_folder.run_lock import run_lock
 from verl_tool.trainer.run_folder.saved_config import save_config
 from verl_tool.trainer.told_prompts import files_of, tell_tools
+from verl_tool.util.hub import go_offline_without_hub
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM
 def main() -> None:
     """Train as the command line says."""
     sys.argv[1:] = [quoted(argument) for argument in sys.argv[1:]]
+    go_offline_without_hub()
     try:
         train_as_configured()
     except SystemExit as ended:
@@ -435,12 +437,28 @@ def _run(config: DictConfig, runner: _Started) -> None:
             run_ppo(config, task_runner_class=runner)
         except Exception as error:
             # Ray raises a bare Exception if its processes are late, as they may be on a busy machine.
-            if type(error) is not Exception or ray.is_initialized() or not tries_left:
+            late = type(error) is Exception
+            if ray.is_initialized() or not (late or isinstance(error, (ConnectionError, TimeoutError))):
                 raise
+            if not late or not tries_left:
+                raise RayStartError(_why_no_ray(error)) from error
             print(f"Ray did not start, trying again: {error}", file=sys.stderr, flush=True)
             ray.shutdown()
         else:
             return
+
+
+class RayStartError(VerlToolError):
+    """Ray did not start, or the cluster that is to be joined does not answer."""
+
+
+def _why_no_ray(error: Exception) -> str:
+    words = str(error).strip().splitlines()
+    return (
+        "Ray did not start, or the cluster of RAY_ADDRESS does not answer: "
+        f"{words[0] if words else type(error).__name__}. Its logs are in /tmp/ray/session_latest/logs; a busy "
+        "machine or a full /tmp or /dev/shm are the usual reasons. Of a cluster, see `ray status`"
+    )
 
 
 class _Started:

@@ -70,6 +70,7 @@ class Shop(TrajectoryTools):
         self.stock = dict(trajectory.extra.get("stock", {}))
     @tool
     async def take(self, item: str, count: int) -> str:
+        \"\"\"Takes some of an item.\"\"\"
         if self.stock.get(item, 0) < count:
             raise CallError(f"there are only {self.stock.get(item, 0)} of {item}")
         self.stock[item] -= count

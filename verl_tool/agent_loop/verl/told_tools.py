@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
-from verl_tool.protocol import FaultKind, ToolDescription
+from verl_tool.protocol import ToolDescription
 
 _LIST = TypeAdapter(list[ToolDescription])
 
@@ -24,24 +24,6 @@ def ask_for_tools(options: EpisodeOptions, api_key: str | None = None) -> list[T
             return await client.tools()
 
     return asyncio.run(ask())
-
-
-def check_server(options: EpisodeOptions, seconds: float, api_key: str | None = None) -> None:
-    """Raises ToolFault (unreachable, timeout) if nobody answers at `tool_server_url` within `seconds`.
-
-    A server of another kind need not know our routes: any answer counts.
-    """
-
-    async def ask() -> None:
-        settings = {**options.client_settings(), "timeout": seconds}
-        async with ToolClient(str(options.tool_server_url), api_key=api_key, **settings) as client:  # type: ignore[arg-type]
-            await client.health()
-
-    try:
-        asyncio.run(ask())
-    except ToolFault as fault:
-        if fault.kind in (FaultKind.UNREACHABLE, FaultKind.TIMEOUT):
-            raise
 
 
 def as_setting(tools: list[ToolDescription]) -> str:
