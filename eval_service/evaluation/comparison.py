@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eval_service.evaluation.record import ABOUT, Record, read_records
+from eval_service.evaluation.record import ABOUT, RECORDS, Record, read_records
 from verl_tool.agent_loop.trajectory import Author
 from verl_tool.errors import ConfigError
 
@@ -92,7 +92,7 @@ class Comparison:
 
 def read_evaluation(path: Path) -> Evaluated:
     """Read the folder of an evaluation, or its file of records. Raises ConfigError if there are no answers."""
-    records = path / "records.jsonl" if path.is_dir() else path
+    records = path / RECORDS if path.is_dir() else path
     if not records.is_file():
         raise ConfigError(f"{path} is no evaluation: there is no {records}; python -m eval_service.evaluate leaves one")
     found = tuple(read_records(records))

@@ -12,6 +12,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError
 
+RECORDS = "records.jsonl"
+"""An evaluation's answers, a line each."""
 ABOUT = "evaluation.json"
 """What answered and how it was asked, beside the records."""
 Key = tuple[int, int]
