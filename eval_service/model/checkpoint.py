@@ -68,6 +68,14 @@ def newest_model(run: Path) -> Path:
     return newest_checkpoint(run).model
 
 
+def last_saved_step(run: Path) -> int | None:
+    """The step of the last checkpoint with weights in Hugging Face's form; nothing is merged."""
+    for step, actor in _actors(run):
+        if any(_has_weights(actor / folder) for folder in ("huggingface", MEGATRON_EXPORT, MERGED)):
+            return step
+    return None
+
+
 def how_to_serve(run: Path, data: Path | None = None) -> str:
     """The commands that serve and evaluate a run, one a line; where there is no checkpoint, why there are none."""
     try:

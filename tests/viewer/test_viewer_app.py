@@ -52,6 +52,18 @@ def test_runs_are_found_with_their_courses(url):
     ]
 
 
+def test_a_run_tells_its_last_checkpoint(tmp_path):
+    made_run(tmp_path / "one")
+    with viewer(tmp_path) as url:
+        assert told(url, "/api/runs")[0]["checkpoint"] is None
+        saved = tmp_path / "one/checkpoints/global_step_3/actor/huggingface"
+        saved.mkdir(parents=True)
+        (saved / "config.json").write_text("{}")
+        (saved / "model.safetensors").write_bytes(b"x")
+        (tmp_path / "one/checkpoints/global_step_4").mkdir()  # one that is just being written
+        assert told(url, "/api/runs")[0]["checkpoint"] == 3
+
+
 def test_curves_and_configs(url):
     metrics = told(url, "/api/metrics?run=first&names=actor/entropy")
     assert metrics["steps"] == [1, 2, 3, 4]

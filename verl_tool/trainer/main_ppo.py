@@ -44,7 +44,7 @@ from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
 from verl_tool.trainer.preflight.patch_check import check_versions, imports_checked
-from verl_tool.trainer.preflight.running_services import check_tool_server
+from verl_tool.trainer.preflight.running_services import check_reward_servers, check_tool_server
 from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
@@ -129,6 +129,7 @@ def train_in_folder(config: DictConfig) -> None:
     with console_of(config) as console, preloaded(config):
         prepare(config, console)
         check_tool_server(config)
+        check_reward_servers(config)
         with tool_server(config, console) as wait_until_up, patched_modules(config) as wait_for_imports:
             check_versions()
             make_what_is_missing(config, console)

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eval_service.evaluation.comparison import Evaluated, compare, read_evaluation
 from eval_service.evaluation.record import ABOUT, RECORDS
+from eval_service.model.checkpoint import last_saved_step
 from verl_tool.errors import ConfigError
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.http import Disconnected, HeaderMap, HttpError, JsonResponse, error_response, headers_of
@@ -101,6 +102,7 @@ class ViewerApp:
             "folder": printable(str(run.file or run.folder)),
             "rewards": rewards[-200:],
             "steps": metrics[-1][0] if metrics else 0,
+            "checkpoint": last_saved_step(run.folder),
             "changed": max(changed, default=None),
             "problem": problem,
         }

@@ -14,7 +14,7 @@ from verl_loop import composed
 from verl_tool.errors import ConfigError
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.trainer.preflight import running_services
-from verl_tool.trainer.preflight.running_services import check_tool_server
+from verl_tool.trainer.preflight.running_services import check_reward_servers, check_tool_server
 
 AGENT = "actor_rollout_ref.agent"
 
@@ -32,6 +32,18 @@ def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPa
         check_tool_server(config(port))
     check_tool_server(config(port, f"{AGENT}.enable_agent=false"))
     check_tool_server(config(port, "actor_rollout_ref.replay=/some/where"))
+
+
+def test_a_judge_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_services, "ANSWER_SECONDS", 0.5)
+    (port,) = free_ports(1)
+    judge = f"http://127.0.0.1:{port}/v1"
+    nested = f"+reward.reward_kwargs.sources.a.judge_url={judge}"
+    with pytest.raises(ConfigError, match=rf"reward\.reward_kwargs\.sources\.a\.judge_url={judge}: nobody answers"):
+        check_reward_servers(config(1, nested))
+    with pytest.raises(ConfigError, match=r"reward\.sandbox_fusion\.url"):
+        check_reward_servers(config(1, f"reward.sandbox_fusion.url={judge}"))
+    check_reward_servers(config(1, "+reward.reward_kwargs.other=http-text"))
 
 
 def test_a_server_of_another_kind_counts() -> None:
