@@ -59,8 +59,8 @@ class Evaluation:
 async def answers(evaluation: Evaluation) -> list[Record]:
     """All answers: those of an earlier, broken run, and the missing ones, which are asked for now."""
     async with Asker(evaluation.asking) as asker:
-        _describe_model(evaluation, asker)
         known = known_records(evaluation, asker)
+        _describe_model(evaluation, asker)
         samples = evaluation.asking.samples
         wanted = [(p, j) for p in evaluation.problems for j in range(samples) if (p.index, j) not in known]
         if known:

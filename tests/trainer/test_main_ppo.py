@@ -301,6 +301,22 @@ def test_an_error_of_a_worker_is_told_with_its_traceback_through_however_many_pr
     assert str(ended.value).endswith("ConfigError: too small\nerror: the training ended: too small")
 
 
+def test_a_full_disk_ends_a_run_with_one_line_that_says_how_to_go_on(tmp_path, monkeypatch):
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "global_step_4").mkdir(parents=True)
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("4")
+    full = RayTaskError("save", "Traceback: No space left on device", RuntimeError("No space left on device"))
+    monkeypatch.setattr(main_ppo.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(main_ppo, "dry_run", lambda config: (_ for _ in ()).throw(full.as_instanceof_cause()))
+    places = {"run_dir": str(tmp_path), "trainer": {"default_local_dir": str(checkpoints)}}
+    with pytest.raises(SystemExit) as ended:
+        main_ppo.train_as_configured.__wrapped__(OmegaConf.create({"dry_run": True, **places}))
+    [line] = str(ended.value).splitlines()
+    assert line.startswith("error: the training ended: a disk is full (")
+    assert f" GB left at {tmp_path}" in line
+    assert line.endswith(f"it goes on from {checkpoints}/global_step_4")
+
+
 @pytest.mark.parametrize("name", ["max_response_length", "val_max_response_length"])
 def test_a_limit_above_what_verls_batches_hold_is_refused(tmp_path, name):
     limits = ("data.max_response_length=64", f"{AGENT}.{name}=65", f"{AGENT}.enable_agent=false")
