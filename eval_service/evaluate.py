@@ -83,6 +83,7 @@ def _describe_model(evaluation: Evaluation, asker: Asker) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    evaluation.folder.mkdir(parents=True, exist_ok=True)
     about = {"data": evaluation.title, "reward": evaluation.reward, **asker.describe()}
     with whole_file(evaluation.folder / ABOUT) as draft:
         draft.write_text(json.dumps(about, indent=2) + "\n")

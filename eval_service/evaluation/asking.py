@@ -123,7 +123,7 @@ class Asker:
     async def ask(self, problem: Problem, sample: int) -> Record:
         """One answer. What prevents it is in the record; the client has tried again by then."""
         began = time.perf_counter()
-        blank = Record(problem.index, sample, self.digest(problem), problem.digest)
+        blank = Record(problem.index, sample, self.digest(problem), problem=problem.digest)
         try:
             answer = await self._client.chat.completions.create(**self._request(problem, sample))
         except openai.OpenAIError as error:

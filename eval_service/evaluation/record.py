@@ -29,8 +29,6 @@ class Record:
     sample: int
     digest: str
     """Of the problem, the model and the sampling; a record of another evaluation is not taken for this one's."""
-    problem: str = ""
-    """Digest of the problem alone, by which two evaluations are compared; empty in records that predate it."""
     content: str = ""
     finish_reason: str | None = None
     stop_reason: str | None = None
@@ -46,6 +44,8 @@ class Record:
     """What the reward manager told besides."""
     reward_fault: str | None = None
     """Why there is no score."""
+    problem: str = ""
+    """Digest of the problem alone, by which two evaluations are compared; empty in records that predate it."""
 
     @property
     def key(self) -> Key:

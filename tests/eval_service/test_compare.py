@@ -23,10 +23,10 @@ def evaluation(folder: Path, right: list[list[bool] | None], salt: str = "", **a
     records = []
     for index, answers in enumerate(right):
         if answers is None:
-            records.append(Record(index, 0, "d", f"problem {index}{salt}", error="no"))
+            records.append(Record(index, 0, "d", problem=f"problem {index}{salt}", error="no"))
         for sample, correct in enumerate(answers or ()):
             told = {"content": f"answer {index}", "score": float(correct), "correct": correct}
-            records.append(Record(index, sample, "d", f"problem {index}{salt}", **told))
+            records.append(Record(index, sample, "d", problem=f"problem {index}{salt}", **told))
     write_records(folder / "records.jsonl", records)
     (folder / ABOUT).write_text(json.dumps({**SETTINGS, "fingerprint": str(folder), **about}))
     return folder

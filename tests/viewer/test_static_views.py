@@ -56,7 +56,14 @@ def runs(tmp_path_factory):
         asked = replace(made_trajectory(9, 0, 1, draw).segments[0], text="what is two?")
         records = [
             Record(
-                i, 0, "d", f"p{i}", "2", score=float(each), correct=each, trajectory=replace(long, segments=(asked,))
+                i,
+                0,
+                "d",
+                "2",
+                problem=f"p{i}",
+                score=float(each),
+                correct=each,
+                trajectory=replace(long, segments=(asked,)),
             )
             for i, each in enumerate(right)
         ]

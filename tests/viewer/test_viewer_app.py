@@ -91,7 +91,7 @@ def test_a_record_comes_as_it_was_written(url, runs):
 def evaluation(folder, right, salt=""):
     folder.mkdir()
     records = [
-        Record(i, 0, "d", f"problem {i}{salt}", content=f"answer {i}", score=float(each), correct=each)
+        Record(i, 0, "d", problem=f"problem {i}{salt}", content=f"answer {i}", score=float(each), correct=each)
         for i, each in enumerate(right)
     ]
     write_records(folder / "records.jsonl", records)
