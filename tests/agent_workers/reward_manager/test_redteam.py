@@ -92,7 +92,7 @@ def test_what_can_be_gamed_is_told_with_its_input(tmp_path: Path, right: str, fo
     mine, rows = tmp_path / "mine.py", tmp_path / "rows.jsonl"
     mine.write_text(MINE.format(right=right) + EVALUATES, "utf-8")
     rows.write_text(json.dumps({"reward_model": {"ground_truth": "72"}}) + "\n", "utf-8")
-    result = attacked(str(mine), "--data", str(rows))
+    result = attacked(str(mine), "--data", str(rows), "--all")
     assert result.exit_code == 1
     for attack, text in found.items():
         assert any(attack in line and text in line for line in result.output.splitlines()), attack
@@ -118,7 +118,7 @@ def test_a_grader_that_hangs_is_told_and_ended(tmp_path: Path, hangs: str, attac
 
 
 LEAKY = "sample.answer.rpartition('Answer:')[1] and sample.ground_truth in sample.answer.rpartition('Answer:')[2]"
-STRICT = "(re.findall(r'Total=\\\\s*(.*)', sample.answer) or [None])[0] == sample.ground_truth"
+STRICT = "(re.findall(r'Total=\\s*(.*)', sample.answer) or [None])[-1] == sample.ground_truth"
 
 
 def test_the_mark_of_a_manager_is_found_in_its_file(tmp_path: Path) -> None:
