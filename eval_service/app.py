@@ -174,6 +174,7 @@ def command(
         settings = ServiceSettings(
             model=_model(model, run, tokenizer, engine),
             served_model_name=served_model_name or _name(model, run, engine),
+            checkpoint=run.checkpoint if run else None,
             tokenizer=tokenizer,
             trust_remote_code=trust_remote_code or bool(run and run.trust_remote_code),
             chat_template_kwargs=run.chat_template_kwargs if run else {},
@@ -331,7 +332,8 @@ def _watch(cluster: ServiceCluster, signals: Signals) -> None:
 def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: Start) -> None:
     engine = settings.engine
     what = f"vLLM, {start.num_models} replica(s)" if isinstance(engine, VllmSettings) else engine.url
-    console.print(f"model       {settings.served_model_name} ({settings.model}) on {what}", highlight=False)
+    which = "" if settings.checkpoint is None else f"{settings.checkpoint}: "
+    console.print(f"model       {settings.served_model_name} ({which}{settings.model}) on {what}", highlight=False)
     console.print(f"ingress     {cluster.ingress_mode.describe()}", highlight=False)
     print_address(f"{cluster.url}/v1", cluster.host, settings.api_key)
 

@@ -96,6 +96,7 @@ class ModelReplica:
             self._service,
             settings.served_model_name,
             fingerprint=mark,
+            checkpoint=settings.checkpoint,
             server=server,
             api_key=settings.api_key,
             request_timeout_seconds=settings.request_timeout_seconds,

@@ -22,6 +22,8 @@ TRAINING_ONLY = frozenset(
         "mask_void_traj",
         "answer_markers",
         "max_fault_fraction",
+        "max_call_fault_fraction",
+        "max_reward_fault_fraction",
         "enable_tqdm",
         "record_images",
         "val_max_turns",

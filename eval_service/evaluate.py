@@ -2,8 +2,9 @@
 
     python -m eval_service.evaluate --data test.parquet --reward_manager torl --base_url http://127.0.0.1:8000/v1
 
-Writes into ``--out``: records.jsonl (one line an answer), summary.json and report.md; the images that rows hold and
-tools show into images/, where records and report name them. Broken off, the same command goes on where it stopped.
+Writes into ``--out``: records.jsonl (one line an answer), evaluation.json (what answered, and how it was asked),
+summary.json and report.md; the images that rows hold and tools show into images/, where records and report name them.
+Broken off, the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,12 +25,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from eval_service.evaluation.asking import Asker, Asking
 from eval_service.evaluation.dataset import Problem, read_problems
-from eval_service.evaluation.record import Key, Record, read_records, write_records
+from eval_service.evaluation.record import ABOUT, Key, Record, read_records, write_records
 from eval_service.evaluation.report import Summary, as_markdown, summarise
 from eval_service.evaluation.shown_images import IMAGES, with_images
+from eval_service.model.checkpoint import Checkpoint, newest_checkpoint
 from verl_tool.agent_loop.trajectory import save_images
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.json_options import json_object
+from verl_tool.util.whole_files import whole_file
 
 console = Console(stderr=True)
 
@@ -43,6 +46,10 @@ class Evaluation:
     folder: Path
     ks: tuple[int, ...]
     title: str
+    checkpoint: str | None = None
+    """The newest of ``--from_run``, in words."""
+    reward: str | None = None
+    """Name of the reward manager."""
 
     @property
     def records_path(self) -> Path:
@@ -53,6 +60,7 @@ async def answers(evaluation: Evaluation) -> list[Record]:
     """All answers: those of an earlier, broken run, and the missing ones, which are asked for now."""
     async with Asker(evaluation.asking) as asker:
         known = known_records(evaluation, asker)
+        _describe_model(evaluation, asker)
         samples = evaluation.asking.samples
         wanted = [(p, j) for p in evaluation.problems for j in range(samples) if (p.index, j) not in known]
         if known:
@@ -62,6 +70,23 @@ async def answers(evaluation: Evaluation) -> list[Record]:
         write_records(evaluation.records_path, known.values())
         await _ask_for(wanted, known, asker, evaluation.records_path)
     return [known[key] for key in sorted(known)]
+
+
+def _describe_model(evaluation: Evaluation, asker: Asker) -> None:
+    """Say which weights answer, warn if they are not those of the run, and leave both in the folder."""
+    served = "weights that the endpoint does not name" if asker.checkpoint is None else asker.checkpoint
+    console.print(f"{evaluation.asking.base_url} serves {asker.model}: {served}", highlight=False, soft_wrap=True)
+    if evaluation.checkpoint is not None and asker.checkpoint not in (None, evaluation.checkpoint):
+        console.print(
+            f"[bold yellow]the newest checkpoint of --from_run is {escape(evaluation.checkpoint)}, and the endpoint "
+            f"serves {escape(str(asker.checkpoint))}[/bold yellow]",
+            highlight=False,
+            soft_wrap=True,
+        )
+    evaluation.folder.mkdir(parents=True, exist_ok=True)
+    about = {"data": evaluation.title, "reward": evaluation.reward, **asker.describe()}
+    with whole_file(evaluation.folder / ABOUT) as draft:
+        draft.write_text(json.dumps(about, indent=2) + "\n")
 
 
 async def _ask_for(wanted: Sequence[tuple[Problem, int]], known: dict[Key, Record], asker: Asker, path: Path) -> None:
@@ -159,7 +184,14 @@ def command(
         asking = Asking(base_url, api_key, model, n, temperature, top_p, max_tokens, seed, concurrency, timeout)
         evaluation = Evaluation(tuple(read_problems(data, limit)), asking, folder, _numbers(k, n), data.stem)
         reward = _reward(reward_manager, reward_options, from_run, tool_server_url)
-        summary = asyncio.run(evaluate(evaluation, reward, _tokenizer(tokenizer, from_run)))
+        evaluation = replace(evaluation, reward=str(reward.reward.reward_manager.name))
+        # Of the run, the reward alone is used where the tokenizer is named.
+        checkpoint = _checkpoint(from_run) if from_run is not None and tokenizer is None else None
+        if checkpoint is not None:
+            evaluation = replace(evaluation, checkpoint=str(checkpoint))
+            console.print(f"{from_run}: {checkpoint}", highlight=False, soft_wrap=True)
+        name = tokenizer if checkpoint is None else str(checkpoint.model)
+        summary = asyncio.run(evaluate(evaluation, reward, _tokenizer(name)))
     except VerlToolError as error:
         console.print(f"[bold red]cannot evaluate:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
@@ -204,14 +236,22 @@ def _reward(name: str | None, options: str, run: Path | None, tool_server_url: s
     return reward_of_run(run_config(run), name, given, tool_server_url)
 
 
-def _tokenizer(name: str | None, run: Path | None) -> Any:
+def _checkpoint(run: Path) -> Checkpoint:
+    try:
+        return newest_checkpoint(run)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. To grade answers of another model by this run's reward, name its tokenizer: --tokenizer"
+        ) from None
+
+
+def _tokenizer(name: str | None) -> Any:
     """transformers' tokenizer, as the reward managers of training have it; None: texts are scored."""
-    if name is None and run is None:
+    if name is None:
         return None
-    from eval_service.model.checkpoint import newest_model
     from eval_service.model.tokenizer import load_tokenizer
 
-    return load_tokenizer(name or str(newest_model(run or Path()))).tokenizer
+    return load_tokenizer(name).tokenizer
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ class ServiceSettings(_Settings):
     """Folder or hub name of the model; its tokenizer is read from `tokenizer`, or from here."""
     served_model_name: str
     """What clients call it."""
+    checkpoint: str | None = None
+    """Which weights of a run these are, in words."""
     tokenizer: str | None = None
     trust_remote_code: bool = False
     chat_template_kwargs: dict[str, Any] = {}

@@ -129,7 +129,7 @@ ARROWS = {
     "trainer.monitoring trainer.progress",
     "eval_service": "protocol formats client web agent_loop agent_loop.verl servers.command_options servers.metrics "
     "servers.supervised_server servers.server_console servers.execution servers.api servers.settings servers.serve",
-    "viewer": "protocol servers.command_options servers.execution servers.api trainer.monitoring",
+    "viewer": "protocol servers.command_options servers.execution servers.api trainer.monitoring eval_service",
     "doctor": "protocol formats client agent_loop agent_loop.verl servers.tool_config servers.tools servers.execution "
     "agent_workers doctor.checks trainer eval_service",
     "doctor.gpu_smoke": "protocol formats client servers.tools servers.supervised_server servers.serve agent_loop "

@@ -56,6 +56,8 @@ class Asker:
         self.model = ""
         self.gives_trajectories = False
         self._fingerprint: object = None
+        self.checkpoint: str | None = None
+        """Which weights of a run the endpoint says to serve."""
 
     async def __aenter__(self) -> Asker:
         """Ask which models there are. Raises ConfigError if the endpoint does not answer, or serves another model."""
@@ -72,7 +74,9 @@ class Asker:
         if self.model not in cards:
             raise ConfigError(f"{self._asking.base_url} does not serve {self.model!r}; it serves {sorted(cards)}")
         self.gives_trajectories = cards[self.model].owned_by == OWNER
-        self._fingerprint = (cards[self.model].model_extra or {}).get("fingerprint")
+        further = cards[self.model].model_extra or {}
+        self._fingerprint = further.get("fingerprint")
+        self.checkpoint = None if further.get("checkpoint") is None else str(further["checkpoint"])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -95,6 +99,20 @@ class Asker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def describe(self) -> dict[str, Any]:
+        """What answered, and how it was asked: what two evaluations must share to be compared."""
+        asking = self._asking
+        return {
+            "model": self.model,
+            "checkpoint": self.checkpoint,
+            "fingerprint": self._fingerprint,
+            "samples": asking.samples,
+            "temperature": asking.temperature,
+            "top_p": asking.top_p,
+            "max_tokens": asking.max_tokens,
+            "seed": asking.seed,
+        }
+
     def digest(self, problem: Problem) -> str:
         """Changes with the problem, with the model and its loop (if the endpoint tells), and with the sampling."""
         asking = self._asking
@@ -105,7 +123,7 @@ class Asker:
     async def ask(self, problem: Problem, sample: int) -> Record:
         """One answer. What prevents it is in the record; the client has tried again by then."""
         began = time.perf_counter()
-        blank = Record(problem.index, sample, self.digest(problem))
+        blank = Record(problem.index, sample, self.digest(problem), problem=problem.digest)
         try:
             answer = await self._client.chat.completions.create(**self._request(problem, sample))
         except openai.OpenAIError as error:

@@ -12,6 +12,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError
 
+RECORDS = "records.jsonl"
+"""An evaluation's answers, a line each."""
+ABOUT = "evaluation.json"
+"""What answered and how it was asked, beside the records."""
 Key = tuple[int, int]
 """Row and sample."""
 
@@ -40,6 +44,8 @@ class Record:
     """What the reward manager told besides."""
     reward_fault: str | None = None
     """Why there is no score."""
+    problem: str = ""
+    """Digest of the problem alone, by which two evaluations are compared; empty in records that predate it."""
 
     @property
     def key(self) -> Key:

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from eval_service.model.checkpoint import newest_model
+from eval_service.model.checkpoint import newest_checkpoint
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.verl.config import options_in
@@ -28,6 +28,8 @@ class Run:
     name: str
     model: str
     """Folder of its newest weights."""
+    checkpoint: str | None
+    """Which these are, in words; None: the model was named."""
     options: EpisodeOptions
     """With the limits of its validation."""
     sampling: Sampling
@@ -53,9 +55,11 @@ def read_run(folder: Path, model: str | None = None) -> Run:
     config = run_config(folder)
     try:
         rollout = config.actor_rollout_ref.rollout
+        checkpoint = newest_checkpoint(folder) if model is None else None
         return Run(
             name=folder.resolve().name,
-            model=model or str(newest_model(folder)),
+            model=str(model if checkpoint is None else checkpoint.model),
+            checkpoint=None if checkpoint is None else str(checkpoint),
             options=options_in(config).of_validation(),
             sampling=_sampling(rollout),
             chat_template_kwargs=_mapping(config.data.get("apply_chat_template_kwargs")),
@@ -86,6 +90,15 @@ def run_config(folder: Path) -> DictConfig:
                 raise ConfigError(f"{path} holds no mapping; it is no config of a run")
             return _moved(config, folder.resolve())
     raise ConfigError(f"no config in {folder} (looked for {', '.join(CONFIG_FILES)}); give the folder of one run")
+
+
+def tokenizer_folder(folder: Path) -> str:
+    """Where the tokenizer of a run is: its newest checkpoint, else the model with which it began."""
+    try:
+        return str(newest_checkpoint(folder).model)
+    except ConfigError:
+        began = folder / "model"
+        return str(began if began.is_dir() else run_config(folder).actor_rollout_ref.model.path)
 
 
 def _moved(config: DictConfig, folder: Path) -> DictConfig:

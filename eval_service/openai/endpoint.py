@@ -67,7 +67,8 @@ class Job:
 class Endpoint(WebApp):
     """All routes over one `Service`, which the caller makes and closes.
 
-    `model`: the name by which clients ask for it. `fingerprint`: is told with it, see `eval_service.model.fingerprint`.
+    `model`: the name by which clients ask for it. `fingerprint` and `checkpoint`
+        (which weights of a run it is) are told with it, see `eval_service.model.fingerprint`.
     `server`: the name of this service from its start to its end, which ``/health`` tells.
     `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a request
     is stopped and answered with 504. `heartbeat_seconds`: after so long without a word a stream sends a comment.
@@ -82,6 +83,7 @@ class Endpoint(WebApp):
         model: str,
         *,
         fingerprint: str | None = None,
+        checkpoint: str | None = None,
         server: str = "",
         api_key: str | None = None,
         request_timeout_seconds: float = 3600.0,
@@ -96,6 +98,7 @@ class Endpoint(WebApp):
         self.service = service
         self.model = model
         self._fingerprint = fingerprint
+        self._checkpoint = checkpoint
         self._server = server
         self.metrics = metrics or ServiceMetrics()
         self._timeout = request_timeout_seconds
@@ -268,6 +271,7 @@ class Endpoint(WebApp):
             "owned_by": "verl-tool",
             "max_model_len": self.service.engine.max_model_len,
             "fingerprint": self._fingerprint,
+            "checkpoint": self._checkpoint,
         }
 
     async def _health(self, request: Request) -> Response:

@@ -34,6 +34,7 @@ from rows import (
     messages,
     row,
     rows_without_tool,
+    run,
     save,
 )
 
@@ -128,4 +129,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from math_prompts import system_prompt
 from rich.console import Console
-from rows import DatasetPath, Limit, LocalDir, Row, RowError, convert, field, load, messages, row, save
+from rows import DatasetPath, Limit, LocalDir, Row, RowError, convert, field, load, messages, row, run, save
 
 DATA_SOURCES = {"train": "aime", "test": "aime_2024"}
 TEST_YEAR = 2024
@@ -74,4 +74,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

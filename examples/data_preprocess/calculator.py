@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rows import row, save
+from rows import row, run, save
 
 DATA_SOURCE = "calculator"
 
@@ -71,4 +71,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

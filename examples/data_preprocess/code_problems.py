@@ -49,6 +49,7 @@ from rows import (
     load,
     messages,
     row,
+    run,
     save,
 )
 
@@ -288,4 +289,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -14,7 +14,22 @@ from typing import Annotated, Any
 
 import typer
 from math_prompts import system_prompt
-from rows import DatasetPath, Limit, LocalDir, Row, Seed, TestSize, convert, divide, field, load, messages, row, save
+from rows import (
+    DatasetPath,
+    Limit,
+    LocalDir,
+    Row,
+    Seed,
+    TestSize,
+    convert,
+    divide,
+    field,
+    load,
+    messages,
+    row,
+    run,
+    save,
+)
 
 DATA_SOURCE = "deepmath"
 FIELDS = ("question", "final_answer", "difficulty", "topic")
@@ -52,4 +67,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

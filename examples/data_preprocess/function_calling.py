@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rows import LocalDir, Row, messages, row, save
+from rows import LocalDir, Row, messages, row, run, save
 
 from verl_tool.plugin import import_file
 
@@ -148,4 +148,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

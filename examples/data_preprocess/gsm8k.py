@@ -30,6 +30,7 @@ from rows import (
     load,
     messages,
     row,
+    run,
     save,
 )
 
@@ -72,4 +73,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

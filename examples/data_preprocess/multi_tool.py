@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rows import DatasetPath, LocalDir, Row, convert, field, load, messages, row, save
+from rows import DatasetPath, LocalDir, Row, convert, field, load, messages, row, run, save
 
 DATA_SOURCE = "multi_tool"
 SEARCH = "search"
@@ -47,4 +47,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -35,6 +35,7 @@ from rows import (
     messages,
     row,
     rows_without_tool,
+    run,
     save,
 )
 
@@ -172,4 +173,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from math_prompts import system_prompt
 from reasoning_gym import create_dataset
-from rows import LocalDir, Row, Seed, convert, messages, row, save
+from rows import LocalDir, Row, Seed, convert, messages, row, run, save
 
 DATA_SOURCE = "reasoning_gym"
 TASKS = (
@@ -80,4 +80,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,8 @@ import datasets
 import pandas as pd
 import typer
 from rich.console import Console
+
+from verl_tool.errors import VerlToolError
 
 AGENT_NAME = "verltool_agent"
 """The agent loop, as verl_tool/trainer/config/agent_loops.yaml names it."""
@@ -45,6 +48,16 @@ _KINDS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
 class RowError(ValueError):
     """A row of the source lacks a field, or a field holds what it should not."""
+
+
+def run(main: Callable[..., None]) -> None:
+    """Run a script's `main` with the arguments of the command line. What it cannot do is one line, and exit code 1."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    try:
+        app()
+    except (ValueError, OSError, VerlToolError) as error:  # a `RowError` is a ValueError
+        sys.exit(f"error: {error}")
 
 
 def row(

@@ -31,6 +31,7 @@ from rows import (
     messages,
     row,
     rows_without_tool,
+    run,
     save,
 )
 
@@ -90,4 +91,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

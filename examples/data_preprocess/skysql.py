@@ -32,6 +32,7 @@ from rows import (
     has_split,
     load,
     row,
+    run,
     save,
 )
 
@@ -138,4 +139,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rows import LocalDir, Row, Seed, TestSize, convert, divide, messages, row, save
+from rows import LocalDir, Row, Seed, TestSize, convert, divide, messages, row, run, save
 
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.tasks.task import Task, read_task, task_folders
@@ -61,4 +61,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -19,6 +19,8 @@
 # STALENESS  updates by which ASYNC may train behind what sampled        (default: 4)
 # TOOL_SERVER_URL  a tool server that runs already                       (default: one is started for the run)
 #
+# IGNORED_VARIABLES  of other programs, whose names are nearly those of variables here: else they end the start
+#
 # The other variables, and the option that each sets; a recipe reads names of data sets (DATASET, TEST_SIZE, …) itself:
 variables="
     ALGORITHM            algorithm.adv_estimator
@@ -103,6 +105,14 @@ check_variables() {
             "ray start --address=FIRST_NODE:6379, then RAY_ADDRESS=auto NNODES=$NNODES bash $folder/$script.sh"
 }
 
+# Every variable that is read here, so that one which is nearly the name of another is not passed over in silence.
+export_names() {
+    local name _
+    VERL_TOOL_LAUNCH_VARIABLES="PROFILE DRY_RUN RUN ASYNC TOOL_SERVER_URL"
+    while read -r name _; do VERL_TOOL_LAUNCH_VARIABLES+=" $name"; done <<<"$variables"
+    export VERL_TOOL_LAUNCH_VARIABLES
+}
+
 # The command line of the variables that are set, an argument a line of the array `options`.
 collect_options() {
     local name option
@@ -137,6 +147,7 @@ use_environment() {
 
 PROFILE="${PROFILE:-$(has_gpu && echo gpu || echo cpu)}"
 check_variables
+export_names
 collect_options
 case "${DRY_RUN:-0}" in
     command) printf '%s\n' "${options[@]}" "$@"; exit ;;

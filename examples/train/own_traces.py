@@ -4,24 +4,30 @@ A line of the file is a prompt and the turns of the model, in order; a turn that
 
     {"prompt": "Reverse abc.", "turns": ["<reverse>abc</reverse>", "It is cba."]}
 
-`prompt` is the user's message, or a list of messages with role and content. What the tool answers between two turns is
-asked of the tool itself, so that it stands there character by character as in a training. A trace is inline: the
-model's turn goes on behind the observation (`enable_mtrl=false`).
+`prompt` is the user's message, or a list of messages with role and content. `tools_kwargs`, if it is there, is what the
+row of a data set has in `extra_info.tools_kwargs`: the state that its tools begin with. What the tool answers between
+two turns is asked of the tool itself, so that it stands there character by character as in a training; a call that
+fails is no lesson. A trace is inline: the model's turn goes on behind the observation (`enable_mtrl=false`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from traces import END, Part, Trace
 
-from verl_tool.errors import VerlToolError
+from verl_tool.agent_loop.row import listed_tools, sent_to_tools
+from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.protocol import FILES_FIELD
 from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.tools import Tool, load_tools
+
+KEYS = frozenset(("prompt", "turns", "tools_kwargs"))
+"""Of a line."""
 
 
 class TraceError(VerlToolError):
@@ -36,6 +42,8 @@ class OwnTrace:
     """Its file and number, for messages."""
     messages: list[dict[str, str]]
     turns: list[str]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Goes to the tools with every call."""
 
 
 def read_traces(path: Path) -> list[OwnTrace]:
@@ -53,12 +61,25 @@ def _read(line: str, where: str) -> OwnTrace:
     except ValueError as error:
         raise TraceError(f"{where} is no JSON: {error}") from error
     prompt, turns = (row.get("prompt"), row.get("turns")) if isinstance(row, Mapping) else (None, None)
+    unknown = sorted(set(row) - KEYS) if isinstance(row, Mapping) else []
+    if unknown:
+        raise TraceError(f"{where} has {', '.join(map(repr, unknown))}, which nobody reads; it may have {sorted(KEYS)}")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not _are_messages(messages) or not isinstance(turns, list) or not turns:
         raise TraceError(f"{where} must have a prompt (a text, or messages) and turns (a list of texts)")
     if not all(isinstance(turn, str) and turn for turn in turns):
         raise TraceError(f"{where}: every turn must be a text that is not empty")
-    return OwnTrace(where, messages, turns)
+    return OwnTrace(where, messages, turns, _extra(row.get("tools_kwargs"), where))
+
+
+def _extra(tools_kwargs: Any, where: str) -> dict[str, Any]:
+    """What a row with these ``tools_kwargs`` sends with its calls."""
+    if tools_kwargs is not None and not isinstance(tools_kwargs, Mapping):
+        raise TraceError(f"{where}: tools_kwargs must be an object, as in extra_info.tools_kwargs of a row")
+    try:
+        return sent_to_tools(tools_kwargs, listed_tools(tools_kwargs, None, where), where)
+    except ConfigError as error:
+        raise TraceError(str(error)) from None
 
 
 def _are_messages(value: Any) -> bool:
@@ -80,9 +101,16 @@ async def _played(trace: OwnTrace, tools: InProcessTools, stops: Sequence[str], 
     parts: Trace = []
     for i, turn in enumerate(trace.turns):
         where, is_last = f"{trace.where}, turn {i + 1}", i + 1 == len(trace.turns)
-        result = await tools.call(trajectory_id, turn, step=i, is_last_step=is_last)
+        # Files of a workspace go with the first call alone, as in a training.
+        extra = {name: value for name, value in trace.extra.items() if i == 0 or name != FILES_FIELD}
+        result = await tools.call(trajectory_id, turn, step=i, extra=extra, is_last_step=is_last)
         if result.fault is not None:
             raise TraceError(f"{where}: {result.fault.message}")
+        if result.valid and (result.metrics or {}).get("error"):
+            raise TraceError(
+                f"{where}: the call fails, which is no lesson: {result.observation.strip()[:200]!r}. If the tool "
+                "begins with the state of a row, give it: tools_kwargs, as in extra_info.tools_kwargs of the row"
+            )
         if not is_last and not result.valid:
             raise TraceError(f"{where} is no call of these tools ({result.invalid_reason}): {turn!r:.80}")
         if not is_last and result.done:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from eval_service.model.checkpoint import how_to_serve
 from verl_tool.trainer.monitoring.run_metrics import Metrics, curve, read_metrics
 from verl_tool.trainer.progress.learning_curve import CALLS, REWARD, draw
 
@@ -48,8 +49,7 @@ def main(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None
     console = Console()
     console.print(table(metrics))
     console.print(
-        f"curve: {run}/learning_curve.png    trajectories: {run}/trajectories/\n"
-        f"evaluate it: bash eval_service/scripts/start_api_service.sh --from_run {run}",
+        f"curve: {run}/learning_curve.png    trajectories: {run}/trajectories/\n{how_to_serve(run)}",
         # Commands are copied: a line break would be copied with them.
         soft_wrap=True,
     )

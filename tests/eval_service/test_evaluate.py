@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from eval_service import evaluate as program
 from eval_service.evaluation.asking import Asking
 from eval_service.evaluation.dataset import read_problems
-from eval_service.evaluation.record import Record, read_records
+from eval_service.evaluation.record import ABOUT, Record, read_records
 from eval_service.evaluation.scoring import Scorer, TextTokenizer, reward_config
 from eval_service.openai.image_reader import ImageReader
 from verl_tool.agent_workers.reward_manager.grading.code_grader import CodeOptions, server_url
@@ -218,6 +218,32 @@ def test_what_is_wrong_is_told_and_ends_with_2(tmp_path: Path, arguments: list[s
     result = CliRunner().invoke(app, [*given, *arguments])
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
+
+
+def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Not the model with which it began is scored in its place."""
+    folder = run_folder(tmp_path, "reward.reward_manager.name=calculator")
+    (folder / "checkpoints").rename(folder / "moved")
+    (folder / "moved/global_step_4/actor/huggingface").rename(folder / "model")
+    given = ["--data", str(data_file(tmp_path, RIGHT)), "--base_url", "http://127.0.0.1:9/v1", "--out", str(tmp_path)]
+    app = program.typer.Typer()
+    app.command()(program.command)
+    result = CliRunner().invoke(app, [*given, "--from_run", str(folder)])
+    assert result.exit_code == 2, result.output
+    told = " ".join(result.output.split())
+    assert f"no checkpoint in {folder}" in told
+    assert "name its tokenizer: --tokenizer" in told
+
+
+async def test_the_endpoint_s_checkpoint_is_kept_with_the_answers(tmp_path: Path) -> None:
+    path = data_file(tmp_path, RIGHT)
+    async with live_endpoint(fingerprint="a") as live:
+        await _answers(evaluation(tmp_path, path, live))
+    about = json.loads((tmp_path / "out" / ABOUT).read_text())
+    assert (about["fingerprint"], about["checkpoint"], about["samples"]) == ("a", None, 1)
+    assert [record.problem for record in read_records(tmp_path / "out/records.jsonl")] == [
+        read_problems(path)[0].digest
+    ]
 
 
 async def test_many_at_once_are_bounded_by_the_concurrency(tmp_path: Path) -> None:

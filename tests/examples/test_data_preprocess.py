@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -395,3 +398,25 @@ def test_an_image_that_is_not_there_is_named(looked_at: Path, tmp_path: Path) ->
     failed = run("pixel_reasoner", tmp_path / "rows", "--dataset_path", str(looked_at), "--test_size", "0")
     assert "images/1.png" in str(failed.exception)
     assert "--media" in str(failed.exception)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        ("terminal_tasks.py", ["--test_size", "1"], "1 rows leave none for training at --test_size 1; make it smaller"),
+        ("terminal_tasks.py", ["--tasks", "no_such_folder"], "no_such_folder"),
+        ("gsm8k.py", ["--dataset_path", "no_such_file.jsonl"], "no_such_file.jsonl"),
+    ],
+)
+def test_what_a_script_cannot_do_is_one_line(tmp_path, script, arguments, words):
+    task = tmp_path / "tasks" / "one"
+    shutil.copytree(SCRIPTS.parent / "tasks" / "find-value", task)
+    given = ["--tasks", str(task.parent)] if script.startswith("terminal") and "--tasks" not in arguments else []
+    command = [sys.executable, str(SCRIPTS / script), "--local_dir", str(tmp_path / "out"), *given, *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr

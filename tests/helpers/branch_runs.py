@@ -10,6 +10,7 @@ from typing import Any
 
 from from_scratch import make_model
 from omegaconf import OmegaConf
+from run_folders import MODEL
 from stored_runs import TOKENIZER, stored_run, trajectory
 
 from verl_tool.agent_loop.episode import Episode
@@ -93,8 +94,8 @@ def branch_run(folder: Path, lines: Sequence[Trajectory], *overrides: str, name:
     write_jsonl(run / "trajectories" / f"{name}.jsonl", lines)
     path = run / "config/config.yaml"  # with all values, as a training leaves it: other processes lack its resolvers
     OmegaConf.save(OmegaConf.create(OmegaConf.to_container(OmegaConf.load(path), resolve=True)), path)
-    make_model(TOKENIZER, hidden=32, layers=1, seed=0).save_pretrained(run / "model")
-    TOKENIZER.save_pretrained(run / "model")
+    make_model(TOKENIZER, hidden=32, layers=1, seed=0).save_pretrained(run / MODEL)
+    TOKENIZER.save_pretrained(run / MODEL)
     return run
 
 

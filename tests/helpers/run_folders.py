@@ -10,6 +10,8 @@ from omegaconf import OmegaConf
 import verl_tool.trainer.composition  # noqa: F401  # the search path
 
 CONFIG = Path(__file__).parents[2] / "verl_tool/trainer/config"
+MODEL = "checkpoints/global_step_4/actor/huggingface"
+"""The model of its only checkpoint."""
 OVERRIDES = [
     "data.max_prompt_length=64",
     "data.max_response_length=96",
@@ -24,13 +26,13 @@ OVERRIDES = [
 
 
 def run_folder(tmp_path: Path, *overrides: str) -> Path:
-    """A folder with the trainer's real config in it, and a model."""
+    """A folder with the trainer's real config in it, and a checkpoint of step 4."""
     folder = tmp_path / "my_run"
     with initialize_config_dir(str(CONFIG), version_base=None):
         config = compose("agent_ppo_trainer", [*OVERRIDES, *overrides])
     (folder / "config").mkdir(parents=True)
     OmegaConf.save(config, folder / "config/config.yaml")
-    (folder / "model").mkdir()
-    (folder / "model/config.json").write_text("{}")
-    (folder / "model/model.safetensors").write_bytes(b"x")
+    (folder / MODEL).mkdir(parents=True)
+    (folder / MODEL / "config.json").write_text("{}")
+    (folder / MODEL / "model.safetensors").write_bytes(b"x")
     return folder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from real_tokenizers import byte_level
-from run_folders import run_folder
+from run_folders import MODEL, run_folder
 
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopReason, Trajectory
 
@@ -51,7 +51,7 @@ def stored_run(folder: Path, rows: Sequence[tuple[str, str]], lines: Sequence[Tr
         *overrides,
     )
     write_rows(data, rows)
-    TOKENIZER.save_pretrained(run / "model")
+    TOKENIZER.save_pretrained(run / MODEL)
     (run / "trajectories").mkdir()
     (run / "trajectories/step_1.jsonl").write_text("".join(line.to_json() + "\n" for line in lines))
     return run

@@ -38,9 +38,12 @@ SIZES = (
 )
 
 
+N = "actor_rollout_ref.rollout.n=2"
+
+
 def prepared(tmp_path: Path, *overrides: str) -> DictConfig:
     """A config after all checks."""
-    config = composed("platform=cpu", f"run_dir={tmp_path}", "algorithm.adv_estimator=grpo", *SIZES, *overrides)
+    config = composed("platform=cpu", f"run_dir={tmp_path}", "algorithm.adv_estimator=grpo", N, *SIZES, *overrides)
     main_ppo.prepare(config, Console())
     return config
 
@@ -288,7 +291,7 @@ class TestRayThatIsLate:
 
     def test_not_for_ever(self, tries):
         tries += [Exception("timed out during startup")] * main_ppo.RAY_START_TRIES
-        with pytest.raises(Exception, match="during startup"):
+        with pytest.raises(main_ppo.RayStartError, match=r"Ray did not start.*during startup\. Its logs"):
             main_ppo._run(None, None)
         assert not tries
 
@@ -310,6 +313,22 @@ def test_an_error_of_a_worker_is_told_with_its_traceback_through_however_many_pr
     with pytest.raises(SystemExit) as ended:
         train(OmegaConf.create({"dry_run": True}))
     assert str(ended.value).endswith("ConfigError: too small\nerror: the training ended: too small")
+
+
+def test_a_full_disk_ends_a_run_with_one_line_that_says_how_to_go_on(tmp_path, monkeypatch):
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "global_step_4").mkdir(parents=True)
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("4")
+    full = RayTaskError("save", "Traceback: No space left on device", RuntimeError("No space left on device"))
+    monkeypatch.setattr(main_ppo.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(main_ppo, "dry_run", lambda config: (_ for _ in ()).throw(full.as_instanceof_cause()))
+    places = {"run_dir": str(tmp_path), "trainer": {"default_local_dir": str(checkpoints)}}
+    with pytest.raises(SystemExit) as ended:
+        main_ppo.train_as_configured.__wrapped__(OmegaConf.create({"dry_run": True, **places}))
+    [line] = str(ended.value).splitlines()
+    assert line.startswith("error: the training ended: a disk is full (")
+    assert f" GB left at {tmp_path}" in line
+    assert line.endswith(f"it goes on from {checkpoints}/global_step_4")
 
 
 @pytest.mark.parametrize("name", ["max_response_length", "val_max_response_length"])

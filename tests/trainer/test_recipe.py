@@ -124,3 +124,8 @@ def test_the_report_s_exit_code_is_told(make, tmp_path):
     assert recipe.report(make(report=f"{tmp_path}/report.py ${{run_dir}}")) == 1
     assert recipe.report(make()) == 0
     assert recipe.report(OmegaConf.create({"recipe": None})) == 0
+
+
+def test_a_command_with_a_value_that_is_null_is_refused(make):
+    with pytest.raises(ConfigError, match=r"needs \$\{recipe.report\}, which is null"):
+        make(make_data=["make.py --tool_type ${recipe.report}"])

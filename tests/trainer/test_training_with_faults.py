@@ -33,6 +33,8 @@ def faulty_run(folder: Path, calculator: Calculator, *overrides: str, manager: s
         f"reward.reward_manager.module.name={manager}",
         *(f"{AGENT}.tool_call_max_retries=0", "trainer.val_before_train=false", "trainer.test_freq=-1"),
         *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=-1"),
+        # What is injected fails more often than a run should stand.
+        *(f"{AGENT}.max_call_fault_fraction=1", f"{AGENT}.max_reward_fault_fraction=1"),
         *("algorithm.adv_estimator=grpo", *overrides),
     )
 
@@ -82,7 +84,9 @@ def test_records_and_metrics_agree(run):
 def test_a_reward_manager_that_always_raises_ends_the_run(calculator, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HELPERS), prepend=":")
-        run = faulty_run(tmp_path / "broken", calculator, "trainer.use_v1=true", manager="BrokenRewardManager")
+        run = faulty_run(
+            tmp_path / "broken", calculator, "trainer.use_v1=true", "doctor=false", manager="BrokenRewardManager"
+        )
         with run.started() as process:
             assert process.wait(900) == 1
     last = run.printed().strip().splitlines()[-1]

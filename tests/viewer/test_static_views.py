@@ -17,6 +17,7 @@ from pages import SIZES, complaints, fits, press, run, set_window, text, wait
 from PIL import Image
 from viewer_server import viewer
 
+from eval_service.evaluation.record import Record, write_records
 from verl_tool.agent_loop.trajectory import write_jsonl
 from verl_tool.content import read_media
 
@@ -50,6 +51,23 @@ def runs(tmp_path_factory):
     write_jsonl(folder / "odd.jsonl", [long, older, *others])
     with (folder / "odd.jsonl").open("a") as file:
         file.write("this is no record\n")
+    for name, right in (("before", [True, False]), ("after", [True, True])):
+        (folder / name).mkdir()
+        asked = replace(made_trajectory(9, 0, 1, draw).segments[0], text="what is two?")
+        records = [
+            Record(
+                i,
+                0,
+                "d",
+                "2",
+                problem=f"p{i}",
+                score=float(each),
+                correct=each,
+                trajectory=replace(long, segments=(asked,)),
+            )
+            for i, each in enumerate(right)
+        ]
+        write_records(folder / name / "records.jsonl", records)
     return folder
 
 
@@ -105,6 +123,7 @@ VIEWS = {
     "runs": "#/runs",
     "run": "#/run?run=first",
     "compare": "#/run?run=first,second",
+    "evaluations": "#/run?run=before,after",
     "table": "#/table?run=first&files=step_6",
     "trajectory": "#/trajectory?run=first&files=step_6&file=step_6&line=18",
     "tokens": "#/trajectory?run=first&file=step_6&line=18&tokens=1",
@@ -133,6 +152,16 @@ def test_curves_of_two_runs_lie_over_one_another(page, browser):
     assert run(browser, "return document.querySelector('.charts').firstChild.querySelectorAll('path').length") == 2
     assert "data.seed" in text(browser, "table.config")
     assert run(browser, "return document.querySelectorAll('table.config tr.differs').length") == 3
+
+
+def test_two_evaluations_opened_together_are_compared(page, browser):
+    page(VIEWS["evaluations"])
+    shown = text(browser)
+    assert "+50.0%" in shown
+    assert "Only B solves: 1 problems" in shown
+    assert "what is two?" in shown
+    link = run(browser, "return document.querySelector('a[href*=index_min]').getAttribute('href')")
+    assert link == "#/table?run=before&files=records&index_min=1&index_max=1"
 
 
 def test_filters_filter(page, browser):

@@ -14,6 +14,7 @@ import pytest
 from made_run import HOSTILE, made_run
 from viewer_server import viewer
 
+from eval_service.evaluation.record import Record, write_records
 from verl_tool.agent_loop.trajectory import read_jsonl
 
 
@@ -51,6 +52,18 @@ def test_runs_are_found_with_their_courses(url):
     ]
 
 
+def test_a_run_tells_its_last_checkpoint(tmp_path):
+    made_run(tmp_path / "one")
+    with viewer(tmp_path) as url:
+        assert told(url, "/api/runs")[0]["checkpoint"] is None
+        saved = tmp_path / "one/checkpoints/global_step_3/actor/huggingface"
+        saved.mkdir(parents=True)
+        (saved / "config.json").write_text("{}")
+        (saved / "model.safetensors").write_bytes(b"x")
+        (tmp_path / "one/checkpoints/global_step_4").mkdir()  # one that is just being written
+        assert told(url, "/api/runs")[0]["checkpoint"] == 3
+
+
 def test_curves_and_configs(url):
     metrics = told(url, "/api/metrics?run=first&names=actor/entropy")
     assert metrics["steps"] == [1, 2, 3, 4]
@@ -73,6 +86,29 @@ def test_a_record_comes_as_it_was_written(url, runs):
     assert answer["record"]["segments"][0]["text"] == HOSTILE
     assert (answer["place"], answer["of"]) == (4, 24)
     assert answer["next"] == {"file": "step_2", "line": 5}
+
+
+def evaluation(folder, right, salt=""):
+    folder.mkdir()
+    records = [
+        Record(i, 0, "d", problem=f"problem {i}{salt}", content=f"answer {i}", score=float(each), correct=each)
+        for i, each in enumerate(right)
+    ]
+    write_records(folder / "records.jsonl", records)
+
+
+def test_two_evaluations_are_compared(tmp_path):
+    evaluation(tmp_path / "before", [True, False, False])
+    evaluation(tmp_path / "after", [True, True, False])
+    evaluation(tmp_path / "others", [True, True, False], salt="!")
+    with viewer(tmp_path) as url:
+        compared = told(url, "/api/compare?run=before,after")
+        assert (compared["first"], compared["first_accuracy"]) == ("before", pytest.approx(1 / 3))
+        assert [flip["index"] for flip in compared["solved"]] == [1]
+        for names, words in (("before,others", "different problems"), ("before", "a comparison is of two")):
+            status, _, body = ask(url, f"/api/compare?run={names}")
+            assert status == 400
+            assert words in body.decode()
 
 
 def test_no_page_may_run_other_scripts(url):

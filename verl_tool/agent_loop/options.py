@@ -141,6 +141,11 @@ class EpisodeOptions(BaseModel):
     """Least time between two requests to the tool server."""
     max_fault_fraction: float = Field(default=0.5, ge=0, le=1)
     """The run ends if more than this fraction of a step's trajectories end in a fault."""
+    max_call_fault_fraction: float = Field(default=0.5, ge=0, le=1)
+    """The run ends if more than this fraction of the calls (of a step, of 20 at least) end in a fault."""
+    max_reward_fault_fraction: float = Field(default=0.1, ge=0, le=1)
+    """The run ends if more than this fraction of a step's answers get no reward, or if the reward manager raises at
+    answers as it does at an empty one; 1: neither."""
     enable_tqdm: bool = True
     """Show a progress bar."""
     record_images: Literal["none", "validation", "all"] = "validation"

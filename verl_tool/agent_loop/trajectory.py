@@ -24,6 +24,8 @@ LOOP_FAULT = "excluded_from_group"
 REWARD_FAULT = "reward_fault"
 """Key of ``reward_extra_info``: why there is no reward, or ``""``. The trainer must leave such a row out of the loss,
 of its group's baseline and of validation's means, as it leaves out a trajectory whose tools failed."""
+RAISES_ON_EMPTY = "it raises on an empty answer too"
+"""In a `REWARD_FAULT`: the reward manager has a bug, which leaves out the answers that it cannot read."""
 PROVOKED = "reward_provoked"
 """Key of ``reward_extra_info``: how grading this answer failed where grading an empty one does not, or ``""``. Such a
 row has the score of an empty answer and counts: left out, a policy would learn to write what no grader stands."""

@@ -20,6 +20,7 @@ from rich.markup import escape
 from eval_service.episode_flags import given_options, with_episode_flags
 from verl_tool.errors import VerlToolError
 from verl_tool.json_options import json_object
+from verl_tool.util.hub import go_offline_without_hub
 
 
 @with_episode_flags
@@ -66,6 +67,7 @@ def examine_model(
 ) -> None:
     """Show what a model sees of its tools, and check template, formats, tokens, rows and reward."""
     console = Console()
+    offline = model is not None and not Path(model).expanduser().is_dir() and go_offline_without_hub()
     try:
         # transformers takes seconds to import; a command line that is wrong shall not wait for it.
         from verl_tool.doctor.examination import Examination
@@ -87,7 +89,9 @@ def examine_model(
         )
         sound = given.run(console, whole=whole)
     except VerlToolError as error:
-        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        hint = "; the hub cannot be reached: give the folder of a model" if offline else ""
+        words = escape(f"{error}{hint}")
+        Console(stderr=True).print(f"[bold red]error:[/bold red] {words}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     if not sound:
         raise typer.Exit(1)

@@ -18,8 +18,7 @@ from rich.table import Table
 from eval_service.evaluation.dataset import Problem
 from eval_service.evaluation.record import Record
 from eval_service.evaluation.scoring import Scorer, ScoringTokenizer, reward_config, reward_of_run
-from eval_service.model.checkpoint import newest_model
-from eval_service.model.run_config import run_config
+from eval_service.model.run_config import run_config, tokenizer_folder
 from eval_service.model.tokenizer import load_tokenizer
 from verl_tool.agent_loop.trajectory import BONUS, Excluded
 from verl_tool.agent_workers.reward_manager.grading.manager_worker import manager_in
@@ -147,11 +146,9 @@ def reward_of(
 
 def tokenizer_of(folder: Path) -> ScoringTokenizer:
     """The tokenizer that a run's reward managers had. Raises ConfigError if it is not there."""
-    try:
-        name = str(newest_model(folder))
-    except ConfigError:
-        name = str(run_config(folder).actor_rollout_ref.model.path)
-    return cast(ScoringTokenizer, load_tokenizer(name).tokenizer)  # transformers' own, which has defaults
+    return cast(
+        ScoringTokenizer, load_tokenizer(tokenizer_folder(folder)).tokenizer
+    )  # transformers' own, which has defaults
 
 
 async def regrade(stored: Iterable[Stored], scorer: Scorer) -> Report:

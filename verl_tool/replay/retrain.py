@@ -162,6 +162,7 @@ def _changes(config: DictConfig, step: int, folder: Path) -> dict[str, Any]:
         "dry_run": False,
         "doctor": False,
         "recipe": None,
+        "save_last": False,
         "run_dir": str(folder),
         "trajectories_dir": str(folder / "trajectories"),
         "actor_rollout_ref": {"replay": str(config.trajectories_dir), "replay_step": step},

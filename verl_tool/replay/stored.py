@@ -69,7 +69,7 @@ class StoredRun:
         self.config = None if (folder / RECORDS).is_file() else run_config(folder)
         where = folder if self.config is None else Path(str(self.config.get("trajectories_dir") or folder))
         found = [p for p in where.glob("*.jsonl") if p.name == RECORDS or _TRAINED.fullmatch(p.name)]
-        self.files = sorted((p for p in found if fnmatchcase(p.name, names)), key=_order)
+        self.files = sorted((p for p in found if fnmatchcase(p.name, names) or fnmatchcase(p.stem, names)), key=_order)
         if not self.files:
             raise ConfigError(f"no trajectories in {where} (looked for step_N.jsonl, {RECORDS}; names {names!r})")
         self._rows: dict[str, Rows] = {}
@@ -84,6 +84,7 @@ class StoredRun:
         Raises ConfigError if there is none.
         """
         branches = sorted((self.folder / BRANCHES).glob("*.jsonl"))
+        name = name if name.endswith(".jsonl") else f"{name}.jsonl"
         known = {path.name: path for path in self.files} | {f"{BRANCHES}/{path.name}": path for path in branches}
         if name not in known:
             raise ConfigError(f"{self.folder} has no file {name!r}; it has {', '.join(list(known)[:20])}")

@@ -9,11 +9,13 @@ What imports verl is imported where it is used, so that the others start meanwhi
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,13 +46,20 @@ from verl_tool.trainer.monitoring.time_by_phase import phase_table
 from verl_tool.trainer.preflight.backends import adapt_rollout, check_backends, image_problems
 from verl_tool.trainer.preflight.patch_check import check_versions, imports_checked
 from verl_tool.trainer.preflight.ranges import check_ranges
+from verl_tool.trainer.preflight.running_services import check_reward_servers, check_tool_server
 from verl_tool.trainer.progress.console import loud_console, quiet_console
 from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.recipe import make_inputs, make_tool_data, report, tool_data_to_make
 from verl_tool.trainer.row_files import check_columns, check_row_count, check_rows, columns_for_reward
+from verl_tool.trainer.run_folder.checkpoints import latest_step, save_last_step
+from verl_tool.trainer.run_folder.disk_full import is_disk_full
+from verl_tool.trainer.run_folder.earlier_starts import set_aside_earlier_start
+from verl_tool.trainer.run_folder.run_lock import run_lock
+from verl_tool.trainer.run_folder.saved_config import save_config
 from verl_tool.trainer.told_prompts import files_of, tell_tools
+from verl_tool.util.hub import go_offline_without_hub
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +78,7 @@ _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM
 def main() -> None:
     """Train as the command line says."""
     sys.argv[1:] = [quoted(argument) for argument in sys.argv[1:]]
+    go_offline_without_hub()
     try:
         train_as_configured()
     except SystemExit as ended:
@@ -97,31 +107,60 @@ def train_as_configured(config: DictConfig) -> None:
         if config.dry_run:
             dry_run(config)
             return
-        with console_of(config) as console, preloaded(config):
-            prepare(config, console)
-            with tool_server(config, console) as wait_until_up, patched_modules(config) as wait_for_imports:
-                check_versions()
-                make_what_is_missing(config, console)
-                check_data(config)
-                OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)  # the model is known now
-
-                def tools_are_told() -> None:
-                    wait_for_imports()
-                    wait_until_up()
-                    tell_tools(config)
-                    look_at_setup(config, server_is_up=True)
-
-                train(config, console, tools_are_told)
-        if code := report(config):
+        with run_lock(Path(config.run_dir).resolve(), functools.partial(print, file=sys.stderr, flush=True)):
+            train_in_folder(config)
+            code = report(config)
+        if code:
             sys.exit(code)
-    except RayTaskError as error:
-        sys.exit(f"{innermost(error)}\nerror: the training ended: {cause_of(error)}")
-    except RayError as error:
-        sys.exit(f"error: the training ended: {error}")
-    except VerlToolError as error:
-        sys.exit(f"error: {error}")
+    except Exception as error:
+        if is_disk_full(error):
+            sys.exit(disk_full_message(config))
+        if isinstance(error, RayTaskError):
+            sys.exit(f"{innermost(error)}\nerror: the training ended: {cause_of(error)}")
+        if isinstance(error, RayError):
+            sys.exit(f"error: the training ended: {error}")
+        if isinstance(error, VerlToolError):
+            sys.exit(f"error: {error}")
+        raise
     except KeyboardInterrupt:
         sys.exit("interrupted; run the same command again to go on from the last checkpoint")
+
+
+def train_in_folder(config: DictConfig) -> None:
+    """Train in the run's folder, which this process has for itself."""
+    with console_of(config) as console, preloaded(config):
+        prepare(config, console)
+        with tool_server(config, console) as wait_until_up, patched_modules(config) as wait_for_imports:
+            check_versions()
+            make_what_is_missing(config, console)
+            check_data(config)
+            save_config(config)  # the model is known now
+
+            def tools_are_told() -> None:
+                wait_for_imports()
+                wait_until_up()
+                tell_tools(config)
+                look_at_setup(config, server_is_up=True)
+
+            train(config, console, tools_are_told)
+
+
+def disk_full_message(config: DictConfig) -> str:
+    """What ended the training, how much room is left where, and how to go on."""
+    from verl_tool.trainer.preflight.memory import GB
+    from verl_tool.trainer.preflight.resources import free_bytes
+
+    checkpoints = Path(config.trainer.default_local_dir).resolve()
+    step = None
+    with contextlib.suppress(ConfigError, OSError):
+        step = latest_step(checkpoints)
+    resume = "from the start" if step is None else f"from {checkpoints}/global_step_{step}"
+    folders = dict.fromkeys((Path(config.run_dir).resolve(), checkpoints, Path(tempfile.gettempdir())))
+    left = ", ".join(f"{free_bytes(folder) / GB:.1f} GB left at {folder}" for folder in folders)
+    return (
+        f"error: the training ended: a disk is full ({left}); make room and run the same command again: it goes on "
+        f"{resume}"
+    )
 
 
 @contextlib.contextmanager
@@ -139,7 +178,8 @@ def console_of(config: DictConfig) -> Iterator[Console]:
         try:
             yield console
         except RayTaskError as error:
-            print(error, file=sys.stderr)
+            with contextlib.suppress(OSError):  # the disk of the log may be what is full
+                print(error, file=sys.stderr, flush=True)
             raise
 
 
@@ -205,6 +245,10 @@ def prepare(config: DictConfig, console: Console) -> None:
     for warning in check_parts(config).warnings:
         log.warning("%s", warning)
     check_same_run(config)
+    check_tool_server(config)
+    check_reward_servers(config)
+    if (earlier := set_aside_earlier_start(config)) is not None:
+        console.print(f"what an earlier start left is in {earlier}", soft_wrap=True, highlight=False)
     _save(config)
 
 
@@ -294,6 +338,7 @@ def complete(config: DictConfig) -> None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
         _leave_resources_to_cluster(config)
         set_cpu_slots(config)
+        save_last_step(config)
         _replace_engine(config)
         adapt_rollout(config)
         if config.deterministic:
@@ -358,7 +403,7 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
         server.wait_until_up()
         if server.url != agent.tool_server_url:
             agent.tool_server_url = server.url
-            OmegaConf.save(config, run / "config.yaml", resolve=True)
+            save_config(config)
         served = wanted.start or "tools of MCP servers"
         console.print(f"tool server: {server.url} ({served}), log in {log.name}", soft_wrap=True, highlight=False)
 
@@ -399,12 +444,28 @@ def _run(config: DictConfig, runner: _Started) -> None:
             run_ppo(config, task_runner_class=runner)
         except Exception as error:
             # Ray raises a bare Exception if its processes are late, as they may be on a busy machine.
-            if type(error) is not Exception or ray.is_initialized() or not tries_left:
+            late = type(error) is Exception
+            if ray.is_initialized() or not (late or isinstance(error, (ConnectionError, TimeoutError))):
                 raise
+            if not late or not tries_left:
+                raise RayStartError(_why_no_ray(error)) from error
             print(f"Ray did not start, trying again: {error}", file=sys.stderr, flush=True)
             ray.shutdown()
         else:
             return
+
+
+class RayStartError(VerlToolError):
+    """Ray did not start, or the cluster that is to be joined does not answer."""
+
+
+def _why_no_ray(error: Exception) -> str:
+    words = str(error).strip().splitlines()
+    return (
+        "Ray did not start, or the cluster of RAY_ADDRESS does not answer: "
+        f"{words[0] if words else type(error).__name__}. Its logs are in /tmp/ray/session_latest/logs; a busy "
+        "machine or a full /tmp or /dev/shm are the usual reasons. Of a cluster, see `ray status`"
+    )
 
 
 class _Started:
@@ -544,7 +605,7 @@ def _save(config: DictConfig) -> None:
     folder = Path(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     set_aside(folder / "metrics.jsonl")
-    OmegaConf.save(config, folder / "config.yaml", resolve=True)
+    save_config(config)
 
 
 def set_aside(path: Path) -> None:

@@ -76,10 +76,18 @@ def commands(config: DictConfig, *names: str) -> list[list[str]]:
     lines = [line for name in names for line in ([recipe[name]] if isinstance(recipe[name], str) else recipe[name])]
     # Split before values are put in: they may hold spaces.
     found = [OmegaConf.create(shlex.split(line), parent=config) for line in lines]
-    return [[word for word in map(_word, words) if word] for words in found]
+    return [[word for word in (_word(words, i) for i in range(len(words))) if word] for words in found]
 
 
-def _word(value: object) -> str:
+def _word(words: ListConfig, i: int) -> str:
+    value: object = words[i]
+    if value is None:
+        written = OmegaConf.to_container(words, resolve=False)
+        assert isinstance(written, list)  # a ListConfig gives a list
+        raise ConfigError(
+            f"the recipe's command `{shlex.join(map(str, written))}` needs {written[i]}, which is null; set it, or "
+            "name in the command what it stands for (TOOL_SERVER_URL sets tool_server.start=null)"
+        )
     return f"[{','.join(map(str, value))}]" if isinstance(value, ListConfig) else str(value)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer.composition import leaves
+from verl_tool.trainer.run_folder.checkpoints import latest_step
 
 _ACTOR, _ROLLOUT, _AGENT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.agent"
 SAME = (
@@ -68,7 +68,8 @@ MAY_DIFFER = (
         for name in (
             "tool_server_url", "enable_tqdm", "max_concurrent_trajectories", "generation_timeout", "tool_call_timeout",
             "tool_call_max_retries", "tool_call_retry_delay", "tool_call_max_workers", "tool_call_request_interval",
-            "max_fault_fraction", "tool_config.server_url", "tool_config.timeout", "tool_config.max_retries",
+            "max_fault_fraction", "max_call_fault_fraction", "max_reward_fault_fraction", "tool_config.server_url",
+            "tool_config.timeout", "tool_config.max_retries",
             "tool_config.retry_delay", "tool_config.max_workers", "tool_config.request_interval",
         )
     ),
@@ -112,7 +113,7 @@ def check_same_run(config: DictConfig) -> None:
     """
     saved = Path(config.run_dir) / "config.yaml"
     folder = Path(config.trainer.default_local_dir)
-    if config.trainer.resume_mode != "auto" or not saved.is_file() or find_latest_ckpt_path(str(folder)) is None:
+    if config.trainer.resume_mode != "auto" or not saved.is_file() or latest_step(folder) is None:
         return
     try:
         earlier = OmegaConf.load(saved)

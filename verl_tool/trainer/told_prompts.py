@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.conversation import without_images
@@ -22,6 +22,7 @@ from verl_tool.agent_loop.verl.told_tools import as_setting, ask_for_tools, tool
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
 from verl_tool.trainer.row_files import read_rows
+from verl_tool.trainer.run_folder.saved_config import save_config
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def _tools_if_told(options: EpisodeOptions) -> list[ToolDescription]:
 def _keep(config: DictConfig, tools: list[ToolDescription]) -> None:
     """Put `tools` into the config, and into that of the run's folder."""
     config.tool_server.tools = as_setting(tools)
-    OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
+    save_config(config)
 
 
 def _refuse_others(before: Sequence[ToolDescription], now: Sequence[ToolDescription]) -> None:

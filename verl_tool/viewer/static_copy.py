@@ -6,7 +6,8 @@ import contextlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ MODULES = (
     "trajectory",
     "group",
     "runs",
+    "comparison",
     "run",
     "over_time",
     "table",
@@ -37,6 +39,8 @@ MODULES = (
     "main",
 )
 """In the order of their imports: pages that are opened from a disk may load scripts, but no modules."""
+MAX_COMPARED = 6
+"""Evaluations of a copy that are compared with one another."""
 _IMPORT = re.compile(r'^import (\{.*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
 
@@ -62,7 +66,19 @@ def write_copy(watch: RunWatch, tokens: TokenTexts, folder: Path, most_files: in
     viewer = ViewerApp(watch, tokens)
     listed = [entry | {"key": f"r{i}"} for i, entry in enumerate(viewer.runs({}))]
     _write(folder, "runs", listed)
+    _write_comparisons(viewer, listed, folder)
     return sum(_write_run(watch, viewer, watch.run(e["name"]), e["key"], folder, most_files) for e in listed)
+
+
+def _write_comparisons(viewer: ViewerApp, listed: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Of each two of the first evaluations, both ways round; what cannot be compared is told with its reason."""
+    evaluations = [entry for entry in listed if entry["kind"] == "evaluation"][:MAX_COMPARED]
+    for first, second in permutations(evaluations, 2):
+        try:
+            told = viewer.compare({"run": f"{first['name']},{second['name']}"})
+        except (ConfigError, OSError) as error:
+            told = {"error": str(error)}
+        _write(folder, f"compare_{first['key']}_{second['key']}", told)
 
 
 def one_script() -> str:

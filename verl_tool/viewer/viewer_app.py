@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from eval_service.evaluation.comparison import Evaluated, compare, read_evaluation
+from eval_service.evaluation.record import ABOUT, RECORDS
+from eval_service.model.checkpoint import last_saved_step
 from verl_tool.errors import ConfigError
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.http import Disconnected, HeaderMap, HttpError, JsonResponse, error_response, headers_of
 from verl_tool.trainer.monitoring.run_metrics import Metrics
 from verl_tool.trainer.monitoring.time_by_phase import PHASES
 from verl_tool.trainer.monitoring.token_records import tokens_of
-from verl_tool.util.confined_files import read_confined
+from verl_tool.util.confined_files import open_confined, read_confined
 from verl_tool.viewer import record_query
 from verl_tool.viewer.branch_jobs import BranchJobs
 from verl_tool.viewer.branch_tree import branches_of, values_of
@@ -69,7 +73,7 @@ class ViewerApp:
         """All paths."""
         answers: list[Callable[[Given], Any]] = [
             *(self.runs, self.metrics, self.config, self.facets, self.rows, self.group, self.trajectory, self.pieces),
-            *(self.image, self.by_file, self.prompts),
+            *(self.image, self.by_file, self.prompts, self.compare),
         ]
         return [
             Route("/", _page),
@@ -99,6 +103,7 @@ class ViewerApp:
             "folder": printable(str(run.file or run.folder)),
             "rewards": rewards[-200:],
             "steps": metrics[-1][0] if metrics else 0,
+            "checkpoint": last_saved_step(run.folder),
             "changed": max(changed, default=None),
             "problem": problem and printable(problem),
         }
@@ -179,6 +184,22 @@ class ViewerApp:
         run, records = self._run(given), self._records(given)
         line = records.line(records.rows[self._row_number(records, given)])
         return self._tokens.of_line(run, line)
+
+    def compare(self, given: Given) -> dict[str, Any]:
+        """Two evaluations, named in ``run`` with a comma between, problem by problem."""
+        names = given.get("run", "").split(",")
+        if len(names) != 2:
+            raise ConfigError(f"{len(names)} evaluations are chosen; a comparison is of two")
+        first, second = (self._evaluated(self._watch.run(name)) for name in names)
+        return compare(first, second).as_dict()
+
+    @staticmethod
+    def _evaluated(run: Run) -> Evaluated:
+        for name in (RECORDS, ABOUT):
+            path = run.folder / name
+            if path.exists():
+                open_confined(path, run.folder).close()  # no link leads out of the folder
+        return replace(read_evaluation(run.folder), name=run.name)
 
     def image(self, given: Given) -> Response:
         """An image that a segment stands for."""

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from eval_service.model.checkpoint import how_to_serve
 from verl_tool.trainer.monitoring.run_metrics import Metrics, curve, read_metrics
 from verl_tool.trainer.progress.learning_curve import REWARD, draw
 
@@ -45,8 +46,7 @@ def main(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None
     console.print(
         f"curve:        {run}/learning_curve.png\n"
         f"trajectories: {run}/trajectories/\n"
-        f"serve it:     bash eval_service/scripts/start_api_service.sh --from_run {run}\n"
-        f"evaluate it:  python -m eval_service.evaluate --data {run}/data/test.parquet --from_run {run}",
+        f"{how_to_serve(run, run / 'data/test.parquet')}",
         # Commands are copied: a line break would be copied with them.
         soft_wrap=True,
     )

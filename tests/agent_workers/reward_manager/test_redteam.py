@@ -92,7 +92,7 @@ def test_what_can_be_gamed_is_told_with_its_input(tmp_path: Path, right: str, fo
     mine, rows = tmp_path / "mine.py", tmp_path / "rows.jsonl"
     mine.write_text(MINE.format(right=right) + EVALUATES, "utf-8")
     rows.write_text(json.dumps({"reward_model": {"ground_truth": "72"}}) + "\n", "utf-8")
-    result = attacked(str(mine), "--data", str(rows))
+    result = attacked(str(mine), "--data", str(rows), "--all")
     assert result.exit_code == 1
     for attack, text in found.items():
         assert any(attack in line and text in line for line in result.output.splitlines()), attack
@@ -115,6 +115,51 @@ def test_a_grader_that_hangs_is_told_and_ended(tmp_path: Path, hangs: str, attac
     assert "hangs" in told
     assert attack in told
     assert "stopped: it hangs on 3 attacks" in told
+
+
+LEAKY = "sample.answer.rpartition('Answer:')[1] and sample.ground_truth in sample.answer.rpartition('Answer:')[2]"
+STRICT = "(re.findall(r'Total=\\s*(.*)', sample.answer) or [None])[-1] == sample.ground_truth"
+
+
+def test_the_mark_of_a_manager_is_found_in_its_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE.format(right=LEAKY), "utf-8")
+    result = attacked(str(mine))
+    assert result.exit_code == 1
+    assert "forms of the answer: 'Answer: {}'" in result.output
+    assert "3, 72, Rhine" in result.output
+    assert len(result.output.splitlines()) < 60
+    assert len(attacked(str(mine), "--all").output.splitlines()) > len(result.output.splitlines())
+    mine.write_text(MINE.format(right=STRICT), "utf-8")
+    assert attacked(str(mine)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "form"),
+    [
+        ({"prompt": [{"role": "user", "content": "How many? End with: Reply = NUMBER"}]}, "Reply = {}"),
+        ({"extra_info": {"solution": "We add.\nReply = 72"}}, "Reply = {}"),
+    ],
+)
+def test_the_form_is_found_in_the_rows(tmp_path: Path, columns: dict[str, object], form: str) -> None:
+    mine, rows = tmp_path / "mine.py", tmp_path / "rows.jsonl"
+    mark = "chr(82) + 'eply ' + chr(61)"  # nowhere in the file as it is
+    mine.write_text(MINE.format(right=f"sample.answer.partition({mark} + ' ')[2].strip() == sample.ground_truth"))
+    rows.write_text(json.dumps({"reward_model": {"ground_truth": "72"}, **columns}) + "\n", "utf-8")
+    result = attacked(str(mine), "--data", str(rows))
+    assert result.exit_code == 0, result.output
+    assert f"forms of the answer: '{form}'" in result.output
+
+
+def test_a_gold_answer_that_is_not_accepted_fails_and_a_form_helps(tmp_path: Path) -> None:
+    mine, rows = tmp_path / "mine.py", tmp_path / "rows.jsonl"
+    mine.write_text(MINE.format(right="sample.answer == chr(64) * 2 + sample.ground_truth"), "utf-8")
+    rows.write_text(json.dumps({"reward_model": {"ground_truth": "72"}}) + "\n", "utf-8")
+    result = attacked(str(mine), "--data", str(rows))
+    assert result.exit_code == 1
+    assert "the gold answer of 1 of 1 rows, such as '72', is accepted in no form" in result.output
+    assert attacked(str(mine), "--data", str(rows), "--form", "@@{}").exit_code == 0
+    assert attacked(str(mine), "--form", "@@").exit_code == 2
 
 
 def test_partial_credit_is_told_and_no_false_positive() -> None:

@@ -29,19 +29,23 @@ def test_a_prompt_that_is_too_long_by_itself_loses_its_beginning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "severity"), [([LONG], WARNING), ([row(), LONG], WARNING), ([row()] * 4 + [LONG], NOTE)]
+    ("rows", "severity"), [([LONG], ERROR), ([row(), LONG], WARNING), ([row()] * 4 + [LONG], NOTE)]
 )
 def test_rows_that_are_left_out_count_by_their_share(rows: list[dict[str, object]], severity: Severity) -> None:
     of_setup = {"drops_overlong": True}
     [finding] = prompts_fit(setup_of(PLAIN, rows=rows, max_prompt_length=200, of_setup=of_setup, **UNTOLD))
     assert finding.severity is severity
-    assert "left out" in finding.what
+    assert ("no sample is left" if severity is ERROR else "left out") in finding.what
 
 
 def test_a_call_that_fits_into_no_turn_or_response_is_a_warning() -> None:
     only(told(turns_fit, setup_of(PLAIN, max_action_length=5)), WARNING, "max_action_length is 5")
-    only(told(turns_fit, setup_of(PLAIN, max_response_length=20)), WARNING, "nothing is left for an answer")
+    only(told(turns_fit, setup_of(PLAIN, max_response_length=90)), WARNING, "nothing is left for an answer")
     assert not told(turns_fit, setup_of(PLAIN, max_response_length=2000, max_action_length=1000))
+
+
+def test_a_call_that_is_longer_than_a_response_is_an_error() -> None:
+    only(told(turns_fit, setup_of(PLAIN, max_response_length=5)), ERROR, "max_response_length is 5")
 
 
 def test_an_observation_that_may_fill_the_response_is_noted() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from doctor_setups import row
 
+from verl_tool.agent_loop.trajectory import RAISES_ON_EMPTY
 from verl_tool.agent_workers.reward_manager.grading.manager_process import Case, Graded
 from verl_tool.doctor.checks.finding import Finding, Severity
 from verl_tool.doctor.checks.reward import (
@@ -92,11 +93,28 @@ def test_golds_are_needed_only_where_the_manager_does_not_tell_what_is_right() -
     assert not tells_right(graded(cases, exact, tells_acc=False))
 
 
-def test_a_manager_that_fails_on_plain_answers_is_a_warning() -> None:
+def test_a_manager_that_raises_on_what_it_cannot_read_is_an_error() -> None:
+    cases = [*constant_cases(rows_of(*GOLDS)), *gold_cases(rows_of(*GOLDS))]
+    graded = [
+        Graded(1.0) if "boxed" in case.answer.segments[0][1] else Graded(failure=f"IndexError ({RAISES_ON_EMPTY})")
+        for case in cases
+    ]
+    finding = next(iter(constant_answers(cases, graded)))
+    assert finding.severity is Severity.ERROR
+    assert "raises on" in finding.what
+    assert "score of a wrong answer" in finding.remedy
+
+
+def test_a_manager_that_only_is_slow_is_no_finding() -> None:
+    cases = constant_cases(rows_of(*GOLDS))
+    assert not list(constant_answers(cases, [Graded(failure="hangs: no end within 4 s")] * len(cases)))
+
+
+def test_a_manager_that_fails_on_plain_answers_is_an_error() -> None:
     cases = constant_cases(rows_of(*GOLDS))
     failed = [Graded(failure="crashes: KeyError: 'ability'")] * len(cases)
     [finding] = constant_answers(cases, failed)
-    assert finding.severity is Severity.WARNING
+    assert finding.severity is Severity.ERROR
     assert "KeyError: 'ability'" in finding.what
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval_service.model.checkpoint import newest_model
+from eval_service.model.checkpoint import newest_checkpoint, newest_model
 from verl_tool.errors import ConfigError
 
 
@@ -17,9 +17,13 @@ def weights(folder: Path) -> Path:
     return folder
 
 
-def test_the_model_that_a_training_began_with_comes_last(tmp_path: Path) -> None:
-    assert weights(tmp_path / "model") == newest_model(tmp_path)
-    assert weights(tmp_path / "checkpoints/global_step_5/actor/huggingface") == newest_model(tmp_path)
+def test_the_model_that_a_training_began_with_is_no_checkpoint(tmp_path: Path) -> None:
+    began = weights(tmp_path / "model")
+    with pytest.raises(ConfigError, match=f"no checkpoint in {tmp_path}.*--model {began} is the model with which"):
+        newest_model(tmp_path)
+    saved = weights(tmp_path / "checkpoints/global_step_5/actor/huggingface")
+    checkpoint = newest_checkpoint(tmp_path)
+    assert (checkpoint.model, str(checkpoint)) == (saved, f"step 5 of {tmp_path.name}")
 
 
 def test_the_last_step_counts_by_number(tmp_path: Path) -> None:
@@ -33,7 +37,9 @@ def test_a_config_without_weights_is_no_model(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     weights(tmp_path / "checkpoints/global_step_1/actor/huggingface")
-    assert "global_step_1" in str(newest_model(tmp_path))
+    checkpoint = newest_checkpoint(tmp_path)
+    assert "global_step_1" in str(checkpoint.model)
+    assert str(checkpoint) == f"step 1 of {tmp_path.name} (no weights in global_step_2)"
 
 
 def test_a_run_without_weights_is_told(tmp_path: Path) -> None:

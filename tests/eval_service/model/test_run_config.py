@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from run_folders import run_folder
+from run_folders import MODEL, run_folder
 
 from verl_tool.errors import ConfigError
 
@@ -19,7 +19,7 @@ def test_a_run_tells_everything_that_the_service_needs(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     run = read_run(folder)
     assert run.name == "my_run"
-    assert run.model == str(folder / "model")
+    assert run.model == str(folder / MODEL)
     assert run.options.action_stop_tokens == ("<call>",)
     assert (run.options.max_turns, run.options.max_prompt_length, run.options.max_response_length) == (2, 64, 96)
     assert run.sampling.temperature == 0.25

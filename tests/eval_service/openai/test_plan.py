@@ -16,6 +16,7 @@ import pyarrow.parquet as parquet  # noqa: E402
 from live_server import LiveServers  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer  # noqa: E402
+from run_folders import MODEL  # noqa: E402
 from scripted_engine import RuleEngine, plain_tokenizer  # noqa: E402
 from toy_mcp import tools_of, toy  # noqa: E402
 from toy_mcp_server import TEXT  # noqa: E402
@@ -73,9 +74,9 @@ MODES = {
 def written_run(folder: Path, template: str, url: str, *overrides: str, asked: list[dict[str, Any]] = ROWS) -> Any:
     """A run's folder with rows and a tokenizer, and its config."""
     tokenizer = chat_tokenizer(template)
-    tokenizer.save_pretrained(folder / "model")
-    (folder / "model/config.json").write_text("{}")
-    (folder / "model/model.safetensors").write_bytes(b"x")
+    tokenizer.save_pretrained(folder / MODEL)
+    (folder / MODEL / "config.json").write_text("{}")
+    (folder / MODEL / "model.safetensors").write_bytes(b"x")
     rows = [
         {"data_source": "d", "reward_model": {"ground_truth": "1"}, "use_tool": True, "max_turns": None, **row}
         for row in asked
@@ -83,7 +84,11 @@ def written_run(folder: Path, template: str, url: str, *overrides: str, asked: l
     parquet.write_table(arrow.Table.from_pylist(rows), folder / "rows.parquet")
     config = composed(
         *(f"run_dir={folder}", f"data.train_files={folder}/rows.parquet", f"data.val_files={folder}/rows.parquet"),
-        *("data.max_prompt_length=4096", "data.max_response_length=64", f"actor_rollout_ref.model.path={folder}/model"),
+        *(
+            "data.max_prompt_length=4096",
+            "data.max_response_length=64",
+            f"actor_rollout_ref.model.path={folder}/{MODEL}",
+        ),
         *(
             f"{AGENT}.tool_server_url={url}",
             "actor_rollout_ref.rollout.name=vllm",

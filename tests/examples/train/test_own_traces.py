@@ -63,9 +63,38 @@ async def test_a_trace_that_no_model_could_write_is_named(tmp_path: Path, turns:
         await own_traces.with_observations(own, f"{REVERSE},finish")
 
 
+STOCK = """
+from verl_tool.servers.tools import CallError, TrajectoryTools, tool
+class Shop(TrajectoryTools):
+    async def setup(self, trajectory):
+        self.stock = dict(trajectory.extra.get("stock", {}))
+    @tool
+    async def take(self, item: str, count: int) -> str:
+        \"\"\"Takes some of an item.\"\"\"
+        if self.stock.get(item, 0) < count:
+            raise CallError(f"there are only {self.stock.get(item, 0)} of {item}")
+        self.stock[item] -= count
+        return f"{self.stock[item]} left"
+"""
+TAKE = '<tool_call>{"name": "take", "arguments": {"item": "G84", "count": 2}}</tool_call>'
+
+
+async def test_a_stateful_tool_begins_with_the_state_of_the_row(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(STOCK)
+    line = {"prompt": "Take 2, then 2.", "turns": [TAKE, TAKE, "1 is left."]}
+    own = own_traces.read_traces(written(tmp_path, {**line, "tools_kwargs": {"stock": {"G84": 5}}}))
+    [trace] = await own_traces.with_observations(own, str(tmp_path / "shop.py"))
+    assert "3 left" in trace[1].text
+    assert "1 left" in trace[3].text
+    with pytest.raises(own_traces.TraceError, match=r"turn 1: the call fails.*only 0 of G84.*tools_kwargs"):
+        await own_traces.with_observations(own_traces.read_traces(written(tmp_path, line)), str(tmp_path / "shop.py"))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ('{"prompt": "a", "turns": ["a"], "stock": 1}', "has 'stock', which nobody reads"),
+        ('{"prompt": "a", "turns": ["a"], "tools_kwargs": 1}', "tools_kwargs must be an object"),
         ("", "holds no traces"),
         ("{", "line 1 is no JSON"),
         ("[1]", "must have a prompt"),

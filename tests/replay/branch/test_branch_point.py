@@ -125,6 +125,7 @@ def test_what_cannot_be_a_beginning_is_refused(kept: Stored, turn: int, edit: Ed
 @pytest.mark.parametrize("text", ["step_1.jsonl", "step_1.jsonl:0", "../../x.jsonl:1", "/x.jsonl:1", "a/b.jsonl:1", ""])
 def test_a_place_is_a_file_of_the_run_and_a_line(text: str) -> None:
     assert Place.read("trajectories/step_1.jsonl:17") == Place("step_1.jsonl", 17)
+    assert Place.read("step_1:17") == Place("step_1.jsonl", 17)  # as the viewer shows it
     assert str(Place.read("branches/step_1.17.jsonl:2")) == "branches/step_1.17.jsonl:2"
     with pytest.raises(ConfigError, match="no FILE:LINE"):
         Place.read(text)

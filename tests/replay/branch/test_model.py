@@ -11,6 +11,7 @@ pytest.importorskip("verl")
 
 import torch
 from branch_runs import branch_run
+from run_folders import MODEL
 from stored_runs import TOKENIZER, trajectory
 
 from eval_service.settings import Sampling
@@ -52,9 +53,9 @@ async def test_two_commands_draw_other_tokens(tmp_path: Path) -> None:
 
 async def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     run = branch_run(tmp_path, [trajectory(0, "Buy.", [], None)])
-    (run / "model/model.safetensors").unlink()
+    (run / MODEL / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="no model that generates"):
-        async with model_of(run_loop(run, run / "model", of_validation=False), None):
+        async with model_of(run_loop(run, run / MODEL, of_validation=False), None):
             pass
 
 

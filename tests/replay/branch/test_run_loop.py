@@ -11,6 +11,7 @@ pytest.importorskip("verl")
 pytest.importorskip("transformers")
 
 from branch_runs import branch_run
+from run_folders import MODEL
 from stored_runs import trajectory
 
 from verl_tool.errors import ConfigError
@@ -25,13 +26,13 @@ def test_the_loop_and_sampling_are_those_of_the_training_or_of_the_validation(tm
     assert (trained.options.max_turns, validated.options.max_turns) == (4, 2)
     assert (trained.sampling.temperature, validated.sampling.temperature) == (1.0, 0.25)
     assert run_loop(run, None, of_validation=True, temperature=0.5).sampling.temperature == 0.5
-    assert trained.model == run / "model"
+    assert trained.model == run / MODEL
     trained.check_tokens(MADE)
 
 
 def test_another_tokenizer_is_refused_with_both_texts(tmp_path: Path) -> None:
     run = branch_run(tmp_path, [MADE])
-    path = run / "model/tokenizer.json"
+    path = run / MODEL / "tokenizer.json"
     told = json.loads(path.read_text())
     letters = told["model"]["vocab"]
     letters["u"], letters["s"] = letters["s"], letters["u"]

@@ -14,9 +14,9 @@ from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.new import app
 
 
-def written(folder: Path, name: str) -> tuple[int, str]:
+def written(folder: Path, name: str, *options: str) -> tuple[int, str]:
     """Exit code and output of the command."""
-    result = CliRunner().invoke(app, [name, "--folder", str(folder)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, [name, "--folder", str(folder), *options], env={"COLUMNS": "200"})
     return result.exit_code, result.output
 
 
@@ -39,6 +39,19 @@ def test_the_test_that_it_writes_passes_and_could_fail(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("[::-1]", ""))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
     assert "3 failed, 1 passed" in done.stdout
+
+
+def test_the_test_of_a_tool_with_state_passes_and_could_fail(tmp_path: Path) -> None:
+    code, _ = written(tmp_path, "my_stock", "--state")
+    assert code == 0
+    file = tmp_path / "my_stock.py"
+    assert "class MyStockTools(TrajectoryTools)" in file.read_text()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_my_stock.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert "2 passed" in done.stdout
+    file.write_text(file.read_text().replace("self.left -= count", "pass"))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert "2 failed" in done.stdout
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_broken_calls_and_rewards_are_told_as_far_as_there_are_any():
 
 
 def test_a_step_leaves_one_file_with_rewards(tmp_path):
-    log = RolloutLog(tmp_path / "t", max_fault_fraction=0.5)
+    log = RolloutLog(tmp_path / "t", limits=0.5)
     log.add(lines(solved(), faulted()), [1.0, 0.0], 7, validation=False)
     found = list(read_jsonl(tmp_path / "t" / "step_7.jsonl"))
     assert [t.reward for t in found] == [1.0, None]
@@ -81,14 +81,14 @@ def test_records_contain_the_versions_that_sampled_them(tmp_path):
 
 
 def test_records_tell_which_are_samples_of_one_prompt(tmp_path):
-    log = RolloutLog(tmp_path, max_fault_fraction=0.5)
+    log = RolloutLog(tmp_path, limits=0.5)
     for groups in (["p", "q", "p"], ["r", "s", "r"]):
         log.add(lines(*map(solved, groups)), None, 3, validation=False, told=Rewards(groups=groups))
     assert [t.extra["group"] for t in read_jsonl(tmp_path / "step_3.jsonl")] == [0, 1, 0, 3, 4, 3]
 
 
 def test_parts_of_one_validation_go_into_one_file(tmp_path):
-    log = RolloutLog(tmp_path, max_fault_fraction=0.5)
+    log = RolloutLog(tmp_path, limits=0.5)
     for name in ("a", "b"):
         log.add(lines(solved(name)), None, 3, validation=True)
     assert [t.trajectory_id for t in read_jsonl(tmp_path / "validation_3.jsonl")] == ["a", "b"]
@@ -99,7 +99,7 @@ def test_parts_of_one_validation_go_into_one_file(tmp_path):
 
 
 def test_most_faulted_ends_the_run_and_leaves_the_records(tmp_path):
-    log = RolloutLog(tmp_path, max_fault_fraction=0.5)
+    log = RolloutLog(tmp_path, limits=0.5)
     with pytest.raises(TooManyFaultsError, match="unreachable 2"):
         log.add(lines(faulted("a"), faulted("b"), solved("c")), None, 1, validation=False)
     assert len(list(read_jsonl(tmp_path / "step_1.jsonl"))) == 3

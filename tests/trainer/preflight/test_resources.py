@@ -139,4 +139,4 @@ def test_the_sandbox_is_not_tried_where_no_tool_needs_it(monkeypatch):
 
 
 def test_the_real_disk_is_read(tmp_path):
-    assert resources._free(tmp_path / "a" / "b") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
+    assert resources.free_bytes(tmp_path / "a" / "b") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)

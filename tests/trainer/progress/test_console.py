@@ -56,3 +56,24 @@ def test_a_second_start_adds_to_the_log(tmp_path):
     run(log, "end")
     run(log, "end")
     assert log.read_text().count("a child") == 2
+
+
+FULL = """
+import sys
+from pathlib import Path
+from verl_tool.trainer.progress.console import quiet_console
+
+with quiet_console(Path("/dev/full")) as console:  # every write to it fails as on a full disk
+    console.print("step 1")
+    sys.stdout = open(1, "w", closefd=False)  # one that keeps what is printed
+    print("printed")
+    raise KeyError("inside")
+"""
+
+
+def test_a_full_disk_does_not_hide_the_error_that_it_led_to():
+    done = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "step 1" in done.stderr
+    assert "KeyError: 'inside'" in done.stderr
+    assert "OSError" not in done.stderr.partition("KeyError")[0]

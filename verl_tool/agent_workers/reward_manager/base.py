@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verl.experimental.reward_loop.reward_manager.base import RawRewardFn, RewardManagerBase
 
 from verl import DataProto
-from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT, Excluded
+from verl_tool.agent_loop.trajectory import PROVOKED, RAISES_ON_EMPTY, REWARD_FAULT, Excluded
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.sample import Decoder, Sample, sample_of
 from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping
@@ -113,7 +113,7 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
             return self._without_reward(self._failure(error))
         except Exception as error:  # a bug of the grader: neither the score 0 nor the end of the training
             log.exception("%s crashed on trajectory %s", type(self).__name__, sample.trajectory.trajectory_id)
-            return self._without_reward(self._failure(error))
+            return self._without_reward(f"{self._failure(error)} ({RAISES_ON_EMPTY})")
 
     async def _grade_or_control(self, sample: Sample) -> tuple[Grade, str]:
         """The grade, or that of an empty answer with how grading this one failed.

@@ -50,6 +50,8 @@ def _of_long_rows(setup: Setup, long: list[tuple[int, Row]], looked_at: int, nam
     remedy = f"raise {name} (in training data.max_prompt_length)"
     if not setup.drops_overlong:
         return Finding("prompts_fit", Severity.WARNING, f"{what}: they lose their beginning", remedy)
+    if len(long) == looked_at:
+        return Finding("prompts_fit", Severity.ERROR, f"{what}: no sample is left", remedy)
     severity = Severity.WARNING if len(long) >= _MANY * looked_at else Severity.NOTE
     return Finding("prompts_fit", severity, f"{what}: they are left out", remedy)
 
@@ -71,7 +73,8 @@ def turns_fit(setup: Setup) -> Iterator[Finding]:
                 f"a call such as {example.text[:80]!r} and what stands around its observation have "
                 f"{call + around} tokens, and max_response_length is {response}: nothing is left for an answer"
             )
-            yield Finding("turns_fit", Severity.WARNING, what, "raise data.max_response_length")
+            severity = Severity.ERROR if call >= response else Severity.WARNING
+            yield Finding("turns_fit", severity, what, "raise data.max_response_length")
         elif response is not None and options.max_obs_length is not None:
             whole = call + around + options.max_obs_length
             if whole >= response:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from verl_tool.agent_loop.trajectory import RAISES_ON_EMPTY
 from verl_tool.agent_workers.reward_manager.grading.manager_process import Answer, Case, Graded
 from verl_tool.agent_workers.reward_manager.redteam.attacks import FORMS, golden_text
 from verl_tool.doctor.checks.finding import Finding, Severity
@@ -98,12 +99,27 @@ def most_frequent_gold(rows: Sequence[Row]) -> Iterator[Finding]:
 
 def _failures(pairs: Sequence[tuple[Case, Graded]]) -> Iterator[Finding]:
     """That the manager fails on plain answers, such as for want of a column."""
-    failed = [(case, each) for case, each in pairs if each.failure]
+    failed = [(case, each) for case, each in pairs if each.failure and not each.failure.startswith("hangs")]
+    raised = [(case, each) for case, each in failed if RAISES_ON_EMPTY in each.failure]
     if failed and len(failed) >= _NEARLY_ALL * len(pairs):
         case, each = failed[0]
         what = f"the reward manager gives no score to {len(failed)} of {len(pairs)} plain answers: {each.failure[:300]}"
-        remedy = f"see that the rows have what it reads; the ground truth of one is {case.row['ground_truth']!r:.80}"
-        yield Finding("constant_answers", Severity.WARNING, what, remedy)
+        remedy = (
+            "see that the rows have what it reads, and that its judge or server answers; the ground truth of one is "
+            f"{case.row['ground_truth']!r:.80}"
+        )
+        yield Finding("constant_answers", Severity.ERROR, what, remedy)
+    elif raised:
+        case, each = raised[0]
+        what = (
+            f"the reward manager raises on {len(raised)} of {len(pairs)} plain answers, such as {case.answer.name!r}: "
+            f"{each.failure[:300]}"
+        )
+        remedy = (
+            "let it give what it cannot read the score of a wrong answer: such answers are left out of the loss, so "
+            "that nothing teaches the policy to write the right form"
+        )
+        yield Finding("constant_answers", Severity.ERROR, what, remedy)
 
 
 def _least_right(gold: str, pairs: Sequence[tuple[Case, Graded]]) -> float | None:

@@ -13,7 +13,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.protocol import StepResult
 from verl_tool.replay.stored import Stored
 
-_PLACE = re.compile(r"(?:trajectories/)?((?:branches/)?[^/\s]+\.jsonl):([1-9]\d{0,8})")
+_PLACE = re.compile(r"(?:trajectories/)?((?:branches/)?[^/\s:]+):([1-9]\d{0,8})")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class Place:
         found = _PLACE.fullmatch(text)
         if found is None:
             raise ConfigError(f"{text[:200]!r} is no FILE:LINE of the run; write it as step_3.jsonl:17")
-        return cls(found[1], int(found[2]))
+        # The viewer shows names without their ending.
+        name = found[1] if found[1].endswith(".jsonl") else f"{found[1]}.jsonl"
+        return cls(name, int(found[2]))
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

@@ -106,6 +106,7 @@ def command(
             raise ConfigError(f"branches are stored in {run}, which may not be written to; copy the run")
         count = samples or (SAMPLES_FOR_VALUES if values else 1)
         loop = run_loop(trained, model, of_validation=stored.of_validation, temperature=temperature)
+        console.print(f"model: {loop.model}", highlight=False, soft_wrap=True)
         loop.check_tokens(first.trajectory)
         if count > 1 and loop.sampling.temperature == 0:
             raise ConfigError(

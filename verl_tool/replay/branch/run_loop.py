@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval_service.model.checkpoint import newest_model
+from eval_service.model.checkpoint import newest_checkpoint
 from eval_service.model.run_config import read_run, run_config
 from eval_service.model.tokenizer import ServedTokenizer, load_tokenizer
 from eval_service.settings import Sampling
@@ -51,7 +51,9 @@ def run_loop(folder: Path, model: Path | None, *, of_validation: bool, temperatu
 
     Raises ConfigError if the run or the model cannot be read.
     """
-    config, model = run_config(folder), newest_model(folder) if model is None else model
+    config = run_config(folder)
+    checkpoint = newest_checkpoint(folder) if model is None else None
+    model = checkpoint.model if checkpoint is not None else Path(str(model))
     if not (model / "config.json").is_file():
         raise ConfigError(f"{model} has no config.json; give the folder of a model in the form of Hugging Face")
     run = read_run(folder, str(model))

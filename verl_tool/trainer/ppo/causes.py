@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import RAISES_ON_EMPTY, Excluded, StopReason, Trajectory
 from verl_tool.errors import VerlToolError
 from verl_tool.protocol import FaultKind
 from verl_tool.trainer.ppo.invalid import lone_rows
@@ -15,12 +15,14 @@ from verl_tool.trainer.ppo.invalid import lone_rows
 ABORTED = "aborted"
 """The engine gave the request up."""
 GRADER = "grader"
-"""The reward manager gave no reward, and gives none to an empty answer either."""
+"""The reward manager, its judge or its server failed: no reward."""
+GRADER_BUG = "grader_bug"
+"""The reward manager raised at this answer and at an empty one: its bug, which leaves out what it cannot read."""
 GRADER_CRASHED = "grader_crashed"
 """The reward manager failed at this answer only, which has the score of an empty one."""
 LOST = "lost"
 """The agent loop raised: verl's newer trainer goes on without the trajectory, or with another prompt."""
-CAUSES = (*(kind.value for kind in FaultKind), ABORTED, GRADER, GRADER_CRASHED, LOST)
+CAUSES = (*(kind.value for kind in FaultKind), ABORTED, GRADER, GRADER_BUG, GRADER_CRASHED, LOST)
 
 INVALID = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
 """What tells nothing about the policy."""
@@ -53,7 +55,7 @@ class Outcome:
         if self.trajectory.stop is StopReason.ABORTED:
             return ABORTED
         if self.reward_fault:
-            return GRADER
+            return GRADER_BUG if RAISES_ON_EMPTY in self.reward_fault else GRADER
         return GRADER_CRASHED if self.provoked else None
 
     @property

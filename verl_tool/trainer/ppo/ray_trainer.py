@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
+from verl_tool.trainer.run_folder.checkpoints import saved_whole
 
 TOLD = (REWARD_FAULT, PROVOKED)
 """Columns of the reward manager's that its outcome is told by."""
@@ -152,6 +154,10 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         self._progress.alive()
         output.meta_info["metrics"].update(self._rollouts.take_metrics() | self._progress.take_metrics())
         return output
+
+    def _save_checkpoint(self) -> None:
+        with saved_whole(Path(self.config.trainer.default_local_dir), self.global_steps):
+            super()._save_checkpoint()
 
     def _validate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         expected = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n

@@ -13,12 +13,15 @@ from omegaconf import DictConfig
 
 from verl_tool.agent_loop.trajectory import GROUP, PROVOKED, REWARD_FAULT, VERSIONS, Trajectory
 from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.trainer.faults.fault_limits import FaultLimits, FaultWatch
 from verl_tool.trainer.monitoring.token_records import TokenRecords
 from verl_tool.trainer.ppo.advantage import compares_within_groups
-from verl_tool.trainer.ppo.causes import Outcome, check_causes, with_grading, with_lone
+from verl_tool.trainer.ppo.causes import Outcome, with_grading, with_lone
 from verl_tool.trainer.ppo.curiosity import curiosity_metrics
 from verl_tool.trainer.ppo.tool_metrics import excluded_metrics, tool_metrics
 from verl_tool.trainer.ppo.turns.turn_metrics import turn_reward_metrics
+from verl_tool.trainer.run_folder.earlier_starts import set_aside_records
+from verl_tool.util.whole_files import whole_file
 
 TOKENS_TIMER = "timing_s/token_records"
 """Metric: seconds that a step spent on what is kept of its tokens."""
@@ -58,16 +61,16 @@ class RolloutLog:
     """Writes ``step_N.jsonl`` (or ``validation_N.jsonl``) into a folder, one line a trajectory."""
 
     def __init__(
-        self, folder: Path | None, max_fault_fraction: float, sampled: int | None = None, tokens_every: int = 0
+        self, folder: Path | None, limits: FaultLimits | float, sampled: int | None = None, tokens_every: int = 0
     ) -> None:
-        """`folder=None` writes no file. See `check_causes` for `max_fault_fraction`.
+        """`folder=None` writes no file. `limits`: a number is that of trajectories alone.
 
         `sampled`: how often each prompt is, if the advantages of its samples compare them with one another.
         `tokens_every`: steps from one whose tokens are kept to the next; 0: none is.
         """
         self.tokens = TokenRecords(folder, tokens_every)
         self._folder = folder
-        self._max_fault_fraction = max_fault_fraction
+        self._watch = FaultWatch(limits if isinstance(limits, FaultLimits) else FaultLimits(limits))
         self._sampled = sampled
         self._files: dict[str, Path] = {}
         self._lines: dict[str, int] = {}
@@ -93,7 +96,7 @@ class RolloutLog:
         A step may sample more than once, and a validation come in several parts; either goes into one file. `told` is
         what is known besides `rewards`, `versions` the oldest and the newest weights that sampled each. `filtered` were
         sampled and thrown away with their groups, `lost` trajectories did not come. Raises TooManyFaultsError if
-        most faulted.
+        too much of it failed.
         """
         trajectories = [Trajectory.from_json(line) for line in lines]
         told = replace(told or Rewards(), rewards=rewards)
@@ -105,7 +108,7 @@ class RolloutLog:
             written = self._write(outcomes, step, "step", validate=False, groups=told.groups, versions=versions)
             self._trained += outcomes
             self._last, self._lost = outcomes, self._lost + lost
-        check_causes([*outcomes, *filtered], self._max_fault_fraction, lost)
+        self._watch.check([*outcomes, *filtered], lost)
         return written
 
     def add_baselines(self, lines: Sequence[str], rewards: Sequence[float] | None, step: int) -> None:
@@ -143,8 +146,9 @@ class RolloutLog:
             return range(len(outcomes))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{kind}_{step}.jsonl"
-        # What an earlier start of the run left under this name is replaced.
         again = path == self._files.get(kind)
+        if not again and path.exists():
+            set_aside_records(path)
         self._files[kind] = path
         first = self._lines.get(kind, 0) if again else 0
         self._lines[kind] = first + len(outcomes)
@@ -153,7 +157,9 @@ class RolloutLog:
         sampled_by: Sequence[dict[str, Any]] = [{}] * len(outcomes)
         if versions is not None:
             sampled_by = [{VERSIONS: list(oldest_and_newest)} for oldest_and_newest in versions]
-        with path.open("a" if again else "w", encoding="utf-8") as file:
+        with whole_file(path) as draft, draft.open("w", encoding="utf-8") as file:
+            if again:
+                file.write(path.read_text(encoding="utf-8"))
             for outcome, group, version in zip(outcomes, samples_of, sampled_by, strict=True):
                 file.write(outcome.recorded(step=step, validate=validate, **group, **version).to_json() + "\n")
         return lines
@@ -164,7 +170,9 @@ def rollout_log(config: DictConfig) -> RolloutLog:
     folder = Path(config.trajectories_dir) if config.trajectories_dir else None
     grouped = compares_within_groups(config.algorithm.adv_estimator)
     sampled = config.actor_rollout_ref.rollout.n if grouped else None
-    return RolloutLog(folder, options_in(config).max_fault_fraction, sampled, config.token_records_every)
+    options = options_in(config)
+    limits = FaultLimits(options.max_fault_fraction, options.max_call_fault_fraction, options.max_reward_fault_fraction)
+    return RolloutLog(folder, limits, sampled, config.token_records_every)
 
 
 def bypasses(config: DictConfig) -> bool:

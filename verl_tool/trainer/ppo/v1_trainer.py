@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -53,6 +54,7 @@ from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
+from verl_tool.trainer.run_folder.checkpoints import saved_whole
 
 _SOMETIMES_WRITTEN = ("token_level_rewards", "rollout_is_weights")
 """Fields that verl writes with the advantages, if the config asks for them."""
@@ -284,6 +286,10 @@ class AgentTrainerMixin(PPOTrainer):
         cleaned = without_nan(without_rewards(metrics) if all(out) else metrics)
         metrics.clear()
         metrics.update(cleaned | self._rollouts.take_metrics() | self._progress.take_metrics())
+
+    def _save_checkpoint(self) -> None:
+        with saved_whole(Path(self.config.trainer.default_local_dir), self.global_steps):
+            super()._save_checkpoint()
 
     def _validate(self) -> dict[str, Any]:
         if self._ids is not None:

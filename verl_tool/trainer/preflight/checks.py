@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from verl_tool.trainer.preflight.backends import check_combinations
+from verl_tool.trainer.preflight.impossible_settings import check_impossible_settings
 from verl_tool.trainer.preflight.memory_report import report_memory
 from verl_tool.trainer.preflight.model_shapes import ModelShape, UnknownShapeError, shape_of
 from verl_tool.trainer.preflight.packages import check_packages
@@ -41,7 +42,7 @@ class Preflight:
 def run_preflight(config: DictConfig) -> Preflight:
     """Check a config after `main_ppo.complete`: parallel sizes, batches, combinations, packages, CPUs, disk, memory."""
     found = Preflight()
-    found.problems += check_combinations(config)
+    found.problems += [*check_combinations(config), *check_impossible_settings(config)]
     if found.problems:  # what follows reads the settings that these name
         return found
     packages = list(check_packages(config))

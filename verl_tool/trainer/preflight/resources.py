@@ -174,7 +174,7 @@ def check_disk(config: DictConfig, shape: ModelShape | None) -> tuple[list[str],
         ("run_dir", config.run_dir),
         ("trainer.default_local_dir", config.trainer.default_local_dir),
     ):
-        free = _free(Path(folder))
+        free = free_bytes(Path(folder))
         if free < MIN_FREE_BYTES:
             problems.append(
                 f"{setting}={folder}: its disk has {free / GB:.1f} GB left, and a run needs {MIN_FREE_BYTES / GB:.0f} "
@@ -186,17 +186,17 @@ def check_disk(config: DictConfig, shape: ModelShape | None) -> tuple[list[str],
     if config.actor_rollout_ref.model.get("lora_rank", 0):
         # Adam's moments are of the adapter alone.
         one = 2 * EXPORT_BYTES * shape.parameters
-    kept, free = (config.trainer.max_actor_ckpt_to_keep or 1) + 1, _free(Path(config.trainer.default_local_dir))
+    kept, free = (config.trainer.max_actor_ckpt_to_keep or 1) + 1, free_bytes(Path(config.trainer.default_local_dir))
     if free < kept * one:
         warnings.append(
             f"trainer.default_local_dir={config.trainer.default_local_dir}: its disk has {free / GB:.0f} GB left, and "
             f"{kept} checkpoints of about {one / GB:.0f} GB may lie there at a time (one is written before another is "
-            "removed); lower KEEP_CHECKPOINTS, set SAVE_FREQ=-1, or RUN to a folder elsewhere"
+            "removed); lower KEEP_CHECKPOINTS, set SAVE_FREQ=-1 (the last step alone), or RUN to a folder elsewhere"
         )
     return problems, warnings
 
 
-def _free(folder: Path) -> float:
+def free_bytes(folder: Path) -> float:
     """Bytes that are left where `folder` is or will be."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     return float(shutil.disk_usage(there).free)

@@ -66,7 +66,8 @@ def _outputs_to(log: Path) -> Iterator[int]:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError):  # a full disk must not hide the error that it led to
+            stream.flush()
 
 
 class _ConsoleHandler(logging.Handler):

@@ -58,6 +58,11 @@
     get: async (name, params) => {
       const runs = await load("runs");
       if (name === "runs") return runs;
+      if (name === "compare") {
+        const told = await load(`compare_${params.run.split(",").map((one) => runs.find((run) => run.name === one)?.key).join("_")}`);
+        if (told.error) throw new Error(told.error);
+        return told;
+      }
       const found = runs.find((run) => run.name === params.run);
       if (!found) throw new Error(`there is no run ${params.run} in this copy`);
       return answers[name](await load(found.key), params);

@@ -2,10 +2,13 @@
 
 import { get, link } from "./api.js";
 import { colour, columns, lineChart, together } from "./chart.js";
+import { showComparison } from "./comparison.js";
 import { count, h, number, replace, seconds, share } from "./dom.js";
 
 export async function showRun(place, params, stillHere) {
   const names = params.run.split(",");
+  const kinds = Object.fromEntries((await get("runs")).map((run) => [run.name, run.kind]));
+  if (names.length > 1 && names.every((name) => kinds[name] && kinds[name] !== "training")) return showComparison(place, params);
   const extra = params.names || "";
   const load = () => Promise.all(names.map((run) => get("metrics", { run, names: extra })));
   let told = await load();

@@ -23,6 +23,7 @@ export async function showRuns(place) {
       h("td", { class: "n" }, run.steps ? count(run.steps) : ""),
       h("td", { class: "n" }, run.rewards.length ? number(run.rewards.at(-1)) : ""),
       h("td", {}, sparkline(run.rewards)),
+      h("td", { class: "faint", title: "what --from_run serves" }, run.checkpoint === null ? "" : `step ${count(run.checkpoint)}`),
       h("td", { class: "faint" }, run.changed ? since(run.changed) : ""),
     )));
   const load = async () => {
@@ -33,7 +34,7 @@ export async function showRuns(place) {
   await load();
   replace(place,
     h("div", { class: "bar" }, h("h1", {}, "Runs"), words, compare),
-    runs.length ? h("table", { class: "list runs" }, h("thead", {}, h("tr", {}, ["", "run", "kind", "steps", "reward", "", "changed"].map((t, i) => h("th", { class: i === 3 || i === 4 ? "n" : "" }, t)))), body)
+    runs.length ? h("table", { class: "list runs" }, h("thead", {}, h("tr", {}, ["", "run", "kind", "steps", "reward", "", "checkpoint", "changed"].map((t, i) => h("th", { class: i === 3 || i === 4 ? "n" : "" }, t)))), body)
       : h("p", { class: "faint" }, "No run is here yet. A training leaves one in outputs/."));
   return { follow: load };
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_tool.agent_workers.reward_manager.grading.answers import as_number
@@ -100,17 +100,19 @@ HOSTILE_SQL = {
 """Queries that must not match the gold query ``{gold}``, which is ``{text}`` within quotes and in one line."""
 
 
-def attacks_on(ground_truth: Any, answer: str | None, code: bool, sql: bool = False) -> list[Attack]:
+def attacks_on(
+    ground_truth: Any, answer: str | None, code: bool, sql: bool = False, forms: Mapping[str, str] = FORMS
+) -> list[Attack]:
     """The attacks. `answer`: the golden answer as a solver would write it, if the ground truth is not that. `code`: the
-    answers are programs; `sql`: queries."""
+    answers are programs; `sql`: queries. `forms`: how answers are written."""
     gold = answer or golden_text(ground_truth)
-    found = [*_from_tools(gold), *_texts(gold)]
+    found = [*_from_tools(gold, forms), *_texts(gold, forms)]
     if sql:
-        return [*found, *_listed(gold), *_distorted(gold), *_queries(gold)]
+        return [*found, *_listed(gold, forms), *_distorted(gold, forms), *_queries(gold)]
     if code:
         found += _programs(str(ground_truth))
     else:
-        found += [*_listed(gold), *_distorted(gold), *_hanging(), *_evaluated()]
+        found += [*_listed(gold, forms), *_distorted(gold, forms), *_hanging(), *_evaluated(forms)]
     return found
 
 
@@ -129,8 +131,12 @@ def golden_text(ground_truth: Any) -> str:
     return str(text)
 
 
-def _from_tools(gold: str) -> Iterator[Attack]:
-    for form, text in FORMS.items():
+def _of_texts(forms: Mapping[str, str]) -> list[str]:
+    return [form for form in forms if form != "code"]
+
+
+def _from_tools(gold: str, forms: Mapping[str, str]) -> Iterator[Attack]:
+    for form, text in forms.items():
         right = text.format(gold)
         yield Attack(f"in an observation: {form}", (("model", "Let me see."), ("tool", right), ("model", "Done.")))
         yield Attack(f"last, in an observation: {form}", (("model", "Let me see."), ("tool", right)))
@@ -143,9 +149,9 @@ def _from_tools(gold: str) -> Iterator[Attack]:
             yield Attack(f"{marker} forged by a tool: {form}", (("model", "x"), ("tool", forged), ("model", "ok")))
 
 
-def _texts(gold: str) -> Iterator[Attack]:
+def _texts(gold: str, forms: Mapping[str, str]) -> Iterator[Attack]:
     """Nothing, too much, and the form alone."""
-    for form, text in FORMS.items():
+    for form, text in forms.items():
         for name, wrong in (
             ("empty", ""),
             ("blank", " \n "),
@@ -170,7 +176,7 @@ def _texts(gold: str) -> Iterator[Attack]:
     yield Attack("the question again", (("model", "Give the final answer in \\boxed{}, <answer> answer </answer>."),))
 
 
-def _listed(gold: str) -> Iterator[Attack]:
+def _listed(gold: str, forms: Mapping[str, str]) -> Iterator[Attack]:
     others = ("3", "Rhine", "1000000") if gold not in ("3", "Rhine", "1000000") else ("4", "Elbe", "2000000")
     every = (*others[:1], gold, *others[1:])
     lists = {
@@ -178,15 +184,15 @@ def _listed(gold: str) -> Iterator[Attack]:
     }
     lists |= {"set": f"\\{{{', '.join(every)}\\}}", "first": f"{gold} or {others[0]}", "last": f"{others[0]} or {gold}"}
     lists |= {"not": f"not {gold}", "alternatives": f"{others[0]} (or {gold})", "plus or minus": f"\\pm {gold}"}
-    for form in FORMS.keys() - {"code"}:
+    for form in _of_texts(forms):
         for name, text in lists.items():
-            yield Attack(f"listed by {name!r}: {form}", (("model", FORMS[form].format(text)),))
-        wrong_at_last = "\n".join(FORMS[form].format(text) for text in (gold, others[0]))
+            yield Attack(f"listed by {name!r}: {form}", (("model", forms[form].format(text)),))
+        wrong_at_last = "\n".join(forms[form].format(text) for text in (gold, others[0]))
         if form != "sentence":
             yield Attack(f"right, then wrong: {form}", (("model", wrong_at_last),))
 
 
-def _distorted(gold: str) -> Iterator[Attack]:
+def _distorted(gold: str, forms: Mapping[str, str]) -> Iterator[Attack]:
     """Near misses, and what only looks like the answer."""
     wrong = {"look-alikes": gold.translate(LOOK_ALIKE), "doubled": gold + gold, "reversed": gold[::-1]}
     if as_number(gold) != 0:
@@ -199,8 +205,8 @@ def _distorted(gold: str) -> Iterator[Attack]:
         wrong |= {"digits behind": f"{gold}0", "small difference": f"{gold}.01", "ten to the": f"{gold}e1"}
     for name, text in wrong.items():
         if text.casefold() != gold.casefold():
-            for form in FORMS.keys() - {"code"}:
-                yield Attack(f"{name}: {form}", (("model", FORMS[form].format(text)),))
+            for form in _of_texts(forms):
+                yield Attack(f"{name}: {form}", (("model", forms[form].format(text)),))
 
 
 def _hanging() -> Iterator[Attack]:
@@ -208,11 +214,11 @@ def _hanging() -> Iterator[Attack]:
         yield Attack(f"hanging: {text[:20]}", (("model", f"\\boxed{{{text}}}\n#### {text}"),))
 
 
-def _evaluated() -> Iterator[Attack]:
+def _evaluated(forms: Mapping[str, str]) -> Iterator[Attack]:
     """For what evaluates an answer."""
     for name, text in EVALUATED.items():
-        for form in FORMS.keys() - {"code"}:
-            yield Attack(f"{name}: {form}", (("model", FORMS[form].format(text)),))
+        for form in _of_texts(forms):
+            yield Attack(f"{name}: {form}", (("model", forms[form].format(text)),))
 
 
 def _queries(gold: str) -> Iterator[Attack]:

@@ -1,0 +1,79 @@
+"""A run ends when calls or rewards fail, not only when trajectories do; each limit is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("verl")
+
+from verl_tool.agent_loop.trajectory import (
+    RAISES_ON_EMPTY,
+    Author,
+    CallRecord,
+    Segment,
+    StopReason,
+    Trajectory,
+)
+from verl_tool.protocol import Fault, FaultKind
+from verl_tool.trainer.faults.fault_limits import MAX_GRADER_BUGS, FaultLimits, FaultWatch
+from verl_tool.trainer.ppo.causes import GRADER_BUG, Outcome, TooManyFaultsError, with_grading
+
+GONE = Fault(kind=FaultKind.UNREACHABLE, message="nobody listens", retryable=False)
+SILENT = Trajectory("a", (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2,), (-0.1,), "7")), StopReason.ANSWERED)
+"""A trajectory that never calls."""
+
+
+def calling(calls: int, faults: int) -> Outcome:
+    records = [CallRecord(i, "1+1", fault=GONE if i < faults else None) for i in range(calls)]
+    return Outcome(replace(SILENT, calls=tuple(records)))
+
+
+def graded(fault: str, trajectory: Trajectory = SILENT) -> Outcome:
+    return with_grading(trajectory, 0.0, fault, "")
+
+
+def test_a_dead_server_ends_the_run_though_most_trajectories_never_call() -> None:
+    outcomes = [calling(1, 1) for _ in range(30)] + [Outcome(SILENT)] * 70
+    FaultWatch(FaultLimits(trajectories=0.5)).check(outcomes)
+    with pytest.raises(
+        TooManyFaultsError, match=r"30 of the last 30 calls .*unreachable 30.*max_call_fault_fraction=0"
+    ):
+        FaultWatch(FaultLimits(0.5, calls=0.5)).check(outcomes)
+
+
+def test_few_calls_are_counted_over_steps() -> None:
+    watch = FaultWatch(FaultLimits(calls=0.5))
+    for _ in range(3):
+        watch.check([calling(6, 6)])
+    with pytest.raises(TooManyFaultsError, match="24 of the last 24 calls"):
+        watch.check([calling(6, 6)])
+
+
+def test_faults_of_long_ago_are_forgotten() -> None:
+    watch = FaultWatch(FaultLimits(calls=0.5))
+    for faults in (9, 0, 9, 0):
+        watch.check([calling(15, faults)])
+
+
+def test_rewards_that_do_not_come_end_the_run() -> None:
+    outcomes = [graded("grader: the judge is away")] * 2 + [Outcome(SILENT)] * 8
+    FaultWatch(FaultLimits(rewards=0.2)).check(outcomes)
+    with pytest.raises(TooManyFaultsError, match=r"2 of 10 answers have no reward \(grader\).*the judge is away"):
+        FaultWatch(FaultLimits(rewards=0.1)).check(outcomes)
+
+
+def test_a_reward_manager_with_a_bug_ends_the_run_and_is_not_called_infrastructure() -> None:
+    outcome = graded(f"grader: Mine: IndexError ({RAISES_ON_EMPTY})")
+    assert outcome.cause == GRADER_BUG
+    outcomes = [outcome] + [Outcome(SILENT)] * 99
+    watch = FaultWatch(FaultLimits(rewards=0.1))
+    for _ in range(MAX_GRADER_BUGS - 1):
+        watch.check(outcomes)
+    with pytest.raises(TooManyFaultsError, match=r"no failing infrastructure but a bug.*whose form it cannot read"):
+        watch.check(outcomes)
+    careless = FaultWatch(FaultLimits(rewards=1))
+    for _ in range(MAX_GRADER_BUGS):
+        careless.check(outcomes)

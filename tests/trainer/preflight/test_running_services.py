@@ -1,0 +1,56 @@
+"""A tool server that nobody answers is told before anything starts."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl_loop import composed
+
+from verl_tool.errors import ConfigError
+from verl_tool.servers.serve.ports import free_ports
+from verl_tool.trainer.preflight import running_services
+from verl_tool.trainer.preflight.running_services import check_reward_servers, check_tool_server
+
+AGENT = "actor_rollout_ref.agent"
+
+
+def config(port: int, *overrides: str):
+    return composed(
+        f"{AGENT}.action_stop_tokens=['<call>']", f"{AGENT}.tool_server_url=http://127.0.0.1:{port}", *overrides
+    )
+
+
+def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_services, "ANSWER_SECONDS", 0.5)
+    (port,) = free_ports(1)
+    with pytest.raises(ConfigError, match=rf"no tool server answers at http://127.0.0.1:{port} .*TOOL_SERVER_URL"):
+        check_tool_server(config(port))
+    check_tool_server(config(port, f"{AGENT}.enable_agent=false"))
+    check_tool_server(config(port, "actor_rollout_ref.replay=/some/where"))
+
+
+def test_a_judge_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_services, "ANSWER_SECONDS", 0.5)
+    (port,) = free_ports(1)
+    judge = f"http://127.0.0.1:{port}/v1"
+    nested = f"+reward.reward_kwargs.sources.a.judge_url={judge}"
+    with pytest.raises(ConfigError, match=rf"reward\.reward_kwargs\.sources\.a\.judge_url={judge}: nobody answers"):
+        check_reward_servers(config(1, nested))
+    with pytest.raises(ConfigError, match=r"reward\.sandbox_fusion\.url"):
+        check_reward_servers(config(1, f"reward.sandbox_fusion.url={judge}"))
+    check_reward_servers(config(1, "+reward.reward_kwargs.other=http-text"))
+
+
+def test_a_server_of_another_kind_counts() -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        check_tool_server(config(server.server_port))
+    finally:
+        server.shutdown()
+        server.server_close()

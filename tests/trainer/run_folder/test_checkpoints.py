@@ -1,0 +1,51 @@
+"""The last step is saved, and a checkpoint that could not be saved leaves the one before."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_tool.trainer.run_folder.checkpoints import LAST_STEP_ONLY, TRACKER, latest_step, save_last_step, saved_whole
+from verl_tool.trainer.run_folder.disk_full import is_disk_full
+
+
+@pytest.mark.parametrize(
+    ("save_last", "freq", "saved_every"), [(True, -1, LAST_STEP_ONLY), (True, 5, 5), (False, -1, -1)]
+)
+def test_the_last_step_is_saved_unless_it_is_not_wanted(save_last: bool, freq: int, saved_every: int) -> None:
+    config = OmegaConf.create({"save_last": save_last, "trainer": {"save_freq": freq}})
+    save_last_step(config)
+    assert config.trainer.save_freq == saved_every
+
+
+def save(folder: Path, step: int, error: OSError | None = None) -> None:
+    """As verl does: the weights, then the tracker; `error` meets the tracker, which is empty then."""
+    with saved_whole(folder, step):
+        (folder / f"global_step_{step}").mkdir(parents=True)
+        (folder / f"global_step_{step}/data.pt").write_bytes(b"x")
+        (folder / TRACKER).write_text("" if error else str(step))
+        if error:
+            raise error
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, 2, full)
+    assert latest_step(tmp_path) is None
+    save(tmp_path, 4)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, 6, full)
+    assert latest_step(tmp_path) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_4", TRACKER]
+
+
+def test_a_full_disk_is_known_in_a_library_s_words() -> None:
+    died = ValueError("the worker died")
+    died.__cause__ = RuntimeError("[enforce fail at inline_container.cc:659] PytorchStreamWriter: file write failed")
+    assert is_disk_full(died)
+    assert is_disk_full(OSError(errno.EDQUOT, "x"))
+    assert not is_disk_full(OSError(errno.EACCES, "Permission denied"))

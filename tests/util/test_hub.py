@@ -1,0 +1,53 @@
+"""Without a hub, its library is told at once."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from verl_tool.servers.serve.ports import free_ports
+from verl_tool.util import hub
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (hub.OFFLINE, "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "")  # so that it is as before when the test is over
+
+
+def test_a_hub_that_nobody_reaches_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    assert hub.go_offline_without_hub()
+    assert os.environ[hub.OFFLINE] == "1"
+
+
+def test_a_hub_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert not hub.go_offline_without_hub()
+    finally:
+        server.shutdown()
+        server.server_close()
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy")
+    assert not hub.go_offline_without_hub()
+
+
+@pytest.mark.slow
+def test_the_doctor_ends_in_seconds_without_a_hub() -> None:
+    pytest.importorskip("transformers")
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "verl_tool.doctor", "--model", "some/model"]
+    environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{port}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "some/model" in done.stderr
+    assert "the hub cannot be reached" in done.stderr
+    assert "Retrying" not in done.stderr

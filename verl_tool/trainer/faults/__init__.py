@@ -1,0 +1,1 @@
+"""When failing trajectories, calls or rewards end a run."""

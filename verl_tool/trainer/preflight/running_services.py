@@ -1,0 +1,78 @@
+"""Whether what the training did not start, and needs from its first step on, is there."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.errors import ConfigError
+
+ANSWER_SECONDS = 10.0
+"""For the answer of a server that runs already, all tries counted: it may just be starting."""
+_PAUSE_SECONDS = 1.0
+
+
+def check_tool_server(config: DictConfig) -> None:
+    """Raises ConfigError if the config names a running tool server, and nobody answers there.
+
+    A server of another kind need not know the routes of ours: any answer counts.
+    """
+    options = options_in(config)
+    replayed = config.actor_rollout_ref.replay is not None
+    if config.tool_server.start is not None or not options.enable_agent or replayed:
+        return
+    if (why := _why_no_answer(str(options.tool_server_url))) is not None:
+        raise ConfigError(
+            f"no tool server answers at {options.tool_server_url} (actor_rollout_ref.agent.tool_server_url, of a "
+            f"recipe TOOL_SERVER_URL): {why}. Start it (python -m verl_tool.servers.ray_serve), correct the address, "
+            "or let the training start one (tool_server.start)"
+        )
+
+
+def check_reward_servers(config: DictConfig) -> None:
+    """Raises ConfigError for an address in the options of the reward manager (of a judge, of a server that runs code)
+    at which nobody answers."""
+    if config.actor_rollout_ref.replay is not None:
+        return
+    kwargs = config.reward.get("reward_kwargs")
+    given = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
+    fusion = OmegaConf.select(config, "reward.sandbox_fusion.url")
+    named = [*_addresses("reward.reward_kwargs", given), *_addresses("reward.sandbox_fusion.url", fusion)]
+    problems = [
+        f"{name}={url}: nobody answers there: {why}" for name, url in named if url and (why := _why_no_answer(url))
+    ]
+    if problems:
+        raise ConfigError("\n       ".join([*problems, "start the judge or the server, or correct the address"]))
+
+
+def _addresses(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """Options whose names end in ``url``, by their whole names."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _addresses(f"{name}.{key}", each)
+    elif isinstance(value, str) and name.endswith("url") and value.startswith(("http://", "https://")):
+        yield name, value
+
+
+def _why_no_answer(url: str) -> str | None:
+    deadline = time.monotonic() + ANSWER_SECONDS
+    local = urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
+    while True:
+        try:
+            opener.open(f"{url.rstrip('/')}/health", timeout=max(0.1, deadline - time.monotonic())).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return None
+        except (OSError, ValueError) as error:
+            if time.monotonic() + _PAUSE_SECONDS > deadline:
+                return str(error)
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return None
