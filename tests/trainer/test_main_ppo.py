@@ -142,7 +142,7 @@ def test_a_server_of_our_own_gets_a_port_and_everybody_its_address(tmp_path):
 
 
 def test_the_run_s_folder_holds_its_config(tmp_path):
-    prepared(tmp_path, STOPS, f"{AGENT}.tool_server_url=http://127.0.0.1:5000", "data.max_response_length=77")
+    prepared(tmp_path, STOPS, "tool_server.start=calculator", "data.max_response_length=77")
     saved = OmegaConf.load(tmp_path / "config.yaml")
     assert options_in(saved).max_response_length == 77
     assert saved.trainer.default_local_dir == str(tmp_path / "checkpoints")
