@@ -92,7 +92,8 @@ run_head() {
     run_beside_ray python examples/cluster/wait_for_nodes.py --nodes "$NNODES" --gpus "$N_GPUS" --timeout "$deadline" \
         ${NODES:+--names "$NODES"} || exit 1
     say "running: $*"
-    run_beside_ray "$@" || code=$?
+    # A recipe would take NODES for a misspelt NNODES.
+    run_beside_ray env -u NODES "$@" || code=$?
     say "the command ended with exit code $code"
     exit "$code"
 }

@@ -24,7 +24,7 @@ from saboteur import (
 from starlette.types import Receive, Scope, Send
 from toy_tools import Ledger, Puppet, text, until
 
-from verl_tool.client import ToolClient
+from verl_tool.client import ToolClient, tool_client
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
 from verl_tool.rendezvous import owner
@@ -253,6 +253,14 @@ class TestRetries:
             began = loop.time()
             assert fault_kind(await client.call("u", SAY_HI, step=0)) is FaultKind.TIMEOUT
             assert 0.8 < loop.time() - began < 2.5
+
+    async def test_as_many_retries_as_a_long_outage_takes(self, servers: LiveServers, monkeypatch) -> None:
+        monkeypatch.setattr(tool_client, "_MIN_DELAY_SECONDS", 0.0)
+        server = await servers.start([Puppet()])
+        async with Saboteur(server.url, retry_after="0") as proxy, ToolClient(proxy.url, retry_delay=0.0) as client:
+            proxy.plan = deque([BUSY] * 1500)
+            assert (await client.call("t", SAY_HI, step=0)).fault is None
+            assert len(proxy.bodies) == 1501
 
     async def test_nobody_there_is_unreachable(self) -> None:
         (port,) = free_ports(1)

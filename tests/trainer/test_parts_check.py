@@ -157,7 +157,7 @@ def test_a_reward_manager_of_one_s_own_is_found(tmp_path, name, told):
     ],
 )
 def test_estimator_and_reward_manager_must_agree_on_turns(name, options, told):
-    problem = problems(f"{REWARD}.name={name}", "algorithm.adv_estimator=mt_grpo", *options)
+    problem = problems(f"{REWARD}.name={name}", "algorithm.adv_estimator=mt_grpo", f"{ROLLOUT}.n=2", *options)
     assert told in problem
     assert bool(problem) == bool(told)
 

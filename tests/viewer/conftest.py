@@ -17,7 +17,7 @@ OPTIONS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """Chromium without a window; the test is skipped where there is none."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra dev)")

@@ -55,6 +55,7 @@ from verl_tool.protocol import (
 from verl_tool.sandbox_fusion import RunCodeRequest, RunCodeResponse
 
 _MAX_DELAY_SECONDS = 5.0
+_MIN_DELAY_SECONDS = 0.01
 _NO_END = 1 << 30
 _MOST_RETRIES = 3
 _SERVER_AWAY = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.SHUTTING_DOWN, FaultKind.TIMEOUT})
@@ -252,17 +253,23 @@ class ToolClient:
         self, entries: Sequence[_Entry], results: list[StepResult | None], deadline: float, attempt: int
     ) -> None:
         """Fill `results` for `entries`. Batches go out side by side, each retries by itself what failed of it."""
-        await self._renew_map(deadline)
-        batches = [
-            self._deliver_batch(url, batch, results, deadline, attempt)
-            for url, group in self._by_url(entries).items()
-            for batch in _batches(group, self._max_batch)
-        ]
-        await _all_of(batches)
+        while entries:
+            await self._renew_map(deadline)
+            batches = [
+                (url, batch)
+                for url, group in self._by_url(entries).items()
+                for batch in _batches(group, self._max_batch)
+            ]
+            if len(batches) > 1:
+                await _all_of([self._deliver(batch, results, deadline, attempt) for _, batch in batches])
+                return
+            entries = await self._deliver_batch(*batches[0], results, deadline, attempt)
+            attempt += 1
 
     async def _deliver_batch(
         self, url: str, entries: Sequence[_Entry], results: list[StepResult | None], deadline: float, attempt: int
-    ) -> None:
+    ) -> list[_Entry]:
+        """One try, and the pause before the next; what is to be sent again."""
         again: list[_Outcome] = []
         for outcome in await self._send(url, entries, deadline):
             results[outcome.entry.position] = outcome.result
@@ -271,12 +278,12 @@ class ToolClient:
             if fault is not None and fault.retryable and attempt < (_MOST_RETRIES if limited else self._max_retries):
                 again.append(outcome)
         if not again:
-            return
+            return []
         delay = self._delay(attempt, max(outcome.wait_seconds for outcome in again))
         if self._now() + delay >= deadline:
-            return
+            return []
         await asyncio.sleep(delay)
-        await self._deliver([outcome.entry for outcome in again], results, deadline, attempt + 1)
+        return [outcome.entry for outcome in again]
 
     async def _send(self, url: str, entries: Sequence[_Entry], deadline: float) -> list[_Outcome]:
         """One try. What has no observation bears a fault that says whether the next try is safe."""
@@ -430,8 +437,8 @@ class ToolClient:
 
     def _delay(self, attempt: int, at_least: float) -> float:
         """Seconds to wait before the next try. Jitter keeps many clients from coming back at the same moment."""
-        delay = min(self._retry_delay * 2**attempt, _MAX_DELAY_SECONDS)
-        return max(delay * random.uniform(0.5, 1.0), at_least * random.uniform(1.0, 1.25))
+        delay = min(self._retry_delay * 2 ** min(attempt, 16), _MAX_DELAY_SECONDS)
+        return max(delay * random.uniform(0.5, 1.0), at_least * random.uniform(1.0, 1.25), _MIN_DELAY_SECONDS)
 
     @staticmethod
     def _now() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -108,6 +109,30 @@ def test_the_sky_task_starts_each_node_as_its_rank_says(rank, run):
     assert waiting.endswith(f"--nodes 2 --gpus 8 --timeout 600 --names {address},192.0.2.2")
     assert {"trainer.nnodes=2", "trainer.n_gpus_per_node=8", "run_dir=/storage/acecoder"} <= set(options)
     assert set(task["secrets"]) == {"RAY_AUTH_TOKEN"}
+
+
+def test_a_recipe_takes_no_variable_of_these_scripts_for_a_misspelt_one_of_its_own(run):
+    """Those that the scripts document and set, and Slurm's, as they reach the command on the first node."""
+    pytest.importorskip("verl")
+    from verl_loop import composed
+
+    from verl_tool.trainer.preflight.impossible_settings import LAUNCH_VARIABLES, misspelt_variables
+
+    texts = [(CLUSTER / name).read_text() for name in ("run_node.sh", "slurm.sh", "sky.yaml", "ray_job.yaml")]
+    names = {name for text in texts for name in re.findall(r"\b[A-Z][A-Z0-9_]{2,}\b", text)}
+    names |= {f"SLURM_{name}" for name in ("NNODES", "JOB_ID", "NODEID", "NTASKS", "GPUS_ON_NODE", "STEPID", "NPROCS")}
+    assert {"NODES", "NODE_ADDRESS", "JOIN_SECONDS"} <= names
+    given = {"NODE_RANK": "0", "HEAD": "127.0.0.1", "NNODES": "1", "N_GPUS": "0", "STOP_FILE": "/nowhere"}
+    given |= {"RAY_PORT": "9", "JOIN_SECONDS": "5"}
+    printed, _ = run(
+        "bash examples/cluster/run_node.sh env", **dict.fromkeys(names - {"RECORD", "PATH", "HOME"}, "1") | given
+    )
+    environment = {line.partition("=")[0]: "1" for line in printed}
+    launch = (ROOT / "examples" / "train" / "launch.sh").read_text()
+    [table] = re.findall(r'^variables="\n(.*?)^"', launch, re.DOTALL | re.MULTILINE)
+    environment[LAUNCH_VARIABLES] = " ".join(line.split()[0] for line in table.splitlines() if line.strip())
+    assert "NNODES" in environment[LAUNCH_VARIABLES]
+    assert list(misspelt_variables(environment, composed())) == []
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

@@ -83,7 +83,7 @@ def test_it_makes_room_for_the_one_that_serve_starts(watch, port, tmp_path):
     wait_for(port, "stands in")
     haproxy = find_ingress_mode().haproxy
     assert haproxy is not None
-    subprocess.run([loopback_launcher(haproxy, tmp_path), "-v"], check=True, capture_output=True, timeout=20)
+    subprocess.run([loopback_launcher(haproxy, tmp_path, "/"), "-v"], check=True, capture_output=True, timeout=20)
     wait_for(port, "ConnectionRefusedError")
     # Nobody came.
     wait_for(port, "stands in")

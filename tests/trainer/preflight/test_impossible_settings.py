@@ -59,10 +59,11 @@ READ = "STEPS SEED MODEL N LEARNING_RATE BATCH_SIZE RUN"
     [("STEP", "STEPS"), ("SEEDS", "SEED"), ("LEARNIGN_RATE", "LEARNING_RATE"), ("BATCHSIZE", "BATCH_SIZE")],
 )
 def test_a_misspelt_variable_is_refused_with_the_right_name(name: str, meant: str) -> None:
-    environment = {LAUNCH_VARIABLES: READ, name: "3", "STEPS": "5", "PATH": "/bin", "N": "2", "_": "x", "HOME": "/"}
+    environment = {LAUNCH_VARIABLES: READ, name: "3", "RUN": "/run", "PATH": "/bin", "N": "2", "_": "x", "HOME": "/"}
     [problem] = misspelt_variables(environment, composed())
     assert f"{name}=3 in the environment is read by nobody; did you mean {meant}?" in problem
     assert not list(misspelt_variables(environment | {IGNORED_VARIABLES: f"OTHER {name}"}, composed()))
+    assert not list(misspelt_variables(environment | {meant: "5"}, composed()))  # this one is another program's
     assert not list(misspelt_variables({name: "3"}, composed()))  # not launched by the script
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
+import socket
 
 import pytest
 
@@ -46,11 +45,21 @@ def test_a_judge_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch
     check_reward_servers(config(1, "+reward.reward_kwargs.other=http-text"))
 
 
-def test_a_server_of_another_kind_counts() -> None:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        check_tool_server(config(server.server_port))
-    finally:
-        server.shutdown()
-        server.server_close()
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:{}", "http://user:word@localhost:{}/v1/", "https://127.0.0.1:{}"]
+)
+def test_a_server_of_any_kind_counts_busy_or_not(address: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which says nothing
+        judge = address.format(server.getsockname()[1])
+        check_reward_servers(config(1, f"reward.sandbox_fusion.url={judge}"))
+
+
+def test_an_address_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"sandbox_fusion\.url=http://judge:no: .* is no address of a server"):
+        check_reward_servers(config(1, "reward.sandbox_fusion.url='http://judge:no'"))
+
+
+def test_a_proxy_is_taken_to_reach_what_lies_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_services, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    check_reward_servers(config(1, "reward.sandbox_fusion.url=http://judge.invalid/run"))

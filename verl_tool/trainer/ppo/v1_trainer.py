@@ -113,7 +113,7 @@ class AgentTrainerMixin(PPOTrainer):
         if not self.steps_per_epoch and not self.config.trainer.get("val_only", False):  # verl divides by it
             raise ConfigError(
                 f"data.train_batch_size={self.config.data.train_batch_size}, and {len(self.train_dataset)} rows are "
-                "left of data.train_files (data.filter_overlong_prompts={self.config.data.filter_overlong_prompts}, "
+                f"left of data.train_files (data.filter_overlong_prompts={self.config.data.filter_overlong_prompts}, "
                 f"data.max_prompt_length={self.config.data.max_prompt_length}): there is no step to train on; lower "
                 "the first, raise the last, or make more rows"
             )

@@ -77,11 +77,11 @@ def misspelt_variables(environment: Mapping[str, str], config: DictConfig) -> It
     for name in sorted(set(environment) - known):
         if len(name) < _MIN_LENGTH or not re.fullmatch("[A-Z][A-Z0-9_]*", name):
             continue
-        if similar := difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR):
+        similar = difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
+        if similar and similar[0] not in environment:  # else it is set, and this is another program's
             yield (
                 f"{name}={environment[name]} in the environment is read by nobody; did you mean {similar[0]}? Unset "
-                "it, "
-                f'or say that it is another program\'s: {IGNORED_VARIABLES}="{name}"'
+                f'it, or say that it is another program\'s: {IGNORED_VARIABLES}="{name}"'
             )
 
 

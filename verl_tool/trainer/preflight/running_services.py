@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import socket
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _PAUSE_SECONDS = 1.0
 def check_tool_server(config: DictConfig) -> None:
     """Raises ConfigError if the config names a running tool server, and nobody answers there.
 
-    A server of another kind need not know the routes of ours: any answer counts.
+    A server of another kind need not know the routes of ours: a connection that comes about is enough.
     """
     options = options_in(config)
     replayed = config.actor_rollout_ref.replay is not None
@@ -61,16 +61,20 @@ def _addresses(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _why_no_answer(url: str) -> str | None:
+    """None if the server takes connections: it may be of any kind, and busy. A proxy is taken to reach it."""
+    try:
+        address = urllib.parse.urlsplit(url)
+        port = address.port or {"http": 80, "https": 443}[address.scheme]
+        host = address.hostname or ""
+    except (ValueError, KeyError) as error:
+        return f"it is no address of a server ({error})"
+    if address.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return None
     deadline = time.monotonic() + ANSWER_SECONDS
-    local = urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
-    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
     while True:
         try:
-            opener.open(f"{url.rstrip('/')}/health", timeout=max(0.1, deadline - time.monotonic())).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return None
-        except (OSError, ValueError) as error:
+            socket.create_connection((host, port), max(0.1, deadline - time.monotonic())).close()
+        except OSError as error:
             if time.monotonic() + _PAUSE_SECONDS > deadline:
                 return str(error)
             time.sleep(_PAUSE_SECONDS)
