@@ -4,7 +4,7 @@
     python -m verl_tool.replay outputs/calculator/grpo --regrade --reward_manager mine.py
     python -m verl_tool.replay outputs/calculator/grpo --reexecute --files 'validation_*'
     python -m verl_tool.replay outputs/evaluation/test --regrade --from_run outputs/calculator/grpo --data test.parquet
-    python -m verl_tool.replay outputs/calculator/grpo --retrain 3
+    python -m verl_tool.replay outputs/calculator/grpo --retrain 1
     python -m verl_tool.replay outputs/calculator/grpo --same_as outputs/calculator/again
 
 Exit code 0: nothing changed but what was asked for; 1: something did; 2: the run cannot be replayed.
