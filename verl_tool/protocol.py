@@ -21,8 +21,8 @@ from verl_tool.json_text import encode_json, shown
 
 MAX_ID_CHARACTERS = 256
 """Of a trajectory id, which is written into logs: printable characters only."""
-MAX_ACTION_CHARACTERS = 256 << 10
-"""Of one action: about 64k tokens of text. A search of a longer one would hold up the event loop from its thread."""
+MAX_ACTION_CHARACTERS = 1 << 20
+"""Of one action. Of one that is too long for its calls to be looked for, a model is told; only more is a fault."""
 MAX_STEP = 2**31 - 1
 MAX_KNOWN_MEDIA = 256
 """Most images and audios that an entry may say to have already."""

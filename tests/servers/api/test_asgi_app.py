@@ -71,6 +71,14 @@ class TestObservations:
         _, answer = await post(server, request)
         assert [text(o) for o in answer["observations"]] == ["red", "green"]
 
+    async def test_an_action_that_is_too_long_is_answered_unless_no_model_writes_so_much(
+        self, servers: LiveServers
+    ) -> None:
+        server = await servers.start([Puppet()])
+        _, answer = await post(server, batch(SAY_HI + "a" * 500_000, SAY_HI + "a" * (1 << 20), SAY_HI))
+        assert "characters, and at most 393216" in str(answer["observations"][0])
+        assert [fault and fault["kind"] for fault in answer["faults"]] == [None, "bad_request", None]
+
     async def test_one_bad_entry_costs_the_others_nothing(self, servers: LiveServers) -> None:
         server = await servers.start([Puppet()])
         request = {
