@@ -221,7 +221,9 @@ def test_sampling_may_be_asynchronous(script, mode):
 
 
 def test_on_a_cpu_separate_sampling_takes_gloo_and_a_place_more():
-    config = completed("calculator/train.sh", PROFILE="cpu", ASYNC="separate")
+    # A Ray that others run on this machine would be joined.
+    own = "++ray_kwargs.ray_init.address=local"
+    config = completed("calculator/train.sh", own, PROFILE="cpu", ASYNC="separate")
     assert config.actor_rollout_ref.rollout.checkpoint_engine.backend == "gloo"
     assert config.ray_kwargs.ray_init.num_gpus == 2
 

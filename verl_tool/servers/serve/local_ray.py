@@ -33,12 +33,14 @@ _LONGEST_TEMP = 24
 def address_to_join(address: str | None) -> str | None:
     """The cluster that ``ray.init(address)`` would join: of `address`, ``RAY_ADDRESS``, or ``ray start`` on this node.
 
-    None: it would start one. Raises ConfigError if one is asked for and none runs here.
+    None: it would start one. Raises ConfigError if one is asked for and none runs here, or its address is none.
     """
     try:
         found: str | None = services.canonicalize_bootstrap_address(address)  # type: ignore[arg-type]  # None: a default
     except ConnectionError as error:
         raise ConfigError(f"{error}; run `ray start --head` on this machine first, or unset RAY_ADDRESS") from None
+    except ValueError as error:
+        raise ConfigError(f"{error}; give HOST:PORT, auto or local (RAY_ADDRESS)") from None
     return found
 
 
