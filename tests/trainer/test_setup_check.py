@@ -91,8 +91,11 @@ def test_warnings_are_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize("server_is_up", [True, False])
 def test_an_error_ends_it_unless_the_checks_are_left_out(tmp_path: Path, server_is_up: bool) -> None:
     overrides = (f"{AGENT}.formats=[hermes]", f"{AGENT}.action_stop_tokens=['```output']")
-    with pytest.raises(ConfigError, match=r"no call ends: formats=hermes.*\[calls_end\]\n.*doctor=false"):
+    with pytest.raises(ConfigError, match=r"no call ends: formats=hermes.*\[calls_end\]\n.*doctor=false") as refused:
         check_setup(config_of(tmp_path, *overrides), server_is_up=server_is_up)
+    assert (f"--config {tmp_path}/refused.yaml" in str(refused.value)) == server_is_up
+    assert (tmp_path / "refused.yaml").exists() == server_is_up
+    assert not (tmp_path / "config.yaml").exists()
     check_setup(config_of(tmp_path, *overrides, "doctor=false"), server_is_up=server_is_up)
 
 

@@ -17,8 +17,9 @@ from omegaconf import DictConfig
 from verl_tool.trainer.run_folder.checkpoints import TRACKER, resume_step
 
 EARLIER = "earlier"
-OF_ONE_START = ("branches", "config.yaml", "learning_curve.png", "tensorboard", "tool_server.log")
-"""What a training leaves, and what was made of its records, besides metrics, trajectories and checkpoints."""
+OF_ONE_START = ("branches", "config.yaml", "learning_curve.png", "tensorboard")
+"""What a training leaves, and what was made of its records, besides metrics, trajectories and checkpoints. Logs stay:
+this start writes into them already."""
 _NUMBERED = re.compile(r"(?:step|validation|baseline)_(\d+)\.(?:jsonl|tokens\.npz)", re.ASCII)
 _IMAGES = "images"
 
