@@ -359,7 +359,7 @@ def test_a_full_disk_ends_a_run_with_one_line_that_says_how_to_go_on(tmp_path, m
     [line] = str(ended.value).splitlines()
     assert line.startswith("error: the training ended: a disk is full (")
     assert f" GB left at {tmp_path}" in line
-    assert line.endswith(f"it goes on from {checkpoints}/global_step_4")
+    assert line.endswith(f"it goes on from {checkpoints}/global_step_4 (RuntimeError: No space left on device)")
 
 
 @pytest.mark.parametrize("name", ["max_response_length", "val_max_response_length"])

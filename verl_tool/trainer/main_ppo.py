@@ -114,7 +114,7 @@ def train_as_configured(config: DictConfig) -> None:
             sys.exit(code)
     except Exception as error:
         if is_disk_full(error):
-            sys.exit(disk_full_message(config))
+            sys.exit(disk_full_message(config, error))
         if isinstance(error, RayTaskError):
             sys.exit(f"{innermost(error)}\nerror: the training ended: {cause_of(error)}")
         if isinstance(error, RayError):
@@ -145,8 +145,8 @@ def train_in_folder(config: DictConfig) -> None:
             train(config, console, tools_are_told)
 
 
-def disk_full_message(config: DictConfig) -> str:
-    """What ended the training, how much room is left where, and how to go on."""
+def disk_full_message(config: DictConfig, error: Exception) -> str:
+    """What ended the training, how much room is left where, how to go on, and what was raised."""
     from verl_tool.trainer.preflight.memory import GB
     from verl_tool.trainer.preflight.resources import free_bytes
 
@@ -156,10 +156,11 @@ def disk_full_message(config: DictConfig) -> str:
         step = latest_step(checkpoints)
     resume = "from the start" if step is None else f"from {checkpoints}/global_step_{step}"
     folders = dict.fromkeys((Path(config.run_dir).resolve(), checkpoints, Path(tempfile.gettempdir())))
+    cause, _, _ = cause_of(error).partition("\n")
     left = ", ".join(f"{free_bytes(folder) / GB:.1f} GB left at {folder}" for folder in folders)
     return (
         f"error: the training ended: a disk is full ({left}); make room and run the same command again: it goes on "
-        f"{resume}"
+        f"{resume} ({cause})"
     )
 
 
@@ -190,9 +191,9 @@ def innermost(error: RayTaskError) -> RayTaskError:
     return error
 
 
-def cause_of(error: RayTaskError) -> str:
+def cause_of(error: Exception) -> str:
     """What began it, in a line or two."""
-    cause = innermost(error).cause
+    cause = innermost(error).cause if isinstance(error, RayTaskError) else error
     return str(cause) if isinstance(cause, VerlToolError) else f"{type(cause).__name__}: {cause}"
 
 
