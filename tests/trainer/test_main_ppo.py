@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,8 @@ def test_a_server_of_our_own_gets_a_port_and_everybody_its_address(tmp_path):
 
 
 def test_the_run_s_folder_holds_its_config(tmp_path):
-    prepared(tmp_path, STOPS, "tool_server.start=calculator", "data.max_response_length=77")
+    config = prepared(tmp_path, STOPS, "tool_server.start=calculator", "data.max_response_length=77")
+    main_ppo.take_over_folder(config, Console())
     saved = OmegaConf.load(tmp_path / "config.yaml")
     assert options_in(saved).max_response_length == 77
     assert saved.trainer.default_local_dir == str(tmp_path / "checkpoints")
@@ -150,12 +152,42 @@ def test_the_run_s_folder_holds_its_config(tmp_path):
 
 def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
     command = (STOPS, "tool_server.start=calculator", "actor_rollout_ref.actor.optim.lr=1e-6")
-    prepared(tmp_path, *command)
+    main_ppo.take_over_folder(prepared(tmp_path, *command), Console())
     (tmp_path / "checkpoints/global_step_3").mkdir(parents=True)
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
     prepared(tmp_path, *command)  # a port of the tool server's own each time
     with pytest.raises(ConfigError, match=r"other settings: \S+optim.lr=2e-06 \(was 1e-06\)\. Give"):
         prepared(tmp_path, *command[:2], "actor_rollout_ref.actor.optim.lr=2e-6")
+
+
+@pytest.mark.parametrize("refused_by", ["make_what_is_missing", "check_data", "tell_tools", "look_at_setup", None])
+def test_a_start_that_is_refused_leaves_an_earlier_one_as_it_was(tmp_path, monkeypatch, refused_by):
+    """Only `prepare` and what moves the folder are real here: nothing starts."""
+    steps = ("make_what_is_missing", "check_data", "tell_tools", "look_at_setup", "check_versions")
+    for step in steps:
+        monkeypatch.setattr(main_ppo, step, lambda *_args, **_kwargs: None)
+
+    def refuse(*_args, **_kwargs):
+        raise ConfigError("refused")
+
+    if refused_by is not None:
+        monkeypatch.setattr(main_ppo, refused_by, refuse)
+    monkeypatch.setattr(main_ppo, "tool_server", lambda *_: contextlib.nullcontext(lambda: None))
+    monkeypatch.setattr(main_ppo, "patched_modules", lambda _: contextlib.nullcontext(lambda: None))
+    monkeypatch.setattr(main_ppo, "preloaded", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(main_ppo, "train", lambda _config, _console, wait_for_tools: wait_for_tools())
+    for name in ("config.yaml", "metrics.jsonl", "checkpoints/global_step_3/data.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("earlier: 1\n")
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
+    anew = (f"run_dir={tmp_path}", "trainer.resume_mode=disable", f"{AGENT}.enable_agent=false", "console=all")
+    config = composed("platform=cpu", "algorithm.adv_estimator=grpo", N, *SIZES, *anew)
+    with pytest.raises(ConfigError, match="refused") if refused_by else contextlib.nullcontext():
+        main_ppo.train_in_folder(config)
+    kept = tmp_path if refused_by else tmp_path / "earlier/1"
+    for name in ("config.yaml", "metrics.jsonl", "checkpoints/global_step_3/data.pt"):
+        assert (kept / name).read_text() == "earlier: 1\n"
+    assert (tmp_path / "earlier").exists() == (refused_by is None)
 
 
 @pytest.mark.parametrize("which", ["train_files", "val_files"])
@@ -218,7 +250,6 @@ def test_the_attention_of_a_cluster_is_chosen_when_it_is_joined(tmp_path, monkey
     assert overrides.get("attn_implementation") is None
     main_ppo._choose_attention(config, cluster_joined=True)
     assert overrides.get("attn_implementation") == (None if problem is None else "sdpa")
-    assert (tmp_path / "config.yaml").exists()
 
 
 def test_a_dry_run_prints_the_config_then_what_would_be_refused_and_leaves_nothing(tmp_path, capsys):
@@ -328,7 +359,7 @@ def test_a_full_disk_ends_a_run_with_one_line_that_says_how_to_go_on(tmp_path, m
     [line] = str(ended.value).splitlines()
     assert line.startswith("error: the training ended: a disk is full (")
     assert f" GB left at {tmp_path}" in line
-    assert line.endswith(f"it goes on from {checkpoints}/global_step_4")
+    assert line.endswith(f"it goes on from {checkpoints}/global_step_4 (RuntimeError: No space left on device)")
 
 
 @pytest.mark.parametrize("name", ["max_response_length", "val_max_response_length"])

@@ -29,6 +29,21 @@ class PaysAll(GradingRewardManager):
     async def grade(self, sample):
         return Grade(1.0, True, {})
 """
+ENCODES = """
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
+from verl_tool.agent_workers.reward_manager.grade import Grade
+
+class Encodes(GradingRewardManager):
+    async def grade(self, sample):
+        return Grade(float(len(self.tokenizer.encode(sample.text)) > 9), False, {})
+"""
+READS_UID = """
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
+class ReadsUid(RewardManagerBase):
+    async def run_single(self, data):
+        return {"reward_score": float(data[0].non_tensor_batch["uid"] == 1), "reward_extra_info": {}}
+"""
 
 
 def row(gold: str, **tools_kwargs: Any) -> dict[str, Any]:
@@ -76,8 +91,11 @@ def test_warnings_are_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize("server_is_up", [True, False])
 def test_an_error_ends_it_unless_the_checks_are_left_out(tmp_path: Path, server_is_up: bool) -> None:
     overrides = (f"{AGENT}.formats=[hermes]", f"{AGENT}.action_stop_tokens=['```output']")
-    with pytest.raises(ConfigError, match=r"no call ends: formats=hermes.*\[calls_end\]\n.*doctor=false"):
+    with pytest.raises(ConfigError, match=r"no call ends: formats=hermes.*\[calls_end\]\n.*doctor=false") as refused:
         check_setup(config_of(tmp_path, *overrides), server_is_up=server_is_up)
+    assert (f"--config {tmp_path}/refused.yaml" in str(refused.value)) == server_is_up
+    assert (tmp_path / "refused.yaml").exists() == server_is_up
+    assert not (tmp_path / "config.yaml").exists()
     check_setup(config_of(tmp_path, *overrides, "doctor=false"), server_is_up=server_is_up)
 
 
@@ -122,6 +140,17 @@ def test_a_reward_that_a_constant_answer_gets_is_an_error(tmp_path: Path) -> Non
     config = config_of(tmp_path, *own_manager(tmp_path, PAYS_ALL, "PaysAll"))
     with pytest.raises(ConfigError, match="the answer '' scores like a right one on 4 of 4 rows"):
         check_setup(config)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "lacks"), [(ENCODES, "Encodes", "'encode'"), (READS_UID, "ReadsUid", "'uid'")]
+)
+def test_a_reward_that_reads_what_only_a_training_has_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, name: str, lacks: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "verl_tool"):
+        check_setup(config_of(tmp_path, *own_manager(tmp_path, source, name)))
+    assert any("gives no score to" in line and lacks in line for line in caplog.messages)
 
 
 def test_rows_need_no_gold_where_a_reward_model_alone_gives_the_scores(tmp_path: Path) -> None:

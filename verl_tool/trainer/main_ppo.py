@@ -114,7 +114,7 @@ def train_as_configured(config: DictConfig) -> None:
             sys.exit(code)
     except Exception as error:
         if is_disk_full(error):
-            sys.exit(disk_full_message(config))
+            sys.exit(disk_full_message(config, error))
         if isinstance(error, RayTaskError):
             sys.exit(f"{innermost(error)}\nerror: the training ended: {cause_of(error)}")
         if isinstance(error, RayError):
@@ -134,19 +134,19 @@ def train_in_folder(config: DictConfig) -> None:
             check_versions()
             make_what_is_missing(config, console)
             check_data(config)
-            save_config(config)  # the model is known now
 
             def tools_are_told() -> None:
                 wait_for_imports()
                 wait_until_up()
                 tell_tools(config)
                 look_at_setup(config, server_is_up=True)
+                take_over_folder(config, console)
 
             train(config, console, tools_are_told)
 
 
-def disk_full_message(config: DictConfig) -> str:
-    """What ended the training, how much room is left where, and how to go on."""
+def disk_full_message(config: DictConfig, error: Exception) -> str:
+    """What ended the training, how much room is left where, how to go on, and what was raised."""
     from verl_tool.trainer.preflight.memory import GB
     from verl_tool.trainer.preflight.resources import free_bytes
 
@@ -156,10 +156,11 @@ def disk_full_message(config: DictConfig) -> str:
         step = latest_step(checkpoints)
     resume = "from the start" if step is None else f"from {checkpoints}/global_step_{step}"
     folders = dict.fromkeys((Path(config.run_dir).resolve(), checkpoints, Path(tempfile.gettempdir())))
+    cause, _, _ = cause_of(error).partition("\n")
     left = ", ".join(f"{free_bytes(folder) / GB:.1f} GB left at {folder}" for folder in folders)
     return (
         f"error: the training ended: a disk is full ({left}); make room and run the same command again: it goes on "
-        f"{resume}"
+        f"{resume} ({cause})"
     )
 
 
@@ -190,9 +191,9 @@ def innermost(error: RayTaskError) -> RayTaskError:
     return error
 
 
-def cause_of(error: RayTaskError) -> str:
+def cause_of(error: Exception) -> str:
     """What began it, in a line or two."""
-    cause = innermost(error).cause
+    cause = innermost(error).cause if isinstance(error, RayTaskError) else error
     return str(cause) if isinstance(cause, VerlToolError) else f"{type(cause).__name__}: {cause}"
 
 
@@ -235,8 +236,7 @@ def look_at_setup(config: DictConfig, *, server_is_up: bool) -> None:
 
 
 def prepare(config: DictConfig, console: Console) -> None:
-    """`complete` the config, make what its tools read, and leave it in the run's folder. Raises ConfigError, or
-    RecipeError, before anything starts."""
+    """`complete` the config, and make what its tools read. Raises ConfigError or RecipeError before anything starts."""
     from verl_tool.trainer.parts_check import check_parts
     from verl_tool.trainer.same_run import check_same_run
 
@@ -247,9 +247,19 @@ def prepare(config: DictConfig, console: Console) -> None:
     check_same_run(config)
     check_tool_server(config)
     check_reward_servers(config)
+
+
+def take_over_folder(config: DictConfig, console: Console) -> None:
+    """Move what an earlier start left, and leave the whole config for whoever serves or continues the run.
+
+    The last thing before the training: a start that is refused leaves an earlier one as it was.
+    """
     if (earlier := set_aside_earlier_start(config)) is not None:
         console.print(f"what an earlier start left is in {earlier}", soft_wrap=True, highlight=False)
-    _save(config)
+    folder = Path(config.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    set_aside(folder / "metrics.jsonl")
+    save_config(config)
 
 
 def make_what_is_missing(config: DictConfig, console: Console) -> None:
@@ -403,7 +413,6 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
         server.wait_until_up()
         if server.url != agent.tool_server_url:
             agent.tool_server_url = server.url
-            save_config(config)
         served = wanted.start or "tools of MCP servers"
         console.print(f"tool server: {server.url} ({served}), log in {log.name}", soft_wrap=True, highlight=False)
 
@@ -557,8 +566,6 @@ def _choose_attention(config: DictConfig, *, cluster_joined: bool = False) -> No
     path, trusted = model.get("hf_config_path") or model.path, bool(model.get("trust_remote_code", False))
     kind = model_type(path, trust_remote_code=trusted)
     choose_attention(config, kind, critic=has_critic(config), find_problem=find_problem)
-    if cluster_joined:
-        OmegaConf.save(config, Path(config.run_dir) / "config.yaml", resolve=True)
 
 
 def _check_lengths(config: DictConfig, options: EpisodeOptions) -> None:
@@ -598,14 +605,6 @@ def _leave_resources_to_cluster(config: DictConfig) -> None:
     given = config.ray_kwargs.ray_init
     if address_to_join(given.get("address")) is not None:
         given.update({name: None for name in ("num_cpus", "num_gpus", "object_store_memory") if name in given})
-
-
-def _save(config: DictConfig) -> None:
-    """Leave the whole config in the run's folder, for whoever serves or continues the run."""
-    folder = Path(config.run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    set_aside(folder / "metrics.jsonl")
-    save_config(config)
 
 
 def set_aside(path: Path) -> None:

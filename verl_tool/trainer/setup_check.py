@@ -23,6 +23,7 @@ from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
 from verl_tool.trainer.parts_check import tools_of
 from verl_tool.trainer.row_files import columns_for_reward, first_rows
+from verl_tool.trainer.run_folder.saved_config import REFUSED_CONFIG, save_config
 from verl_tool.trainer.told_prompts import files_of, tokenizer_of
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def check_setup(config: DictConfig, *, server_is_up: bool = True) -> None:
             log.warning("%s [%s]", finding, finding.check)
     errors = [f"{finding} [{finding.check}]" for finding in findings if finding.severity is Severity.ERROR]
     if errors:
-        run = f" --config {config.run_dir}" if server_is_up else ""
+        run = f" --config {save_config(config, REFUSED_CONFIG)}" if server_is_up else ""
         more = f"python -m verl_tool.doctor{run} shows more; doctor=false leaves the checks out"
         raise ConfigError("\n       ".join([*errors, more]))
 

@@ -1,5 +1,5 @@
-"""What the tool server tells of its tools: asked when it is up, kept in the run's config for the prompts and for the
-tags in which the tools are called, and checked against the rows before any of them is trained on."""
+"""What the tool server tells of its tools: asked when it is up, put into the config, which the run keeps, for the
+prompts and for the tags in which the tools are called, and checked against the rows before any is trained on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from verl_tool.agent_loop.verl.told_tools import as_setting, ask_for_tools, tool
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
 from verl_tool.trainer.row_files import read_rows
-from verl_tool.trainer.run_folder.saved_config import save_config
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ def tell_tools(config: DictConfig) -> None:
     files = files_of(config)
     if not options.tells_of_tools and not any(_lists_tools(path) for path in files):
         if options.formats is None and config.tool_server.tools is None:
-            _keep(config, _tools_if_told(options))
+            config.tool_server.tools = as_setting(_tools_if_told(options))
         return
     try:
         tools = ask_for_tools(options, os.environ.get("VERL_TOOL_API_KEY"))
@@ -70,7 +69,7 @@ def tell_tools(config: DictConfig) -> None:
             "server without GET /tools tell of them in the rows, and set actor_rollout_ref.agent.tool_schemas=none"
         ) from fault
     _refuse_others(tools_in(config), tools)
-    _keep(config, tools)
+    config.tool_server.tools = as_setting(tools)
     prompts = PromptRenderer(tokenizer_of(config), options, tools)
     for path in files:
         _check_rows(path, config, prompts)
@@ -90,12 +89,6 @@ def _tools_if_told(options: EpisodeOptions) -> list[ToolDescription]:
             fault.message,
         )
         return []
-
-
-def _keep(config: DictConfig, tools: list[ToolDescription]) -> None:
-    """Put `tools` into the config, and into that of the run's folder."""
-    config.tool_server.tools = as_setting(tools)
-    save_config(config)
 
 
 def _refuse_others(before: Sequence[ToolDescription], now: Sequence[ToolDescription]) -> None:

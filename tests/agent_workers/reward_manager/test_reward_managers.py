@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.reward import load_reward_manager
 
-from verl_tool.agent_loop.trajectory import CallRecord, StopReason
+from verl_tool.agent_loop.trajectory import RAISES_ON_EMPTY, CallRecord, StopReason
 from verl_tool.agent_workers.reward_manager import registry
 from verl_tool.agent_workers.reward_manager.base import PROVOKED, REWARD_FAULT, GradingRewardManager, options_in
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
@@ -232,19 +232,29 @@ class _Crashing(GradingRewardManager[Any]):
             return Grade(1 / 0, True)
         if sample.ground_truth == "fault":
             raise GraderFault("the server is gone")
-        import asyncio
-
+        if sample.ground_truth == "network":
+            try:
+                raise ConnectionResetError("by peer")
+            except ConnectionError as error:
+                raise RuntimeError("the judge is away") from error
         await asyncio.sleep(60)
         return Grade(1.0, True)
 
 
 @pytest.mark.parametrize(
-    ("how", "why"), [("bug", "ZeroDivisionError"), ("fault", "the server is gone"), ("hang", "no end within 0.2 s")]
+    ("how", "why"),
+    [
+        ("bug", "ZeroDivisionError"),
+        ("fault", "the server is gone"),
+        ("hang", "no end within 0.2 s"),
+        ("network", "the judge is away"),
+    ],
 )
 async def test_a_grader_that_fails_makes_a_fault_and_no_score(how: str, why: str) -> None:
     of = _Crashing(config("x", timeout_seconds=0.2), CodePoints())
     result = await of.run_single(data(trajectory(("model", "x")), how))
     assert why in result["reward_extra_info"]["reward_fault"]
+    assert (RAISES_ON_EMPTY in result["reward_extra_info"]["reward_fault"]) == (how == "bug")
     assert math.isnan(result["reward_extra_info"]["base_score"])
 
 

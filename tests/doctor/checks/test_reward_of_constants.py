@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
 from doctor_setups import row
 
 from verl_tool.agent_loop.trajectory import RAISES_ON_EMPTY
@@ -110,12 +111,23 @@ def test_a_manager_that_only_is_slow_is_no_finding() -> None:
     assert not list(constant_answers(cases, [Graded(failure="hangs: no end within 4 s")] * len(cases)))
 
 
-def test_a_manager_that_fails_on_plain_answers_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("failure", "severity"),
+    [
+        ("grader: Mine: the server is gone", Severity.ERROR),
+        (f"grader: Mine: KeyError: 'x' ({RAISES_ON_EMPTY})", Severity.ERROR),
+        (f"grader: Mine: 'CodePoints' object has no attribute 'encode' ({RAISES_ON_EMPTY})", Severity.WARNING),
+        ("crashes: KeyError: 'uid'", Severity.WARNING),
+    ],
+)
+def test_a_manager_that_fails_on_plain_answers_is_an_error_unless_the_check_may_be_why(
+    failure: str, severity: Severity
+) -> None:
     cases = constant_cases(rows_of(*GOLDS))
-    failed = [Graded(failure="crashes: KeyError: 'ability'")] * len(cases)
-    [finding] = constant_answers(cases, failed)
-    assert finding.severity is Severity.ERROR
-    assert "KeyError: 'ability'" in finding.what
+    [finding] = constant_answers(cases, [Graded(failure=failure)] * len(cases))
+    assert finding.severity is severity
+    assert failure in finding.what
+    assert ("what this check lacks" in finding.remedy) == (severity is Severity.WARNING)
 
 
 def test_answers_that_there_was_no_time_for_are_not_judged() -> None:

@@ -58,22 +58,47 @@ def test_faults_of_long_ago_are_forgotten() -> None:
         watch.check([calling(15, faults)])
 
 
+AWAY = "grader: the judge is away"
+
+
 def test_rewards_that_do_not_come_end_the_run() -> None:
-    outcomes = [graded("grader: the judge is away")] * 2 + [Outcome(SILENT)] * 8
+    outcomes = [graded(AWAY)] * 4 + [Outcome(SILENT)] * 16
     FaultWatch(FaultLimits(rewards=0.2)).check(outcomes)
-    with pytest.raises(TooManyFaultsError, match=r"2 of 10 answers have no reward \(grader\).*the judge is away"):
+    with pytest.raises(TooManyFaultsError, match=r"4 of the last 20 answers have no reward \(grader 4\).*is away"):
         FaultWatch(FaultLimits(rewards=0.1)).check(outcomes)
 
 
-def test_a_reward_manager_with_a_bug_ends_the_run_and_is_not_called_infrastructure() -> None:
-    outcome = graded(f"grader: Mine: IndexError ({RAISES_ON_EMPTY})")
-    assert outcome.cause == GRADER_BUG
-    outcomes = [outcome] + [Outcome(SILENT)] * 99
+def test_one_lost_reward_of_a_small_validation_does_not_end_the_run() -> None:
     watch = FaultWatch(FaultLimits(rewards=0.1))
-    for _ in range(MAX_GRADER_BUGS - 1):
-        watch.check(outcomes)
+    watch.check([graded(AWAY)] + [Outcome(SILENT)] * 4)
+    watch.check([Outcome(SILENT)] * 25)
+    for _ in range(2):
+        watch.check([graded(AWAY)] + [Outcome(SILENT)] * 7)
+    with pytest.raises(TooManyFaultsError, match="3 of the last 24 answers"):
+        watch.check([graded(AWAY)] + [Outcome(SILENT)] * 7)
+
+
+def at_prompt(prompt: int) -> Outcome:
+    trajectory = replace(SILENT, segments=(Segment(Author.PROMPT, (prompt,)), *SILENT.segments[1:]))
+    return graded(f"grader: Mine: IndexError ({RAISES_ON_EMPTY})", trajectory)
+
+
+def test_a_reward_manager_with_a_bug_ends_the_run_and_is_not_called_infrastructure() -> None:
+    assert at_prompt(1).cause == GRADER_BUG
+    others = [Outcome(SILENT)] * 99
+    watch = FaultWatch(FaultLimits(rewards=0.1))
+    for prompt in range(1, MAX_GRADER_BUGS):
+        watch.check([at_prompt(prompt), *others])
     with pytest.raises(TooManyFaultsError, match=r"no failing infrastructure but a bug.*whose form it cannot read"):
-        watch.check(outcomes)
+        watch.check([at_prompt(MAX_GRADER_BUGS), *others])
     careless = FaultWatch(FaultLimits(rewards=1))
-    for _ in range(MAX_GRADER_BUGS):
-        careless.check(outcomes)
+    for prompt in range(2 * MAX_GRADER_BUGS):
+        careless.check([at_prompt(prompt), *others])
+
+
+def test_one_row_that_the_manager_cannot_grade_does_not_end_the_run() -> None:
+    watch = FaultWatch(FaultLimits(rewards=0.1))
+    for _ in range(2 * MAX_GRADER_BUGS):
+        watch.check([at_prompt(1)] * 8 + [Outcome(SILENT)] * 92)
+    with pytest.raises(TooManyFaultsError, match=r"20 of the last 100 answers have no reward \(grader_bug 20\)"):
+        watch.check([at_prompt(1)] * 20 + [Outcome(SILENT)] * 80)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
 from omegaconf import OmegaConf  # noqa: E402
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer  # noqa: E402
+from verl_loop import composed  # noqa: E402
 
 from verl import DataProto  # noqa: E402
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
@@ -33,6 +37,34 @@ def test_the_loop_is_told_that_a_row_is_of_a_validation(validates: bool) -> None
     output = rollouts.generate_sequences(prompts)
     assert seen == [prompts, output]
     assert output.non_tensor_batch.get(VALIDATION, np.array([])).tolist() == ([True] * 3 if validates else [])
+
+
+@pytest.mark.parametrize(("resumed_at", "trained"), [(2, False), (3, False), (1, True)])
+def test_a_finished_run_that_is_started_again_trains_no_further_step(
+    monkeypatch: pytest.MonkeyPatch, resumed_at: int, trained: bool
+) -> None:
+    class TrainedError(Exception):
+        pass
+
+    class Rows:
+        def __len__(self) -> int:
+            return 10
+
+        def __iter__(self) -> Any:
+            raise TrainedError
+
+    def load(trainer: RayPPOTrainer) -> None:
+        trainer.global_steps = resumed_at
+
+    monkeypatch.setattr(RayPPOTrainer, "_load_checkpoint", load)
+    trainer = AgentRayPPOTrainer.__new__(AgentRayPPOTrainer)
+    trainer.config = composed("trainer.val_before_train=false", "trainer.total_epochs=5", "trainer.logger=[]")
+    trainer.total_training_steps, trainer.train_dataloader = 2, Rows()
+    trainer.checkpoint_manager = SimpleNamespace(update_weights=lambda _step: None)
+    trainer._init_dump_executor()
+    with pytest.raises(TrainedError) if trained else contextlib.nullcontext():
+        trainer.fit()
+    trainer._shutdown_dump_executor()
 
 
 def test_what_is_known_of_tokens_stands_beside_their_records(tmp_path) -> None:

@@ -30,6 +30,7 @@ def problems(*overrides: str) -> list[str]:
         (["data.max_prompt_length=4"], "every prompt loses its beginning"),
         (["data.max_prompt_length=4", "data.filter_overlong_prompts=true"], "every row is left out"),
         (["algorithm.adv_estimator=grpo"], "adv_estimator=grpo compares the samples of one prompt"),
+        (["algorithm.adv_estimator=grpo", "distillation.enabled=true"], "adv_estimator=grpo compares the samples"),
         (["algorithm.adv_estimator=rloo"], "adv_estimator=rloo compares the samples of one prompt"),
     ],
 )
@@ -45,6 +46,10 @@ def test_what_leaves_no_sample_is_refused(overrides: list[str], words: str) -> N
         ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=2"],
         ["algorithm.adv_estimator=grpo", "trainer.val_only=true"],
         ["algorithm.adv_estimator=reinforce_plus_plus"],
+        [
+            *("algorithm.adv_estimator=grpo", "distillation.enabled=true"),
+            "distillation.distillation_loss.use_task_rewards=false",
+        ],
     ],
 )
 def test_what_can_be_learned_from_is_not(overrides: list[str]) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from ray.exceptions import RayTaskError
 
+from verl_tool.errors import VerlToolError
 from verl_tool.trainer.run_folder.checkpoints import LAST_STEP_ONLY, TRACKER, latest_step, save_last_step, saved_whole
 from verl_tool.trainer.run_folder.disk_full import is_disk_full
 
@@ -49,3 +51,11 @@ def test_a_full_disk_is_known_in_a_library_s_words() -> None:
     assert is_disk_full(died)
     assert is_disk_full(OSError(errno.EDQUOT, "x"))
     assert not is_disk_full(OSError(errno.EACCES, "Permission denied"))
+
+
+def test_a_full_disk_of_a_tool_that_an_error_quotes_is_none_here() -> None:
+    quotes = VerlToolError("9 of 9 calls failed. The most frequent: [Errno 28] No space left on device")
+    assert not is_disk_full(quotes)
+    assert not is_disk_full(RayTaskError("run", f"Traceback: {quotes}", quotes).as_instanceof_cause())
+    quotes.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert is_disk_full(quotes)

@@ -94,6 +94,28 @@ def test_records_outside_of_the_run_s_folder_stay_beside_theirs(tmp_path: Path) 
     assert names(tmp_path) == {"run/earlier/1/metrics.jsonl", "earlier/1/records/step_1.jsonl"}
 
 
+def test_a_run_that_keeps_all_in_one_folder_moves_the_parts_of_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for name in ("metrics.jsonl", "model/config.json", "step_1.jsonl", "global_step_1/data.pt", TRACKER):
+        write(run / name, "1")
+    one = config(run, default_local_dir=str(run), resume_mode="disable")
+    one.trajectories_dir = str(run)
+    assert set_aside_earlier_start(one) == run / "earlier/1"
+    moved = {"metrics.jsonl", "run/step_1.jsonl", "global_step_1/data.pt", TRACKER}
+    assert names(tmp_path) == {"run/model/config.json", *(f"run/earlier/1/{name}" for name in moved)}
+
+
+@pytest.mark.parametrize("records", ["out", "out/checkpoints"])
+def test_folders_within_each_other_are_moved_once(tmp_path: Path, records: str) -> None:
+    write(tmp_path / records / "step_1.jsonl")
+    write(tmp_path / "out/checkpoints/global_step_1/data.pt")
+    nested = config(tmp_path, default_local_dir=str(tmp_path / "out/checkpoints"), resume_mode="disable")
+    nested.trajectories_dir = str(tmp_path / records)
+    set_aside_earlier_start(nested)
+    assert {Path(name).name for name in names(tmp_path) if "earlier/1/" in name} == {"step_1.jsonl", "data.pt"}
+    assert all("earlier/1/" in name for name in names(tmp_path))
+
+
 def test_a_file_that_is_still_there_is_moved_when_its_step_comes(tmp_path: Path) -> None:
     records = tmp_path / "trajectories"
     for text in ("first", "second"):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+import aiohttp
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verl.experimental.reward_loop.reward_manager.base import RawRewardFn, RewardManagerBase
@@ -36,6 +37,8 @@ trajectory did not), times how far the group's share of trajectories that did fa
 adds it (`trainer.ppo.curiosity`), since a group is known as a whole only there."""
 PLACEHOLDER = 0.0
 """``reward_score`` of a row without reward, since verl's tensors need a number there."""
+_FROM_OUTSIDE = (OSError, TimeoutError, asyncio.TimeoutError, aiohttp.ClientError)
+"""What a server, a network or a disk makes a manager raise."""
 
 
 class RewardOptions(BaseModel):
@@ -113,7 +116,8 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
             return self._without_reward(self._failure(error))
         except Exception as error:  # a bug of the grader: neither the score 0 nor the end of the training
             log.exception("%s crashed on trajectory %s", type(self).__name__, sample.trajectory.trajectory_id)
-            return self._without_reward(f"{self._failure(error)} ({RAISES_ON_EMPTY})")
+            bug = "" if _is_from_outside(error) else f" ({RAISES_ON_EMPTY})"
+            return self._without_reward(f"{self._failure(error)}{bug}")
 
     async def _grade_or_control(self, sample: Sample) -> tuple[Grade, str]:
         """The grade, or that of an empty answer with how grading this one failed.
@@ -156,6 +160,16 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         terms = (f"shaping/{name}" for name in self.options.shaping.terms())
         told: dict[str, Any] = dict.fromkeys(("acc", "base_score", *self.details, *terms), math.nan)
         return told | {TURN_REWARDS: "[]", TURN_REWARD: math.nan} if self.by_turns else told
+
+
+def _is_from_outside(error: BaseException) -> bool:
+    """Whether `error`, or one that led to it, is no bug of the manager: its judge or its server did not answer."""
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in chain:
+        chain.append(each)
+        each = each.__cause__ or each.__context__
+    return any(isinstance(each, _FROM_OUTSIDE) for each in chain)
 
 
 def without_reward(why: str, told: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from verl_tool.agent_loop.trajectory import RAISES_ON_EMPTY
-from verl_tool.agent_workers.reward_manager.grading.manager_process import Answer, Case, Graded
+from verl_tool.agent_workers.reward_manager.grading.manager_process import (
+    CRASHES,
+    STAND_IN_TOKENIZER,
+    Answer,
+    Case,
+    Graded,
+)
 from verl_tool.agent_workers.reward_manager.redteam.attacks import FORMS, golden_text
 from verl_tool.doctor.checks.finding import Finding, Severity
 from verl_tool.doctor.checks.setup import Row
@@ -98,7 +104,7 @@ def most_frequent_gold(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def _failures(pairs: Sequence[tuple[Case, Graded]]) -> Iterator[Finding]:
-    """That the manager fails on plain answers, such as for want of a column."""
+    """That the manager fails on plain answers, such as for want of a column. An error where the manager said so."""
     failed = [(case, each) for case, each in pairs if each.failure and not each.failure.startswith("hangs")]
     raised = [(case, each) for case, each in failed if RAISES_ON_EMPTY in each.failure]
     if failed and len(failed) >= _NEARLY_ALL * len(pairs):
@@ -108,7 +114,6 @@ def _failures(pairs: Sequence[tuple[Case, Graded]]) -> Iterator[Finding]:
             "see that the rows have what it reads, and that its judge or server answers; the ground truth of one is "
             f"{case.row['ground_truth']!r:.80}"
         )
-        yield Finding("constant_answers", Severity.ERROR, what, remedy)
     elif raised:
         case, each = raised[0]
         what = (
@@ -119,7 +124,18 @@ def _failures(pairs: Sequence[tuple[Case, Graded]]) -> Iterator[Finding]:
             "let it give what it cannot read the score of a wrong answer: such answers are left out of the loss, so "
             "that nothing teaches the policy to write the right form"
         )
+    else:
+        return
+    if _may_be_of_the_check(each):
+        remedy += "; or it reads what this check lacks: the model's tokenizer, or a column that verl adds in a training"
+        yield Finding("constant_answers", Severity.WARNING, what, remedy)
+    else:
         yield Finding("constant_answers", Severity.ERROR, what, remedy)
+
+
+def _may_be_of_the_check(graded: Graded) -> bool:
+    """Whether it may be for want of the real tokenizer or batch, both of which this check has stand-ins for."""
+    return graded.failure.startswith(CRASHES) or STAND_IN_TOKENIZER in graded.failure
 
 
 def _least_right(gold: str, pairs: Sequence[tuple[Case, Graded]]) -> float | None:

@@ -155,6 +155,12 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         output.meta_info["metrics"].update(self._rollouts.take_metrics() | self._progress.take_metrics())
         return output
 
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps >= self.total_training_steps:
+            # verl's loop looks behind each step whether it was the last, so that a finished run would make one more.
+            self.config.trainer.total_epochs = 0
+
     def _save_checkpoint(self) -> None:
         with saved_whole(Path(self.config.trainer.default_local_dir), self.global_steps):
             super()._save_checkpoint()

@@ -61,6 +61,9 @@ def _of_groups(config: DictConfig) -> Iterator[str]:
     name, trainer = str(config.algorithm.adv_estimator), config.trainer
     if config.actor_rollout_ref.rollout.n != 1 or trainer.val_only or name not in ADV_ESTIMATOR_REGISTRY:
         return
+    distillation = config.get("distillation")
+    if distillation and distillation.enabled and not distillation.distillation_loss.use_task_rewards:
+        return  # there is no advantage
     if compares_within_groups(name):
         yield (
             f"algorithm.adv_estimator={name} compares the samples of one prompt, and actor_rollout_ref.rollout.n=1 (N) "

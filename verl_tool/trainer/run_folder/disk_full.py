@@ -5,17 +5,23 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
+from verl_tool.errors import VerlToolError
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WORDS = ("No space left on device", "Disk quota exceeded", "file write failed", "OutOfDiskError")
 """Of the C library, of PyTorch's zip writer (``PytorchStreamWriter failed writing file``), and of Ray."""
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether `error`, or an error that led to it, in another process too, is that of a full disk."""
-    return any(
-        (isinstance(each, OSError) and each.errno in _FULL) or any(word in str(each) for word in _WORDS)
-        for each in _chain(error)
-    )
+    """Whether `error`, or an error that led to it, in another process too, is that of a full disk.
+
+    The words are not looked for where an error is our own: it may quote those of another machine, such as a tool's.
+    """
+    chain = list(_chain(error))
+    if any(isinstance(each, OSError) and each.errno in _FULL for each in chain):
+        return True
+    ours = any(isinstance(each, VerlToolError) for each in chain)
+    return not ours and any(word in str(each) for each in chain for word in _WORDS)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from verl_tool.trainer.run_folder.checkpoints import resume_step
+from verl_tool.trainer.run_folder.checkpoints import TRACKER, resume_step
 
 EARLIER = "earlier"
-OF_ONE_START = ("branches", "config.yaml", "learning_curve.png", "tensorboard", "tool_server.log")
-"""What a training leaves, and what was made of its records, besides metrics, trajectories and checkpoints."""
+OF_ONE_START = ("branches", "config.yaml", "learning_curve.png", "tensorboard")
+"""What a training leaves, and what was made of its records, besides metrics, trajectories and checkpoints. Logs stay:
+this start writes into them already."""
 _NUMBERED = re.compile(r"(?:step|validation|baseline)_(\d+)\.(?:jsonl|tokens\.npz)", re.ASCII)
 _IMAGES = "images"
 
@@ -33,6 +34,8 @@ def set_aside_earlier_start(config: DictConfig) -> Path | None:
         found = [] if trajectories is None else list(_behind(trajectories, step))
     moved: Path | None = None
     for path in found:
+        if not path.exists():  # it went with the folder that holds it
+            continue
         moved = moved or _next_folder(_root(path, run, trajectories))
         _move(path, _root(path, run, trajectories) / EARLIER / moved.name)
     return moved
@@ -57,10 +60,11 @@ def _of_earlier_start(run: Path, trajectories: Path | None, checkpoints: Path) -
         return
     yield from metrics
     yield from (run / name for name in OF_ONE_START if (run / name).exists())
+    # Folders that hold the run's own stay where they are.
     if trajectories is not None and has_records:
-        yield trajectories
+        yield from _behind(trajectories, -1) if run.is_relative_to(trajectories) else (trajectories,)
     if has_checkpoints:
-        yield checkpoints
+        yield from (*checkpoints.glob("global_step_*"), checkpoints / TRACKER) if checkpoints == run else (checkpoints,)
 
 
 def _behind(trajectories: Path, step: int) -> Iterator[Path]:
@@ -75,8 +79,9 @@ def _inside(folder: Path) -> list[Path]:
 
 def _root(path: Path, run: Path, trajectories: Path | None) -> Path:
     """Beside whose ``earlier`` a path goes: records may lie outside of the run's folder."""
-    of_records = trajectories is not None and (path == trajectories or path.parent == trajectories)
-    return trajectories.parent if of_records and trajectories is not None else run
+    if trajectories is None or trajectories == run:
+        return run
+    return trajectories.parent if path == trajectories or path.parent == trajectories else run
 
 
 def _move(path: Path, folder: Path) -> None:

@@ -9,9 +9,13 @@ from omegaconf import DictConfig, OmegaConf
 from verl_tool.util.whole_files import whole_file
 
 CONFIG = "config.yaml"
+REFUSED_CONFIG = "refused.yaml"
+"""Of a start that the doctor refused: `CONFIG` may be that of an earlier start."""
 
 
-def save_config(config: DictConfig) -> None:
+def save_config(config: DictConfig, name: str = CONFIG) -> Path:
     """Write the resolved config into the run's folder."""
-    with whole_file(Path(config.run_dir) / CONFIG) as draft:
+    path = Path(config.run_dir) / name
+    with whole_file(path) as draft:
         OmegaConf.save(config, draft, resolve=True)
+    return path

@@ -14,6 +14,10 @@ from verl_tool.errors import VerlToolError
 
 START_SECONDS = 180.0
 """For the imports and to make the manager."""
+CRASHES = "crashes"
+"""How the failure of a case begins where the manager raised."""
+STAND_IN_TOKENIZER = "CodePoints"
+"""The class of `manager_worker`'s tokenizer, which has `decode` alone: errors about it name it."""
 _ANSWER_SECONDS = 2.0
 """A manager that gives way to the event loop is told of by its own process first."""
 _GRADING = "verl_tool.agent_workers.reward_manager.grading.manager_worker"

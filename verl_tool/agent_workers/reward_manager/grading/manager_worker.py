@@ -20,7 +20,13 @@ from verl.utils.import_utils import load_extern_object
 
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
 from verl_tool.agent_workers.reward_manager import registry
-from verl_tool.agent_workers.reward_manager.grading.manager_process import Case, Graded, UnusableError, hangs
+from verl_tool.agent_workers.reward_manager.grading.manager_process import (
+    CRASHES,
+    Case,
+    Graded,
+    UnusableError,
+    hangs,
+)
 from verl_tool.errors import VerlToolError
 
 
@@ -111,7 +117,7 @@ async def grade(manager: Any, case: Case, seconds: float) -> Graded:
     except asyncio.TimeoutError:
         return Graded(failure=hangs(seconds))
     except Exception as error:  # noqa: BLE001  whatever a manager that is not ours raises: it would end the training
-        return Graded(failure=f"crashes: {type(error).__name__}: {error}")
+        return Graded(failure=f"{CRASHES}: {type(error).__name__}: {error}")
 
 
 async def grade_each(
