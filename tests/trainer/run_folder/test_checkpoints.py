@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from verl_tool.errors import ConfigError
 from verl_tool.trainer.run_folder.checkpoints import LAST_STEP_ONLY, TRACKER, latest_step, save_last_step, saved_whole
 from verl_tool.trainer.run_folder.disk_full import is_disk_full
 
@@ -24,7 +26,7 @@ def test_the_last_step_is_saved_unless_it_is_not_wanted(save_last: bool, freq: i
 def save(folder: Path, step: int, error: OSError | None = None) -> None:
     """As verl does: the weights, then the tracker; `error` meets the tracker, which is empty then."""
     with saved_whole(folder, step):
-        (folder / f"global_step_{step}").mkdir(parents=True)
+        (folder / f"global_step_{step}/actor").mkdir(parents=True)
         (folder / f"global_step_{step}/data.pt").write_bytes(b"x")
         (folder / TRACKER).write_text("" if error else str(step))
         if error:
@@ -41,6 +43,18 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
         save(tmp_path, 6, full)
     assert latest_step(tmp_path) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_4", TRACKER]
+
+
+def test_the_only_weights_stay_where_verl_has_removed_those_before(tmp_path: Path) -> None:
+    """As with ``trainer.max_actor_ckpt_to_keep=1``: the actor before is removed, and then the disk is full."""
+    save(tmp_path, 4)
+    with pytest.raises(OSError, match="No space"), saved_whole(tmp_path, 6):
+        (tmp_path / "global_step_6/actor").mkdir(parents=True)
+        shutil.rmtree(tmp_path / "global_step_4/actor")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert (tmp_path / "global_step_6/actor").is_dir()
+    with pytest.raises(ConfigError, match=r"says '4', and there are global_step_6; write the number"):
+        latest_step(tmp_path)
 
 
 def test_a_full_disk_is_known_in_a_library_s_words() -> None:
