@@ -133,6 +133,21 @@ async def test_memory_that_a_program_takes_between_calls_is_counted() -> None:
             assert (await small.run("print(x)")).stdout == "1\n"
 
 
+async def test_no_session_is_ended_for_what_it_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pool_of(session_memory_bytes=150 << 20) as pool:
+        if pool._group is None:
+            pytest.skip("control groups cannot be made here")
+        async with pool.session() as hog, pool.session() as small:
+            await small.run("x = 1")
+            await hog.run("x = bytearray(100 << 20)")
+            # Both are measured anew once the pool holds more than they may.
+            small.memory_bytes, hog.memory_bytes = 1 << 30, 0
+            monkeypatch.setattr(pool._group, "memory_now", lambda: 1 << 30)
+            await until(lambda: hog.memory_bytes > 0 or small.lost)
+            assert not small.lost
+            assert not hog.lost
+
+
 async def test_the_death_of_the_forkserver_is_a_fault_and_others_take_over() -> None:
     async with pool_of() as pool, pool.session() as session:
         call = asyncio.create_task(session.run("import time; time.sleep(30)"))

@@ -541,13 +541,14 @@ class Session:
                 self._wall += time.monotonic() - begun
                 self.touch()
                 self.measure()
+                self._pool.enforce_memory()
 
     def _require(self) -> None:
         if self._lost:
             raise ToolFault(self._lost_kind, self._lost, retryable=False)
 
     def measure(self) -> None:
-        """Find out what memory it holds, and tell the pool."""
+        """Find out what memory it holds."""
         if self._group is not None and not self._lost:
             for branch in self._branches:
                 branch.memory_bytes = self._group.memory_now() // len(self._branches)
