@@ -119,6 +119,27 @@ async def test_the_call_that_takes_too_much_has_its_result() -> None:
             assert (await small.run("print(x)")).stdout == "1\n"
 
 
+@pytest.mark.parametrize(
+    ("method", "program", "ending"),
+    [
+        ("exec", "sleep 0.5; echo done; exit 3", 3),
+        (
+            "run",
+            "import os, time; time.sleep(0.5); print('done', flush=True); os.kill(os.getppid(), 9); time.sleep(9)",
+            None,
+        ),
+    ],
+)
+async def test_a_call_that_an_eviction_waits_for_has_its_result(method: str, program: str, ending: int | None) -> None:
+    async with pool_of() as pool, pool.session() as session:
+        call = asyncio.create_task(getattr(session, method)(program))
+        await asyncio.sleep(0.2)
+        session.evict("the test evicts it", after_call=True)
+        result = await call
+        assert (result.stdout, result.exit_code) == ("done\n", ending)
+        await lost(session, "the test evicts it")
+
+
 async def test_memory_that_a_program_takes_between_calls_is_counted() -> None:
     async with pool_of(session_memory_bytes=150 << 20) as pool:
         if pool._group is None:

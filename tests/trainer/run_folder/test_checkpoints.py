@@ -23,10 +23,15 @@ def test_the_last_step_is_saved_unless_it_is_not_wanted(save_last: bool, freq: i
     assert config.trainer.save_freq == saved_every
 
 
-def save(folder: Path, step: int, error: OSError | None = None) -> None:
-    """As verl does: the weights, then the tracker; `error` meets the tracker, which is empty then."""
+def save(folder: Path, step: int, error: OSError | None = None, rotated: str = "") -> None:
+    """As verl does: the weights, then the tracker; `error` meets the tracker, which is empty then.
+
+    `rotated`: what is removed as soon as the weights are there, as with ``trainer.max_actor_ckpt_to_keep=1``.
+    """
     with saved_whole(folder, step):
         (folder / f"global_step_{step}/actor").mkdir(parents=True)
+        if rotated:
+            shutil.rmtree(folder / rotated)
         (folder / f"global_step_{step}/data.pt").write_bytes(b"x")
         (folder / TRACKER).write_text("" if error else str(step))
         if error:
@@ -46,12 +51,9 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
 
 
 def test_the_only_weights_stay_where_verl_has_removed_those_before(tmp_path: Path) -> None:
-    """As with ``trainer.max_actor_ckpt_to_keep=1``: the actor before is removed, and then the disk is full."""
     save(tmp_path, 4)
-    with pytest.raises(OSError, match="No space"), saved_whole(tmp_path, 6):
-        (tmp_path / "global_step_6/actor").mkdir(parents=True)
-        shutil.rmtree(tmp_path / "global_step_4/actor")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, 6, OSError(errno.ENOSPC, "No space left on device"), rotated="global_step_4/actor")
     assert (tmp_path / "global_step_6/actor").is_dir()
     with pytest.raises(ConfigError, match=r"says '4', and there are global_step_6; write the number"):
         latest_step(tmp_path)
