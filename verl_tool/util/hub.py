@@ -32,8 +32,8 @@ def go_offline_without_hub() -> bool:
     if url.hostname is None or _answers(url.hostname, url.port or (443 if url.scheme == "https" else 80)):
         return False
     log.warning(
-        "the model hub %s gives no connection (waited for up to %g s): only what this machine has of it in its cache is "
-        "used; set %s=0 to ask it all the same",
+        "the model hub %s gives no connection (waited for up to %g s): only what this machine has of it in its cache "
+        "is used; set %s=0 to ask it all the same",
         url.netloc.rpartition("@")[2],
         SECONDS,
         OFFLINE,
