@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from verl_tool.errors import ConfigError
 
@@ -16,7 +20,11 @@ MERGED = "merged"
 MEGATRON_EXPORT = Path("model", "huggingface")
 """Where Megatron's bridge writes the weights of a checkpoint."""
 MEGATRON_SHARDS = Path("model", "dist_ckpt")
+TRACKER = "latest_checkpointed_iteration.txt"
+"""verl's file with the step of the last checkpoint that is whole."""
 _STEP = re.compile(r"global_step_(\d+)$")
+_PART = re.compile(r"-of-0*(?!1\b)\d+\.")
+"""In the name of a file with a part of the weights."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class Checkpoint:
     model: Path
     """Folder with the weights in Hugging Face's form."""
     without_weights: tuple[int, ...] = ()
-    """Later steps whose folders hold no weights: saving them was broken off."""
+    """Steps whose folders were looked at before and hold no weights: saving them was broken off."""
 
     def __str__(self) -> str:
         later = ", ".join(f"global_step_{step}" for step in self.without_weights)
@@ -57,8 +65,9 @@ def newest_checkpoint(run: Path) -> Checkpoint:
         without.append(step)
     began = run / "model"
     untrained = f"; --model {began} is the model with which the training began" if _has_weights(began) else ""
+    looked = ", ".join(str(folder / "global_step_*/actor") for folder in _folders(run)[1:])
     raise ConfigError(
-        f"no checkpoint in {run} (looked for checkpoints/global_step_*/actor): the training saved none, or has not "
+        f"no checkpoint in {run} (looked for {looked}): the training saved none, or has not "
         f"come to its first; the last step is saved by default (save_last=true){untrained}; else give --model"
     )
 
@@ -89,19 +98,71 @@ def how_to_serve(run: Path, data: Path | None = None) -> str:
 
 
 def _actors(run: Path) -> list[tuple[int, Path]]:
-    """Steps and actors of all checkpoints, newest first."""
-    steps = [
-        (int(found.group(1)), folder)
-        for folder in [*run.glob("global_step_*"), *run.glob("checkpoints/global_step_*")]
-        if (found := _STEP.search(folder.name))
-    ]
-    return [(step, folder / "actor") for step, folder in sorted(steps, reverse=True)]
+    """Steps and actors of all checkpoints, newest first; at the end those that verl has not come to the end of."""
+    steps = []
+    for folder in _folders(run):
+        whole = _tracked_step(folder)
+        for path in folder.glob("global_step_*"):
+            if found := _STEP.search(path.name):
+                step = int(found.group(1))
+                steps.append((whole is None or step <= whole, step, path))
+    return [(step, path / "actor") for _, step, path in sorted(steps, reverse=True)]
+
+
+def _tracked_step(folder: Path) -> int | None:
+    try:
+        text = (folder / TRACKER).read_text(errors="replace").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _folders(run: Path) -> list[Path]:
+    """Where checkpoints of a run may be: its own places, and what its config says (``trainer.default_local_dir``)."""
+    folders = [run, run / "checkpoints"]
+    config = run / "config.yaml"
+    if config.is_file():
+        told = _configured_folder(config, config.stat().st_mtime_ns)
+        if told is not None:
+            folders.append(run / told)  # an absolute path stays as it is
+    different: dict[Path, Path] = {}
+    for folder in folders:
+        different.setdefault(folder.resolve(), folder)
+    return list(different.values())
+
+
+@functools.lru_cache(maxsize=1024)
+def _configured_folder(config: Path, changed: int) -> Path | None:
+    """As `config`, last `changed` then, says; relative to the run's folder if it is in it, for that may have moved."""
+    try:
+        content = yaml.load(config.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        folder, run = Path(content["trainer"]["default_local_dir"]), Path(content["run_dir"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    return folder.relative_to(run) if folder.is_relative_to(run) else folder
 
 
 def _has_weights(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and any(
-        next(folder.glob(pattern), None) is not None for pattern in ("*.safetensors", "pytorch_model*.bin")
-    )
+    """Whether all files are there: a save that was broken off may have left some."""
+    if not (folder / "config.json").is_file():
+        return False
+    for pattern in ("*.safetensors", "pytorch_model*.bin"):
+        files = {path.name for path in folder.glob(pattern)}
+        index = next(folder.glob(f"{pattern}.index.json"), None)
+        if index is not None:
+            if files and _indexed(index) <= files:
+                return True
+        elif any(_PART.search(name) is None for name in files):
+            return True
+    return False
+
+
+def _indexed(index: Path) -> set[str]:
+    """The files that an index names; a name that no file has if it cannot be read."""
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {""}
 
 
 def _merge(actor: Path) -> Path:

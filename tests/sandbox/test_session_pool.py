@@ -119,6 +119,27 @@ async def test_the_call_that_takes_too_much_has_its_result() -> None:
             assert (await small.run("print(x)")).stdout == "1\n"
 
 
+@pytest.mark.parametrize(
+    ("method", "program", "ending"),
+    [
+        ("exec", "sleep 0.5; echo done; exit 3", 3),
+        (
+            "run",
+            "import os, time; time.sleep(0.5); print('done', flush=True); os.kill(os.getppid(), 9); time.sleep(9)",
+            None,
+        ),
+    ],
+)
+async def test_a_call_that_an_eviction_waits_for_has_its_result(method: str, program: str, ending: int | None) -> None:
+    async with pool_of() as pool, pool.session() as session:
+        call = asyncio.create_task(getattr(session, method)(program))
+        await asyncio.sleep(0.2)
+        session.evict("the test evicts it", after_call=True)
+        result = await call
+        assert (result.stdout, result.exit_code) == ("done\n", ending)
+        await lost(session, "the test evicts it")
+
+
 async def test_memory_that_a_program_takes_between_calls_is_counted() -> None:
     async with pool_of(session_memory_bytes=150 << 20) as pool:
         if pool._group is None:
@@ -131,6 +152,21 @@ async def test_memory_that_a_program_takes_between_calls_is_counted() -> None:
             os.close(null)
             await until(lambda: hog.lost)
             assert (await small.run("print(x)")).stdout == "1\n"
+
+
+async def test_no_session_is_ended_for_what_it_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pool_of(session_memory_bytes=150 << 20) as pool:
+        if pool._group is None:
+            pytest.skip("control groups cannot be made here")
+        async with pool.session() as hog, pool.session() as small:
+            await small.run("x = 1")
+            await hog.run("x = bytearray(100 << 20)")
+            # Both are measured anew once the pool holds more than they may.
+            small.memory_bytes, hog.memory_bytes = 1 << 30, 0
+            monkeypatch.setattr(pool._group, "memory_now", lambda: 1 << 30)
+            await until(lambda: hog.memory_bytes > 0 or small.lost)
+            assert not small.lost
+            assert not hog.lost
 
 
 async def test_the_death_of_the_forkserver_is_a_fault_and_others_take_over() -> None:

@@ -153,7 +153,7 @@ def test_the_run_s_folder_holds_its_config(tmp_path):
 def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
     command = (STOPS, "tool_server.start=calculator", "actor_rollout_ref.actor.optim.lr=1e-6")
     main_ppo.take_over_folder(prepared(tmp_path, *command), Console())
-    (tmp_path / "checkpoints/global_step_3").mkdir(parents=True)
+    (tmp_path / "checkpoints/global_step_3/actor").mkdir(parents=True)
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
     prepared(tmp_path, *command)  # a port of the tool server's own each time
     with pytest.raises(ConfigError, match=r"other settings: \S+optim.lr=2e-06 \(was 1e-06\)\. Give"):
@@ -348,7 +348,7 @@ def test_an_error_of_a_worker_is_told_with_its_traceback_through_however_many_pr
 
 def test_a_full_disk_ends_a_run_with_one_line_that_says_how_to_go_on(tmp_path, monkeypatch):
     checkpoints = tmp_path / "checkpoints"
-    (checkpoints / "global_step_4").mkdir(parents=True)
+    (checkpoints / "global_step_4/actor").mkdir(parents=True)
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("4")
     full = RayTaskError("save", "Traceback: No space left on device", RuntimeError("No space left on device"))
     monkeypatch.setattr(main_ppo.signal, "signal", lambda *_: None)

@@ -29,7 +29,7 @@ def composed(run: Path, *overrides: str) -> DictConfig:
 def run(tmp_path_factory) -> Path:
     """A folder in which a run saved a checkpoint."""
     folder: Path = tmp_path_factory.mktemp("run")
-    (folder / "checkpoints/global_step_3").mkdir(parents=True)
+    (folder / "checkpoints/global_step_3/actor").mkdir(parents=True)
     (folder / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
     config = composed(folder)
     config.actor_rollout_ref.agent.tool_server_url = "http://127.0.0.1:30001"

@@ -119,7 +119,7 @@ def test_a_start_that_goes_on_with_a_run_has_what_its_tools_told(tmp_path: Path)
     check_same_run(config)
     assert config.tool_server.tools is None  # there is no checkpoint: it begins anew
     checkpoints = Path(config.trainer.default_local_dir)
-    (checkpoints / "global_step_1").mkdir(parents=True)
+    (checkpoints / "global_step_1/actor").mkdir(parents=True)
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
     check_same_run(config)
     assert config.tool_server.tools == "[]"

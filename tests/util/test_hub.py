@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -20,11 +21,30 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")  # so that it is as before when the test is over
 
 
-def test_a_hub_that_nobody_reaches_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_nobody_reaches_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (port,) = free_ports(1)
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv(hub.OFFLINE, "0")
+    assert not hub.go_offline_without_hub()
+    monkeypatch.setenv(hub.OFFLINE, "")
     assert hub.go_offline_without_hub()
     assert os.environ[hub.OFFLINE] == "1"
+    [line] = caplog.messages
+    assert f"127.0.0.1:{port} gives no connection" in line
+    assert "set HF_HUB_OFFLINE=0 to ask it all the same" in line
+
+
+def test_an_address_where_packets_get_lost_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as full, socket.socket() as waiting, socket.create_server(("127.0.0.1", 0)) as well:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting.connect(full.getsockname())  # nobody else gets a connection there, nor a refusal
+        addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", each.getsockname()) for each in (full, well)]
+        monkeypatch.setattr(hub.socket, "getaddrinfo", lambda *_, **__: addresses)
+        monkeypatch.setattr(hub, "ADDRESS_SECONDS", 0.3)
+        assert not hub.go_offline_without_hub()
 
 
 def test_a_hub_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from eval_service.model.checkpoint import newest_checkpoint, newest_model
+from eval_service.model.checkpoint import how_to_serve, last_saved_step, newest_checkpoint, newest_model
 from verl_tool.errors import ConfigError
 
 
@@ -40,6 +42,49 @@ def test_a_config_without_weights_is_no_model(tmp_path: Path) -> None:
     checkpoint = newest_checkpoint(tmp_path)
     assert "global_step_1" in str(checkpoint.model)
     assert str(checkpoint) == f"step 1 of {tmp_path.name} (no weights in global_step_2)"
+
+
+def test_a_save_that_is_not_over_is_left_out_while_an_earlier_one_is_whole(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    weights(checkpoints / "global_step_4/actor/huggingface")
+    (checkpoints / "global_step_6/actor").mkdir(parents=True)
+    (checkpoints / "global_step_6/actor/model_world_size_2_rank_0.pt").write_bytes(b"x")
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("4")
+    assert newest_checkpoint(tmp_path).step == 4
+    # verl has removed the actor before as soon as this one was there, and then the disk was full.
+    shutil.rmtree(checkpoints / "global_step_4/actor")
+    weights(checkpoints / "global_step_6/actor/huggingface")
+    assert newest_checkpoint(tmp_path).step == 6
+
+
+def test_some_files_of_several_are_no_weights(tmp_path: Path) -> None:
+    weights(tmp_path / "checkpoints/global_step_1/actor/huggingface")
+    later = tmp_path / "checkpoints/global_step_2/actor/huggingface"
+    later.mkdir(parents=True)
+    (later / "config.json").write_text("{}")
+    parts = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (later / parts[0]).write_bytes(b"x")
+    assert last_saved_step(tmp_path) == 1
+    index = {"weight_map": {"a": parts[0], "b": parts[1]}}
+    (later / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert last_saved_step(tmp_path) == 1
+    (later / parts[1]).write_bytes(b"x")
+    assert last_saved_step(tmp_path) == 2
+
+
+def test_checkpoints_are_where_the_run_s_config_says(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"run_dir: {run}\ntrainer: {{default_local_dir: {elsewhere}}}\n")
+    assert f"{elsewhere}/global_step_*/actor" in how_to_serve(run)
+    weights(elsewhere / "global_step_5/actor/huggingface")
+    assert "(step 5 of run)" in how_to_serve(run)
+
+
+def test_checkpoints_in_a_folder_that_was_moved_are_found(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("run_dir: /old\ntrainer: {default_local_dir: /old/saved}\n")
+    weights(tmp_path / "saved/global_step_5/actor/huggingface")
+    assert last_saved_step(tmp_path) == 5
 
 
 def test_a_run_without_weights_is_told(tmp_path: Path) -> None:

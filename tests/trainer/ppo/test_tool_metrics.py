@@ -98,6 +98,17 @@ def test_parts_of_one_validation_go_into_one_file(tmp_path):
     assert [t.trajectory_id for t in read_jsonl(tmp_path / "validation_3.jsonl")] == ["c"]
 
 
+def test_a_further_part_is_appended_whole_or_not_at_all(tmp_path):
+    log, file = RolloutLog(tmp_path, limits=1.0), tmp_path / "step_3.jsonl"
+    log.add(lines(solved("a")), None, 3, validation=False)
+    first = file.stat().st_ino
+    log.add(lines(solved("b")), None, 3, validation=False)
+    assert file.stat().st_ino == first
+    with pytest.raises(ValueError, match="Unable to serialize"):
+        log.add(lines(solved("c"), solved("d")), None, 3, validation=False, versions=[(1, 1), (1, object())])
+    assert [t.trajectory_id for t in read_jsonl(file)] == ["a", "b"]
+
+
 def test_most_faulted_ends_the_run_and_leaves_the_records(tmp_path):
     log = RolloutLog(tmp_path, limits=0.5)
     with pytest.raises(TooManyFaultsError, match="unreachable 2"):

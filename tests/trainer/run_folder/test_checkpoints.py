@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from ray.exceptions import RayTaskError
 
-from verl_tool.errors import VerlToolError
+from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.trainer.run_folder.checkpoints import LAST_STEP_ONLY, TRACKER, latest_step, save_last_step, saved_whole
 from verl_tool.trainer.run_folder.disk_full import is_disk_full
 
@@ -23,10 +24,15 @@ def test_the_last_step_is_saved_unless_it_is_not_wanted(save_last: bool, freq: i
     assert config.trainer.save_freq == saved_every
 
 
-def save(folder: Path, step: int, error: OSError | None = None) -> None:
-    """As verl does: the weights, then the tracker; `error` meets the tracker, which is empty then."""
+def save(folder: Path, step: int, error: OSError | None = None, rotated: str = "") -> None:
+    """As verl does: the weights, then the tracker; `error` meets the tracker, which is empty then.
+
+    `rotated`: what is removed as soon as the weights are there, as with ``trainer.max_actor_ckpt_to_keep=1``.
+    """
     with saved_whole(folder, step):
-        (folder / f"global_step_{step}").mkdir(parents=True)
+        (folder / f"global_step_{step}/actor").mkdir(parents=True)
+        if rotated:
+            shutil.rmtree(folder / rotated)
         (folder / f"global_step_{step}/data.pt").write_bytes(b"x")
         (folder / TRACKER).write_text("" if error else str(step))
         if error:
@@ -43,6 +49,15 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
         save(tmp_path, 6, full)
     assert latest_step(tmp_path) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_4", TRACKER]
+
+
+def test_the_only_weights_stay_where_verl_has_removed_those_before(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, 6, OSError(errno.ENOSPC, "No space left on device"), rotated="global_step_4/actor")
+    assert (tmp_path / "global_step_6/actor").is_dir()
+    with pytest.raises(ConfigError, match=r"says '4', and there are global_step_6; write the number"):
+        latest_step(tmp_path)
 
 
 def test_a_full_disk_is_known_in_a_library_s_words() -> None:

@@ -39,7 +39,7 @@ def left_by_a_start(run: Path, steps: int = 3) -> None:
 
 
 def saved(run: Path, step: int) -> None:
-    write(run / f"checkpoints/global_step_{step}/data.pt")
+    write(run / f"checkpoints/global_step_{step}/actor/model.pt")
     write(run / "checkpoints" / TRACKER, str(step))
 
 
@@ -73,7 +73,7 @@ def test_to_begin_anew_moves_the_checkpoints_too(tmp_path: Path) -> None:
     left_by_a_start(tmp_path)
     saved(tmp_path, 2)
     set_aside_earlier_start(config(tmp_path, resume_mode="disable"))
-    assert (tmp_path / "earlier/1/checkpoints/global_step_2/data.pt").exists()
+    assert (tmp_path / "earlier/1/checkpoints/global_step_2/actor/model.pt").exists()
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -59,7 +59,7 @@ class SessionPool:
             workers: forkservers, at most.
             most: sessions at once; one more gets the fault ``overloaded``.
             memory_bytes: of all sessions together, as far as control groups count it; beyond it those that hold the
-                most are ended (`measured`).
+                most are ended (`enforce_memory`).
             fair_share: bytes; as of `oom_kills`.
         """
         # One more, for `run_apart`.
@@ -195,14 +195,17 @@ class SessionPool:
         return contextlib.nullcontext() if group is None else self._enforcer.enforced(group, limits, kill)
 
     def measured(self, group: RunGroup) -> None:
-        """A session has told what memory it holds: see that all of them together keep to the limit.
+        """A session has read the files of its control group: they stay open where there are few."""
+        if len(self._sessions) > _GROUPS_OPEN:
+            group.close_files()
+
+    def enforce_memory(self) -> None:
+        """See that all sessions together keep to the limit, by what each held when it was measured last.
 
         Those that hold the most are ended first, and none that holds no more than its share. That is the doing of what
         they run, so it is a fault that counts as theirs. A call that goes on is waited for, unless they hold twice what
         they may together.
         """
-        if len(self._sessions) > _GROUPS_OPEN:
-            group.close_files()
         live = [session for session in self._sessions if not session.lost]
         total = sum(session.memory_bytes for session in live)
         if total <= self._memory_bytes:
@@ -227,16 +230,20 @@ class SessionPool:
             for session in tuple(self._sessions):
                 if not session.busy and now - session.last_used > session.limits.idle_seconds:
                     session.evict(f"the session was idle for more than idle_seconds={session.limits.idle_seconds:g}")
-            with contextlib.suppress(OSError):  # a group that can be read no more counts nothing
-                await self._measure_if_full()
+            await self._measure_if_full()
 
     async def _measure_if_full(self) -> None:
         """Measure all sessions, if the pool holds as much as they may: most hold less than they did at the end of
         their last call."""
         group = self._setup.group
-        if group is None or group.memory_now() <= self._memory_bytes:
+        try:
+            if group is None or group.memory_now() <= self._memory_bytes:
+                return
+        except OSError:  # a group that can be read no more counts nothing
             return
         for number, session in enumerate(tuple(self._sessions), 1):
-            session.measure()
+            with contextlib.suppress(OSError):  # a group that can be read no more counts as it did
+                session.measure()
             if number % _MEASURED_AT_ONCE == 0:
                 await asyncio.sleep(0)
+        self.enforce_memory()

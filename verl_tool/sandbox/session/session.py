@@ -229,7 +229,7 @@ class Session:
                 cpu = self._cpu()
                 process = self._begin(job, limits, ())
                 ended = await self._ended(process, limits.wall_seconds + ANSWER_SECONDS)
-                self._require()
+                self._require_result()
                 return self._exec_result(job, ended, self._cpu() - cpu)
 
     async def spawn(
@@ -355,7 +355,7 @@ class Session:
 
         The two have nothing in common that a program could use: another user, other processes, other folders and
         limits, even another user namespace where there are no users. What the companion is to see of this session,
-        `copy_files` brings. While it lives, this session is not evicted, and its calls need no turn of their own: they
+        `copy_files` brings. While it lives, this session is not idle, and its calls need no turn of their own: they
         are made for a call of the companion, which has one.
 
         Raises as `start` does, but not that there are too many sessions: further companions wait.
@@ -452,7 +452,7 @@ class Session:
 
     def evict(self, reason: str, kind: FaultKind = FaultKind.STATE_LOST, *, after_call: bool = False) -> None:
         """Close it soon; whoever calls it gets a fault of this kind with the reason. `after_call`: not before the call
-        that goes on has ended, whose result stands."""
+        that goes on has ended, whose result stands; what `spawn` started is not waited for."""
         if not self._lost:
             self._lost, self._lost_kind = reason, kind
             self._pool.close_soon(self._close_after_call() if after_call else self.close())
@@ -541,13 +541,19 @@ class Session:
                 self._wall += time.monotonic() - begun
                 self.touch()
                 self.measure()
+                self._pool.enforce_memory()
 
     def _require(self) -> None:
         if self._lost:
             raise ToolFault(self._lost_kind, self._lost, retryable=False)
 
+    def _require_result(self) -> None:
+        """As `_require`, behind a call: the result of one that an eviction waits for stands."""
+        if self._closing is not None:
+            self._require()
+
     def measure(self) -> None:
-        """Find out what memory it holds, and tell the pool."""
+        """Find out what memory it holds."""
         if self._group is not None and not self._lost:
             for branch in self._branches:
                 branch.memory_bytes = self._group.memory_now() // len(self._branches)
@@ -668,7 +674,7 @@ class Session:
     async def _bury_keeper(self) -> None:
         """As `Keeper.bury`. Raises ToolFault if the forkserver has died, or the session was closed."""
         if self._files is not None:
-            self._require()
+            self._require_result()
         try:
             await self._keeper.bury()
         except WorkerGone as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -157,12 +159,22 @@ class RolloutLog:
         sampled_by: Sequence[dict[str, Any]] = [{}] * len(outcomes)
         if versions is not None:
             sampled_by = [{VERSIONS: list(oldest_and_newest)} for oldest_and_newest in versions]
-        with whole_file(path) as draft, draft.open("w", encoding="utf-8") as file:
-            if again:
-                file.write(path.read_text(encoding="utf-8"))
+        mode = "a" if again else "w"
+        with _appended(path) if again else whole_file(path) as target, target.open(mode, encoding="utf-8") as file:
             for outcome, group, version in zip(outcomes, samples_of, sampled_by, strict=True):
                 file.write(outcome.recorded(step=step, validate=validate, **group, **version).to_json() + "\n")
         return lines
+
+
+@contextmanager
+def _appended(path: Path) -> Iterator[Path]:
+    """Yield `path`, to whose end the block writes; if it raises, the file is as before."""
+    size = path.stat().st_size
+    try:
+        yield path
+    except BaseException:
+        os.truncate(path, size)
+        raise
 
 
 def rollout_log(config: DictConfig) -> RolloutLog:

@@ -28,19 +28,24 @@ def save_last_step(config: DictConfig) -> None:
 def latest_step(folder: Path) -> int | None:
     """The step of the last whole checkpoint in a folder of checkpoints; None if there is none.
 
-    Raises ConfigError if the folder's own word of it cannot be read, or names a checkpoint that is gone.
+    Raises ConfigError if the folder's own word of it cannot be read, or names a checkpoint that is gone. Of one that it
+    removes verl leaves a folder without ``actor``.
     """
     tracker = folder / TRACKER
     if not tracker.is_file():
         return None
     text = tracker.read_text(errors="replace").strip()
-    there = sorted(int(found[1]) for path in folder.glob("global_step_*") if (found := _STEP.search(path.name)))
+    there = sorted(
+        int(found[1])
+        for path in folder.glob("global_step_*")
+        if (found := _STEP.search(path.name)) and (path / "actor").is_dir()
+    )
     if text.isdecimal() and int(text) in there:
         return int(text)
     have = f"there are {', '.join(f'global_step_{step}' for step in there)}" if there else "there is no checkpoint"
     raise ConfigError(
-        f"{tracker} says {text!r}, and {have}; write the number of the last whole one into it (one that is whole has "
-        "data.pt), or remove the file to begin anew"
+        f"{tracker} says {text!r}, and {have}; write the number of the last whole one into it (where a critic is "
+        "trained, one with critic/ too), or remove the file to begin anew"
     )
 
 
@@ -58,18 +63,28 @@ def resume_step(config: DictConfig) -> int | None:
 
 @contextmanager
 def saved_whole(folder: Path, step: int) -> Iterator[None]:
-    """Within the block verl saves the checkpoint of `step`. If that fails, the one before is the last again."""
+    """Within the block verl saves the checkpoint of `step`. If that fails, the one before is the last again.
+
+    With few to keep, verl has removed the weights of the one before as soon as the new ones were there; then both stay.
+    """
     tracker = folder / TRACKER
     before = tracker.read_bytes() if tracker.is_file() else None
+    last = folder / f"global_step_{(before or b'').decode(errors='replace').strip()}"
+    parts = _parts(last)
     there = (folder / f"global_step_{step}").exists()
     try:
         yield
     except BaseException:
         # First the room: what was written of this one cannot be resumed from.
-        if not there:
+        if not there and parts == _parts(last):
             shutil.rmtree(folder / f"global_step_{step}", ignore_errors=True)
         if before is not None and tracker.read_bytes() != before:
             tracker.write_bytes(before)
         elif before is None:
             tracker.unlink(missing_ok=True)
         raise
+
+
+def _parts(checkpoint: Path) -> set[str]:
+    """Such as ``actor`` and ``critic``."""
+    return {path.name for path in checkpoint.glob("*") if path.is_dir()}
