@@ -151,15 +151,16 @@ def disk_full_message(config: DictConfig, error: Exception) -> str:
     from verl_tool.trainer.preflight.resources import free_bytes
 
     checkpoints = Path(config.trainer.default_local_dir).resolve()
-    step = None
-    with contextlib.suppress(ConfigError, OSError):
+    try:
         step = latest_step(checkpoints)
-    resume = "from the start" if step is None else f"from {checkpoints}/global_step_{step}"
+        resume = "it goes on from the start" if step is None else f"it goes on from {checkpoints}/global_step_{step}"
+    except (ConfigError, OSError) as why:
+        resume = str(why)
     folders = dict.fromkeys((Path(config.run_dir).resolve(), checkpoints, Path(tempfile.gettempdir())))
     cause, _, _ = cause_of(error).partition("\n")
     left = ", ".join(f"{free_bytes(folder) / GB:.1f} GB left at {folder}" for folder in folders)
     return (
-        f"error: the training ended: a disk is full ({left}); make room and run the same command again: it goes on "
+        f"error: the training ended: a disk is full ({left}); make room and run the same command again: "
         f"{resume} ({cause})"
     )
 
