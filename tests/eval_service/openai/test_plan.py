@@ -40,6 +40,7 @@ from verl_tool.json_text import encode_json  # noqa: E402
 from verl_tool.servers.api.http import HttpError  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
 from verl_tool.text_environment import TextEnvironment  # noqa: E402
+from verl_tool.trainer.run_folder.saved_config import save_config  # noqa: E402
 from verl_tool.trainer.told_prompts import tell_tools  # noqa: E402
 
 AGENT = "actor_rollout_ref.agent"
@@ -104,6 +105,7 @@ def written_run(folder: Path, template: str, url: str, *overrides: str, asked: l
 async def trained_prompts(folder: Path, config: Any, tokenizer: Any) -> list[list[int]]:
     """What the training's engine is fed for each row, in the order of the file."""
     await asyncio.to_thread(tell_tools, config)
+    save_config(config)
     rows = RLHFDataset(str(folder / "rows.parquet"), tokenizer, config.data)
     engine = ScriptedEngine(tokenizer, *["no call"] * len(rows))
     loop = loop_of(config, tokenizer, engine)
@@ -158,6 +160,7 @@ async def test_tools_of_an_mcp_server_are_told_alike_and_called_in_training_endp
     config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, tool_server.url, *chat, asked=[{"prompt": ASKED}])
     turns = [HERMES.write_call("mcp__toy__echo", {"text": "hi"}), "It said hi."]
     await asyncio.to_thread(tell_tools, config)
+    save_config(config)
     engine = ScriptedEngine(tokenizer, *(turn + tokenizer.eos_token for turn in turns))
     output = await loop_of(config, tokenizer, engine).run({}, raw_prompt=ASKED)
     trained = Trajectory.from_json(output.extra_fields["trajectory"])
@@ -204,6 +207,7 @@ async def test_a_run_finds_the_calls_that_its_training_found_whatever_its_server
     config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, before, *MODES["none"][0], asked=ROWS[:1])
     config.actor_rollout_ref.agent.tool_call_max_retries = 0
     await asyncio.to_thread(tell_tools, config)
+    save_config(config)
     turn = "<calculator>1</calculator><counter></counter>"
     trained = loop_of(config, tokenizer, ScriptedEngine(tokenizer))._worker.formats.all
     assert [call.name for call in find_calls(turn, trained)] == (["calculator"] if server_tells else [])
