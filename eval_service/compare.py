@@ -20,7 +20,7 @@ from rich.table import Table
 
 from eval_service.evaluation.comparison import Comparison, Difference, Flip, compare, read_evaluation
 from verl_tool.errors import VerlToolError
-from verl_tool.util.whole_files import whole_file
+from verl_tool.util.atomic_files import atomic_write
 
 console = Console(stderr=True)
 EXCERPT = 60
@@ -47,7 +47,7 @@ def command(
         if flips and show:
             page.print(flipped(f"{title}: {len(flips)} problems", flips[:show]), markup=False)
     if out is not None:
-        with whole_file(out) as draft:
+        with atomic_write(out) as draft:
             draft.write_text(json.dumps(comparison.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -32,7 +32,7 @@ from eval_service.model.checkpoint import Checkpoint, newest_checkpoint
 from verl_tool.agent_loop.trajectory import save_images
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.json_options import json_object
-from verl_tool.util.whole_files import whole_file
+from verl_tool.util.atomic_files import atomic_write
 
 console = Console(stderr=True)
 
@@ -85,7 +85,7 @@ def _describe_model(evaluation: Evaluation, asker: Asker) -> None:
         )
     evaluation.folder.mkdir(parents=True, exist_ok=True)
     about = {"data": evaluation.title, "reward": evaluation.reward, **asker.describe()}
-    with whole_file(evaluation.folder / ABOUT) as draft:
+    with atomic_write(evaluation.folder / ABOUT) as draft:
         draft.write_text(json.dumps(about, indent=2) + "\n")
 
 

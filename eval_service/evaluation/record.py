@@ -11,6 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError
+from verl_tool.util.atomic_files import atomic_write
 
 RECORDS = "records.jsonl"
 """An evaluation's answers, a line each."""
@@ -86,10 +87,8 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Replace the file, whole or not at all."""
-    temporary = path.with_suffix(".part")
-    with temporary.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as draft, draft.open("w", encoding="utf-8") as file:
         file.writelines(record.to_json() + "\n" for record in records)
-    temporary.replace(path)
 
 
 def any_of(details: Mapping[str, Any]) -> dict[str, float]:

@@ -5,8 +5,6 @@ One line of JSON a trajectory, both ways.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -17,6 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
 from verl_tool.content import ImagePart
 from verl_tool.protocol import Fault
+from verl_tool.util.atomic_files import atomic_write
 from verl_tool.verification import Verdict
 
 LOOP_FAULT = "excluded_from_group"
@@ -306,9 +305,8 @@ def save_images(folder: Path, images: Iterable[ImagePart]) -> None:
         path = folder / f"{image.sha256}.{image.media_type.removeprefix('image/')}"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-            part.write_bytes(image.data)
-            part.replace(path)
+            with atomic_write(path) as draft:
+                draft.write_bytes(image.data)
 
 
 def read_jsonl(path: Path) -> Iterator[Trajectory]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from verl_tool.retrieval.dense_index import DenseKind
 from verl_tool.retrieval.embedder import DEFAULT
 from verl_tool.retrieval.passage import RetrievalError
+from verl_tool.util.atomic_files import atomic_write
 
 MANIFEST, STATE = "manifest.json", "build.json"
 """Names of the files: of an index that is complete, and of one that is not."""
@@ -152,6 +152,5 @@ def _no_index(folder: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    with atomic_write(path) as draft:
+        draft.write_text(text, encoding="utf-8")

@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from verl_tool.errors import VerlToolError
 from verl_tool.parent_death import signalled_with_parent
+from verl_tool.util.atomic_files import atomic_write
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,8 @@ def serve_command(tools: str, port: int, args: Sequence[str] = (), *, app_name: 
 
 def write_url_file(path: Path, url: str) -> None:
     """Tell whoever waits for `path` where the server is. A reader finds all of it or nothing."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(url, encoding="utf-8")
-    draft.replace(path)
+    with atomic_write(path) as draft:
+        draft.write_text(url, encoding="utf-8")
 
 
 class SupervisedServer:

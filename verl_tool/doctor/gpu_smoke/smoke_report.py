@@ -16,6 +16,7 @@ from rich.table import Table
 import verl_tool
 from verl_tool.doctor.gpu_smoke.machine import scrub
 from verl_tool.doctor.gpu_smoke.part import PARTS, Figures, PartResult
+from verl_tool.util.atomic_files import atomic_write
 
 FORMAT = 1
 """Of the JSON file."""
@@ -40,9 +41,8 @@ def report_json(machine: dict[str, Any], device: str, results: Sequence[PartResu
 def write_report(report: dict[str, Any], path: Path) -> None:
     """Write it whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.part")
-    draft.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    draft.replace(path)
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def count_statuses(results: Sequence[PartResult]) -> dict[str, int]:

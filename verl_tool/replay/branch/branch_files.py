@@ -19,6 +19,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.replay.branch.branch_point import Place
 from verl_tool.replay.branch.branch_values import TurnValue
 from verl_tool.replay.stored import BRANCHES
+from verl_tool.util.atomic_files import atomic_write
 
 LOCK_SECONDS = 30.0
 """The longest wait for another command that writes into the same folder."""
@@ -78,12 +79,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(path) as draft, draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

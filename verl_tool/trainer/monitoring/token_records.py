@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_tool.errors import ConfigError
+from verl_tool.util.atomic_files import atomic_write
 from verl_tool.util.confined_files import open_confined
 
 COLUMNS: Mapping[str, str] = {"advantages": "f4", "log_probs": "f4", "mask": "u1"}
@@ -52,10 +53,8 @@ class TokenRecords:
             known += [np.asarray(row, COLUMNS[name]) for row in tokens[name]]
         ends = np.cumsum([len(row) for row in next(iter(self._columns.values()))], dtype="i8")
         flat = {name: np.concatenate([np.zeros(0, COLUMNS[name]), *rows]) for name, rows in self._columns.items()}
-        part = path.with_suffix(f".{os.getpid()}")
-        with part.open("wb") as file:
+        with atomic_write(path) as draft, draft.open("wb") as file:
             np.savez(file, lines=np.array(self._lines, "i8"), ends=ends, **flat)
-        part.replace(path)
 
 
 def tokens_path(records: Path) -> Path:

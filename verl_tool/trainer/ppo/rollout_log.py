@@ -23,7 +23,7 @@ from verl_tool.trainer.ppo.curiosity import curiosity_metrics
 from verl_tool.trainer.ppo.tool_metrics import excluded_metrics, tool_metrics
 from verl_tool.trainer.ppo.turns.turn_metrics import turn_reward_metrics
 from verl_tool.trainer.run_folder.earlier_starts import set_aside_records
-from verl_tool.util.whole_files import whole_file
+from verl_tool.util.atomic_files import atomic_write
 
 TOKENS_TIMER = "timing_s/token_records"
 """Metric: seconds that a step spent on what is kept of its tokens."""
@@ -160,7 +160,7 @@ class RolloutLog:
         if versions is not None:
             sampled_by = [{VERSIONS: list(oldest_and_newest)} for oldest_and_newest in versions]
         mode = "a" if again else "w"
-        with _appended(path) if again else whole_file(path) as target, target.open(mode, encoding="utf-8") as file:
+        with _appended(path) if again else atomic_write(path) as target, target.open(mode, encoding="utf-8") as file:
             for outcome, group, version in zip(outcomes, samples_of, sampled_by, strict=True):
                 file.write(outcome.recorded(step=step, validate=validate, **group, **version).to_json() + "\n")
         return lines

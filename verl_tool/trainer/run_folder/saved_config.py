@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tool.util.whole_files import whole_file
+from verl_tool.util.atomic_files import atomic_write
 
 CONFIG = "config.yaml"
 REFUSED_CONFIG = "refused.yaml"
@@ -16,6 +16,6 @@ REFUSED_CONFIG = "refused.yaml"
 def save_config(config: DictConfig, name: str = CONFIG) -> Path:
     """Write the resolved config into the run's folder."""
     path = Path(config.run_dir) / name
-    with whole_file(path) as draft:
+    with atomic_write(path) as draft:
         OmegaConf.save(config, draft, resolve=True)
     return path

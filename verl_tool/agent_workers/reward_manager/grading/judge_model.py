@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ import aiohttp
 
 from verl_tool.agent_workers.reward_manager.grade import GraderFault
 from verl_tool.errors import VerlToolError
+from verl_tool.util.atomic_files import atomic_write
 
 VERSION = 1
 """Of the prompt: verdicts of another one are not taken from the cache."""
@@ -77,9 +76,8 @@ class VerdictCache:
         path = self._file(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-                json.dump({"correct": correct}, file)
-            os.replace(file.name, path)
+            with atomic_write(path) as draft:
+                draft.write_text(json.dumps({"correct": correct}), encoding="utf-8")
         except OSError as error:
             raise GraderFault(f"reward.reward_kwargs.cache={self._folder} cannot be written: {error}") from error
 
