@@ -117,3 +117,19 @@ def test_the_command_prints_tables_and_writes_json(tmp_path: Path) -> None:
     assert "only B solves: 1 problems" in done.output
     assert json.loads(out.read_text())["solved"][0]["index"] == 1
     assert CliRunner().invoke(app, [str(a), str(tmp_path)]).exit_code == 2
+
+
+def test_intervals_and_p_values_are_those_of_scipy() -> None:
+    """scipy is there with the training stack; the comparison runs without it."""
+    stats = pytest.importorskip("scipy.stats")
+    binary = np.array([1.0] * 14 + [-1.0] * 4 + [0.0] * 40)
+    found = difference(binary, binary=True)
+    assert found.p == pytest.approx(stats.binomtest(14, 18).pvalue)
+    rng = np.random.default_rng(0)
+    values = rng.normal(0.1, 0.5, 60)
+    found = difference(values, binary=False)
+    options = {"n_resamples": 10_000, "rng": np.random.default_rng(1)}
+    interval = stats.bootstrap((values,), np.mean, method="percentile", **options).confidence_interval
+    assert (found.low, found.high) == pytest.approx(tuple(interval), abs=0.01)
+    flips = stats.permutation_test((values,), lambda x, axis: x.mean(axis), permutation_type="samples", **options)
+    assert found.p == pytest.approx(flips.pvalue, abs=0.01)

@@ -235,7 +235,7 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "name its tokenizer: --tokenizer" in told
 
 
-async def test_the_endpoint_s_checkpoint_is_kept_with_the_answers(tmp_path: Path) -> None:
+async def test_the_endpoint_s_checkpoint_is_stored_with_the_answers(tmp_path: Path) -> None:
     path = data_file(tmp_path, RIGHT)
     async with live_endpoint(fingerprint="a") as live:
         await _answers(evaluation(tmp_path, path, live))

@@ -13,10 +13,15 @@ from verl_tool.util.atomic_files import atomic_write
 def test_a_block_that_raises_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("old")
-    with pytest.raises(OSError, match="full"), atomic_write(path) as draft:
-        draft.write_text("ne")
-        assert path.read_text() == "old"
-        raise OSError("full")
+
+    def fail() -> None:
+        with atomic_write(path) as draft:
+            draft.write_text("ne")
+            assert path.read_text() == "old"
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("a.json", "old")]
 
 

@@ -39,22 +39,22 @@ def head(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_head_that_has_ended_is_seen(head: subprocess.Popen[bytes]) -> None:
     processes = ChildProcesses()
     assert not processes.has_lost_head()
-    processes.look()
+    processes.refresh()
     assert not processes.has_lost_head()
     head.kill()
     until(processes.has_lost_head)
     head.wait()
-    processes.look()
+    processes.refresh()
     assert processes.has_lost_head()
 
 
 def test_nothing_of_them_is_left_whoever_their_parent_is(head: subprocess.Popen[bytes], tmp_path: Path) -> None:
     processes = ChildProcesses()
-    processes.look()
+    processes.refresh()
     child = int((tmp_path / "child").read_text())
     parent = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(parent, signal.SIGKILL)  # the child is another's now
-    processes.look()
-    processes.end(at_once=True)
+    processes.refresh()
+    processes.terminate(at_once=True)
     until(lambda: not Path(f"/proc/{child}").exists() or ") Z" in Path(f"/proc/{child}/stat").read_text())
     assert head.wait(10) == -signal.SIGKILL

@@ -47,7 +47,7 @@ def test_an_address_where_packets_get_lost_leaves_time_for_the_next(monkeypatch:
         assert not hub.go_offline_without_hub()
 
 
-def test_a_hub_that_answers_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reachable_hub_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -52,7 +52,7 @@ def test_runs_are_found_with_their_courses(url):
     ]
 
 
-def test_a_run_tells_its_last_checkpoint(tmp_path):
+def test_a_run_names_its_last_checkpoint(tmp_path):
     made_run(tmp_path / "one")
     with viewer(tmp_path) as url:
         assert told(url, "/api/runs")[0]["checkpoint"] is None

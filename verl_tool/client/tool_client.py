@@ -195,7 +195,7 @@ class ToolClient:
             if not is_trajectory_id(value):
                 raise ValueError(f"a trajectory id is {value!r:.80}; give {A_TRAJECTORY_ID}")
         asked = encode_json({"trajectory_id": trajectory_id, "new_trajectory_id": new_trajectory_id})
-        answer = await self._asked("POST", "/fork", asked, trajectory_id)
+        answer = await self._request("POST", "/fork", asked, trajectory_id)
         if answer.status in (401, 403):
             raise _refused_key(f"{self.url}/fork answered HTTP {answer.status}: {answer.words()}")
         forked = _read(answer, ForkResponse)
@@ -216,7 +216,7 @@ class ToolClient:
 
     async def tools(self) -> list[ToolDescription]:
         """The server's tools. Raises ToolFault if it gives no answer."""
-        answer = await self._asked("GET", "/tools", None)
+        answer = await self._request("GET", "/tools", None)
         return _tools_in(answer)
 
     async def run_code(
@@ -246,7 +246,7 @@ class ToolClient:
             files=dict(files or {}),
             fetch_files=list(fetch_files),
         )
-        answer = await self._asked("POST", "/run_code", encode_json(request.model_dump()))
+        answer = await self._request("POST", "/run_code", encode_json(request.model_dump()))
         return _read(answer, RunCodeResponse)
 
     async def _deliver(
@@ -301,9 +301,11 @@ class ToolClient:
         response = _response_in(answer)
         if response is not None:
             return await _outcomes(entries, response, answer.retry_after())
-        return await self._refused(url, entries, answer, deadline)
+        return await self._handle_refusal(url, entries, answer, deadline)
 
-    async def _refused(self, url: str, entries: Sequence[_Entry], answer: Answer, deadline: float) -> list[_Outcome]:
+    async def _handle_refusal(
+        self, url: str, entries: Sequence[_Entry], answer: Answer, deadline: float
+    ) -> list[_Outcome]:
         """An answer that holds no observations."""
         words = f"{url} answered HTTP {answer.status}: {answer.words()}"
         if answer.status in (401, 403):
@@ -334,7 +336,7 @@ class ToolClient:
         if self._stateless is None:
             try:
                 # What broke the connection may be in the way of this question too: it is asked as often as a call.
-                answer = await self._asked("GET", "/tools", None, deadline=deadline)
+                answer = await self._request("GET", "/tools", None, deadline=deadline)
                 self._stateless = not any(tool.stateful for tool in _tools_in(answer))
             except ToolFault:
                 return False
@@ -370,7 +372,7 @@ class ToolClient:
             by_url.setdefault(self._map.url_of(entry.request.trajectory_id), []).append(entry)
         return by_url
 
-    async def _asked(
+    async def _request(
         self,
         method: str,
         path: str,

@@ -55,7 +55,7 @@ from verl_tool.trainer.recipe import make_inputs, make_tool_data, report, tool_d
 from verl_tool.trainer.row_files import check_columns, check_row_count, check_rows, columns_for_reward
 from verl_tool.trainer.run_folder.checkpoints import latest_step, save_last_step
 from verl_tool.trainer.run_folder.disk_full import is_disk_full
-from verl_tool.trainer.run_folder.earlier_starts import set_aside_earlier_start
+from verl_tool.trainer.run_folder.earlier_starts import archive_earlier_start
 from verl_tool.trainer.run_folder.run_lock import run_lock
 from verl_tool.trainer.run_folder.saved_config import save_config
 from verl_tool.trainer.told_prompts import files_of, tell_tools
@@ -135,14 +135,14 @@ def train_in_folder(config: DictConfig) -> None:
             make_what_is_missing(config, console)
             check_data(config)
 
-            def tools_are_told() -> None:
+            def prepare_tools() -> None:
                 wait_for_imports()
                 wait_until_up()
                 tell_tools(config)
                 look_at_setup(config, server_is_up=True)
                 take_over_folder(config, console)
 
-            train(config, console, tools_are_told)
+            train(config, console, prepare_tools)
 
 
 def disk_full_message(config: DictConfig, error: Exception) -> str:
@@ -255,7 +255,7 @@ def take_over_folder(config: DictConfig, console: Console) -> None:
 
     The last thing before the training: a start that is refused leaves an earlier one as it was.
     """
-    if (earlier := set_aside_earlier_start(config)) is not None:
+    if (earlier := archive_earlier_start(config)) is not None:
         console.print(f"what an earlier start left is in {earlier}", soft_wrap=True, highlight=False)
     folder = Path(config.run_dir)
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 HEAD = "gcs_server"
 """Name of the process without which no call of Ray's comes back; after a minute Ray ends this process."""
 _END_SECONDS = 5.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 class _Process(NamedTuple):
@@ -21,12 +21,12 @@ class _Process(NamedTuple):
 
 
 class ChildProcesses:
-    """What this process, and what it started, have started since the last `look`, the dead among them."""
+    """What this process, and what it started, have started since the last `refresh`, the dead among them."""
 
     def __init__(self) -> None:
         self._known: dict[_Process, str] = {}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Learn of all that there are now. Those whose parent ended were seen before, or are not found."""
         parents, names, known = {}, {}, {process.pid for process in self._known}
         for process, parent, name in _all_processes():
@@ -44,15 +44,15 @@ class ChildProcesses:
     def has_lost_head(self) -> bool:
         """Whether there was a head, and it is gone."""
         heads = [process for process, name in self._known.items() if name == HEAD]
-        return bool(heads) and not any(map(_lives, heads))
+        return bool(heads) and not any(map(_is_alive, heads))
 
-    def end(self, *, at_once: bool) -> None:
+    def terminate(self, *, at_once: bool) -> None:
         """Kill those that live; unless `at_once`, when they have had some seconds to end by themselves."""
         deadline = time.monotonic() + _END_SECONDS
-        while not at_once and time.monotonic() < deadline and any(map(_lives, self._known)):
-            time.sleep(_LOOK_SECONDS)
+        while not at_once and time.monotonic() < deadline and any(map(_is_alive, self._known)):
+            time.sleep(_POLL_SECONDS)
         for process in self._known:
-            if _lives(process):
+            if _is_alive(process):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGKILL)
 
@@ -67,7 +67,7 @@ def _all_processes() -> list[tuple[_Process, int, str]]:
     return found
 
 
-def _lives(process: _Process) -> bool:
+def _is_alive(process: _Process) -> bool:
     fields = _stat(process.pid)
     return fields is not None and fields[0][19] == process.started and fields[0][0] not in "ZX"
 

@@ -70,7 +70,7 @@ def test_the_hub_gives_the_config_of_a_model_that_is_not_here(hub: _Hub) -> None
 @pytest.mark.parametrize(
     ("status", "reason"), [(503, "the hub cannot be asked for it"), (404, "the hub has no config.json of it")]
 )
-def test_a_hub_that_cannot_answer_is_asked_once_for_all_checks(hub: _Hub, status: int, reason: str) -> None:
+def test_a_failing_hub_gets_one_request_for_all_checks(hub: _Hub, status: int, reason: str) -> None:
     hub.status = status
     assert (why_no_images("owner/model"), model_type("owner/model")) == (UNKNOWN, None)
     why = why_not_loaded("owner/model")
@@ -79,9 +79,7 @@ def test_a_hub_that_cannot_answer_is_asked_once_for_all_checks(hub: _Hub, status
     assert hub.questions == 1
 
 
-def test_the_hub_is_not_asked_for_a_folder_or_for_what_is_in_its_cache(
-    hub: _Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_and_cached_models_need_no_hub(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("/no/such/model", "./model", "~/model", "a/b/c", "hdfs://host/model"):
         with pytest.raises(OSError, match="not here"):
             load_config(folder)

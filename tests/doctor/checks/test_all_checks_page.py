@@ -46,7 +46,7 @@ def test_every_check_is_in_the_table_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_the_table_tells_as_what_a_check_is_told(name: str) -> None:
+def test_the_table_has_the_severity_of_each_check(name: str) -> None:
     error, warning = (bool(cell) for cell in ROWS[name])
     told = severities(CHECKS[name])
     assert ("ERROR" in told, "WARNING" in told) == (error, warning), told

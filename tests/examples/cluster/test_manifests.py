@@ -116,7 +116,7 @@ def test_a_recipe_takes_no_variable_of_these_scripts_for_a_misspelt_one_of_its_o
     pytest.importorskip("verl")
     from verl_loop import composed
 
-    from verl_tool.trainer.preflight.impossible_settings import LAUNCH_VARIABLES, misspelt_variables
+    from verl_tool.trainer.preflight.impossible_settings import LAUNCH_VARIABLES, find_misspelt_variables
 
     texts = [(CLUSTER / name).read_text() for name in ("run_node.sh", "slurm.sh", "sky.yaml", "ray_job.yaml")]
     names = {name for text in texts for name in re.findall(r"\b[A-Z][A-Z0-9_]{2,}\b", text)}
@@ -132,7 +132,7 @@ def test_a_recipe_takes_no_variable_of_these_scripts_for_a_misspelt_one_of_its_o
     [table] = re.findall(r'^variables="\n(.*?)^"', launch, re.DOTALL | re.MULTILINE)
     environment[LAUNCH_VARIABLES] = " ".join(line.split()[0] for line in table.splitlines() if line.strip())
     assert "NNODES" in environment[LAUNCH_VARIABLES]
-    assert list(misspelt_variables(environment, composed())) == []
+    assert list(find_misspelt_variables(environment, composed())) == []
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

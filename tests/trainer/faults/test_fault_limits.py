@@ -35,7 +35,7 @@ def graded(fault: str, trajectory: Trajectory = SILENT) -> Outcome:
     return with_grading(trajectory, 0.0, fault, "")
 
 
-def test_a_dead_server_ends_the_run_though_most_trajectories_never_call() -> None:
+def test_a_dead_server_ends_a_run_of_mostly_trajectories_without_calls() -> None:
     outcomes = [calling(1, 1) for _ in range(30)] + [Outcome(SILENT)] * 70
     FaultWatch(FaultLimits(trajectories=0.5)).check(outcomes)
     with pytest.raises(

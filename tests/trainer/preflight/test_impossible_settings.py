@@ -12,7 +12,7 @@ from verl_tool.trainer.preflight.impossible_settings import (
     IGNORED_VARIABLES,
     LAUNCH_VARIABLES,
     check_impossible_settings,
-    misspelt_variables,
+    find_misspelt_variables,
 )
 
 AGENT = "actor_rollout_ref.agent"
@@ -65,13 +65,13 @@ READ = "STEPS SEED MODEL N LEARNING_RATE BATCH_SIZE RUN"
 )
 def test_a_misspelt_variable_is_refused_with_the_right_name(name: str, meant: str) -> None:
     environment = {LAUNCH_VARIABLES: READ, name: "3", "RUN": "/run", "PATH": "/bin", "N": "2", "_": "x", "HOME": "/"}
-    [problem] = misspelt_variables(environment, composed())
+    [problem] = find_misspelt_variables(environment, composed())
     assert f"{name}=3 in the environment is read by nobody; did you mean {meant}?" in problem
-    assert not list(misspelt_variables(environment | {IGNORED_VARIABLES: f"OTHER {name}"}, composed()))
-    assert not list(misspelt_variables(environment | {meant: "5"}, composed()))  # this one is another program's
-    assert not list(misspelt_variables({name: "3"}, composed()))  # not launched by the script
+    assert not list(find_misspelt_variables(environment | {IGNORED_VARIABLES: f"OTHER {name}"}, composed()))
+    assert not list(find_misspelt_variables(environment | {meant: "5"}, composed()))  # this one is another program's
+    assert not list(find_misspelt_variables({name: "3"}, composed()))  # not launched by the script
 
 
 def test_names_that_a_recipe_s_config_reads_are_known() -> None:
     environment = {LAUNCH_VARIABLES: "VERL_TOOL_GPUS_HER", "VERL_TOOL_GPUS_HERE": "8"}
-    assert not list(misspelt_variables(environment, composed()))
+    assert not list(find_misspelt_variables(environment, composed()))

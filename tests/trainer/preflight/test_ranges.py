@@ -46,7 +46,7 @@ def test_a_number_out_of_its_range_is_named_with_the_range(setting, message):
     assert message in problem
 
 
-def test_all_ranges_are_told_at_once_and_before_anything_is_calculated():
+def test_all_range_errors_are_reported_together_before_any_calculation():
     assert len(problems("data.train_batch_size=x", f"{ROLLOUT}.n=0").splitlines()) == 2
     for each in RANGES:
         with pytest.raises(ConfigError, match=f"{each.setting}='x' is no number"):

@@ -11,14 +11,20 @@ from omegaconf import OmegaConf
 from ray.exceptions import RayTaskError
 
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.trainer.run_folder.checkpoints import LAST_STEP_ONLY, TRACKER, latest_step, save_last_step, saved_whole
+from verl_tool.trainer.run_folder.checkpoints import (
+    LAST_STEP_ONLY,
+    TRACKER,
+    atomic_checkpoint,
+    latest_step,
+    save_last_step,
+)
 from verl_tool.trainer.run_folder.disk_full import is_disk_full
 
 
 @pytest.mark.parametrize(
     ("save_last", "freq", "saved_every"), [(True, -1, LAST_STEP_ONLY), (True, 5, 5), (False, -1, -1)]
 )
-def test_the_last_step_is_saved_unless_it_is_not_wanted(save_last: bool, freq: int, saved_every: int) -> None:
+def test_the_last_step_is_saved_unless_save_last_is_false(save_last: bool, freq: int, saved_every: int) -> None:
     config = OmegaConf.create({"save_last": save_last, "trainer": {"save_freq": freq}})
     save_last_step(config)
     assert config.trainer.save_freq == saved_every
@@ -29,7 +35,7 @@ def save(folder: Path, step: int, error: OSError | None = None, rotated: str = "
 
     `rotated`: what is removed as soon as the weights are there, as with ``trainer.max_actor_ckpt_to_keep=1``.
     """
-    with saved_whole(folder, step):
+    with atomic_checkpoint(folder, step):
         (folder / f"global_step_{step}/actor").mkdir(parents=True)
         if rotated:
             shutil.rmtree(folder / rotated)

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer.run_folder.checkpoints import TRACKER
-from verl_tool.trainer.run_folder.earlier_starts import set_aside_earlier_start, set_aside_records
+from verl_tool.trainer.run_folder.earlier_starts import archive_earlier_start, archive_records
 
 
 def config(run: Path, **trainer: object) -> DictConfig:
@@ -50,18 +50,18 @@ def names(folder: Path) -> set[str]:
 def test_a_run_that_saved_nothing_is_moved_aside_with_all_but_its_inputs(tmp_path: Path) -> None:
     left_by_a_start(tmp_path)
     before = names(tmp_path)
-    assert set_aside_earlier_start(config(tmp_path)) == tmp_path / "earlier/1"
+    assert archive_earlier_start(config(tmp_path)) == tmp_path / "earlier/1"
     assert names(tmp_path) - {f"earlier/1/{name}" for name in before} == {"model/config.json", "data/train.parquet"}
-    assert set_aside_earlier_start(config(tmp_path)) is None
+    assert archive_earlier_start(config(tmp_path)) is None
     left_by_a_start(tmp_path)
-    assert set_aside_earlier_start(config(tmp_path)) == tmp_path / "earlier/2"
+    assert archive_earlier_start(config(tmp_path)) == tmp_path / "earlier/2"
     assert (tmp_path / "earlier/1/trajectories/step_1.jsonl").exists()
 
 
 def test_a_resumed_run_moves_the_steps_behind_its_checkpoint(tmp_path: Path) -> None:
     left_by_a_start(tmp_path)
     saved(tmp_path, 2)
-    assert set_aside_earlier_start(config(tmp_path)) == tmp_path / "earlier/1"
+    assert archive_earlier_start(config(tmp_path)) == tmp_path / "earlier/1"
     assert names(tmp_path / "earlier/1") == {
         *("trajectories/step_3.jsonl", "trajectories/step_3.tokens.npz", "trajectories/images/abc.png")
     }
@@ -72,7 +72,7 @@ def test_a_resumed_run_moves_the_steps_behind_its_checkpoint(tmp_path: Path) -> 
 def test_to_begin_anew_moves_the_checkpoints_too(tmp_path: Path) -> None:
     left_by_a_start(tmp_path)
     saved(tmp_path, 2)
-    set_aside_earlier_start(config(tmp_path, resume_mode="disable"))
+    archive_earlier_start(config(tmp_path, resume_mode="disable"))
     assert (tmp_path / "earlier/1/checkpoints/global_step_2/actor/model.pt").exists()
     assert not (tmp_path / "checkpoints").exists()
 
@@ -80,7 +80,7 @@ def test_to_begin_anew_moves_the_checkpoints_too(tmp_path: Path) -> None:
 def test_a_fresh_folder_stays_as_it_is(tmp_path: Path) -> None:
     write(tmp_path / "model/config.json")
     write(tmp_path / "config.yaml")
-    assert set_aside_earlier_start(config(tmp_path)) is None
+    assert archive_earlier_start(config(tmp_path)) is None
     assert names(tmp_path) == {"model/config.json", "config.yaml"}
 
 
@@ -90,7 +90,7 @@ def test_records_outside_of_the_run_s_folder_stay_beside_theirs(tmp_path: Path) 
     write(records / "step_1.jsonl")
     elsewhere = config(run)
     elsewhere.trajectories_dir = str(records)
-    set_aside_earlier_start(elsewhere)
+    archive_earlier_start(elsewhere)
     assert names(tmp_path) == {"run/earlier/1/metrics.jsonl", "earlier/1/records/step_1.jsonl"}
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_keeps_all_in_one_folder_moves_the_parts_of_it(tmp_path: Path
         write(run / name, "1")
     one = config(run, default_local_dir=str(run), resume_mode="disable")
     one.trajectories_dir = str(run)
-    assert set_aside_earlier_start(one) == run / "earlier/1"
+    assert archive_earlier_start(one) == run / "earlier/1"
     moved = {"metrics.jsonl", "run/step_1.jsonl", "global_step_1/data.pt", TRACKER}
     assert names(tmp_path) == {"run/model/config.json", *(f"run/earlier/1/{name}" for name in moved)}
 
@@ -111,7 +111,7 @@ def test_folders_within_each_other_are_moved_once(tmp_path: Path, records: str) 
     write(tmp_path / "out/checkpoints/global_step_1/data.pt")
     nested = config(tmp_path, default_local_dir=str(tmp_path / "out/checkpoints"), resume_mode="disable")
     nested.trajectories_dir = str(tmp_path / records)
-    set_aside_earlier_start(nested)
+    archive_earlier_start(nested)
     assert {Path(name).name for name in names(tmp_path) if "earlier/1/" in name} == {"step_1.jsonl", "data.pt"}
     assert all("earlier/1/" in name for name in names(tmp_path))
 
@@ -119,14 +119,14 @@ def test_folders_within_each_other_are_moved_once(tmp_path: Path, records: str) 
 def test_a_file_that_is_still_there_is_moved_when_its_step_comes(tmp_path: Path) -> None:
     records = tmp_path / "trajectories"
     for text in ("first", "second"):
-        set_aside_records(write(records / "validation_4.jsonl", text))
+        archive_records(write(records / "validation_4.jsonl", text))
     kept = [(tmp_path / f"earlier/{n}/trajectories/validation_4.jsonl").read_text() for n in (1, 2)]
     assert kept == ["first", "second"]
 
 
 @pytest.mark.parametrize("text", ["", "7", "x"])
-def test_a_tracker_that_names_no_checkpoint_is_told(tmp_path: Path, text: str) -> None:
+def test_a_tracker_without_its_checkpoint_is_an_error(tmp_path: Path, text: str) -> None:
     saved(tmp_path, 2)
     write(tmp_path / "checkpoints" / TRACKER, text)
     with pytest.raises(ConfigError, match=rf"says '{text}', and there are global_step_2; write the number"):
-        set_aside_earlier_start(config(tmp_path))
+        archive_earlier_start(config(tmp_path))

@@ -450,7 +450,7 @@ class JudgeLink(Link):
             raise self.refuse("[] with a key that is none of its own,")
         value = self.ask(operation, owner, key)
         if isinstance(value, Handle):
-            if self._is_asked_as_plain(operation, owner, key):
+            if self._is_plain_access(operation, owner, key):
                 raise self.refuse(f".{key}()")
             self._name(value, key)
         if isinstance(value, CONTAINERS):
@@ -458,7 +458,7 @@ class JudgeLink(Link):
             del self._borrowed[:-MAX_BORROWED]
         return value
 
-    def _is_asked_as_plain(self, operation, owner, key):
+    def _is_plain_access(self, operation, owner, key):
         """Whether an object that a function gave back is asked for a method of plain data's: ``f(1).isupper()``. An own
         class may have such methods, so objects that the test has had made are left out."""
         if operation != "getattr" or owner._Handle__number in self._built:

@@ -229,14 +229,14 @@ class ServeCluster:
         """Whether the local cluster has lost its head: no call of Ray's would come back."""
         if not self.local:
             return False
-        self._processes.look()
+        self._processes.refresh()
         return self._processes.has_lost_head()
 
     def _abandon(self, exit_code: int) -> None:
         """End a local cluster without its help, and later this process: Ray's part of it can no longer be ended."""
         if self._watch is not None:
             self._watch.stop()
-        self._processes.end(at_once=True)
+        self._processes.terminate(at_once=True)
         self._release_ports()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -436,9 +436,9 @@ class ServeCluster:
             self._release_ports()
         release_name(self.app_name)
         if self.local:
-            self._processes.look()
+            self._processes.refresh()
         ray.shutdown()
-        self._processes.end(at_once=False)
+        self._processes.terminate(at_once=False)
         self._release_ports()
         # HAProxy's files are there, and others may go on using the Serve that was started here.
         if self._folder is not None and not self._serve_goes_on:

@@ -23,7 +23,7 @@ class FaultLimits:
     rewards: float = 1.0
 
 
-class _Recent:
+class _RecentWindow:
     """The last rollouts that hold `MIN_COUNT` of what is counted: their numbers, and of what failed kinds and words."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _Recent:
         return sum((kinds for _, kinds, _ in self._rollouts), Counter[str]())
 
     @property
-    def commonest(self) -> str:
+    def most_frequent_message(self) -> str:
         """The most frequent words of the last rollout in which something failed."""
         return next((words.most_common(1)[0][0] for _, _, words in reversed(self._rollouts) if words), "unknown")
 
@@ -58,7 +58,7 @@ class FaultWatch:
 
     def __init__(self, limits: FaultLimits) -> None:
         self._limits = limits
-        self._calls, self._answers = _Recent(), _Recent()
+        self._calls, self._answers = _RecentWindow(), _RecentWindow()
         self._bugs: set[int] = set()
         """Hashes of the prompts at whose answers the reward manager has a bug: a validation asks the same again."""
 
@@ -76,10 +76,10 @@ class FaultWatch:
             return
         kinds, total = self._calls.kinds, self._calls.total
         raise TooManyFaultsError(
-            f"{kinds.total()} of the last {total} calls of tools ended in a fault ({_listed(kinds)}), which is more "
-            f"than max_call_fault_fraction={self._limits.calls}: what is left to train on are mostly trajectories "
-            f"without calls. The most frequent: {self._calls.commonest}. Look at the tool server's log and /health; "
-            "raise max_call_fault_fraction to train on all the same"
+            f"{kinds.total()} of the last {total} calls of tools ended in a fault ({_format_counts(kinds)}), which is "
+            f"more than max_call_fault_fraction={self._limits.calls}: what is left to train on are mostly trajectories "
+            f"without calls. The most frequent: {self._calls.most_frequent_message}. Look at the tool server's "
+            "log and /health; raise max_call_fault_fraction to train on all the same"
         )
 
     def _check_rewards(self, outcomes: Sequence[Outcome]) -> None:
@@ -103,12 +103,12 @@ class FaultWatch:
         if failed and self._answers.exceeds(self._limits.rewards):
             kinds, total = self._answers.kinds, self._answers.total
             raise TooManyFaultsError(
-                f"{kinds.total()} of the last {total} answers have no reward ({_listed(kinds)}), which is "
+                f"{kinds.total()} of the last {total} answers have no reward ({_format_counts(kinds)}), which is "
                 f"more than max_reward_fault_fraction={self._limits.rewards}. The most frequent: "
-                f"{self._answers.commonest}. Look at the reward manager, its judge or its server; raise "
+                f"{self._answers.most_frequent_message}. Look at the reward manager, its judge or its server; raise "
                 "max_reward_fault_fraction to train on what is left"
             )
 
 
-def _listed(kinds: Counter[str]) -> str:
+def _format_counts(kinds: Counter[str]) -> str:
     return ", ".join(f"{kind} {n}" for kind, n in kinds.most_common())

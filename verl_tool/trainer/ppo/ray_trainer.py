@@ -31,7 +31,7 @@ from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
-from verl_tool.trainer.run_folder.checkpoints import saved_whole
+from verl_tool.trainer.run_folder.checkpoints import atomic_checkpoint
 
 TOLD = (REWARD_FAULT, PROVOKED)
 """Columns of the reward manager's that its outcome is told by."""
@@ -162,7 +162,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             self.config.trainer.total_epochs = 0
 
     def _save_checkpoint(self) -> None:
-        with saved_whole(Path(self.config.trainer.default_local_dir), self.global_steps):
+        with atomic_checkpoint(Path(self.config.trainer.default_local_dir), self.global_steps):
             super()._save_checkpoint()
 
     def _validate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from verl_tool.trainer.ppo.causes import Outcome, with_grading, with_lone
 from verl_tool.trainer.ppo.curiosity import curiosity_metrics
 from verl_tool.trainer.ppo.tool_metrics import excluded_metrics, tool_metrics
 from verl_tool.trainer.ppo.turns.turn_metrics import turn_reward_metrics
-from verl_tool.trainer.run_folder.earlier_starts import set_aside_records
+from verl_tool.trainer.run_folder.earlier_starts import archive_records
 from verl_tool.util.atomic_files import atomic_write
 
 TOKENS_TIMER = "timing_s/token_records"
@@ -150,7 +150,7 @@ class RolloutLog:
         path = self._folder / f"{kind}_{step}.jsonl"
         again = path == self._files.get(kind)
         if not again and path.exists():
-            set_aside_records(path)
+            archive_records(path)
         self._files[kind] = path
         first = self._lines.get(kind, 0) if again else 0
         self._lines[kind] = first + len(outcomes)

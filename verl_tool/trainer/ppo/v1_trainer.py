@@ -54,7 +54,7 @@ from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
 from verl_tool.trainer.ppo.validation import counted, told_by_source
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
-from verl_tool.trainer.run_folder.checkpoints import saved_whole
+from verl_tool.trainer.run_folder.checkpoints import atomic_checkpoint
 
 _SOMETIMES_WRITTEN = ("token_level_rewards", "rollout_is_weights")
 """Fields that verl writes with the advantages, if the config asks for them."""
@@ -288,7 +288,7 @@ class AgentTrainerMixin(PPOTrainer):
         metrics.update(cleaned | self._rollouts.take_metrics() | self._progress.take_metrics())
 
     def _save_checkpoint(self) -> None:
-        with saved_whole(Path(self.config.trainer.default_local_dir), self.global_steps):
+        with atomic_checkpoint(Path(self.config.trainer.default_local_dir), self.global_steps):
             super()._save_checkpoint()
 
     def _validate(self) -> dict[str, Any]:

@@ -30,12 +30,12 @@ _CONFIGS = Path(__file__).parents[1] / "config"
 
 def check_impossible_settings(config: DictConfig) -> Iterator[str]:
     """A sentence for each setting that leaves no sample to learn from."""
-    yield from _of_lengths(config)
-    yield from _of_groups(config)
-    yield from misspelt_variables(os.environ, config)
+    yield from _check_lengths(config)
+    yield from _check_groups(config)
+    yield from find_misspelt_variables(os.environ, config)
 
 
-def _of_lengths(config: DictConfig) -> Iterator[str]:
+def _check_lengths(config: DictConfig) -> Iterator[str]:
     data = config.data
     if data.max_prompt_length < MIN_PROMPT_TOKENS:
         cut = "every row is left out" if data.filter_overlong_prompts else "every prompt loses its beginning"
@@ -57,7 +57,7 @@ def _uses_tools(config: DictConfig) -> bool:
         return False
 
 
-def _of_groups(config: DictConfig) -> Iterator[str]:
+def _check_groups(config: DictConfig) -> Iterator[str]:
     name, trainer = str(config.algorithm.adv_estimator), config.trainer
     if config.actor_rollout_ref.rollout.n != 1 or trainer.val_only or name not in ADV_ESTIMATOR_REGISTRY:
         return
@@ -71,7 +71,7 @@ def _of_groups(config: DictConfig) -> Iterator[str]:
         )
 
 
-def misspelt_variables(environment: Mapping[str, str], config: DictConfig) -> Iterator[str]:
+def find_misspelt_variables(environment: Mapping[str, str], config: DictConfig) -> Iterator[str]:
     """A sentence for each variable whose name is nearly that of one of the recipe's, and that nobody reads."""
     read_by_script = environment.get(LAUNCH_VARIABLES, "").split()
     if not read_by_script:

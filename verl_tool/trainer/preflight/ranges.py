@@ -31,12 +31,12 @@ class Range:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return f"{self.setting}={value!r} is no number; {self._told()}"
+            return f"{self.setting}={value!r} is no number; {self._describe()}"
         if (value <= self.low if self.open_below else value < self.low) or value > self.high:
-            return f"{self.setting}={value} is out of its range; {self._told()}"
+            return f"{self.setting}={value} is out of its range; {self._describe()}"
         return None
 
-    def _told(self) -> str:
+    def _describe(self) -> str:
         below = f"{'above' if self.open_below else 'at least'} {self.low:g}"
         above = f" and at most {self.high:g}" if self.high != float("inf") else ""
         return f"set it to {below}{above}"

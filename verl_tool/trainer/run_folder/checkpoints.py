@@ -62,7 +62,7 @@ def resume_step(config: DictConfig) -> int | None:
 
 
 @contextmanager
-def saved_whole(folder: Path, step: int) -> Iterator[None]:
+def atomic_checkpoint(folder: Path, step: int) -> Iterator[None]:
     """Within the block verl saves the checkpoint of `step`. If that fails, the one before is the last again.
 
     With few to keep, verl has removed the weights of the one before as soon as the new ones were there; then both stay.

@@ -48,7 +48,7 @@ def test_a_text_that_stands_there_once_is_replaced() -> None:
         ("", "old_str is empty"),
     ],
 )
-def test_a_text_that_does_not_is_told_of(old: str, told: str) -> None:
+def test_an_old_text_that_is_absent_is_reported(old: str, told: str) -> None:
     with pytest.raises(EditError) as caught:
         replace_once(FILE, old, "x", "f")
     assert told in str(caught.value)
@@ -118,7 +118,7 @@ def test_numbers_of_a_long_file_count_their_digits() -> None:
     [("a" * 3_000_000, "a"), ("a" * 3_000_000, "a" * 1_000_000), ("\n" * 3_000_000, "\n"), ("ab\n" * 1_000_000, "b")],
     ids=["letters", "long text", "line breaks", "lines"],
 )
-def test_a_text_that_stands_everywhere_is_told_of_with_some_lines(text: str, old: str) -> None:
+def test_an_ambiguous_old_text_is_reported_with_some_of_its_lines(text: str, old: str) -> None:
     with pytest.raises(EditError, match=r"in lines \[1(, \d+)*(, …)?\]") as caught:
         replace_once(Text(text), old, "x", "f")
     assert len(str(caught.value)) < len(old) + 300

@@ -26,35 +26,35 @@ def read_form(text: str) -> str:
     """A form of the command line, such as ``Answer: {}``, as `FORMS` has it. Raises UnusableError without its place."""
     if text.count("{}") != 1:
         raise UnusableError(f"--form {text!r} needs {{}} once, where the answer stands, such as 'Answer: {{}}'")
-    return _form(*text.split("{}"))
+    return _make_form(*text.split("{}"))
 
 
 def candidate_forms(manager: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Forms that the manager's file, or the rows' texts, may mean, each once."""
-    found = [form for row in rows for form in _in_solutions(row)]
-    found += [form for mark in _in_file(manager) for form in _around(mark)]
-    found += [form for row in rows for mark in _MARK.findall(_prompt(row)) for form in _around(mark)]
+    found = [form for row in rows for form in _find_solution_forms(row)]
+    found += [form for mark in _find_marks(manager) for form in _wrap_mark(mark)]
+    found += [form for row in rows for mark in _MARK.findall(_prompt_text(row)) for form in _wrap_mark(mark)]
     return list(dict.fromkeys(found))[:MAX_FORMS]
 
 
-def _form(before: str, after: str) -> str:
+def _make_form(before: str, after: str) -> str:
     escaped = [part.replace("{", "{{").replace("}", "}}") for part in (before, after)]
     return "{}".join(escaped)
 
 
-def _around(mark: str) -> Iterator[str]:
+def _wrap_mark(mark: str) -> Iterator[str]:
     """Forms of an answer with this mark before it."""
     mark = mark.strip()
     if tag := _TAG.fullmatch(mark):
-        yield _form(mark, f"</{tag[1]}>")
+        yield _make_form(mark, f"</{tag[1]}>")
     elif mark.endswith("{"):
-        yield _form(mark, "}")
+        yield _make_form(mark, "}")
     else:
-        yield _form(f"{mark} ", "")
-        yield _form(mark, "")
+        yield _make_form(f"{mark} ", "")
+        yield _make_form(mark, "")
 
 
-def _in_file(manager: str) -> Iterator[str]:
+def _find_marks(manager: str) -> Iterator[str]:
     """Short texts of a Python file that may be marks; a regular expression by its beginning."""
     if not manager.endswith(".py"):
         return
@@ -77,7 +77,7 @@ def _in_file(manager: str) -> Iterator[str]:
                 yield text
 
 
-def _in_solutions(row: Mapping[str, Any]) -> Iterator[str]:
+def _find_solution_forms(row: Mapping[str, Any]) -> Iterator[str]:
     """The line of a text of the row that ends in, or frames, its gold answer: that of a worked solution."""
     gold = golden_text(row["ground_truth"]).strip()
     extra = row.get("extra_info")
@@ -87,10 +87,10 @@ def _in_solutions(row: Mapping[str, Any]) -> Iterator[str]:
         lines = [line.strip() for line in text.splitlines() if gold in line] if isinstance(text, str) and gold else []
         if lines and lines[-1] != gold and len(lines[-1]) <= len(gold) + 2 * _MAX_MARK:
             before, _, after = lines[-1].rpartition(gold)
-            yield _form(before[-_MAX_MARK:], after)
+            yield _make_form(before[-_MAX_MARK:], after)
 
 
-def _prompt(row: Mapping[str, Any]) -> str:
+def _prompt_text(row: Mapping[str, Any]) -> str:
     prompt = row.get("prompt")
     if isinstance(prompt, str):
         return prompt

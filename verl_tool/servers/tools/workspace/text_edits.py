@@ -92,11 +92,11 @@ def numbered(lines: Sequence[str], first: int, last: int | None, limit: int) -> 
     last = len(lines) if last is None else min(last, len(lines))
     total = sum(len(line) for line in islice(lines, first - 1, last)) + _label_characters(first, last)
     if total <= limit:
-        return _shown(_label(lines, number) for number in range(first, last + 1))
+        return _join_lines(_label(lines, number) for number in range(first, last + 1))
     head, tail = _collect(lines, range(first, last + 1), limit), _collect(lines, range(last, first - 1, -1), limit)
     half = limit // 2
-    ending = _shown(reversed(tail))
-    return f"{_shown(head)[:half]}\n[... {total - limit} characters left out ...]\n{ending[half - limit :]}"
+    ending = _join_lines(reversed(tail))
+    return f"{_join_lines(head)[:half]}\n[... {total - limit} characters left out ...]\n{ending[half - limit :]}"
 
 
 def _collect(lines: Sequence[str], numbers: range, characters: int) -> list[str]:
@@ -121,7 +121,7 @@ def _label_characters(first: int, last: int) -> int:
     return count * 7 + wider + max(0, count - 1)
 
 
-def _shown(labelled: Any) -> str:
+def _join_lines(labelled: Any) -> str:
     return "\n".join(labelled).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
