@@ -45,7 +45,7 @@ ROLES = {
     r"ServeReplica": "tool replica",
     r"inside\.forkserver": "sandbox",
     r"verl_tool.trainer.main_ppo": "launcher",
-    r"gcs_server|raylet|dashboard|log_monitor|runtime_env|ray::IDLE|ServeController|Proxy|haproxy|ray-dashboard": "Ray",
+    r"gcs_server|raylet|dashboard|log_monitor|runtime_env|ray::IDLE|ServeController|ray-dashboard": "Ray",
 }
 """Roles of processes by their title; the first that fits counts."""
 MB = 1 << 20

@@ -29,7 +29,6 @@ from verl_tool.content import LIMITS
 from verl_tool.errors import ConfigError, StartError, VerlToolError
 from verl_tool.json_text import BadJsonError, decode_json
 from verl_tool.servers import command_options
-from verl_tool.servers.serve.ingress import find_ingress_mode
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.running_server import Signals
 from verl_tool.servers.server_console import console, print_address
@@ -66,8 +65,8 @@ def serve_model(start: Start) -> None:
         server = new_server_name(APP_NAME)
         app = application(settings, start.num_models, on_gpus=on_gpus, server=server)
         cluster.serve_application(app, START_SECONDS)
-        # An unwell tool server shows in the status; the ingress is open all the same.
-        cluster.wait_for_ingress(lambda status, body: _is_health_of(server, body))
+        # An unwell tool server shows in the status; the endpoint serves all the same.
+        cluster.wait_until_it_answers(lambda status, body: _is_health_of(server, body))
         _print_summary(cluster, settings, start)
         signals.serving = True
         _watch(cluster, signals)
@@ -295,11 +294,9 @@ def _cluster(start: Start) -> ServiceCluster:
     return ServiceCluster(
         host=start.host,
         port=start.port,
-        ingress_mode=find_ingress_mode(),
         ray_address=start.ray_address,
         logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
         app_name=APP_NAME,
-        request_timeout_seconds=start.settings.request_timeout_seconds,
     )
 
 
@@ -334,7 +331,6 @@ def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: St
     what = f"vLLM, {start.num_models} replica(s)" if isinstance(engine, VllmSettings) else engine.url
     which = "" if settings.checkpoint is None else f"{settings.checkpoint}: "
     console.print(f"model       {settings.served_model_name} ({which}{settings.model}) on {what}", highlight=False)
-    console.print(f"ingress     {cluster.ingress_mode.describe()}", highlight=False)
     print_address(f"{cluster.url}/v1", cluster.host, settings.api_key)
 
 

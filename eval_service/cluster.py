@@ -22,7 +22,7 @@ class ServiceCluster(ServeCluster):
     def drain(self, timeout_seconds: float) -> None:
         """Take the application away once its replicas have answered what they work on, at most for so long.
 
-        Serve's own shutdown stops the ingress at the same time as the replicas, and cuts their answers off.
+        Serve's own shutdown would cut their answers off.
         """
         announce_stop(self.app_name)
         self._delete(timeout_seconds)

@@ -1,8 +1,7 @@
 """The service as a Ray Serve application: one deployment, each replica with a model of its own.
 
-Requests reach a replica's HTTP server straight from HAProxy (see `verl_tool.servers.serve.ingress`) and bypass Serve's
-own handling (`verl_tool.servers.serve.serve_bypass`), so that a token of a stream goes through no second process of
-Python, and no second queue.
+Each replica listens at the service's port, which the replicas of a node share (`verl_tool.servers.serve.replica`), so
+that a token of a stream goes through no second process, and no second queue.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import logging
 from ray import serve
 from ray.serve import Application
 
-from eval_service.engines.base import Engine
+from eval_service.engines.base import Engine, EngineError
 from eval_service.model.fingerprint import fingerprint
 from eval_service.model.images import image_reading
 from eval_service.model.tokenizer import ServedTokenizer, load_tokenizer
@@ -25,7 +24,7 @@ from eval_service.settings import ServiceSettings, VllmSettings
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.client import ToolClient
 from verl_tool.servers.api.host_check import HostCheck
-from verl_tool.servers.serve import serve_bypass
+from verl_tool.servers.serve.replica import LEAVING_SECONDS, REPLICA_VARIABLES, SharedPort
 from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
 
 APP_NAME = "eval_service"
@@ -59,7 +58,6 @@ def make_tool_client(settings: ServiceSettings) -> ToolClient | None:
     return ToolClient(options.tool_server_url, api_key=settings.tool_api_key, **options.client_settings())  # type: ignore[arg-type]
 
 
-@serve.ingress()
 class ModelReplica:
     """One replica: an engine, the loop, and the endpoint to them."""
 
@@ -105,22 +103,25 @@ class ModelReplica:
                 settings.listen_host, settings.listen_port, settings.allowed_hosts, has_key=settings.api_key is not None
             ),
         )
-        serve_bypass.offer(self._endpoint, serve.get_replica_context().app_name)
-
-    def __serve_build_asgi_app__(self) -> Endpoint:
-        """Serve asks for the app behind the ingress."""
-        return self._endpoint
+        self._drain_seconds = settings.drain_seconds
+        assert settings.listen_port is not None, "a replica shares its service's port"
+        self._port = SharedPort(settings.listen_host, settings.listen_port, server)
+        await self._port.open(self._endpoint)
 
     async def check_health(self) -> None:
-        """Raises if the engine is dead; Serve then puts another replica in this one's place."""
+        """Raises if this replica can no longer serve; Serve then puts another in its place."""
         await self._engine.check()
+        if not self._port.is_open():
+            raise EngineError("the HTTP server of this replica has ended")
 
     async def describe(self) -> int:
         """The longest context, in tokens."""
         return self._engine.max_model_len
 
     async def __del__(self) -> None:
-        """Serve takes this replica away, once its requests are answered or the drain is over."""
+        """Serve takes this replica away: answer what was begun, at most for the drain, then close."""
+        await self._port.leave()
+        await self._port.close(self._drain_seconds)
         await self._service.aclose()
         if self._tools is not None:
             await self._tools.close()
@@ -130,14 +131,15 @@ class ModelReplica:
 def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool, server: str) -> Application:
     """The Serve application of `num_models` replicas of the service that is called `server`."""
     vllm = settings.engine if isinstance(settings.engine, VllmSettings) else None
-    places = (settings.options.max_concurrent_trajectories or settings.max_queued) + settings.max_queued
     deployment: serve.Deployment = serve.deployment(
         name=DEPLOYMENT,
         num_replicas=num_models,
-        ray_actor_options={"num_cpus": 1, "num_gpus": vllm.tensor_parallel if vllm and on_gpus else 0},
-        # The endpoint's own admission refuses at its limit; Serve's must never come first.
-        max_ongoing_requests=2 * places,
-        graceful_shutdown_timeout_s=settings.drain_seconds + CLOSE_SECONDS,
+        ray_actor_options={
+            "num_cpus": 1,
+            "num_gpus": vllm.tensor_parallel if vllm and on_gpus else 0,
+            "runtime_env": {"env_vars": REPLICA_VARIABLES},
+        },
+        graceful_shutdown_timeout_s=settings.drain_seconds + LEAVING_SECONDS + CLOSE_SECONDS,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
         health_check_timeout_s=30.0,

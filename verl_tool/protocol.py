@@ -143,6 +143,8 @@ class StepRequest:
     """This trajectory's entry of ``extra_fields``, and of every further top-level list."""
     known_media: Sequence[str] = ()
     """Images and audios that the caller has already, by the SHA-256 of their files: the answer only names them."""
+    begun: bool = False
+    """The caller had an answer of this trajectory (`BEGUN_HEADER`): without state anywhere it is lost, and not new."""
 
 
 @dataclass(frozen=True)
@@ -422,6 +424,8 @@ replica that is meant; another one refuses the request with HTTP 421 and runs no
 SERVER_HEADER = "x-verl-tool-server"
 """Response header: the server that answered, by a name that it has from one start to its end. As a request header: the
 server that is meant; a replica of another one refuses the request with HTTP 421 and runs nothing."""
+BEGUN_HEADER = "x-verl-tool-begun"
+"""Request header: the trajectories of this request have had answers of a replica that does not answer any more."""
 TRAJECTORY_HEADER = "x-verl-tool-trajectory"
 """Request header of ``POST /mcp``: the trajectory that a call belongs to."""
 STEP_HEADER = "x-verl-tool-step"

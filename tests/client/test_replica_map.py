@@ -19,15 +19,15 @@ class Clock:
         return self.now
 
 
-def listing(*urls: str) -> ReplicaList:
-    return ReplicaList(replicas=[ReplicaInfo(id=f"r{i}", url=url) for i, url in enumerate(urls)])
+def listing(*urls: str, sticky: bool = False) -> ReplicaList:
+    return ReplicaList(replicas=[ReplicaInfo(id=f"r{i}", url=url) for i, url in enumerate(urls)], sticky=sticky)
 
 
 def direct(i: int) -> str:
     return f"http://127.0.0.1:600{i}"
 
 
-def test_without_a_list_everything_goes_through_the_ingress() -> None:
+def test_without_a_list_everything_goes_to_the_server_s_port() -> None:
     replicas = ReplicaMap(FRONT)
     assert replicas.url_of("t") == FRONT
     replicas.renew(None)
@@ -62,6 +62,31 @@ def test_trajectories_of_a_replica_that_left_the_list_go_elsewhere() -> None:
     assert {replicas.url_of(tid) for tid in ids} == {direct(0), direct(1)}
     replicas.renew(listing(direct(0)))
     assert {replicas.url_of(tid) for tid in ids} == {direct(0)}
+
+
+def test_a_trajectory_with_state_stays_with_who_answered_it_and_is_told_of_when_that_one_is_away() -> None:
+    clock = Clock()
+    replicas = ReplicaMap(FRONT, clock)
+    replicas.renew(listing(direct(0), direct(1), sticky=True))
+    ids = [f"t{i}" for i in range(50)]
+    before = {tid: replicas.url_of(tid) for tid in ids}
+    answered = ids[:25]
+    for tid in answered:
+        replicas.pin(tid, before[tid])
+    # The second replica is being taken away: it serves what it has.
+    replicas.renew(listing(direct(0), sticky=True))
+    assert {tid: replicas.url_of(tid) for tid in answered} == {tid: before[tid] for tid in answered}
+    assert {replicas.url_of(tid) for tid in ids[25:]} == {direct(0)}
+    assert not any(map(replicas.has_left, ids))
+    replicas.avoid(direct(1))
+    assert {replicas.url_of(tid) for tid in ids} == {direct(0)}
+    assert {tid for tid in ids if replicas.has_left(tid)} == {tid for tid in answered if before[tid] == direct(1)}
+    clock.now += 60
+    assert not any(map(replicas.has_left, ids))
+    replicas.lose("t0")
+    assert replicas.has_left("t0")
+    replicas.forget("t0")
+    assert not replicas.has_left("t0")
 
 
 def test_a_replica_that_failed_is_left_alone_for_a_while_and_a_new_list_is_due() -> None:

@@ -14,10 +14,9 @@ from typing import Any
 
 import aiohttp
 
-from verl_tool.servers.serve.ingress import find_ingress_mode
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.serve_cluster import ServeCluster
-from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_peer_key
+from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_server_name
 
 DATA = Path(__file__).parents[1] / "servers" / "data"
 APP = "verl_tool"
@@ -30,7 +29,7 @@ class LiveServer:
     def __init__(self, cluster: ServeCluster) -> None:
         self.cluster = cluster
         self.url = cluster.url
-        self._peer_key = new_peer_key()
+        self._server = new_server_name(APP)
         self._deployed: tuple[ReplicaSettings, int | AutoscalingSettings] | None = None
 
     def deploy(self, tool: str, replicas: int | AutoscalingSettings, **settings: Any) -> None:
@@ -47,7 +46,7 @@ class LiveServer:
 
     def settings(self, tool: str, **settings: Any) -> ReplicaSettings:
         """Settings with which tests do not wait for long."""
-        defaults = {"app_name": APP, "tool_type": str(DATA / tool), "drain_seconds": 30.0, "peer_key": self._peer_key}
+        defaults = {"app_name": APP, "tool_type": str(DATA / tool), "drain_seconds": 30.0, "server": self._server}
         return ReplicaSettings(**{**defaults, **settings})
 
     def replicas(self, api_key: str = "") -> list[dict[str, Any]]:
@@ -84,7 +83,6 @@ def new_cluster(**options: Any) -> ServeCluster:
         **{
             "host": "127.0.0.1",
             "port": free_ports(1)[0],
-            "ingress_mode": find_ingress_mode(),
             "logical_cpus": 8,
             **options,
         }

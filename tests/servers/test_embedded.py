@@ -45,7 +45,7 @@ async def test_it_serves_in_one_process_and_a_sigint_leaves_no_process(server):
             assert (await health.json())["status"] == "healthy"
 
     family = server.family()
-    assert not [process for process in family if "ray" in process.name() or "haproxy" in process.name()]
+    assert not [process for process in family if "ray" in process.name()]
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(timeout=STOP_SECONDS) == 0
     assert gone(family, seconds=10) == []

@@ -11,15 +11,13 @@ from collections.abc import AsyncIterator, Iterator
 import aiohttp
 import psutil
 import pytest
-import ray
-from serve_harness import APP, LiveServer, finish, kill, new_cluster, observed, post
+from serve_harness import LiveServer, finish, kill, new_cluster, observed, post
 from server_command import gone
 from toy_mcp import TOY, entry, offers_of, programs
 
 from verl_tool.client import ToolClient
 from verl_tool.formats import HERMES
 from verl_tool.protocol import FaultKind, StepRequest
-from verl_tool.servers.cluster.registry import NAMESPACE, registry_name
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.settings import AutoscalingSettings
 
@@ -75,7 +73,7 @@ async def count_by_http(session: aiohttp.ClientSession, url: str, ids: list[str]
     return counts
 
 
-async def test_every_trajectory_stays_where_its_state_is_through_the_ingress(counters, session, record_property):
+async def test_every_trajectory_stays_where_its_state_is_through_the_server_s_port(counters, session, record_property):
     ids = names("http", TRAJECTORIES)
     turns = [await count_by_http(session, counters.url, ids) for _ in range(TURNS)]
     for number, turn in enumerate(turns, start=1):
@@ -115,7 +113,7 @@ async def test_a_fork_lands_where_its_source_is_whoever_is_asked(counters, sessi
     assert len({pid for _, pid in first.values()}) == REPLICAS
     pairs = list(zip(sources, forks, strict=True))
     async with ToolClient(counters.url) as client:
-        # Half by the ingress, which hands them to any replica, half by the client, which knows the owner.
+        # Half by the server's port, which hands them to any replica, half by the client, which knows the owner.
         answers = await asyncio.gather(*(fork(session, counters.url, *pair) for pair in pairs[:30]))
         assert answers == [(200, "")] * 30
         await asyncio.gather(*(client.fork(*pair) for pair in pairs[30:]))
@@ -171,17 +169,6 @@ async def test_a_killed_replica_loses_its_own_trajectories_and_no_other(counters
         fresh = await client.step([StepRequest(t, COUNT, 0) for t in names("after", 200)])
         assert len({observed(result.observation)[1] for result in fresh}) == REPLICAS
     await finish(session, counters.url, [*ids, *names("after", 200)])
-
-
-async def test_a_dead_registry_comes_back_and_knows_the_owners(counters, session):
-    ids = names("registry", 200)
-    first = await count_by_http(session, counters.url, ids)
-    ray.kill(ray.get_actor(registry_name(APP), namespace=NAMESPACE), no_restart=False)
-    new = await count_by_http(session, counters.url, names("registry-new", 100))
-    assert {count for count, _ in new.values()} == {1}
-    second = await count_by_http(session, counters.url, ids)
-    assert second == {t: (2, pid) for t, (_, pid) in first.items()}
-    await finish(session, counters.url, [*ids, *names("registry-new", 100)])
 
 
 async def test_health_and_metrics_tell_of_all_replicas(counters, session):

@@ -45,13 +45,6 @@ def server_of_own_tool(tmp_path: Path, own_tool: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def server_without_haproxy(tmp_path: Path) -> Iterator[Server]:
-    yield from start(
-        tmp_path, *LITTLE, "--tool_type", str(DATA / "ray_counter.py"), RAY_SERVE_HAPROXY_BINARY_PATH="/nowhere/haproxy"
-    )
-
-
-@pytest.fixture
 def server_that_cannot_isolate(tmp_path: Path) -> Iterator[Server]:
     yield from start(tmp_path, *LITTLE, "--tool_type", str(DATA / "ray_unsafe.py"))
 
@@ -61,7 +54,6 @@ class TestServing:
 
     async def test_it_serves_and_a_sigint_leaves_no_process(self, server):
         printed = server.wait_until_ready()
-        assert "HAProxy 2." in printed
         assert re.search(r"calculator +│ yes", printed)
         assert re.search(r"ray_counter +│ yes", printed)
         assert re.search(r"finish +│ no +│ not in --tool_type", printed)
@@ -76,7 +68,6 @@ class TestServing:
         assert f"port {server.port} belongs to another tool server" in second.stderr
 
         family = server.family()
-        assert any("haproxy" in process.name() for process in family)
         # As the terminal does: to every process of the group.
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.process.wait(timeout=STOP_SECONDS) == 0
@@ -118,23 +109,6 @@ class TestServing:
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.process.wait(timeout=STOP_SECONDS) == 0
         assert gone(family, seconds=2) == []
-
-    @pytest.mark.e2e
-    async def test_without_haproxy_it_says_so_and_the_client_goes_straight_to_the_replicas(
-        self, server_without_haproxy
-    ):
-        server = server_without_haproxy
-        assert "Python proxy" in server.wait_until_ready()
-        async with aiohttp.ClientSession() as session:
-            status, answer = await post(session, server.url, ["a"], "<ray_counter>0</ray_counter>")
-            assert (status, observed(answer["observations"][0])[0]) == (200, "1")
-        async with ToolClient(server.url) as client:
-            result = await client.call("a", "<ray_counter>0</ray_counter>")
-            assert observed(result.observation)[0] == "2"
-        family = server.family()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=STOP_SECONDS) == 0
-        assert gone(family, seconds=10) == []
 
     def test_a_replica_that_cannot_start_is_told_in_its_own_words(self, server_that_cannot_isolate):
         server = server_that_cannot_isolate

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from ray.serve.config import ProxyLocation
 from serve_harness import LiveServer, new_cluster, observed
 
 from verl_tool.client import ToolClient
@@ -32,8 +31,7 @@ def nodes() -> Iterator[Cluster]:
 
 @pytest.fixture
 def server(nodes: Cluster) -> Iterator[LiveServer]:
-    # Both nodes are this machine, where two ingresses would want the same port.
-    with new_cluster(ray_address=nodes.address, ingress_location=ProxyLocation.HeadOnly) as cluster:
+    with new_cluster(ray_address=nodes.address) as cluster:
         yield LiveServer(cluster)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -65,31 +66,11 @@ def listened_on(server: Server) -> set[int]:
     return {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN and c.pid in family}
 
 
-def ingress_port(server: Server) -> int:
-    """Where its front reaches its replica."""
-    [replica] = replica_processes(server)
-    connections = [c for c in replica.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-    for port in sorted(c.laddr.port for c in connections):
-        try:
-            if ask(port, "/-/healthz")[0] == 200:
-                return port
-        except (OSError, http.client.HTTPException):
-            continue
-    raise AssertionError(f"no port of {connections} is Serve's")
-
-
 def eventually(condition: Any, seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.2)
-
-
-def answers(server: Server) -> bool:
-    try:
-        return ask(server.port, "/health")[0] == 200
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 def test_each_answers_for_itself_under_a_name_of_its_own(servers):
@@ -116,13 +97,9 @@ def test_what_is_meant_for_another_is_refused(servers):
     status, _, body = ask(first.port, "/get_observation", SUMS, **{SERVER_HEADER: other})
     assert (status, json.loads(body)["error"]["type"]) == (421, "misdirected")
     assert ask(first.port, "/get_observation", SUMS, **{REPLICA_HEADER: "gone"})[0] == 421
-    # The replica's port that only HAProxy uses: another front, or nobody's.
-    port = ingress_port(first)
-    assert ask(port, "/get_observation", SUMS)[0] == 421
-    assert ask(port, "/get_observation", SUMS, **{"x-verl-tool-ingress": "other/http-verl_tool"})[0] == 421
 
 
-async def test_the_key_is_shown_to_the_own_front_alone(servers):
+async def test_the_key_is_shown_to_the_own_server_alone(servers):
     server = servers[1]
     async with ToolClient(server.url, api_key=KEY) as client:
         result = await client.call("t", "<finish>done</finish>")
@@ -131,43 +108,27 @@ async def test_the_key_is_shown_to_the_own_front_alone(servers):
     assert ask(int(replica["url"].rpartition(":")[2]), "/tools")[0] == 401
 
 
-def test_without_a_replica_there_is_an_answer_at_once_and_it_is_nobody_elses(servers):
+def test_without_a_replica_nobody_answers_at_its_port_until_one_is_back(servers):
     server = servers[0]
     name = health(server)["server"]
     for process in replica_processes(server):
         process.kill()
-    seen: set[tuple[int, str | None]] = set()
-    slowest = 0.0
+    seen: set[str | None] = set()
 
     def is_back() -> bool:
-        nonlocal slowest
-        began = time.monotonic()
         try:
-            status, headers, _ = ask(server.port, "/get_observation", SUMS, authorization="Bearer secret")
-        except http.client.RemoteDisconnected:
-            # It was under way when the replica died.
+            status, headers, _ = ask(server.port, "/get_observation", SUMS)
+        except (ConnectionRefusedError, ConnectionResetError, http.client.RemoteDisconnected):
+            seen.add(None)
             return False
-        slowest = max(slowest, time.monotonic() - began)
-        seen.add((status, headers[SERVER_HEADER]))
-        assert status != 503 or headers["retry-after"] == "1"
+        seen.add(headers[SERVER_HEADER])
         return status == 200
 
     eventually(lambda: not is_back(), 20.0)
+    # The server keeps its port all the while.
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", server.port))
     eventually(is_back)
-    # A request that was under way when the replica died ends as HAProxy's 500.
-    assert {(200, name), (503, None)} <= seen <= {(200, name), (503, None), (500, None)}
-    # Far below any client's patience, on a busy machine too.
-    assert slowest < 10.0
-
-
-async def test_the_client_goes_on_while_haproxy_is_away_and_it_comes_back(servers):
-    server = servers[2]
-    async with ToolClient(server.url, timeout=30.0) as client:
-        assert (await client.call("before", "<ray_echo>here</ray_echo>")).fault is None
-        [haproxy] = [process for process in server.family() if process.name() == "haproxy"]
-        haproxy.kill()
-        haproxy.wait(10)
-        client._map._stale_at = 0.0
-        assert (await client.call("while", "<ray_echo>here</ray_echo>")).fault is None
-    eventually(lambda: answers(server), 60.0)
-    assert health(server)["tools"] == [TOOLS[2]]
+    assert seen == {None, name}

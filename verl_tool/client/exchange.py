@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from verl_tool.protocol import MISDIRECTED, SERVER_HEADER, proof_of
+from verl_tool.protocol import BEGUN_HEADER, MISDIRECTED, SERVER_HEADER, proof_of
 
 CONNECT_SECONDS = 5.0
 """Deadline for a connection; the call's own deadline may be nearer."""
@@ -72,12 +72,18 @@ class Connections:
         self._headers_of: dict[tuple[bool, str], dict[str, str]] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    async def exchange(self, method: str, url: str, body: bytes | None, seconds: float, server: str = "") -> Answer:
+    async def exchange(
+        self, method: str, url: str, body: bytes | None, seconds: float, server: str = "", *, begun: bool = False
+    ) -> Answer:
         """Send one request, meant for `server` if it has a name, and read the whole answer in `seconds`.
+
+        `begun`: its trajectories have had answers (`BEGUN_HEADER`).
 
         Raises ExchangeError; StrangerError if another server answered.
         """
         headers = self._headers(url, server)
+        if begun:
+            headers = {**headers, BEGUN_HEADER: "1"}
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, CONNECT_SECONDS))
         try:
             async with self._open().request(method, url, data=body, headers=headers, timeout=timeout) as response:

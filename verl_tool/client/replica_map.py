@@ -6,6 +6,7 @@ import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from verl_tool.protocol import ReplicaInfo, ReplicaList
@@ -23,8 +24,9 @@ _MAX_REMEMBERED = 200_000
 class ReplicaMap:
     """Owners by rendezvous hashing over the replicas that ``GET /replicas`` lists, remembered per trajectory.
 
-    A guess can be wrong (replicas have come or gone since the trajectory began); the replica that is asked then
-    forwards to the owner, so a wrong guess costs a hop and nothing else.
+    A trajectory with state stays at the replica that answered it (`pin`), for as long as that one can be reached,
+    though it may be leaving the list. A guess can be wrong (replicas have come or gone since the trajectory began); the
+    replica that is asked then forwards to the holder, so a wrong guess costs a hop and nothing else.
     """
 
     def __init__(self, front: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,8 +34,9 @@ class ReplicaMap:
         self._clock = clock
         self._urls: dict[str, str] = {}
         self._ids: list[str] = []
+        self._sticky = False
         self._avoided: dict[str, float] = {}
-        self._remembered: OrderedDict[str, str] = OrderedDict()
+        self._places: OrderedDict[str, _Place] = OrderedDict()
         self._stale_at = 0.0
         self.was_asked = False
         """Whether the server has been asked for its replicas at all."""
@@ -61,43 +64,78 @@ class ReplicaMap:
             return
         self._urls = {r.id: r.url.rstrip("/") for r in replicas.replicas if _reachable(r, self._front)}
         self._ids = sorted(self._urls)
+        self._sticky = replicas.sticky
 
     def url_of(self, trajectory_id: str) -> str:
-        """Base URL to send this trajectory to: its replica's direct server, another's that forwards, or the ingress."""
-        if not self._ids:
-            return self._front
-        replica_id = self._remembered.get(trajectory_id)
-        if replica_id is None or replica_id not in self._urls:
+        """Base URL to send this trajectory to: its replica's direct server, another's that forwards, or the server's
+        port."""
+        place = self._places.get(trajectory_id)
+        if place is None or not (place.replica_id in self._urls or (place.pinned and self._sticky)):
+            if not self._ids:
+                return self._front
             replica_id = owner(trajectory_id, self._ids)
-            self._remember(trajectory_id, replica_id)
-        if not self._is_avoided(replica_id):
-            return self._urls[replica_id]
-        others = [other for other in self._ids if not self._is_avoided(other)]
+            lost = place is not None and place.lost
+            place = self._remember(trajectory_id, _Place(replica_id, self._urls[replica_id], False, lost))
+        if not self._is_avoided(place.url):
+            return place.url
+        others = [other for other in self._ids if not self._is_avoided(self._urls[other])]
         return self._urls[owner(trajectory_id, others)] if others else self._front
+
+    def pin(self, trajectory_id: str, url: str) -> None:
+        """Whoever is at `url` has answered this trajectory, without a fault."""
+        place = self._places.get(trajectory_id)
+        if place is not None and place.url == url and not place.pinned:
+            self._places[trajectory_id] = replace(place, pinned=True)
+
+    def lose(self, trajectory_id: str) -> None:
+        """The server says that this trajectory's state is lost."""
+        place = self._places.get(trajectory_id)
+        if place is not None:
+            self._places[trajectory_id] = replace(place, lost=True)
+
+    def has_left(self, trajectory_id: str) -> bool:
+        """Whether the replica that had this trajectory cannot be reached now, or is gone."""
+        place = self._places.get(trajectory_id)
+        if place is None or not self._sticky:
+            return False
+        return place.lost or (place.pinned and self._is_avoided(place.url))
 
     def place(self, trajectory_id: str, replica_id: str) -> None:
         """A replica has told that it holds this trajectory."""
         if replica_id in self._urls:
-            self._remember(trajectory_id, replica_id)
+            self._remember(trajectory_id, _Place(replica_id, self._urls[replica_id], True))
 
     def forget(self, trajectory_id: str) -> None:
         """The trajectory is over."""
-        self._remembered.pop(trajectory_id, None)
+        self._places.pop(trajectory_id, None)
 
     def avoid(self, url: str) -> None:
         """The replica at `url` did not answer: leave it alone for a while, and ask for a new list."""
-        for replica_id, known in self._urls.items():
-            if known == url:
-                self._avoided[replica_id] = self._clock() + _AVOID_SECONDS
-                self._stale_at = 0.0
+        if url != self._front:
+            self._avoided = {known: until for known, until in self._avoided.items() if until > self._clock()}
+            self._avoided[url] = self._clock() + _AVOID_SECONDS
+            self._stale_at = 0.0
 
-    def _is_avoided(self, replica_id: str) -> bool:
-        return self._avoided.get(replica_id, 0.0) > self._clock()
+    def _is_avoided(self, url: str) -> bool:
+        return self._avoided.get(url, 0.0) > self._clock()
 
-    def _remember(self, trajectory_id: str, replica_id: str) -> None:
-        self._remembered[trajectory_id] = replica_id
-        if len(self._remembered) > _MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
+    def _remember(self, trajectory_id: str, place: _Place) -> _Place:
+        self._places[trajectory_id] = place
+        if len(self._places) > _MAX_REMEMBERED:
+            self._places.popitem(last=False)
+        return place
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a trajectory is sent."""
+
+    replica_id: str
+    url: str
+    pinned: bool
+    """That replica has answered it."""
+    lost: bool = False
+    """Its state is lost: whatever comes before `ReplicaMap.forget` is no new beginning."""
 
 
 def _reachable(replica: ReplicaInfo, front: str) -> bool:

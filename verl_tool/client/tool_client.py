@@ -256,8 +256,8 @@ class ToolClient:
         while entries:
             await self._renew_map(deadline)
             batches = [
-                (url, batch)
-                for url, group in self._by_url(entries).items()
+                (where, batch)
+                for where, group in self._by_place(entries).items()
                 for batch in _batches(group, self._max_batch)
             ]
             if len(batches) > 1:
@@ -267,13 +267,23 @@ class ToolClient:
             attempt += 1
 
     async def _deliver_batch(
-        self, url: str, entries: Sequence[_Entry], results: list[StepResult | None], deadline: float, attempt: int
+        self,
+        where: tuple[str, bool],
+        entries: Sequence[_Entry],
+        results: list[StepResult | None],
+        deadline: float,
+        attempt: int,
     ) -> list[_Entry]:
         """One try, and the pause before the next; what is to be sent again."""
         again: list[_Outcome] = []
-        for outcome in await self._send(url, entries, deadline):
+        url, begun = where
+        for outcome in await self._send(url, entries, deadline, begun=begun):
             results[outcome.entry.position] = outcome.result
             fault = outcome.result.fault
+            if fault is None:
+                self._map.pin(outcome.result.trajectory_id, url)
+            elif fault.kind == FaultKind.STATE_LOST:
+                self._map.lose(outcome.result.trajectory_id)
             limited = self._max_retries == _NO_END and fault is not None and fault.kind not in _SERVER_AWAY
             if fault is not None and fault.retryable and attempt < (_MOST_RETRIES if limited else self._max_retries):
                 again.append(outcome)
@@ -285,11 +295,11 @@ class ToolClient:
         await asyncio.sleep(delay)
         return [outcome.entry for outcome in again]
 
-    async def _send(self, url: str, entries: Sequence[_Entry], deadline: float) -> list[_Outcome]:
+    async def _send(self, url: str, entries: Sequence[_Entry], deadline: float, *, begun: bool) -> list[_Outcome]:
         """One try. What has no observation bears a fault that says whether the next try is safe."""
         body = request_body([entry.request for entry in entries], [entry.extra for entry in entries])
         try:
-            answer = await self._once("POST", f"{url}/get_observation", body, deadline)
+            answer = await self._once("POST", f"{url}/get_observation", body, deadline, begun=begun)
         except ExchangeError as error:
             if not error.timed_out:
                 self._map.avoid(url)
@@ -297,7 +307,8 @@ class ToolClient:
             return await self._without_answer(entries, kind, error.message, deadline, sent=error.sent)
         if answer.status == 413 and len(entries) > 1:
             half = len(entries) // 2
-            return await self._send(url, entries[:half], deadline) + await self._send(url, entries[half:], deadline)
+            parts = [await self._send(url, part, deadline, begun=begun) for part in (entries[:half], entries[half:])]
+            return parts[0] + parts[1]
         response = _response_in(answer)
         if response is not None:
             return await _outcomes(entries, response, answer.retry_after())
@@ -365,12 +376,14 @@ class ToolClient:
             self._server = replicas.server if replicas is not None else ""
             self._map.renew(replicas if self._direct else None)
 
-    def _by_url(self, entries: Sequence[_Entry]) -> dict[str, list[_Entry]]:
-        """The entries by the base URL that they are sent to."""
-        by_url: dict[str, list[_Entry]] = {}
+    def _by_place(self, entries: Sequence[_Entry]) -> dict[tuple[str, bool], list[_Entry]]:
+        """The entries by the base URL that they are sent to, and whether the replica that had them is away."""
+        by_place: dict[tuple[str, bool], list[_Entry]] = {}
         for entry in entries:
-            by_url.setdefault(self._map.url_of(entry.request.trajectory_id), []).append(entry)
-        return by_url
+            trajectory_id = entry.request.trajectory_id
+            where = self._map.url_of(trajectory_id), self._map.has_left(trajectory_id)
+            by_place.setdefault(where, []).append(entry)
+        return by_place
 
     async def _request(
         self,
@@ -414,7 +427,7 @@ class ToolClient:
         await self._renew_map(deadline)
         return self._map.url_of(trajectory_id)
 
-    async def _once(self, method: str, url: str, body: bytes | None, deadline: float) -> Answer:
+    async def _once(self, method: str, url: str, body: bytes | None, deadline: float, *, begun: bool = False) -> Answer:
         """One exchange, when there is a place for it. Raises ExchangeError."""
         # Only the list of replicas is asked of whoever answers at the URL.
         server = "" if url == f"{self.url}/replicas" else self._server
@@ -427,7 +440,7 @@ class ToolClient:
             seconds = deadline - self._now()
             if seconds <= 0:
                 raise ExchangeError(f"the deadline of {self._timeout:g} s has passed", sent=False, timed_out=True)
-            return await self._connections.exchange(method, url, body, seconds, server)
+            return await self._connections.exchange(method, url, body, seconds, server, begun=begun)
         except StrangerError:
             if self._server == server:
                 # It may have been started anew: whoever answers at the URL now says who that is.

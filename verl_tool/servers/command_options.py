@@ -18,7 +18,12 @@ class LogLevel(str, Enum):
     ERROR = "ERROR"
 
 
-Host = Annotated[str, typer.Option("--host", help="Address of the ingress. 0.0.0.0 opens it to the network.")]
+Host = Annotated[
+    str,
+    typer.Option(
+        "--host", help="Address of the server, on each node that has a replica. 0.0.0.0 opens it to the network."
+    ),
+]
 AllowedHosts = Annotated[
     str,
     typer.Option(
@@ -38,13 +43,6 @@ RayAddress = Annotated[
 ]
 AppName = Annotated[
     str, typer.Option("--app_name", help="Name of the server on its Ray cluster; each server there has its own.")
-]
-RoutePrefix = Annotated[
-    str | None,
-    typer.Option(
-        "--route_prefix",
-        help="Path of the server below the ingress. Default: /, or /APP_NAME where Ray Serve runs already.",
-    ),
 ]
 UrlFile = Annotated[
     Path | None, typer.Option("--url_file", help="File into which the server's base URL is written once it serves.")

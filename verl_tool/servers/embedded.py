@@ -1,7 +1,7 @@
 """``--embedded``: the tool server as one process without Ray, for notebooks and trainings on one machine.
 
 The application, the sandbox and the HTTP server are those of a replica on Ray Serve, so that clients see no difference.
-What it lacks is what takes several processes: more replicas, an ingress that outlives them, rolling updates.
+What it lacks is what takes several processes: more replicas, and rolling updates.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ async def _serve(settings: ReplicaSettings, listener: socket.socket, url_file: P
         print_start_table(
             settings,
             isolation=isolation_of(toolset),
-            ingress="none: clients reach this process itself",
             runs_on="one process, without Ray (--embedded)",
             url=server.url,
         )

@@ -18,18 +18,18 @@ from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.mcp.offers import find_offers
 from verl_tool.servers.replica_parts import make_tools
 from verl_tool.servers.server_console import check_servers, console, describe_error
-from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_peer_key, new_server_name
+from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_server_name
 from verl_tool.servers.tool_config import ToolConfig
 
 APP_NAME = "verl_tool"
 
 _LEAST_OPEN_FILES = 1024
-"""Of a process: HAProxy, Ray's processes and a replica's runs need hundreds."""
+"""Of a process: Ray's processes and a replica's runs need hundreds."""
 
 
 OF_RAY = (
     *("num_replicas", "max_replicas", "cpus_per_replica", "drain_seconds"),
-    *("ray_address", "app_name", "route_prefix"),
+    *("ray_address", "app_name"),
 )
 """Options that are without meaning beside ``--embedded``."""
 
@@ -37,7 +37,7 @@ OF_RAY = (
 def serve_tools(
     context: typer.Context,
     host: command_options.Host = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the ingress.")] = 5000,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the server.")] = 5000,
     tool_type: Annotated[
         str,
         typer.Option("--tool_type", help="Tools to serve, separated by commas: names, or paths of your own .py files."),
@@ -84,7 +84,6 @@ def serve_tools(
     allowed_hosts: command_options.AllowedHosts = "",
     ray_address: command_options.RayAddress = None,
     app_name: command_options.AppName = APP_NAME,
-    route_prefix: command_options.RoutePrefix = None,
     url_file: command_options.UrlFile = None,
     cpus_per_replica: Annotated[
         float, typer.Option("--cpus_per_replica", min=0.0, help="CPUs that Ray reserves for a replica.")
@@ -128,7 +127,7 @@ def serve_tools(
     Stop it with Ctrl-C. SIGUSR1 reads the configs and your tool files anew and replaces the replicas one by one.
     """
 
-    peer_key, server = new_peer_key(), new_server_name(app_name)
+    server = new_server_name(app_name)
     if embedded:
         # The variable RAY_ADDRESS may be there for other programs.
         ray_address = None
@@ -151,7 +150,6 @@ def serve_tools(
             drain_seconds=drain_seconds,
             done_if_invalid=done_if_invalid,
             api_key=api_key,
-            peer_key=peer_key,
             listen_host=host,
             listen_port=port,
             allowed_hosts=command_options.host_names(allowed_hosts),
@@ -177,19 +175,15 @@ def serve_tools(
             run_embedded(first, url_file)
             return
         # Ray takes a second to import, which an embedded server does without.
-        from verl_tool.servers.serve.ingress import find_ingress_mode
         from verl_tool.servers.serve.running_server import run_server
         from verl_tool.servers.serve.serve_cluster import ServeCluster
 
         cluster = ServeCluster(
             host=host,
             port=port,
-            ingress_mode=find_ingress_mode(),
             ray_address=ray_address,
             logical_cpus=_logical_cpus(replicas, cpus_per_replica),
             app_name=app_name,
-            route_prefix=route_prefix,
-            request_timeout_seconds=request_timeout,
         )
         run_server(cluster, first, settings_now, replicas, cpus_per_replica, url_file)
     except (VerlToolError, ValidationError) as error:
@@ -232,7 +226,7 @@ def _ensure_open_files() -> None:
     """See that this process may open enough files, and raise the soft limit to that.
 
     Raises:
-        StartError: the hard limit is too low for Ray and its proxy.
+        StartError: the hard limit is too low for Ray.
     """
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < _LEAST_OPEN_FILES:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from verl_tool.servers.api.asgi_app import ToolServerApp
+from verl_tool.servers.api.asgi_app import AppHandler, ToolServerApp
 from verl_tool.servers.api.host_check import HostCheck
 from verl_tool.servers.api.router import Router
 from verl_tool.servers.execution.toolset import ToolSet
@@ -28,8 +28,8 @@ def make_tools(settings: ReplicaSettings) -> list[Tool]:
     return [*tools, *mcp_tools(settings.mcp, settings.mcp_offers, settings.isolation)]
 
 
-def make_toolset(settings: ReplicaSettings, on_released: Callable[[str, bool], None] | None = None) -> ToolSet:
-    """The tools and the table of their trajectories, not started. `on_released`: as `ToolSet` has it."""
+def make_toolset(settings: ReplicaSettings) -> ToolSet:
+    """The tools and the table of their trajectories, not started."""
     return ToolSet(
         make_tools(settings),
         state_ttl_seconds=settings.state_ttl_seconds,
@@ -37,12 +37,17 @@ def make_toolset(settings: ReplicaSettings, on_released: Callable[[str, bool], N
         call_timeout_seconds=settings.request_timeout_seconds,
         done_if_invalid=settings.done_if_invalid,
         max_calls=settings.tool_config.execution.max_tools_per_generation if settings.tool_config else None,
-        on_released=on_released,
     )
 
 
-def make_app(settings: ReplicaSettings, toolset: ToolSet, router: Router) -> ToolServerApp:
-    """The ASGI application over `toolset`."""
+def make_app(
+    settings: ReplicaSettings,
+    toolset: ToolSet,
+    router: Router,
+    peer_key: str | None = None,
+    routes: Sequence[tuple[str, str, AppHandler]] = (),
+) -> ToolServerApp:
+    """The ASGI application over `toolset`. `peer_key` and `routes`: for the other replicas, if there may be any."""
     return ToolServerApp(
         toolset,
         max_concurrent_requests=settings.max_concurrent_requests,
@@ -51,12 +56,12 @@ def make_app(settings: ReplicaSettings, toolset: ToolSet, router: Router) -> Too
         max_body_bytes=settings.max_body_bytes,
         request_timeout_seconds=settings.request_timeout_seconds,
         router=router,
-        peer_key=settings.peer_key,
+        peer_key=peer_key,
         host_check=HostCheck(
             settings.listen_host, settings.listen_port, settings.allowed_hosts, has_key=settings.api_key is not None
         ),
         server=settings.server,
-        routes=[("POST", PATH, McpEndpoint().answer)],
+        routes=[("POST", PATH, McpEndpoint().answer), *routes],
     )
 
 

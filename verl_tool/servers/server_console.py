@@ -27,7 +27,7 @@ _CHECK_COMMANDS = {"python_code": "python", "sql": "sql --db_id=ID"}
 """What stands behind the module of a tool's check, where that is not the tool's name alone."""
 
 
-def print_start_table(settings: ReplicaSettings, *, isolation: str, ingress: str, runs_on: str, url: str) -> None:
+def print_start_table(settings: ReplicaSettings, *, isolation: str, runs_on: str, url: str) -> None:
     """Tools, isolation, where it runs, and a command to try it. `url`: base URL of the server."""
     table = Table("tool", "serves", "how it is called", title="verl-tool")
     tools = make_tools(settings)
@@ -38,7 +38,6 @@ def print_start_table(settings: ReplicaSettings, *, isolation: str, ingress: str
         table.add_row(absent.name, "no", absent.why)
     console.print(table)
     console.print(f"isolation   {isolation or 'none needed: no tool runs code'}", highlight=False)
-    console.print(f"ingress     {ingress}", highlight=False)
     console.print(f"runs on     {runs_on}", highlight=False)
     print_address(f"{url}/get_observation", settings.listen_host, settings.api_key)
     if tried := way_to_try(tools, f"{url}/get_observation"):

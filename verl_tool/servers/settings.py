@@ -12,7 +12,6 @@ from verl_tool.servers.mcp.offers import McpOffer
 from verl_tool.servers.tool_config import ToolConfig
 
 APP_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
-ROUTE_PREFIX_PATTERN = r"^/(?:[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*)?$"
 
 
 class AutoscalingSettings(BaseModel):
@@ -34,22 +33,16 @@ def new_server_name(app_name: str) -> str:
     return f"{app_name}-{secrets.token_hex(8)}"
 
 
-def new_peer_key() -> str:
-    """A key that nobody can guess."""
-    return secrets.token_urlsafe(24)
-
-
 class ReplicaSettings(BaseModel):
     """Everything that one replica needs to know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     app_name: str = Field(default="verl_tool", pattern=APP_NAME_PATTERN)
-    """Of the Serve application. Its first part in HAProxy's config, so no other characters."""
+    """Of the Serve application."""
     server: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
-    """Name of the server from its start to its end (`new_server_name`). Requests that name another are refused."""
-    route_prefix: str = Field(default="/", pattern=ROUTE_PREFIX_PATTERN)
-    """Below which path of the ingress the server is."""
+    """Name of the server from its start to its end (`new_server_name`). Requests that name another are refused. Empty:
+    replicas that Ray Serve's own commands started agree on one (`serve.cluster_settings`)."""
     tool_type: str = ""
     """Comma-separated names and paths of tools; empty: those that the config enables."""
     tool_config: ToolConfig | None = None
@@ -73,13 +66,10 @@ class ReplicaSettings(BaseModel):
     """The longest that a replica which is taken away stays for the trajectories that it holds."""
     done_if_invalid: bool = False
     api_key: str | None = Field(default=None, repr=False)
-    peer_key: str = Field(default="", repr=False)
-    """By which the replicas of this server know each other (`new_peer_key`). It stays the same over updates. Empty: the
-    replicas agree on one, and learn the ingress from Serve (`serve.cluster_settings`)."""
     listen_host: str = "127.0.0.1"
-    """Host of the ingress."""
+    """Where clients reach the server: with this port, on each node that has a replica."""
     listen_port: PositiveInt | None = None
-    """Port of the ingress. None: a request's ``Host`` may bear any."""
+    """None: a request's ``Host`` may bear any port."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which clients may call (`HostCheck`)."""
     several_nodes: bool = False

@@ -6,12 +6,10 @@ import asyncio
 import json
 
 import pytest
-import uvicorn
 from live_server import LiveServer, LiveServers
 from toy_tools import Puppet
 
 from verl_tool.servers.api import http_protocol
-from verl_tool.servers.api.http_protocol import BoundedHttp, bound_all_servers
 from verl_tool.servers.api.request_body import RequestBodies
 
 POST = b"POST /get_observation HTTP/1.1\r\nHost: x\r\n"
@@ -154,12 +152,3 @@ async def test_bodies_held_are_bounded_and_small_ones_still_pass(servers: LiveSe
     for first, (_, writer) in zip(firsts, unfinished, strict=True):
         first.cancel()
         writer.close()
-
-
-def test_every_server_of_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
-    bound_all_servers()
-    config = uvicorn.Config("no:app")
-    config.app = print
-    config.load()
-    assert config.http_protocol_class is BoundedHttp

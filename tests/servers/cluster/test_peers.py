@@ -12,11 +12,12 @@ from toy_tools import Puppet, picture
 
 from verl_tool.content import to_wire
 from verl_tool.json_text import decode_json
-from verl_tool.protocol import FaultKind, ReplicaInfo, StepRequest
+from verl_tool.protocol import FaultKind, StepRequest
 from verl_tool.servers.api.asgi_app import ToolServerApp
 from verl_tool.servers.api.router import PEER_KEY_HEADER
 from verl_tool.servers.api.wire import encode_response
 from verl_tool.servers.cluster.direct_server import DirectServer, guarded, listen_at
+from verl_tool.servers.cluster.members import Member
 from verl_tool.servers.cluster.peers import (
     PeerAwayError,
     PeerBrokenError,
@@ -33,7 +34,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @pytest.fixture
 async def peers() -> AsyncIterator[Peers]:
-    peers = Peers(request_timeout_seconds=30.0, api_key=None, peer_key="key")
+    peers = Peers(request_timeout_seconds=30.0, api_key=None)
     yield peers
     await peers.close()
 
@@ -54,15 +55,15 @@ async def direct(app: ToolServerApp) -> AsyncIterator[DirectServer]:
     await direct.close(grace_seconds=5.0)
 
 
-def peer_at(url: str) -> ReplicaInfo:
-    return ReplicaInfo(id="local", url=url)
+def peer_at(url: str) -> Member:
+    return Member(key="key", id="local", url=url)
 
 
 def requests(*texts: str) -> list[StepRequest]:
     return [StepRequest(f"trajectory-{text}", ECHO.format(text), step=0) for text in texts]
 
 
-async def serve_raw(handler: Handler) -> tuple[asyncio.Server, ReplicaInfo]:
+async def serve_raw(handler: Handler) -> tuple[asyncio.Server, Member]:
     """Something at an address that is no tool server."""
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     return server, peer_at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
@@ -91,8 +92,8 @@ async def test_images_pass_through_as_they_were_asked_for(peers):
 @pytest.mark.parametrize("stranger", ["another server", "another replica"])
 async def test_whoever_else_is_at_its_port_runs_nothing(direct, app, stranger):
     name = "other" if stranger == "another server" else ""
-    peers = Peers(request_timeout_seconds=30.0, api_key=None, peer_key="key", server=name)
-    info = ReplicaInfo(id="gone" if stranger == "another replica" else "local", url=direct.url)
+    peers = Peers(request_timeout_seconds=30.0, api_key=None, server=name)
+    info = Member(key="key", id="gone" if stranger == "another replica" else "local", url=direct.url)
     with pytest.raises(PeerAwayError, match="somebody else is at"):
         await peers.step(info, requests("a"))
     assert len(app.toolset) == 0
@@ -116,8 +117,9 @@ async def test_a_guarded_direct_server_lets_only_replicas_in(direct):
 
 
 async def test_nobody_there_means_that_nothing_was_sent(peers):
-    with pytest.raises(PeerAwayError):
+    with pytest.raises(PeerAwayError) as away:
         await peers.step(peer_at(f"http://127.0.0.1:{free_ports(1)[0]}"), requests("a"))
+    assert away.value.dead
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ async def test_a_peer_that_says_nothing_is_given_up(peers):
     server, peer = await serve_raw(handler)
     async with server:
         with pytest.raises(PeerTimeoutError):
-            await peers.get(peer, "/health", seconds=0.2)
+            await peers.ask(peer, "/health", seconds=0.2)
 
 
 async def test_a_closed_direct_server_refuses_and_says_that_it_is_closed(app, peers):

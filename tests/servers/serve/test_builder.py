@@ -68,9 +68,10 @@ def test_the_ray_service_has_the_application_of_the_other_file():
     on_kubernetes = yaml.safe_load(service["spec"]["serveConfigV2"])
     here = config("tool_server.yaml")
     # On one machine, and on its loopback interface.
-    assert here["applications"][0]["args"].pop("several_nodes") is False
-    assert here.pop("http_options") == {"host": "127.0.0.1", "port": 5000}
-    assert on_kubernetes.pop("http_options") == {"host": "0.0.0.0", "port": 8000}
+    own, there = here["applications"][0]["args"], on_kubernetes["applications"][0]["args"]
+    assert own.pop("several_nodes") is False
+    assert [args.pop("listen_host") for args in (own, there)] == ["127.0.0.1", "0.0.0.0"]
+    assert [args.pop("listen_port") for args in (own, there)] == [5000, 8000]
     assert on_kubernetes == here
     for file in (on_kubernetes, config("tool_server.yaml")):
         [application] = ServeDeploySchema.model_validate(file).applications

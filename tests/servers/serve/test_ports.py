@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from verl_tool.servers.cluster.direct_server import listen_at
 from verl_tool.servers.serve import ports
 from verl_tool.servers.serve.ports import (
-    BLOCK_SIZE,
     PortTakenError,
-    Reservation,
     free_ports,
-    reserve_block,
+    hold_port,
     reserve_port,
+    share_port,
 )
 
 IMPORTS = "import sys, time; from verl_tool.servers.serve.ports import *;"
@@ -35,18 +35,10 @@ def process(code: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     )
     try:
         assert holder.stdout is not None
-        yield holder, [int(word) for word in holder.stdout.readline().split()]
+        yield holder, [int(word) for word in holder.stdout.readline().split() if word.isdigit()]
     finally:
         holder.kill()
         holder.communicate()
-
-
-@contextmanager
-def released(reservation: Reservation) -> Iterator[range]:
-    try:
-        yield reservation.ports
-    finally:
-        reservation.release()
 
 
 def reserved_by_a_child(port: int) -> str:
@@ -55,47 +47,49 @@ def reserved_by_a_child(port: int) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def test_three_processes_at_once_get_three_blocks():
-    code = "block = reserve_block(); given = [block.ports.start, block.ports.stop]"
-    with process(code) as (_, one), process(code) as (_, two), process(code) as (_, three):
-        taken = [set(range(*bounds)) for bounds in (one, two, three)]
-        assert [len(ports) for ports in taken] == [BLOCK_SIZE] * 3
-        assert len(set.union(*taken)) == 3 * BLOCK_SIZE
-
-
-def test_a_block_is_free_again_when_its_process_is_killed(monkeypatch):
-    code = "block = reserve_block(); given = [block.ports.start]"
-    with process(code) as (holder, [first]):
-        monkeypatch.setattr(ports, "_BLOCKS", range(first, first + 1))
-        with pytest.raises(PortTakenError, match="no 128 neighbouring ports are left"):
-            reserve_block()
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.wait()
-        with released(reserve_block()) as block:
-            assert block.start == first
-
-
-def test_a_block_in_which_a_stranger_listens_is_left_alone(monkeypatch):
-    with released(reserve_block()) as block:
-        pass
-    monkeypatch.setattr(ports, "_BLOCKS", range(block.start, block.start + 1))
-    with socket.socket() as stranger:
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        stranger.bind(("127.0.0.1", block[17]))
-        stranger.listen()
-        with pytest.raises(PortTakenError):
-            reserve_block()
-    reserve_block().release()
-
-
 def test_one_server_at_a_port():
     (port,) = free_ports(1)
-    with released(reserve_port(port)):
-        with pytest.raises(PortTakenError, match=f"port {port} belongs to another"):
-            reserve_port(port)
-        assert "belongs to another" in reserved_by_a_child(port)
-    with released(reserve_port(port)):
-        pass
+    reservation = reserve_port(port)
+    with pytest.raises(PortTakenError, match=f"port {port} belongs to another"):
+        reserve_port(port)
+    assert "belongs to another" in reserved_by_a_child(port)
+    reservation.release()
+    reserve_port(port).release()
+
+
+def test_a_held_port_is_for_those_who_share_it_and_for_nobody_else():
+    (port,) = free_ports(1)
+    held = hold_port("127.0.0.1", port)
+    with pytest.raises(OSError, match="in use"):
+        listen_at("127.0.0.1", port)
+    for server in (listen_at("127.0.0.1", port, shared=True), listen_at("127.0.0.1", port, shared=True)):
+        server.close()
+    with pytest.raises(OSError, match="in use"):
+        listen_at("127.0.0.1", port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    held.release()
+    listen_at("127.0.0.1", port).close()
+
+
+def test_a_port_at_which_somebody_listens_cannot_be_held():
+    words = "cannot be used: Address already in use; choose another"
+    with (
+        socket.create_server(("127.0.0.1", 0), reuse_port=True) as stranger,
+        pytest.raises(PortTakenError, match=words),
+    ):
+        hold_port("127.0.0.1", stranger.getsockname()[1])
+
+
+def test_replicas_share_a_port_with_those_of_their_own_server_only():
+    (port,) = free_ports(1)
+    with process(f"kept = share_port({port}, 'mine'); given = []") as (holder, _):
+        share_port(port, "mine").release()
+        with pytest.raises(PortTakenError, match=f"port {port} is another server's on this node"):
+            share_port(port, "other")
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        share_port(port, "other").release()
 
 
 def test_a_promised_port_is_for_its_process_and_those_below():

@@ -19,7 +19,7 @@ from verl_tool.retrieval.search_batcher import MAX_BATCH
 from verl_tool.retrieval.serving.settings import APP_NAME, RetrievalSettings
 from verl_tool.servers import command_options
 from verl_tool.servers.server_console import console, describe_error, print_address
-from verl_tool.servers.settings import new_peer_key, new_server_name
+from verl_tool.servers.settings import new_server_name
 from verl_tool.servers.supervised_server import write_url_file
 
 START_SECONDS = 900.0
@@ -35,7 +35,7 @@ def serve(
     ] = None,
     topk: Annotated[int, typer.Option("--topk", min=1, max=MAX_TOPK, help="Passages, if a request does not say.")] = 3,
     host: command_options.Host = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the ingress.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of the server.")] = 8000,
     num_replicas: Annotated[int, typer.Option("--num_replicas", min=1, help="Processes that search.")] = 1,
     cpus_per_replica: Annotated[
         int | None,
@@ -54,7 +54,6 @@ def serve(
     allowed_hosts: command_options.AllowedHosts = "",
     ray_address: command_options.RayAddress = None,
     app_name: command_options.AppName = APP_NAME,
-    route_prefix: command_options.RoutePrefix = None,
     url_file: command_options.UrlFile = None,
     log_level: command_options.ReplicasLogLevel = command_options.LogLevel.INFO,
 ) -> None:
@@ -71,7 +70,6 @@ def serve(
             max_queued_queries=max_queued,
             request_timeout_seconds=request_timeout,
             api_key=api_key,
-            peer_key=new_peer_key(),
             server=new_server_name(app_name),
             app_name=app_name,
             listen_host=host,
@@ -80,7 +78,7 @@ def serve(
             several_nodes=ray_address is not None,
             log_level=log_level.value,
         )
-        _serve(_Start(settings, manifest, num_replicas, cpus, ray_address, route_prefix, url_file))
+        _serve(_Start(settings, manifest, num_replicas, cpus, ray_address, url_file))
     except (VerlToolError, ValidationError) as error:
         console.print(f"[bold red]cannot serve:[/bold red] {escape(describe_error(error))}", highlight=False)
         raise typer.Exit(2 if isinstance(error, (ConfigError, RetrievalError, ValidationError)) else 1) from None
@@ -98,7 +96,6 @@ class _Start:
     cpus: int
     """Of each replica."""
     ray_address: str | None
-    route_prefix: str | None
     url_file: Path | None
 
 
@@ -106,7 +103,6 @@ def _serve(start: _Start) -> None:
     """Serve until told to stop. Raises VerlToolError."""
     # Ray takes a second to import, which the other commands do without.
     from verl_tool.retrieval.serving.deployment import RetrievalCluster, application
-    from verl_tool.servers.serve.ingress import find_ingress_mode
     from verl_tool.servers.serve.running_server import Signals
 
     settings, replicas = start.settings, start.replicas
@@ -116,20 +112,15 @@ def _serve(start: _Start) -> None:
     cluster = RetrievalCluster(
         host=settings.listen_host,
         port=settings.listen_port,
-        ingress_mode=find_ingress_mode(),
         ray_address=start.ray_address,
         logical_cpus=max(os.cpu_count() or 1, 2 * replicas * start.cpus + 1),
         app_name=settings.app_name,
-        route_prefix=start.route_prefix,
-        request_timeout_seconds=settings.request_timeout_seconds,
     )
     with cluster:
         # Ray has put its own handler of SIGTERM in the place of ours.
         signals.install()
-        front = {"listen_host": cluster.host, "listen_port": cluster.port, "route_prefix": cluster.route_prefix}
-        cluster.serve_application(application(settings.model_copy(update=front), replicas, start.cpus), START_SECONDS)
-        cluster.wait_for_ingress(lambda status, body: status == 200)
-        cluster.watch_ingress()
+        cluster.serve_application(application(settings, replicas, start.cpus), START_SECONDS)
+        cluster.wait_until_it_answers(lambda status, body: status == 200)
         words = f"{start.manifest.passages} passages, {start.manifest.settings.kind.value}"
         console.print(f"index       {settings.index} ({words})", highlight=False, soft_wrap=True)
         console.print(f"replicas    {replicas}, {start.cpus} thread(s) each", highlight=False)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from verl_tool.retrieval.index import MAX_TOPK
 from verl_tool.retrieval.search_batcher import MAX_BATCH
-from verl_tool.servers.settings import APP_NAME_PATTERN, ROUTE_PREFIX_PATTERN
+from verl_tool.servers.settings import APP_NAME_PATTERN
 
 APP_NAME = "verl_tool_retrieval"
 
@@ -28,15 +28,12 @@ class RetrievalSettings(BaseModel):
     """Queries in one replica, running or waiting, beyond which it answers 503."""
     request_timeout_seconds: PositiveFloat = 60.0
     api_key: str | None = Field(default=None, repr=False)
-    peer_key: str = Field(default="", repr=False)
-    """By which the replicas of this server know each other."""
     server: str = ""
     """Name of the server from its start to its end."""
     app_name: str = Field(default=APP_NAME, pattern=APP_NAME_PATTERN)
-    route_prefix: str = Field(default="/", pattern=ROUTE_PREFIX_PATTERN)
     listen_host: str = "127.0.0.1"
     listen_port: PositiveInt | None = None
-    """Port of the ingress. None: a request's ``Host`` may bear any."""
+    """None: a request's ``Host`` may bear any port."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which clients may call (`HostCheck`)."""
     several_nodes: bool = False

@@ -10,6 +10,7 @@ import hmac
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.json_text import encode_json
 from verl_tool.protocol import (
+    BEGUN_HEADER,
     REPLICA_HEADER,
     SERVER_HEADER,
     Fault,
@@ -53,6 +55,7 @@ _STATUSES = {
     FaultKind.TIMEOUT: 504,
 }
 _FORWARDED, _PEER_KEY = FORWARDED_HEADER.encode(), PEER_KEY_HEADER.encode()
+_BEGUN = BEGUN_HEADER.encode()
 
 AppHandler: TypeAlias = "Callable[[ToolServerApp, Request], Awaitable[Response]]"
 """What answers a route that is added to the app."""
@@ -129,8 +132,10 @@ class ToolServerApp(WebApp):
 
     async def _get_observation(self, request: Request) -> Response:
         began = time.perf_counter()
-        forwarded = self._is_forwarded(request)
+        forwarded = self.is_forwarded(request)
         entries = await decoded(partial(decode_request, most=self.admission.limit), request.body)
+        if _BEGUN in request.headers:
+            entries = [replace(each, begun=True) if isinstance(each, StepRequest) else each for each in entries]
         results = await self.answer(entries, forwarded)
         milliseconds = (time.perf_counter() - began) * 1e3
         status, error = (200, None) if forwarded else _status_of(results)
@@ -168,7 +173,7 @@ class ToolServerApp(WebApp):
         ]
 
     async def _fork(self, request: Request) -> Response:
-        forwarded = self._is_forwarded(request)
+        forwarded = self.is_forwarded(request)
         asked = await decoded(partial(decode_model, model=ForkRequest), request.body)
         self._admit(1)
         try:
@@ -218,7 +223,7 @@ class ToolServerApp(WebApp):
             await self.toolset.check()
         except VerlToolError as error:
             report = report.model_copy(update={"status": "unhealthy", "message": str(error)})
-        if not self._is_forwarded(request):
+        if not self.is_forwarded(request):
             report = await self.router.health(report)
         well = report.status == "healthy"
         return JsonResponse(report.model_dump(), 200 if well else 503, None if well else RETRY_AFTER)
@@ -228,7 +233,7 @@ class ToolServerApp(WebApp):
 
     async def _metrics_text(self, request: Request) -> Response:
         text = self.toolset.metrics.exposition()
-        if not self._is_forwarded(request):
+        if not self.is_forwarded(request):
             text = await self.router.metrics(text)
         return Response(text, media_type=PROMETHEUS_TEXT)
 
@@ -236,7 +241,7 @@ class ToolServerApp(WebApp):
         replicas = await self.router.replicas()
         return JsonResponse(replicas.model_copy(update={"server": self.server}).model_dump())
 
-    def _is_forwarded(self, request: Request) -> bool:
+    def is_forwarded(self, request: Request) -> bool:
         """Whether a peer sent this, to be run here. Raises HttpError if somebody else says so."""
         if _FORWARDED not in request.headers:
             return False

@@ -24,7 +24,7 @@ _HTTP_PORT = 80
 class HostCheck:
     """Refuses requests that were sent to somebody else's name.
 
-    `host`, `port`: where the ingress listens. If that is not a loopback address, it may also be called by any IP
+    `host`, `port`: where the server listens. If that is not a loopback address, it may also be called by any IP
     address and by this machine's own names, at any port: no page of another site has those. `allowed`: further names,
     each with a port (``box.example:5000``) or for all ports. `has_key`: callers need a key, which no page has, so that
     at an address that is not loopback all names are accepted.

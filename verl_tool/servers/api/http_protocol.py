@@ -10,7 +10,6 @@ import asyncio
 import resource
 from typing import cast
 
-import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from verl_tool.json_text import encode_json
@@ -225,15 +224,6 @@ class _GentleTransport:
     def end(self) -> None:
         """Write nothing from now on: what is on its way is the last that the client gets."""
         self._ended = True
-
-
-def bound_all_servers() -> None:
-    """Every uvicorn server that this process starts from now on uses `BoundedHttp`.
-
-    Ray Serve starts the servers of its replicas and proxies itself and lets nobody choose their protocol, so the one
-    that uvicorn takes by default is replaced in uvicorn's own table (uvicorn 0.34 to 0.5x).
-    """
-    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedHttp.__name__}"
 
 
 def error_of_any_kind(kind: str, message: str) -> dict[str, dict[str, str | None]]:

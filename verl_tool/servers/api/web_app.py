@@ -112,6 +112,10 @@ class WebApp:
         finally:
             self.bodies.release(len(request.body))
 
+    def dismiss_connections(self) -> None:
+        """From now on each answer closes its connection, so that clients come back to whoever serves then."""
+        self._own_headers.append((b"connection", b"close"))
+
     def error_response(self, error: HttpError) -> Response:
         """How an error is told."""
         return error_response(error)
@@ -151,7 +155,7 @@ class WebApp:
             # Ports change hands: what was meant for another server or replica is not run here.
             if meant != own:
                 named = meant[:80].decode("latin-1")
-                message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the ingress anew"
+                message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the server's port anew"
                 raise HttpError(MISDIRECTED, "misdirected", message)
         if self._tokens and scope["path"] != HEALTH_PATH:
             given = headers.get(b"authorization", b"")

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -31,8 +31,8 @@ from verl_tool.protocol import (
 from verl_tool.rendezvous import owner as rendezvous_owner
 from verl_tool.servers.api.merged_metrics import merge_expositions
 from verl_tool.servers.api.router import ForkLocal, RunLocal
+from verl_tool.servers.cluster.members import Member, Members
 from verl_tool.servers.cluster.peers import PeerAwayError, PeerBrokenError, Peers, PeerTimeoutError
-from verl_tool.servers.cluster.serve_replicas import ServeReplicas
 
 logger = logging.getLogger(__name__)
 
@@ -44,21 +44,6 @@ REPORT_SECONDS = 2.0
 Owner = TypeVar("Owner", bound=Hashable)
 
 
-class Replicas(Protocol):
-    """What a replica knows of all replicas of its server."""
-
-    info: ReplicaInfo
-    """Of this one."""
-
-    def takers(self) -> list[ReplicaInfo]:
-        """Those that can be given something new; this one alone if there is no other."""
-        ...
-
-    def peers(self) -> list[ReplicaInfo]:
-        """All other live ones."""
-        ...
-
-
 class ClusterReports:
     """The part of a `Router` that concerns the reports of all replicas.
 
@@ -66,39 +51,40 @@ class ClusterReports:
     see `ReplicaList`.
     """
 
-    def __init__(self, replicas: Replicas, peers: Peers, *, direct_open: bool, sticky: bool) -> None:
-        self.replica_id = replicas.info.id
-        self._all = replicas
+    def __init__(self, members: Members, peers: Peers, *, direct_open: bool, sticky: bool) -> None:
+        self.replica_id = members.info.id
+        self._members = members
         self._peers = peers
         self._direct_open = direct_open
         self._sticky = sticky
 
     async def replicas(self) -> ReplicaList:
         """The replicas that a client may go to directly: those that take new trajectories."""
-        return ReplicaList(replicas=self._all.takers() if self._direct_open else [], sticky=self._sticky)
+        takers = [ReplicaInfo(**each.model_dump(exclude={"key"})) for each in self._members.takers()]
+        return ReplicaList(replicas=takers if self._direct_open else [], sticky=self._sticky)
 
     async def health(self, own: HealthReport) -> HealthReport:
         """`own` with the peers' reports; a peer that does not answer is ``unhealthy`` in it."""
-        reports = await asyncio.gather(*map(self._peer_health, self._all.peers()))
+        reports = await asyncio.gather(*map(self._peer_health, self._members.others()))
         return own.model_copy(update={"replicas": list(reports)})
 
     async def metrics(self, own: bytes) -> bytes:
         """The metrics of all replicas, each sample labelled with its replica."""
-        peers = self._all.peers()
+        peers = self._members.others()
         texts = await asyncio.gather(*map(self._peer_metrics, peers))
         expositions = {self.replica_id: own}
         expositions |= {peer.id: text for peer, text in zip(peers, texts, strict=True) if text is not None}
         return merge_expositions(expositions)
 
-    async def _peer_health(self, peer: ReplicaInfo) -> HealthReport:
+    async def _peer_health(self, peer: Member) -> HealthReport:
         try:
-            return HealthReport.model_validate_json(await self._peers.get(peer, "/health", REPORT_SECONDS))
+            return HealthReport.model_validate_json(await self._peers.ask(peer, "/health", REPORT_SECONDS))
         except (PeerAwayError, PeerBrokenError, PeerTimeoutError, ValidationError) as error:
             return HealthReport(status="unhealthy", message=str(error), replica=peer.id)
 
-    async def _peer_metrics(self, peer: ReplicaInfo) -> bytes | None:
+    async def _peer_metrics(self, peer: Member) -> bytes | None:
         try:
-            return await self._peers.get(peer, "/metrics", REPORT_SECONDS)
+            return await self._peers.ask(peer, "/metrics", REPORT_SECONDS)
         except (PeerAwayError, PeerBrokenError, PeerTimeoutError) as error:
             logger.warning("metrics without replica %s: %s", peer.id, error)
             return None
@@ -107,9 +93,8 @@ class ClusterReports:
 class StatelessRouter(ClusterReports):
     """The `Router` of one replica among several whose tools are all stateless."""
 
-    def __init__(self, replicas: ServeReplicas, peers: Peers, *, direct_open: bool) -> None:
-        super().__init__(replicas, peers, direct_open=direct_open, sticky=False)
-        self._listed = replicas
+    def __init__(self, members: Members, peers: Peers, *, direct_open: bool) -> None:
+        super().__init__(members, peers, direct_open=direct_open, sticky=False)
 
     async def step(self, requests: Sequence[StepRequest], run_local: RunLocal) -> list[StepResult]:
         """Answer `requests` in order, those of other owners at the same time."""
@@ -120,7 +105,7 @@ class StatelessRouter(ClusterReports):
         return await fork_local(request)
 
     def _owners(self, requests: Sequence[StepRequest]) -> list[str]:
-        candidates = [info.id for info in self._listed.takers()]
+        candidates = [info.id for info in self._members.takers()]
         spread = len(requests) >= SPREAD_FROM
         return [
             rendezvous_owner(r.trajectory_id, candidates) if spread or r.step is not None else self.replica_id
@@ -128,7 +113,7 @@ class StatelessRouter(ClusterReports):
         ]
 
     async def _at(self, owner: str, requests: Sequence[StepRequest], *, run_local: RunLocal) -> list[StepResult]:
-        peer = self._listed.find(owner)
+        peer = self._members.find(owner)
         if owner == self.replica_id or peer is None:
             return await run_local(requests)
         try:
@@ -137,7 +122,7 @@ class StatelessRouter(ClusterReports):
             return late(requests, error)
         except (PeerAwayError, PeerBrokenError) as error:
             logger.warning("%s", error)
-            self._listed.avoid(owner)
+            self._members.avoid(owner)
             return await run_local(requests)
 
 

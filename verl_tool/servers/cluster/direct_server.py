@@ -1,4 +1,5 @@
-"""A replica's own HTTP server beside Serve's: peers and `ToolClient` reach just this replica by it."""
+"""A replica's HTTP servers: one at a port of its own, by which peers and `ToolClient` reach just this replica, and one
+at the server's port, which the replicas of a node share so that the kernel spreads connections over them."""
 
 from __future__ import annotations
 
@@ -6,9 +7,8 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -76,6 +76,15 @@ class DirectServer:
         """Whether it still serves."""
         return self._serving is not None and not self._serving.done()
 
+    async def stop_accepting(self) -> None:
+        """Take no further connection; those that are open, and those that wait to be accepted, are served."""
+        if self._server is None or self._server.should_exit:
+            return
+        # The event loop accepts all that wait each time it looks at a listener.
+        await asyncio.sleep(0)
+        for listening in self._server.servers:
+            listening.close()
+
     async def close(self, grace_seconds: float) -> None:
         """Take nothing new, end what runs, at most for `grace_seconds`."""
         if self._server is None or self._serving is None:
@@ -100,25 +109,22 @@ def guarded(app: ASGIApp, peer_key: str) -> ASGIApp:
         if hmac.compare_digest(shown.encode(), peer_key.encode()):
             await app(scope, receive, send)
         else:
-            refusal = HttpError(401, "unauthorized", "this address is for replicas only; use the ingress")
+            refusal = HttpError(401, "unauthorized", "this address is for replicas only; use the server's port")
             await error_response(refusal)(scope, receive, send)
 
     return guard
 
 
-def listen_at_one_of(host: str, ports: Sequence[int]) -> socket.socket:
-    """A listening socket of `host`, at one of `ports` if any of them is free, else at any free port."""
-    for port in random.sample(ports, len(ports)):
-        with contextlib.suppress(OSError):
-            return listen_at(host, port)
-    return listen_at(host, 0)
+def listen_at(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; port 0: any free one. `shared`: other processes of this user may listen there too.
 
-
-def listen_at(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError if the port is taken."""
+    Raises OSError if the port is taken.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Connections of a server that has just ended do not hold the port. Linux still allows one listener only.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -19,13 +19,13 @@ from verl_tool.protocol import (
     ForkRequest,
     ForkResponse,
     ObservationResponse,
-    ReplicaInfo,
     StepRequest,
     StepResult,
     proof_of,
     request_body,
 )
 from verl_tool.servers.api.router import FORWARDED_HEADER, PEER_KEY_HEADER
+from verl_tool.servers.cluster.members import Member
 
 CONNECT_SECONDS = 2.0
 """Deadline for a connection to a peer."""
@@ -36,7 +36,14 @@ ANSWER_MARGIN_SECONDS = 5.0
 
 
 class PeerAwayError(VerlToolError):
-    """Nothing was run: no connection to the peer, or somebody else is there by now."""
+    """Nothing was run: no connection to the peer, or somebody else is there by now.
+
+    `dead`: the peer is gone for good, for nobody, or somebody else, listens at its port.
+    """
+
+    def __init__(self, message: str, *, dead: bool) -> None:
+        super().__init__(message)
+        self.dead = dead
 
 
 class PeerBrokenError(VerlToolError):
@@ -50,14 +57,14 @@ class PeerTimeoutError(VerlToolError):
 class Peers:
     """Connections to the other replicas' direct servers.
 
-    `api_key`: of the server, if it has one. `peer_key`: by which replicas know each other. `server`: its name.
+    `api_key`: of the server, if it has one. `server`: its name.
     """
 
-    def __init__(self, *, request_timeout_seconds: float, api_key: str | None, peer_key: str, server: str = "") -> None:
+    def __init__(self, *, request_timeout_seconds: float, api_key: str | None, server: str = "") -> None:
         self._timeout = aiohttp.ClientTimeout(
             total=request_timeout_seconds + ANSWER_MARGIN_SECONDS, sock_connect=CONNECT_SECONDS
         )
-        self._headers = {FORWARDED_HEADER: "1", PEER_KEY_HEADER: peer_key, "content-type": "application/json"}
+        self._headers = {FORWARDED_HEADER: "1", "content-type": "application/json"}
         if server:
             self._headers[SERVER_HEADER] = server
         if api_key is not None:
@@ -69,7 +76,7 @@ class Peers:
         if self._session is not None:
             await self._session.close()
 
-    async def step(self, peer: ReplicaInfo, requests: Sequence[StepRequest]) -> list[StepResult]:
+    async def step(self, peer: Member, requests: Sequence[StepRequest]) -> list[StepResult]:
         """Have `peer` run `requests`; its answers in their order.
 
         A refusal of the whole request (its queue is full) becomes each entry's fault. Raises `PeerAwayError`,
@@ -84,7 +91,7 @@ class Peers:
         except (ValidationError, ValueError) as error:
             raise PeerBrokenError(f"replica {peer.id} answered with something else: {error}") from error
 
-    async def fork(self, peer: ReplicaInfo, request: ForkRequest) -> ForkResponse:
+    async def fork(self, peer: Member, request: ForkRequest) -> ForkResponse:
         """Have `peer` fork a trajectory that it holds. Raises as `step` does."""
         status, body = await self._send(peer, "POST", "/fork", encode_json(request.model_dump()))
         try:
@@ -94,34 +101,36 @@ class Peers:
                 return ForkResponse(trajectory_id=request.new_trajectory_id, fault=_refusal(peer, status, body))
             raise PeerBrokenError(f"replica {peer.id} answered with something else: {error}") from error
 
-    async def get(self, peer: ReplicaInfo, path: str, seconds: float) -> bytes:
-        """What `peer` alone answers at `path`, whatever the status. Raises as `step` does."""
+    async def ask(self, peer: Member, path: str, seconds: float, question: object = None) -> bytes:
+        """What `peer` alone answers at `path`, whatever the status; a `question` is sent as JSON. Raises as `step`."""
+        method, body = ("GET", b"") if question is None else ("POST", encode_json(question))
         try:
-            _, body = await asyncio.wait_for(self._send(peer, "GET", path, b""), timeout=seconds)
+            _, answer = await asyncio.wait_for(self._send(peer, method, path, body), timeout=seconds)
         except asyncio.TimeoutError:
             raise PeerTimeoutError(f"replica {peer.id} did not answer {path} in {seconds:g} s") from None
-        return body
+        return answer
 
-    async def _send(self, peer: ReplicaInfo, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    async def _send(self, peer: Member, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
-        headers = {**self._headers, REPLICA_HEADER: peer.id}
+        headers = {**self._headers, REPLICA_HEADER: peer.id, PEER_KEY_HEADER: peer.key}
         try:
             async with self._session.request(method, peer.url + path, data=body, headers=headers) as response:
                 status, answer = response.status, await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise PeerAwayError(f"no connection to replica {peer.id} at {peer.url}: {error}") from error
+            dead = isinstance(getattr(error, "os_error", None), ConnectionRefusedError)
+            raise PeerAwayError(f"no connection to replica {peer.id} at {peer.url}: {error}", dead=dead) from error
         except (asyncio.TimeoutError, TimeoutError):
             raise PeerTimeoutError(f"replica {peer.id} did not answer in {self._timeout.total:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise PeerBrokenError(f"the connection to replica {peer.id} broke: {error}") from error
         if status == MISDIRECTED:
-            raise PeerAwayError(f"somebody else is at {peer.url}, where replica {peer.id} was")
+            raise PeerAwayError(f"somebody else is at {peer.url}, where replica {peer.id} was", dead=True)
         return status, answer
 
 
-def _refusal(peer: ReplicaInfo, status: int, body: bytes) -> Fault:
+def _refusal(peer: Member, status: int, body: bytes) -> Fault:
     words = body[:300].decode(errors="replace")
     if status == 503:
         message = f"replica {peer.id} is full: {words}"

@@ -1,120 +1,235 @@
-"""Brings every entry of a stateful trajectory to the replica that owns it, in one hop at most.
+"""Brings every entry of a stateful trajectory to the replica that holds it, in one hop at most.
 
-The registry says who owns a trajectory, once for each trajectory; it stays there for life. If its owner is gone, the
-answer is the fault ``state_lost``.
+A trajectory stays where it began. A new one begins at its rendezvous owner among the replicas that take new ones, so
+that all parties come to the same place without talking. A replica that does not know a trajectory asks the others
+whether one of them does, and remembers the answer: replicas may have come or be leaving since the trajectory began. If
+nobody knows it and it has begun, its state went with its replica, and the answer is the fault ``state_lost``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from verl_tool.protocol import Fault, FaultKind, ForkRequest, ForkResponse, ReplicaInfo, StepRequest, StepResult
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from verl_tool.protocol import Fault, FaultKind, ForkRequest, ForkResponse, StepRequest, StepResult
+from verl_tool.rendezvous import owner as rendezvous_owner
+from verl_tool.servers.api.asgi_app import AppHandler, ToolServerApp
+from verl_tool.servers.api.http import HttpError, JsonResponse
 from verl_tool.servers.api.router import ForkLocal, RunLocal
+from verl_tool.servers.api.web_app import Request
+from verl_tool.servers.api.wire import decode_model
 from verl_tool.servers.cluster.cluster_router import ClusterReports, at_owners, faulted, late
-from verl_tool.servers.cluster.heartbeat import Heartbeat
+from verl_tool.servers.cluster.members import Member, Members
 from verl_tool.servers.cluster.peers import PeerAwayError, PeerBrokenError, Peers, PeerTimeoutError
-from verl_tool.servers.cluster.placement import LOST, NOBODY, Owner
-from verl_tool.servers.cluster.registry_client import RegistryUnreachableError
 
 logger = logging.getLogger(__name__)
 
 MAX_PLACEMENTS = 3
 """A new trajectory whose owner turns out to be dead is given to another, so often at most."""
+ASK_SECONDS = 2.0
+"""Deadline for a peer to say what it knows."""
+MAX_REMEMBERED = 200_000
+"""Trajectories of other replicas whose place is remembered."""
+KNOWN_PATH, LEAVING_PATH = "/-/known", "/-/leaving"
+"""Where replicas ask each other which trajectories they know, and tell that they are being taken away."""
 
+LOST, UNKNOWN = "lost", ""
+"""In place of a replica's id: the trajectory's state is gone; it cannot be known now who holds it."""
 
 _LOST = "the replica that held trajectory {!r} is gone and its state with it; start it again as a new one"
 _UNKNOWN = "trajectory {!r} cannot be forked: no replica knows it; it has called no tool, or it has ended"
 _IN_USE = "trajectory {!r}: the id is in use; give the new trajectory one that was never used"
+_SILENT = "a replica that may have this trajectory does not answer at the moment; send it again"
+
+
+class _Ids(BaseModel):
+    ids: list[str]
+
+
+class _Place(NamedTuple):
+    """Where a trajectory belongs: a replica's id, `LOST` or `UNKNOWN`."""
+
+    replica_id: str
+    begun: bool
+    """That replica knows it already."""
 
 
 class StatefulRouter(ClusterReports):
-    """The `Router` of one replica among several whose trajectories have state that only their owners have."""
+    """The `Router` of one replica among several whose trajectories have state that only their holders have.
 
-    def __init__(self, heartbeat: Heartbeat, peers: Peers, *, direct_open: bool) -> None:
-        super().__init__(heartbeat, peers, direct_open=direct_open, sticky=True)
-        self._heartbeat = heartbeat
+    `known`: whether this replica knows a trajectory: it holds it, or remembers how its state was lost.
+    """
+
+    def __init__(self, members: Members, peers: Peers, known: Callable[[str], bool], *, direct_open: bool) -> None:
+        super().__init__(members, peers, direct_open=direct_open, sticky=True)
+        self._known = known
+        self._remembered: OrderedDict[str, str] = OrderedDict()
+        self._told: set[str] = set()
+
+    def routes(self) -> list[tuple[str, str, AppHandler]]:
+        """What the other replicas ask of this one."""
+        return [("POST", KNOWN_PATH, self._answer_known), ("POST", LEAVING_PATH, self._hear_of_leaving)]
 
     async def step(self, requests: Sequence[StepRequest], run_local: RunLocal) -> list[StepResult]:
-        """Answer `requests` in order: what is ours runs here, the rest at its owners, all at the same time."""
+        """Answer `requests` in order: what is ours runs here, the rest at its holders, all at the same time."""
         return await self._step(requests, run_local, MAX_PLACEMENTS)
 
     async def fork(self, request: ForkRequest, fork_local: ForkLocal) -> ForkResponse:
-        """Fork a trajectory at its owner, which is the owner of the new one from then on."""
-        new = request.new_trajectory_id
-        try:
-            [owner] = await self._heartbeat.locate([request.trajectory_id])
-            peer = self._heartbeat.find(owner)
-            if peer is None:
-                why = _UNKNOWN if owner == NOBODY else _LOST
-                return _not_forked(request, FaultKind.STATE_LOST, why.format(request.trajectory_id[:80]))
-            if await self._heartbeat.place(new, owner) != owner:
-                return _not_forked(request, FaultKind.BAD_REQUEST, _IN_USE.format(new[:80]))
-        except RegistryUnreachableError as error:
-            return _not_forked(request, FaultKind.UNREACHABLE, str(error), retryable=True)
-        return await (fork_local(request) if owner == self.replica_id else self._fork_at(peer, request))
+        """Fork a trajectory at its holder, which is the holder of the new one from then on."""
+        source, new = request.trajectory_id, request.new_trajectory_id
+        places, silent = await self._locate([source, new])
+        if new in places and places[new] != places.get(source):
+            # Where both are, the table knows whether this is the same fork once more.
+            return _not_forked(request, FaultKind.BAD_REQUEST, _IN_USE.format(new[:80]))
+        if source not in places:
+            if silent:
+                return _not_forked(request, FaultKind.UNREACHABLE, _SILENT, retryable=True)
+            return _not_forked(request, FaultKind.STATE_LOST, _UNKNOWN.format(source[:80]))
+        peer = self._members.find(places[source])
+        if places[source] == self.replica_id or peer is None:
+            return await fork_local(request)
+        return await self._fork_at(peer, request)
 
-    async def _fork_at(self, peer: ReplicaInfo, request: ForkRequest) -> ForkResponse:
+    async def announce_leaving(self) -> None:
+        """Tell the other replicas, each once, that this one is being taken away, for those that never saw it."""
+        for peer in self._members.others():
+            if peer.id not in self._told:
+                self._told.add(peer.id)
+                await self._ask(peer, LEAVING_PATH, self._members.info.model_dump())
+
+    async def _answer_known(self, app: ToolServerApp, request: Request) -> Response:
+        _for_replicas_only(app, request)
+        asked = decode_model(request.body, _Ids).ids
+        return JsonResponse({"ids": [trajectory_id for trajectory_id in asked if self._known(trajectory_id)]})
+
+    async def _hear_of_leaving(self, app: ToolServerApp, request: Request) -> Response:
+        _for_replicas_only(app, request)
+        self._members.hear_of_leaving(decode_model(request.body, Member))
+        return JsonResponse({"ids": []})
+
+    async def _fork_at(self, peer: Member, request: ForkRequest) -> ForkResponse:
         try:
-            return await self._peers.fork(peer, request)
+            forked = await self._peers.fork(peer, request)
         except PeerTimeoutError as error:
             return _not_forked(request, FaultKind.TIMEOUT, str(error), retryable=True)
         except (PeerAwayError, PeerBrokenError) as error:
             logger.warning("%s", error)
-            if await self._heartbeat.suspect(peer.id):
+            if await self._is_dead(peer, error):
                 return _not_forked(request, FaultKind.STATE_LOST, _LOST.format(request.trajectory_id[:80]))
             return _not_forked(request, FaultKind.UNREACHABLE, str(error), retryable=True)
+        if forked.fault is None:
+            self._remember(request.new_trajectory_id, peer.id)
+        return forked
 
     async def _step(self, requests: Sequence[StepRequest], run_local: RunLocal, placements: int) -> list[StepResult]:
+        places = await self._places(requests)
         run = partial(self._at, run_local=run_local, placements=placements)
-        return await at_owners(requests, await self._owners(requests), run)
+        return await at_owners(requests, [places[request.trajectory_id] for request in requests], run)
 
-    async def _owners(self, requests: Sequence[StepRequest]) -> list[Owner]:
-        """Where each entry is to go."""
-        running = {r.trajectory_id: None for r in requests if not r.finish}
-        finishing = {r.trajectory_id: None for r in requests if r.finish and r.trajectory_id not in running}
+    async def _places(self, requests: Sequence[StepRequest]) -> dict[str, _Place]:
+        """Where each trajectory is to go."""
+        begun = {r.trajectory_id for r in requests if not r.finish and (r.step or r.begun or self._has_met(r))}
+        found, silent = await self._locate(list(dict.fromkeys(r.trajectory_id for r in requests)))
+        takers = [member.id for member in self._members.takers()]
+        places: dict[str, _Place] = {}
+        for request in requests:
+            trajectory_id = request.trajectory_id
+            if trajectory_id in found:
+                places[trajectory_id] = _Place(found[trajectory_id], True)
+            elif trajectory_id in begun:
+                places[trajectory_id] = _Place(UNKNOWN if silent else LOST, True)
+            elif request.finish:
+                # Whose state is gone is free again.
+                places.setdefault(trajectory_id, _Place(self.replica_id, True))
+            else:
+                places[trajectory_id] = _Place(rendezvous_owner(trajectory_id, takers), False)
+            if request.finish:
+                self._remembered.pop(trajectory_id, None)
+        return places
+
+    def _has_met(self, request: StepRequest) -> bool:
+        """Whether the trajectory was seen at another replica."""
+        return request.trajectory_id in self._remembered
+
+    async def _locate(self, trajectory_ids: Sequence[str]) -> tuple[dict[str, str], bool]:
+        """The ids of the replicas that know these trajectories, where one does; whether a replica did not answer."""
+        places = {each: self.replica_id for each in trajectory_ids if self._known(each)}
+        for each in trajectory_ids:
+            remembered = self._remembered.get(each, "")
+            if each not in places and self._members.is_listed(remembered):
+                places[each] = remembered
+        unknown = [each for each in trajectory_ids if each not in places]
+        peers = self._members.holders() if unknown else []
+        answers = await asyncio.gather(*(self._ask(peer, KNOWN_PATH, {"ids": unknown}) for peer in peers))
+        for peer, answer in zip(peers, answers, strict=True):
+            for each in answer or ():
+                places.setdefault(each, peer.id)
+                self._remember(each, peer.id)
+        return places, None in answers
+
+    async def _ask(self, peer: Member, path: str, question: object) -> list[str] | None:
+        """What `peer` answers; nothing if it is dead, None if it does not answer and may live."""
         try:
-            owners = dict(zip(running, await self._heartbeat.owners(list(running)), strict=True))
-            owners |= dict(zip(finishing, await self._finishing_owners(list(finishing)), strict=True))
-        except RegistryUnreachableError as error:
-            logger.warning("owners are not known now: %s", error)
-            return [Owner(self._heartbeat.cached_owner(r.trajectory_id)) for r in requests]
-        return [owners[r.trajectory_id] for r in requests]
+            return _Ids.model_validate_json(await self._peers.ask(peer, path, ASK_SECONDS, question)).ids
+        except (PeerAwayError, PeerBrokenError, PeerTimeoutError, ValidationError) as error:
+            if isinstance(error, PeerAwayError) and await self._is_dead(peer, error):
+                return []
+            logger.warning("replica %s did not say what it knows: %s", peer.id, error)
+            self._members.avoid(peer.id)
+            return None
 
-    async def _finishing_owners(self, ids: Sequence[str]) -> list[Owner]:
-        """Owners of trajectories to be freed. To free a lost or unknown one, it is forgotten, and nothing more."""
-        if not ids:
-            return []
-        owners = await self._heartbeat.locate(ids)
-        lost = [i for i, owner in zip(ids, owners, strict=True) if owner == LOST]
-        if lost:
-            await self._heartbeat.forget_lost(lost)
-        return [Owner(self.replica_id if owner in (LOST, NOBODY) else owner) for owner in owners]
+    async def _is_dead(self, peer: Member, error: PeerAwayError | PeerBrokenError) -> bool:
+        """Whether a replica that did not answer is gone: nobody listens there, or Serve has given it up too."""
+        if isinstance(error, PeerBrokenError):
+            return await self._ask(peer, KNOWN_PATH, {"ids": []}) is not None and self._members.find(peer.id) is None
+        if error.dead or not self._members.is_listed(peer.id):
+            self._members.forget(peer.id)
+            return True
+        return False
+
+    def _remember(self, trajectory_id: str, replica_id: str) -> None:
+        self._remembered[trajectory_id] = replica_id
+        if len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
 
     async def _at(
-        self, owner: Owner, requests: Sequence[StepRequest], *, run_local: RunLocal, placements: int
+        self, place: _Place, requests: Sequence[StepRequest], *, run_local: RunLocal, placements: int
     ) -> list[StepResult]:
-        if owner.replica_id == self.replica_id:
+        if place.replica_id == self.replica_id:
             return await run_local(requests)
-        if owner.replica_id == LOST:
+        if place.replica_id == LOST:
             return _state_lost(requests)
-        peer = self._heartbeat.find(owner.replica_id)
+        peer = self._members.find(place.replica_id)
         if peer is None:
-            message = "it is not known at the moment which replica has this trajectory; send it again"
-            return [faulted(r, FaultKind.UNREACHABLE, message, retryable=True) for r in requests]
+            return [faulted(r, FaultKind.UNREACHABLE, _SILENT, retryable=True) for r in requests]
         try:
-            return await self._peers.step(peer, requests)
+            results = await self._peers.step(peer, requests)
         except PeerTimeoutError as error:
             return late(requests, error)
         except (PeerAwayError, PeerBrokenError) as error:
             logger.warning("%s", error)
-            dead = await self._heartbeat.suspect(peer.id)
-            never_there = owner.fresh and isinstance(error, PeerAwayError)
-            if dead and never_there and placements > 1:
-                await self._heartbeat.forget_lost([r.trajectory_id for r in requests])
+            dead = await self._is_dead(peer, error)
+            if not place.begun and isinstance(error, PeerAwayError) and placements > 1:
+                # Nothing of it had run.
+                self._members.avoid(peer.id)
                 return await self._step(requests, run_local, placements - 1)
             return _state_lost(requests) if dead else _not_reached(requests, error)
+        for request, result in zip(requests, results, strict=True):
+            if result.fault is None and not request.finish:
+                self._remember(request.trajectory_id, peer.id)
+        return results
+
+
+def _for_replicas_only(app: ToolServerApp, request: Request) -> None:
+    if not app.is_forwarded(request):
+        raise HttpError(403, "forbidden", "this path is for the replicas of this server")
 
 
 def _not_forked(request: ForkRequest, kind: FaultKind, message: str, *, retryable: bool = False) -> ForkResponse:

@@ -212,6 +212,10 @@ class ToolSet:
         """Ids of all live trajectories that are remembered here."""
         return self._table.ids()
 
+    def knows(self, trajectory_id: str) -> bool:
+        """Whether the trajectory is here, or it is remembered how its state was lost."""
+        return self._table.knows(trajectory_id)
+
     def unfinished(self) -> int:
         """Trajectories whose state would be lost if this replica ended now."""
         return self._table.unfinished()

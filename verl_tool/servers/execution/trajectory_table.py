@@ -131,6 +131,11 @@ class TrajectoryTable:
         """The live trajectory of that id, without touching it."""
         return self._live.get(trajectory_id)
 
+    def knows(self, trajectory_id: str) -> bool:
+        """Whether it lives here, or it is remembered how its state was lost."""
+        lost = self._lost.get(trajectory_id)
+        return trajectory_id in self._live or (lost is not None and lost[1] >= self._clock())
+
     def enter(self, request: StepRequest) -> Trajectory:
         """The trajectory of `request`, made if it may be made; `leave` it afterwards.
 

@@ -1,1 +1,1 @@
-"""The tool server on Ray Serve: its cluster, its ingress, its deployment and its ports."""
+"""The tool server on Ray Serve: its cluster, its deployment and its ports."""

@@ -1,7 +1,7 @@
 """How many replicas there should be, by the entries that they run and queue.
 
-Serve's own autoscaling counts the requests that came through the ingress, and a batch as one. What comes by the direct
-servers, and what a batch holds, only the replicas know: they report it (`ToolReplica.record_autoscaling_stats`).
+Serve's own autoscaling counts the requests that came through it, of which there are none here. What runs and waits only
+the replicas know: they report it (`ToolReplica.record_autoscaling_stats`).
 """
 
 from __future__ import annotations

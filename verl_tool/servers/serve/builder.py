@@ -25,6 +25,7 @@ class ToolServerArgs(ReplicaSettings):
     num_replicas: PositiveInt | AutoscalingSettings = 1
     """A number, or the bounds between which it follows the queue."""
     cpus_per_replica: NonNegativeFloat = 1.0
+    listen_port: PositiveInt = 5000
     mcp: McpConfig | None = None
     """The content of the file that ``--mcp`` takes, or its path on the machine where the application is built."""
     several_nodes: bool = True

@@ -18,9 +18,10 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_tool.errors import VerlToolError
-from verl_tool.servers.cluster.registry import NAMESPACE
 
-ANSWER_SECONDS = 10.0
+NAMESPACE = "verl_tool"
+"""Ray namespace of the launchers."""
+HOLDER_ANSWER_SECONDS = 10.0
 """A live launcher tells who it is within this time."""
 SERVING_SECONDS = 5.0
 """How long is waited for one that serves: it may be about to stop, as one does whose training was killed."""
@@ -107,7 +108,7 @@ def _holder(app_name: str) -> tuple[str, float]:
     """Who holds the name and what it does; for how many seconds it is waited for."""
     try:
         actor = ray.get_actor(_actor_name(app_name), namespace=NAMESPACE)
-        process, stops = cast("tuple[str, bool]", ray.get(actor.describe.remote(), timeout=ANSWER_SECONDS))
+        process, stops = cast("tuple[str, bool]", ray.get(actor.describe.remote(), timeout=HOLDER_ANSWER_SECONDS))
     except (ValueError, GetTimeoutError, RayError):
         return "a process that does not answer serves", GONE_SECONDS
     return (f"{process} still stops", STOPPING_SECONDS) if stops else (f"{process} serves", SERVING_SECONDS)

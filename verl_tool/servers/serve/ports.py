@@ -1,10 +1,10 @@
 """Ports that belong to one server of this machine, from before it binds them until it ends.
 
-A port that is free now may be somebody else's when it is bound, and Ray Serve opens some of its ports so that several
-listeners may share them. So servers agree on ports first. A reservation is a UNIX socket in Linux's abstract namespace
-(`unix(7)`): it is exclusive, seen by all users of the same network namespace, as ports are, and gone with the process
-that holds it however that one ends. There is nothing stale to clear away. Programs that know nothing of this may still
-bind any port; that shows when a server binds its own.
+A port that is free now may be somebody else's when it is bound, and the replicas of a server share a port, as processes
+of another server of the same user could too. So servers agree on ports first. A reservation is a UNIX socket in Linux's
+abstract namespace (`unix(7)`): it is exclusive, seen by all users of the same network namespace, as ports are, and gone
+with the process that holds it however that one ends. There is nothing stale to clear away. Programs that know nothing
+of this may still bind any port; that shows when a server binds its own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from pathlib import Path
 
 from verl_tool.errors import VerlToolError
 
-BLOCK_SIZE = 128
-_BLOCKS = range(20_000, 28_000, BLOCK_SIZE)
-"""First ports of the blocks. Below the ports that Linux gives to outgoing connections (`ip_local_port_range`), above
-those of Ray's workers."""
 _SINGLES = range(28_000, 32_768)
-"""Ports that are reserved one by one, in the same bounds."""
+"""Ports that `free_ports` gives out: below those that Linux gives to outgoing connections (`ip_local_port_range`),
+above those of Ray's workers."""
+_ABSTRACT = Path("/proc/net/unix")
+"""Lists the names of all such sockets."""
 _BACKLOG = 4096
 _CREDENTIALS = struct.Struct("iII")
 """Linux's ``struct ucred``: pid, uid, gid."""
@@ -36,32 +35,19 @@ class PortTakenError(VerlToolError):
 
 
 class Reservation:
-    """Ports that are this process's until `release`, or until it ends."""
+    """What is this process's until `release`, or until it ends."""
 
-    def __init__(self, ports: range, holder: socket.socket) -> None:
-        self.ports = ports
-        self._holder = holder
+    def __init__(self, *holders: socket.socket) -> None:
+        self._holders = holders
 
     def release(self) -> None:
-        """Give them back."""
-        self._holder.close()
+        """Give it back."""
+        for holder in self._holders:
+            holder.close()
 
 
 _promised: dict[int, socket.socket] = {}
 """Ports that `free_ports` gave out, and what holds them for as long as this process lives."""
-
-
-def reserve_block() -> Reservation:
-    """`BLOCK_SIZE` neighbouring ports, none of which anybody listens on at this moment. Raises `PortTakenError`."""
-    for first in random.SystemRandom().sample(_BLOCKS, len(_BLOCKS)):
-        holder = _hold(f"block:{first}")
-        if holder is None:
-            continue
-        ports = range(first, first + BLOCK_SIZE)
-        if all(map(_can_bind, ports)):
-            return Reservation(ports, holder)
-        holder.close()
-    raise PortTakenError(f"no {BLOCK_SIZE} neighbouring ports are left from {_BLOCKS.start} to {_BLOCKS.stop - 1}")
 
 
 def reserve_port(port: int) -> Reservation:
@@ -77,7 +63,42 @@ def reserve_port(port: int) -> Reservation:
     if promised_by is not None and promised_by not in _own_line():
         holder.close()
         raise PortTakenError(f"port {port} is kept by process {promised_by} for a server of its own; choose another")
-    return Reservation(range(port, port + 1), holder)
+    return Reservation(holder)
+
+
+def hold_port(host: str, port: int) -> Reservation:
+    """As `reserve_port`, for replicas in other processes of this user: they can listen at `port`, and nobody else can.
+
+    Raises `PortTakenError` too if somebody has the port.
+    """
+    reservation = reserve_port(port)
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    holder = socket.socket(family, kind, protocol)
+    try:
+        # Connections of a server that has just ended do not hold the port.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(address)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        # Bound alone, it is shared from now on, and gets no connection, because it does not listen.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError as error:
+        holder.close()
+        reservation.release()
+        raise PortTakenError(
+            f"port {port} on {host} cannot be used: {error.strerror}; choose another with --port"
+        ) from error
+    return Reservation(holder, *reservation._holders)
+
+
+def share_port(port: int, server: str) -> Reservation:
+    """In a replica of `server`: a share in its port. Raises `PortTakenError` if one of another server has a share."""
+    holder = _hold(f"share:{port}:{server}:{os.getpid()}")
+    pattern = re.compile(rf"@verl-tool-port:share:{port}:([^:]*):")
+    if holder is None or set(pattern.findall(_ABSTRACT.read_text(encoding="utf-8", errors="replace"))) != {server}:
+        if holder is not None:
+            holder.close()
+        raise PortTakenError(f"port {port} is another server's on this node; choose another with --port")
+    return Reservation(holder)
 
 
 def free_ports(count: int) -> list[int]:

@@ -81,8 +81,7 @@ def run_server(
         # Ray has put its own handler of SIGTERM in the place of ours.
         signals.install()
         cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
-        cluster.wait_for_ingress(lambda status, body: status == 200)
-        cluster.watch_ingress()
+        cluster.wait_until_it_answers(lambda status, body: status == 200)
         _print_table(cluster, settings)
         if url_file is not None:
             write_url_file(url_file, cluster.url)
@@ -119,11 +118,9 @@ def _print_table(cluster: ServeCluster, settings: ReplicaSettings) -> None:
     description: ReplicaDescription = serve.get_app_handle(cluster.app_name).describe.remote().result(timeout_s=30.0)
     nodes = len([node for node in ray.nodes() if node["Alive"]])
     joined = f"a Ray cluster of {nodes} node(s), as {cluster.app_name!r}"
-    of_before = "that of the Ray Serve which ran already"
     print_start_table(
         settings,
         isolation=description.isolation,
-        ingress=of_before if cluster.joined_serve else cluster.ingress_mode.describe(),
         runs_on="a local Ray cluster" if cluster.local else joined,
         url=cluster.url,
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_tool.protocol import FaultKind, ReplicaInfo, StepRequest, StepResult
+from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.cluster.cluster_router import SPREAD_FROM, StatelessRouter
+from verl_tool.servers.cluster.members import AVOID_SECONDS, Member, Members
 from verl_tool.servers.cluster.peers import PeerAwayError, Peers, PeerTimeoutError
-from verl_tool.servers.cluster.serve_replicas import AVOID_SECONDS, ServeReplicas
 
 
 def told(replica_id: str) -> dict[str, object]:
-    return ReplicaInfo(id=replica_id, url=f"http://127.0.0.1:1/{replica_id}").model_dump()
+    return Member(id=replica_id, url=f"http://127.0.0.1:1/{replica_id}").model_dump()
 
 
 class Clock:
@@ -21,28 +21,54 @@ class Clock:
         return self.now
 
 
-def listed(*replica_ids: str, clock: Clock | None = None) -> ServeReplicas:
-    replicas = ServeReplicas(ReplicaInfo.model_validate(told("a")), clock or Clock())
+def listed(*replica_ids: str, clock: Clock | None = None) -> Members:
+    replicas = Members(Member.model_validate(told("a")), clock or Clock())
     replicas.renew(map(told, replica_ids))
     return replicas
 
 
-def ids(infos: Sequence[ReplicaInfo]) -> list[str]:
+def ids(infos: Sequence[Member]) -> list[str]:
     return [info.id for info in infos]
 
 
 def test_a_replica_that_is_not_listed_yet_is_alone():
     alone = listed()
-    assert (ids(alone.takers()), alone.peers()) == (["a"], [])
+    assert (ids(alone.takers()), alone.others()) == (["a"], [])
 
 
 def test_a_new_list_takes_the_place_of_the_old_one():
     replicas = listed("a", "b", "c")
-    assert (ids(replicas.takers()), ids(replicas.peers())) == (["a", "b", "c"], ["b", "c"])
+    assert (ids(replicas.takers()), ids(replicas.others())) == (["a", "b", "c"], ["b", "c"])
     # Serve lists a replica of an application that is not ours, or of an older version, with nothing.
     replicas.renew([told("a"), {}, told("d")])
     assert ids(replicas.takers()) == ["a", "d"]
-    assert replicas.find("b") is None
+
+
+def test_a_replica_that_left_the_list_may_hold_something_until_it_is_dead():
+    replicas = listed("a", "b", "c")
+    replicas.renew(map(told, "ac"))
+    assert (ids(replicas.takers()), ids(replicas.others())) == (["a", "c"], ["c"])
+    assert ids(replicas.holders()) == ["c", "b"]
+    replicas.forget("b")
+    assert (ids(replicas.holders()), replicas.find("b")) == (["c"], None)
+    # One that left before this one could see it says so itself.
+    replicas.hear_of_leaving(Member.model_validate(told("d")))
+    assert ids(replicas.holders()) == ["c", "d"]
+
+
+def test_a_dead_replica_is_not_asked_though_serve_still_lists_it():
+    replicas = listed("a", "b")
+    replicas.forget("b")
+    assert (ids(replicas.takers()), replicas.holders(), replicas.is_listed("b")) == (["a"], [], False)
+    replicas.renew(map(told, "a"))
+    assert replicas.holders() == []
+
+
+def test_a_replica_that_is_taken_away_takes_nothing_new():
+    replicas = listed("a", "b")
+    replicas.renew(map(told, "b"))
+    assert replicas.draining
+    assert (ids(replicas.takers()), ids(replicas.holders())) == (["b"], ["b"])
 
 
 def test_a_replica_that_could_not_be_reached_is_given_nothing_for_a_while():
@@ -50,7 +76,7 @@ def test_a_replica_that_could_not_be_reached_is_given_nothing_for_a_while():
     replicas = listed("a", "b", clock=clock)
     replicas.avoid("b")
     assert ids(replicas.takers()) == ["a"]
-    assert ids(replicas.peers()) == ["b"]
+    assert ids(replicas.others()) == ["b"]
     clock.now = AVOID_SECONDS + 0.1
     assert ids(replicas.takers()) == ["a", "b"]
 
@@ -62,7 +88,7 @@ class Recorded(Peers):
         self.sent: list[str] = []
         self._error = error
 
-    async def step(self, peer: ReplicaInfo, requests: Sequence[StepRequest]) -> list[StepResult]:
+    async def step(self, peer: Member, requests: Sequence[StepRequest]) -> list[StepResult]:
         self.sent += [peer.id] * len(requests)
         if self._error is not None:
             raise self._error
@@ -98,7 +124,7 @@ async def test_an_entry_with_a_step_goes_where_its_earlier_steps_are_recorded():
 
 
 async def test_what_a_lost_replica_was_to_run_is_run_here_and_it_is_given_nothing_more():
-    peers = Recorded(PeerAwayError("gone"))
+    peers = Recorded(PeerAwayError("gone", dead=True))
     router = StatelessRouter(listed("a", "b"), peers, direct_open=True)
     for _ in range(2):
         assert {result.observation for result in await router.step(batch(50), here)} == {"here"}
