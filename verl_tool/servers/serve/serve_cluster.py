@@ -45,6 +45,14 @@ START_TRIES = 2
 """Ray gives its processes half a minute to come up, which a busy machine may not."""
 OBJECT_STORE_BYTES = 100 << 20
 """Of a local cluster. Tool calls do not go through Ray's object store."""
+_CONTROLLER_VARIABLES = {
+    # A replica that cannot start says so at its first try; the same fault twenty times helps nobody.
+    "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    # Ten times a second, Serve's default, costs 5% of a core, server idle or not, and finds nothing new.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
+}
+"""Environment of Serve's controller."""
 _INTERRUPTED = 130
 """Exit code of a process that was interrupted."""
 _GONE = ("NOT_STARTED", ApplicationStatus.DELETING.value)
@@ -286,7 +294,12 @@ class ServeCluster:
             )
         try:
             # Requests reach the replicas themselves. Where Serve runs already, this changes nothing.
-            serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+            serve.start(
+                proxy_location="Disabled",
+                logging_config={"log_level": "WARNING"},
+                controller_options={"runtime_env": {"env_vars": _CONTROLLER_VARIABLES}},
+            )
+            logging.getLogger("ray.serve").setLevel(logging.WARNING)
         except (RayError, RuntimeError, TimeoutError) as error:
             raise StartError(f"Ray Serve did not start: {_cause(str(error))}") from error
         if own is not None:
