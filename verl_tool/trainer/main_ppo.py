@@ -9,6 +9,7 @@ What imports verl is imported where it is used, so that the others start meanwhi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -340,6 +341,7 @@ def complete(config: DictConfig) -> None:
             resolve_calculations(config)
         except InterpolationResolutionError as error:
             raise ConfigError(f"a setting cannot be calculated: {error}") from error
+        _drop_grad_offload(config)
         auto_set_device(config)
         if config.trainer.device == "cpu":
             _check_cpu(config)
@@ -368,6 +370,16 @@ def complete(config: DictConfig) -> None:
         validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     except (AssertionError, ValueError, InstantiationException) as error:
         raise ConfigError(f"verl refuses the config: {error.__cause__ or error}") from error
+
+
+def _drop_grad_offload(config: DictConfig) -> None:
+    """Remove Megatron's ``grad_offload`` where this verl has no such option: in 0.9.1 ``param_offload`` includes it."""
+    from verl.workers.config import McoreEngineConfig
+
+    if "grad_offload" in {field.name for field in dataclasses.fields(McoreEngineConfig)}:
+        return
+    for part in (config.actor_rollout_ref.actor, config.actor_rollout_ref.ref, config.critic):
+        (part.get("megatron") or {}).pop("grad_offload", None)
 
 
 def preloaded(config: DictConfig) -> contextlib.AbstractContextManager[None]:
