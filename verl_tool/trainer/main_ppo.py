@@ -35,6 +35,7 @@ from rich.console import Console
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import MEDIA_COLUMNS
 from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.model_config import is_hub_name
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
@@ -73,13 +74,16 @@ DRY_RUN_WIDTH = 132
 """Columns of the table of memory where nothing says how many there are."""
 CALLS_ON_RECORD = 2000
 """How many past calls a Ray of our own lists: a hundred thousand, as it would, take kilobytes each."""
+_MODELS = tuple(
+    f"{role}.model.{name}" for role in ("actor_rollout_ref", "critic") for name in ("path", "tokenizer_path")
+)
+"""Settings that may name a model of a hub."""
 _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM_DISABLE")
 
 
 def main() -> None:
     """Train as the command line says."""
     sys.argv[1:] = [quoted(argument) for argument in sys.argv[1:]]
-    go_offline_without_hub()
     try:
         train_as_configured()
     except SystemExit as ended:
@@ -104,6 +108,8 @@ def quoted(argument: str) -> str:
 def train_as_configured(config: DictConfig) -> None:
     """Train as the config says. Exit code 1, with the reason, for an error of ours or of a worker."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if any(is_hub_name(str(path)) for name in _MODELS if (path := OmegaConf.select(config, name))):
+        go_offline_without_hub()
     try:
         if config.dry_run:
             dry_run(config)
