@@ -1,19 +1,23 @@
 # Shortcuts. Each target makes or takes the project's environment by scripts/env.sh, as scripts/test.sh does.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help check test bench image
+.PHONY: help check docs test bench image
 
 PROFILE ?= gpu
 
 help:
-	@echo "make check                    ruff, format, mypy"
+	@echo "make check                    ruff, format, mypy, docs"
+	@echo "make docs [ARGS=--serve]      the documentation site, in build/site; --serve shows it on 127.0.0.1:8000"
 	@echo "make test [ARGS='-m \"not slow\" -n 2']   the checks, then pytest with ARGS"
 	@echo "make bench                    list the benchmarks"
 	@echo "make bench NAME=sandbox [ARGS=...]  run one; ARGS=--help tells its options"
 	@echo "make image [PROFILE=gpu] [EXTRAS=…] [BASE=…] [IMAGE=verl-tool:gpu] [ARGS=…]   a container image, by podman or docker"
 
 check:
-	source scripts/env.sh dev train && ruff check . && ruff format --check . && mypy
+	source scripts/env.sh dev train && ruff check . && ruff format --check . && mypy && python scripts/build_docs.py
+
+docs:
+	source scripts/env.sh docs && python scripts/build_docs.py $(ARGS)
 
 test:
 	bash scripts/test.sh $(ARGS)

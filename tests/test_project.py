@@ -275,10 +275,3 @@ def test_tests_of_whole_folders_are_there():
 def test_pinned_versions_name_no_download_address():
     for path in (ROOT / "scripts" / "constraints").glob("*.txt"):
         assert "://" not in path.read_text(), path
-
-
-def test_the_reference_is_made_from_the_docstrings_as_they_are():
-    sys.path.insert(0, str(ROOT / "scripts"))
-    import make_reference
-
-    assert make_reference.PAGE.read_text() == make_reference.page(), "run python scripts/make_reference.py"

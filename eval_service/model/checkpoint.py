@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,7 +167,18 @@ def _indexed(index: Path) -> set[str]:
 
 
 def _merge(actor: Path) -> Path:
+    """Merge the shards into a folder that appears whole: a merge that is ended leaves none to be served."""
     target = actor / MERGED
+    with tempfile.TemporaryDirectory(prefix=f".{MERGED}.", dir=actor) as scratch:
+        merged = Path(scratch) / MERGED
+        _run_merger(actor, merged)
+        if target.exists():  # a part that an ended merge has left
+            target.rename(Path(scratch) / "earlier")
+        merged.rename(target)
+    return target
+
+
+def _run_merger(actor: Path, target: Path) -> None:
     command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
     command += ["--local_dir", str(actor), "--target_dir", str(target)]
     try:
@@ -177,5 +189,4 @@ def _merge(actor: Path) -> Path:
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"the checkpoint in {actor} was not merged in {MERGE_SECONDS:g} s") from error
     if not _has_weights(target):
-        raise ConfigError(f"verl's merger left no weights in {target}; merge {actor} by hand and give --model")
-    return target
+        raise ConfigError(f"verl's merger left no weights; merge {actor} by hand and give --model")

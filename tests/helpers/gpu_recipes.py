@@ -39,7 +39,7 @@ _SMALL = {
     # Some samples have three rows.
     "data.train_batch_size": 2,
     "data.max_prompt_length": 1792,
-    "data.max_response_length": 96,
+    "data.max_response_length": 160,
     "actor_rollout_ref.agent.max_action_length": 24,
     "actor_rollout_ref.agent.max_obs_length": 16,
     f"{_ACTOR}.ppo_mini_batch_size": 1,

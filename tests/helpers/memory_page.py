@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import yaml
+from omegaconf import open_dict
 from preflight_configs import RECIPES, changed_config
 
 from verl_tool.trainer.preflight.memory import GB
@@ -34,6 +35,8 @@ def rows_of_page() -> list[tuple[str, str, list[str]]]:
 def estimated_cells(variables: str, recipe: str) -> list[str]:
     """The cells that the row should have: the card, the total of each phase, host memory, in GB."""
     config = changed_config(f"{recipe}/gpu.yaml", settings_of(variables))
+    with open_dict(config):  # as in verl 0.9.0, of which the page tells
+        config.actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation = True
     step = step_of(config, config.gpu_memory_gb * GB)
     totals = {phase.name: phase.total / GB for phase in step.phases()}
     phases = ("rollout", "log-probs", "actor update", "actor optimizer", "weight sync")

@@ -156,6 +156,18 @@ async def test_what_only_the_solution_could_tell_is_refused(judge: Judge, test: 
 
 
 @in_module_loop
+async def test_a_method_in_a_named_tuple_does_not_answer_for_plain_data(judge: Judge) -> None:
+    solution = """
+from collections import namedtuple
+P = namedtuple("P", "startswith get size run")
+def f(x): return P(lambda *a: True, lambda *a: 7, 3, lambda: 5)
+"""
+    asked = ('.startswith("secret")', ".get(2) == 7", ".size == 3", ".run() == 5")
+    verdicts = await judge(solution, *(f"assert f(1){each}" for each in asked))
+    assert reasons(verdicts) == ["refused", "refused", "passed", "passed"]
+
+
+@in_module_loop
 async def test_functions_that_are_named_as_builtins(judge: Judge) -> None:
     """The solution's own are tested where nothing else of it is, and Python's are used beside others."""
     wrong = "def pow(x, y):\n    return 0\ndef abs(x):\n    return 0\ndef f(x):\n    return 1"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import psutil
@@ -138,6 +139,19 @@ async def test_a_call_that_an_eviction_waits_for_has_its_result(method: str, pro
         result = await call
         assert (result.stdout, result.exit_code) == ("done\n", ending)
         await lost(session, "the test evicts it")
+
+
+async def test_a_pool_closes_without_the_call_that_an_eviction_waits_for() -> None:
+    async with pool_of() as pool:
+        session = pool.session()
+        await session.__aenter__()
+        call = asyncio.create_task(session.exec("sleep 60", wall_seconds=60))
+        await asyncio.sleep(0.3)
+        session.evict("the test evicts it", after_call=True)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 20.0
+    with contextlib.suppress(ToolFault):
+        await call
 
 
 async def test_memory_that_a_program_takes_between_calls_is_counted() -> None:

@@ -346,6 +346,17 @@ def test_an_error_of_a_worker_is_told_with_its_traceback_through_however_many_pr
     assert str(ended.value).endswith("ConfigError: too small\nerror: the training ended: too small")
 
 
+@pytest.mark.parametrize(("actor", "critic", "probes"), [("/models/q", None, 0), ("/m", "o/q", 1), ("Qwen/q", None, 1)])
+def test_a_hub_is_probed_only_for_a_name_on_it(actor, critic, probes, monkeypatch):
+    asked = []
+    monkeypatch.setattr(main_ppo.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(main_ppo, "dry_run", lambda config: None)
+    monkeypatch.setattr(main_ppo, "go_offline_without_hub", lambda: asked.append(1))
+    models = {"actor_rollout_ref": {"model": {"path": actor}}, "critic": {"model": {"path": critic}}}
+    main_ppo.train_as_configured.__wrapped__(OmegaConf.create({"dry_run": True, **models}))
+    assert len(asked) == probes
+
+
 def test_a_full_disk_ends_a_run_with_one_line_that_says_how_to_go_on(tmp_path, monkeypatch):
     checkpoints = tmp_path / "checkpoints"
     (checkpoints / "global_step_4/actor").mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import zipfile
 from pathlib import Path
 from urllib.parse import quote
@@ -177,6 +178,15 @@ def test_words_without_end_become_one(tmp_path, monkeypatch):
     index.refresh()
     assert "(other)" in index.records.words
     assert len(index.records.rows) == 12
+
+
+def test_a_line_costs_no_more_for_the_words_before_it(tmp_path):
+    lines = [json.dumps(GOOD | {"stop": f"stop {i}"}).encode() for i in range(30_000)]
+    index = RecordIndex(run_at(tmp_path, *lines))
+    begun = time.process_time()
+    index.refresh()
+    assert len(index.records.rows) == len(lines)
+    assert time.process_time() - begun < 12.0, "words that are copied for each line take half a minute"
 
 
 YAML = {

@@ -11,12 +11,15 @@ import ast
 import base64
 import json
 import keyword
+import marshal
 import math
 import re
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,9 @@ from verl_tool.sandbox_fusion import RunCodeResponse
 _JUDGE = Path(__file__).parent / "inside"
 _MODULES = (
     *("guard.py", "values.py", "link.py", "output_equality.py", "processes.py", "remote.py", "evaluation.py"),
-    "testcase.py",
+    *("testcase.py", "judge.py"),
 )
+_PROGRAM = "import os, sys\nsys.path.insert(0, os.getcwd())\nimport judge\njudge.main()\n"
 _EQUAL = "__judge_equal__"
 """The judge's own comparison of JSON values (`inside/testcase.py`)."""
 START_SECONDS = 20.0
@@ -162,8 +166,7 @@ class JudgeRun:
             "total_seconds": total_seconds,
             "shown_chars": shown_chars,
         }
-        code, files = _program()
-        return cls(code, json.dumps(job), files, total_seconds + START_SECONDS, token, len(suite))
+        return cls(_PROGRAM, json.dumps(job), _encoded_modules(), total_seconds + START_SECONDS, token, len(suite))
 
     def verdicts(self, response: RunCodeResponse) -> Verdicts:
         """What the judge found, from the answer of `/run_code`. Raises NoVerdict as `read` does."""
@@ -198,15 +201,23 @@ def _verdict(line: Mapping[str, Any]) -> Verdict:
 
 @lru_cache(maxsize=1)
 def judge_modules() -> dict[str, bytes]:
-    """The files that lie beside the judge's program."""
-    return {name: (_JUDGE / name).read_bytes() for name in _MODULES}
+    """The files that lie beside the judge's program: its modules, and what a sandbox with this Python need not compile
+    at each run. Another one does."""
+    sources = {name: (_JUDGE / name).read_bytes() for name in _MODULES}
+    tag = sys.implementation.cache_tag
+    return {**sources, **{f"__pycache__/{name[:-3]}.{tag}.pyc": _pyc(name, text) for name, text in sources.items()}}
+
+
+def _pyc(name: str, source: bytes) -> bytes:
+    """A module as Python's cache holds it, not to be compared with the file (PEP 552)."""
+    unchecked = (1).to_bytes(4, "little")
+    code = marshal.dumps(compile(source, name, "exec", dont_inherit=True, optimize=0))
+    return MAGIC_NUMBER + unchecked + source_hash(source) + code
 
 
 @lru_cache(maxsize=1)
-def _program() -> tuple[str, dict[str, str]]:
-    """The judge's text and, base64, its modules."""
-    files = {name: base64.b64encode(content).decode() for name, content in judge_modules().items()}
-    return (_JUDGE / "judge.py").read_text(encoding="utf-8"), files
+def _encoded_modules() -> dict[str, str]:
+    return {name: base64.b64encode(content).decode() for name, content in judge_modules().items()}
 
 
 def suite_in(given: Any, max_tests: int, strict: bool = False) -> TestSuite:

@@ -9,6 +9,7 @@ What imports verl is imported where it is used, so that the others start meanwhi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -34,6 +35,7 @@ from rich.console import Console
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import MEDIA_COLUMNS
 from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.model_config import is_hub_name
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
@@ -72,13 +74,16 @@ DRY_RUN_WIDTH = 132
 """Columns of the table of memory where nothing says how many there are."""
 CALLS_ON_RECORD = 2000
 """How many past calls a Ray of our own lists: a hundred thousand, as it would, take kilobytes each."""
+_MODELS = tuple(
+    f"{role}.model.{name}" for role in ("actor_rollout_ref", "critic") for name in ("path", "tokenizer_path")
+)
+"""Settings that may name a model of a hub."""
 _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM_DISABLE")
 
 
 def main() -> None:
     """Train as the command line says."""
     sys.argv[1:] = [quoted(argument) for argument in sys.argv[1:]]
-    go_offline_without_hub()
     try:
         train_as_configured()
     except SystemExit as ended:
@@ -103,6 +108,8 @@ def quoted(argument: str) -> str:
 def train_as_configured(config: DictConfig) -> None:
     """Train as the config says. Exit code 1, with the reason, for an error of ours or of a worker."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if any(is_hub_name(str(path)) for name in _MODELS if (path := OmegaConf.select(config, name))):
+        go_offline_without_hub()
     try:
         if config.dry_run:
             dry_run(config)
@@ -340,6 +347,7 @@ def complete(config: DictConfig) -> None:
             resolve_calculations(config)
         except InterpolationResolutionError as error:
             raise ConfigError(f"a setting cannot be calculated: {error}") from error
+        _drop_grad_offload(config)
         auto_set_device(config)
         if config.trainer.device == "cpu":
             _check_cpu(config)
@@ -368,6 +376,16 @@ def complete(config: DictConfig) -> None:
         validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     except (AssertionError, ValueError, InstantiationException) as error:
         raise ConfigError(f"verl refuses the config: {error.__cause__ or error}") from error
+
+
+def _drop_grad_offload(config: DictConfig) -> None:
+    """Remove Megatron's ``grad_offload`` where this verl has no such option: in 0.9.1 ``param_offload`` includes it."""
+    from verl.workers.config import McoreEngineConfig
+
+    if "grad_offload" in {field.name for field in dataclasses.fields(McoreEngineConfig)}:
+        return
+    for part in (config.actor_rollout_ref.actor, config.actor_rollout_ref.ref, config.critic):
+        (part.get("megatron") or {}).pop("grad_offload", None)
 
 
 def preloaded(config: DictConfig) -> contextlib.AbstractContextManager[None]:

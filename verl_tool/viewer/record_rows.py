@@ -130,14 +130,15 @@ class RowReader:
         for name in ("reward", "correct", "advantage", "seconds", "generate_seconds", "tool_seconds"):
             row[name] = math.nan
         row["index"] = row["sample"] = -1
-        words, blank = dict(self._words), row.copy()
+        known, blank = len(self._words), row.copy()
         try:
             told = _decode(line)
             self._fill(row, told.trajectory or told)
             if kind == "evaluation":
                 self._fill_answer(row, told)
         except (msgspec.DecodeError, ValueError, OverflowError, TypeError, RecursionError):
-            self._words = words
+            while len(self._words) > known:  # those of this line
+                self._words.popitem()
             for name in ROW.names or ():
                 row[name] = blank[name]
             row["stop"] = self._word(UNREADABLE)

@@ -292,6 +292,8 @@ def test_a_users_own_manager_loads_from_its_file(tmp_path: Path) -> None:
     ("text", "gold", "expected"),
     [
         (r"\boxed{7} or \boxed{8}", "8", -1.0),
+        (r"\boxed{7}. \boxed{8}", "8", -1.0),
+        (r"\boxed{0.5} \boxed{\frac12}", r"\frac12", 1.0),
         (r"\boxed{7}, \boxed{8}", "7, 8", 1.0),
         (r"\(\boxed{1}\) and \(\boxed{2}\)", "1,2", 1.0),
         (r"\boxed{2} \quad \boxed{1}", "1,2", 1.0),

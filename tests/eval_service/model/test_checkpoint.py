@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eval_service.model import checkpoint as checkpoints
 from eval_service.model.checkpoint import how_to_serve, last_saved_step, newest_checkpoint, newest_model
 from verl_tool.errors import ConfigError
 
@@ -107,3 +108,23 @@ def test_megatron_s_shards_alone_are_refused_and_no_older_weights_taken(tmp_path
     (tmp_path / "checkpoints/global_step_2/actor/model/dist_ckpt").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"global_step_2/actor holds Megatron's shards.*hf_model"):
         newest_model(tmp_path)
+
+
+def test_a_merge_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def merge(command: list[str], **_: object) -> None:
+        weights(Path(command[command.index("--target_dir") + 1]))
+        if fails:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints.subprocess, "run", merge)
+    fails = True
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints._merge(tmp_path)
+    assert not list(tmp_path.iterdir())
+    fails = False
+    (tmp_path / checkpoints.MERGED).mkdir()  # of a merge that was ended
+    assert [file.name for file in sorted(checkpoints._merge(tmp_path).iterdir())] == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == [checkpoints.MERGED]

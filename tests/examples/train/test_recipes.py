@@ -341,7 +341,7 @@ def test_the_tools_of_multi_tool_look_into_its_world_and_each_kind_of_question_h
                 **{"data.max_response_length": 3072, f"{ACTOR}.ppo_mini_batch_size": 128, f"{ACTOR}.optim.lr": 1e-6},
                 **{f"{ACTOR}.optim.lr_warmup_steps": 10, f"{ACTOR}.kl_loss_coef": 0, f"{ACTOR}.entropy_coeff": 0},
                 **{f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{ACTOR}.megatron.param_offload": False},
-                **{f"{ACTOR}.megatron.pipeline_model_parallel_size": 2, f"{ACTOR}.megatron.grad_offload": False},
+                **{f"{ACTOR}.megatron.pipeline_model_parallel_size": 2},
                 **{f"{ACTOR}.megatron.optimizer_offload": False, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1},
                 **{
                     f"{ROLLOUT}.n": 16,

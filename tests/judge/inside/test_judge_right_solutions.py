@@ -202,6 +202,13 @@ PROGRAMS = {
     "sys.stdout = Out()\nprint(int(input()) + 1)",
     "an object that writes when it ends": "import os\nclass Late:\n"
     "    def __del__(self): os.write(1, str(self.number + 1).encode())\nlate = Late()\nlate.number = int(input())",
+    "a file under a name of the usual imports": "count = open(1, 'w', closefd=False)\n"
+    "count.write(str(int(input()) + 1))",
+    "a text that the compiler warns of": "count = open(1, 'w', closefd=False)\n"
+    "if 1 is 1:\n    count.write(str(int(input()) + 1))",
+    "names of its own only": "import collections\n"
+    "fresh = 'told' not in globals() and not hasattr(collections, 'told')\n"
+    "told = collections.told = 1\nprint(int(input()) + fresh)",
     "a long number": "print(int(str(10**5000)[:0] + input()) + len(str(10**5000)) - 5000)",
     "sys.exit": "import sys\nprint(int(sys.stdin.readline()) + 1)\nsys.exit()",
 }

@@ -70,11 +70,12 @@ async def test_the_tools_with_state_in_the_documentation(tmp_path: Path) -> None
     await tools.close()
 
 
-async def test_the_tool_of_ones_own_recipe(tmp_path: Path) -> None:
-    [price] = tools_of("assets/docs/own_recipe.md", "@tool", tmp_path)
+async def test_the_tool_of_the_tutorial(tmp_path: Path) -> None:
+    [price] = tools_of("assets/docs/tutorial.md", "@tool", tmp_path)
     call = '<tool_call>\n{"name": "price", "arguments": {"item": "K42", "count": 3}}\n</tool_call>'
     assert await text(price, call) == "108"
-    assert "`108`" in (ROOT / "assets/docs/own_recipe.md").read_text()
+    with pytest.raises(InvalidCall, match="count: Input should be greater than or equal to 1, not 0"):
+        await text(price, call.replace("3", "0"))
 
 
 async def test_the_class_in_the_documentation(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Runs tests against a solution inside the sandbox and prints a verdict for each. The program that `/run_code` is sent.
+"""Runs tests against a solution inside the sandbox and prints a verdict for each. The program that `/run_code` is sent
+calls `main`, with the folder of this file in front of its path.
 
 Stdin: one JSON object, see `Job`. Stdout: lines of ``<token> <json>``; the first says that the judge is ready. The
 solution runs in other processes (`processes`), which have no access to this one: its tests, memory, stdin or stdout.
@@ -16,6 +17,15 @@ import tempfile
 import time
 from types import SimpleNamespace
 
+from guard import Guard
+from link import LINE, LONGEST_MESSAGE, Gone
+from output_equality import equal_output
+from processes import LATE, MODULE, MOST_PROGRAMS, UNCAUGHT, UNSTARTED, Spawner, hide
+from remote import JudgeLink
+from testcase import BEFORE, EQUAL, HELD, NOTE, PRESENT, TEXT, TestCase, equal, present
+from values import Refused
+
+FOLDER = os.getcwd()
 START_SECONDS = 15.0
 """For the start of the process that starts the solution's."""
 DETAIL = 200
@@ -357,16 +367,3 @@ def prepare_evaluation():
     spawner = Spawner(FOLDER, trusted, hidden=True)
     spawner.wait_until_ready(START_SECONDS)
     return spawner
-
-
-FOLDER = os.getcwd()
-sys.path.insert(0, FOLDER)
-from guard import Guard  # noqa: E402
-from link import LINE, LONGEST_MESSAGE, Gone  # noqa: E402
-from output_equality import equal_output  # noqa: E402
-from processes import LATE, MODULE, MOST_PROGRAMS, UNCAUGHT, UNSTARTED, Spawner, hide  # noqa: E402
-from remote import JudgeLink  # noqa: E402
-from testcase import BEFORE, EQUAL, HELD, NOTE, PRESENT, TEXT, TestCase, equal, present  # noqa: E402
-from values import Refused  # noqa: E402
-
-main()

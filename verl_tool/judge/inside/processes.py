@@ -6,6 +6,7 @@ fork would have it in memory. So no process that runs the solution ever held the
 verdicts' token. Sent into the sandbox beside the judge.
 """
 
+import _signal
 import atexit
 import builtins
 import contextlib
@@ -16,17 +17,14 @@ import itertools
 import json
 import operator
 import os
-import signal
 import socket
 import struct
 import sys
 import time
 import types
+import warnings
 
-if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[2])
-
-from link import Gone, Link, next_of, update  # only now is it on the path
+from link import Gone, Link, next_of, update
 from values import CONTAINERS, encode
 
 TYPE_CHECKING = False
@@ -89,11 +87,16 @@ MOST_ITEMS = 100_000
 """Of a global value of the solution's that a test may compare."""
 LONGEST_GLOBAL = 1 << 20
 """Characters of its JSON."""
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); import processes; processes.main()"
+"""A spawner's program: a file that is imported need not be compiled again."""
+LAST_NAME = "__builtins__"
+"""In the order of a program's global names, of those that it finds."""
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _SIZED = (list, tuple, set, frozenset, dict, str, bytes, bytearray)
 _NUMBER = struct.Struct("i")
 _PROGRAMS = struct.Struct("idd")
 """Descriptors of each program, seconds for each, and when the time of all is over."""
+_SIGCHLD = (_signal.SIGCHLD,)
 _END = struct.Struct("ii")
 ENDED, LATE, UNSTARTED = 0, 1, 2
 """How a program ended: by itself, killed since its time was over, or not begun since that of all was."""
@@ -121,12 +124,18 @@ class Spawner:
         self._control, theirs = socket.socketpair()
         self._running = None
         null = subprocess.DEVNULL
-        program = [sys.executable, "-I", "-S", os.path.join(folder, "processes.py")]
+        program = [sys.executable, "-I", "-S", "-c", _START]
         with theirs:
             arguments = [str(theirs.fileno()), json.dumps([folder, *path]), *(["hidden"] if hidden else [])]
             # Of no use but to be reaped; what it says comes over the socket.
             self._process = subprocess.Popen(
-                program + arguments, stdin=null, stdout=null, stderr=null, pass_fds=[theirs.fileno()]
+                program + arguments,
+                stdin=null,
+                stdout=null,
+                stderr=null,
+                pass_fds=[theirs.fileno()],
+                # No process that it forks has to look up the libraries' functions.
+                env={**os.environ, "LD_BIND_NOW": "1"},
             )
 
     def wait_until_ready(self, seconds):
@@ -184,7 +193,7 @@ class Spawner:
         with _without_alarm():
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError):
-                    kill(self._running, signal.SIGKILL)
+                    kill(self._running, _signal.SIGKILL)
             self.wait()
 
     def _receive(self, size=_NUMBER.size):
@@ -200,11 +209,11 @@ class Spawner:
 @contextlib.contextmanager
 def _without_alarm():
     """Hold the judge's alarm back: half a message read would put the next one out of step."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGALRM])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [_signal.SIGALRM])
 
 
 def hide():
@@ -222,6 +231,10 @@ def hide():
 
 def be_spawner(control, hidden):
     """Returns in each process that it starts: the mode, the descriptors and what was prepared."""
+    os.environ.pop("LD_BIND_NOW", None)
+    sys.argv = ["solution.py"]
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _leave)
     prepared = None
     try:
         if hidden:
@@ -252,13 +265,13 @@ def be_spawner(control, hidden):
             control.sendall(_NUMBER.pack(os.waitpid(pid, 0)[1]))
     except BaseException:  # noqa: BLE001  whatever it is, the judge is told by the end of the socket
         os._exit(1)
-    control.close()
+    os.close(control.detach())
     return mode, descriptors, prepared
 
 
 def _start_programs(control, descriptors, each, seconds, ends):
     """Run a process for every `each` descriptors and tell how it ended. In such a process: its descriptors."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _SIGCHLD)
     alone = os.path.dirname(os.getcwd()) == os.path.dirname(os.path.realpath("/tmp")) == BOX
     while descriptors:
         if alone:  # without isolation these would be the host's processes and files
@@ -268,7 +281,7 @@ def _start_programs(control, descriptors, each, seconds, ends):
         left = min(seconds, ends - time.monotonic())
         pid = os.fork() if left > 0 else None
         if pid == 0:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _SIGCHLD)
             for descriptor in descriptors:
                 os.close(descriptor)
             return chosen
@@ -276,7 +289,7 @@ def _start_programs(control, descriptors, each, seconds, ends):
             os.close(descriptor)
         end = (UNSTARTED, 0) if pid is None else _wait(pid, time.monotonic() + left)
         control.sendall(_END.pack(*end))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _SIGCHLD)
     return None
 
 
@@ -288,11 +301,13 @@ def _wait(pid, ends):
         if left <= 0:
             how = LATE
             break
-        signal.sigtimedwait([signal.SIGCHLD], left)
+        _signal.sigtimedwait(_SIGCHLD, left)
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+        try:
+            kill(pid, _signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # it is gone, or is another user's
+            continue
     return how, os.waitpid(pid, 0)[1]
 
 
@@ -308,7 +323,7 @@ def end_other_processes():
             return
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, _signal.SIGKILL)
 
 
 def _parent_of(pid):
@@ -368,6 +383,8 @@ class Prepared:
 
     def __init__(self, source, prelude, modules):
         self.source = source
+        self.program = _compiled(source)
+        self.stored = _names_in(self.program) if self.program else ()
         self.names: dict[str, Any] = {}
         if prelude:
             exec(PRELUDE, self.names)
@@ -379,8 +396,25 @@ class Prepared:
             # A solution that imports it finds out itself why that fails.
             with contextlib.suppress(BaseException):
                 importlib.import_module(name)
+        self.names.pop(LAST_NAME, None)
+        self.globals = _module("__main__").__dict__
+        self.globals.update(self.names, __file__="solution.py", **{LAST_NAME: builtins})
         gc.collect()
         gc.freeze()
+
+
+def _compiled(source):
+    """The program's code; None if a process of its own has to find out what is wrong with it.
+
+    Python's usual recursion limit must be in force: under it no text makes the compiler use up the stack of C.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", SyntaxWarning)  # which each test's stderr shows
+            return compile(source, "solution.py", "exec", dont_inherit=True)
+    except Exception:  # noqa: BLE001  whatever the text is
+        return None
 
 
 def _raise_stack_limit():
@@ -395,8 +429,6 @@ def _raise_stack_limit():
 def be_solution(mode, descriptors, prepared):
     """A process group of its own, so that a signal to the group spares the judge."""
     os.setpgid(0, 0)
-    for name in ("exit", "quit"):
-        setattr(builtins, name, _leave)
     if mode == MODULE:
         _serve_module(descriptors[0], prepared)
     _run_program(prepared, *descriptors)
@@ -423,18 +455,20 @@ def _run_program(prepared, stdin, stdout, *stderr):
     for number, descriptor in enumerate((stdin, stdout, *stderr)):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.argv = ["solution.py"]
-    names = _module("__main__").__dict__
-    names.update(prepared.names, __name__="__main__", __file__="solution.py", __builtins__=builtins)
-    code = UNCAUGHT
+    names = prepared.globals
+    code, stored = UNCAUGHT, prepared.stored
     try:
-        exec(compile(prepared.source, "solution.py", "exec"), names)
+        program = prepared.program
+        if program is None:
+            program = compile(prepared.source, "solution.py", "exec", dont_inherit=True)
+            stored = _names_in(program)
+        exec(program, names)
         code = 0
     except SystemExit as error:
         code = _exit_code(error.code)
     except BaseException:  # noqa: BLE001  told as Python does
         sys.excepthook(*sys.exc_info())
-    _end_program(names, code)
+    _end_program(names, stored, code)
 
 
 def _exit_code(code):
@@ -445,25 +479,41 @@ def _exit_code(code):
     return 1
 
 
-def _end_program(names, code):
-    """End as the interpreter does, but without taking the libraries apart, which costs more than most programs."""
+def _end_program(names, stored, code):
+    """End as the interpreter does, but without taking the libraries apart, which costs more than most programs. Names
+    that were there before the program, and that it does not store, go with the process."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()  # which may be the program's own, and needs its names
-        lasting = (types.ModuleType, types.FunctionType, type)
-        for name in [name for name, value in names.items() if not isinstance(value, lasting)]:
-            names.pop(name, None)  # objects before what their `__del__` uses
-        names.clear()
-        gc.collect()  # a file that is still open writes what it holds
+        _flush(sys.stdout, sys.stderr)  # which may be the program's own, and need its names
+        own = {*itertools.takewhile(LAST_NAME.__ne__, reversed(names)), *stored}
+        for lasting in ((types.ModuleType, types.FunctionType, type), ()):
+            for name in own:
+                if not isinstance(names.get(name), lasting):
+                    names.pop(name, None)  # objects before what their `__del__` uses
+        # A file that is still open writes what it holds. Without a second generation the first one is all.
+        gc.collect(2 if gc.get_count()[2] else 1)
     finally:
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            with contextlib.suppress(Exception):
-                stream.flush()  # type: ignore[union-attr]
+        _flush(sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         os._exit(code)
+
+
+def _flush(*streams):
+    for stream in streams:
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001  it is closed, or the program's own
+            continue
+
+
+def _names_in(program):
+    """The global names that it can set, and others."""
+    found, parts = set(), [program]
+    for part in parts:
+        found.update(part.co_names)
+        parts += [constant for constant in part.co_consts if isinstance(constant, types.CodeType)]
+    return found
 
 
 def _module(name):
@@ -643,5 +693,7 @@ OPERATIONS: "dict[str, Any]" = {
     "repr": repr,
 }
 
-if __name__ == "__main__":
+
+def main():
+    """What a spawner runs."""
     be_solution(*be_spawner(socket.socket(fileno=int(sys.argv[1])), "hidden" in sys.argv[3:]))

@@ -124,6 +124,11 @@ class Handle:
         self.__link.ask("exit", self)
         return False
 
+    def _check_field(self, name):
+        """Refuse what stands in a named tuple under the name of a method of plain data's: ``f(1).startswith("a")``."""
+        if self.__link._is_plain_access("getattr", self, name):
+            raise self.__link.refuse(f".{name}()")
+
     def __text(self, operation):
         if self.__link.describing:
             return "<an object of the program>"

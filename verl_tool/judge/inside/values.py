@@ -50,9 +50,13 @@ class Record(tuple):
 
     def __getattr__(self, name):
         try:
-            return self[self.__dict__["_fields"].index(name)]
+            value = self[self.__dict__["_fields"].index(name)]
         except (KeyError, ValueError):
             raise AttributeError(name) from None
+        check_field = getattr(type(value), "_check_field", None)  # of the solution's object, in the judge
+        if check_field is not None:
+            check_field(value, name)
+        return value
 
     def __repr__(self):
         values = ", ".join(f"{field}={value!r}" for field, value in zip(self._fields, self, strict=True))

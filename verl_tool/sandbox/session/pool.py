@@ -126,6 +126,7 @@ class SessionPool:
             self._watch.cancel()
         for session in tuple(self._sessions):
             session.evict("the sandbox was closed")
+            self.close_soon(session.close())  # also one that was to be closed after its call
         while self._ending:
             await asyncio.wait(self._ending)
         await asyncio.gather(*(worker.close() for worker in self._workers))

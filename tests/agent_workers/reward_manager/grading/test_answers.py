@@ -101,7 +101,9 @@ def test_last_code_block(turns: list[str], code: str | None) -> None:
         (r"$x = \boxed{1}$ or $x = \boxed{2}$", "1, 2"),
         (r"a = \boxed{3}, b = \boxed{8}", "8"),
         (r"\boxed{7}. So it is \boxed{8}", "8"),
-        (r"\boxed{7}\,\boxed{8}", "8"),
+        (r"\boxed{7}\,\boxed{8}", "7, 8"),
+        (r"\boxed{7}. \boxed{8}", "7, 8"),
+        ("\\boxed{8}\n\n\\boxed{8}", "8"),
     ],
 )
 def test_last_boxed(text: str, answer: str | None) -> None:

@@ -49,8 +49,6 @@ _MARK = (
     r"\\(?:text|mbox|mathrm)\s*\{\s*,?\s*(?:and|or)?\s*,?\s*\})"
 )
 _BETWEEN_BOXES = re.compile(rf"{_SPACE}{{0,16}}(?:{_MARK}{_SPACE}{{0,16}}){{0,4}}")
-_JOINED = re.compile(r"(?<!\\)[,;]|and|or")
-"""What makes of two boxes one answer."""
 MAX_BOXES = 16
 """Boxes that are one answer together."""
 
@@ -142,23 +140,17 @@ def _opened(line: str, found: re.Match[str]) -> _Block:
 def last_boxed(text: str) -> str | None:
     r"""What the last complete ``\boxed{…}`` holds; braces inside must match, ``\{`` and ``\}`` are text.
 
-    Different boxes that "and", "or" or commas join are one answer: ``\boxed{7} or \boxed{8}`` is "7, 8".
+    Different boxes with no more than "and", "or" and punctuation between them are one answer: ``\boxed{7} or
+    \boxed{8}`` is "7, 8". So an answer cannot be read in two ways, as a list and as its last item.
     """
     boxes = _boxes(text)
-    if not boxes:
-        return None
-    joined = [boxes[-1][0]]
-    for content, joint in boxes[-2::-1]:
-        if not joint:
-            break
-        joined.insert(0, content)
-    return joined[0] if len(set(joined)) == 1 else ", ".join(joined)
+    return None if not boxes else boxes[0] if len(set(boxes)) == 1 else ", ".join(boxes)
 
 
 def last_boxes(text: str) -> list[str]:
     r"""What the boxes at the end hold between which there is no more than "and", "or" and punctuation: ``\boxed{1}``
     and ``\boxed{2}``. Empty if there is none, or more than `MAX_BOXES`."""
-    found = [content for content, _ in _boxes(text)]
+    found = _boxes(text)
     return found if len(found) <= MAX_BOXES else []
 
 
@@ -167,9 +159,9 @@ def last_box_start(text: str) -> int:
     return max((found.start() for found in _BOX.finditer(text)), default=-1)
 
 
-def _boxes(text: str) -> list[tuple[str, bool]]:
-    """Each of the boxes at the end, at most one more than `MAX_BOXES`, and whether it is joined to the next one."""
-    found: list[tuple[str, bool]] = []
+def _boxes(text: str) -> list[str]:
+    """What each of the boxes at the end holds, at most one more than `MAX_BOXES`."""
+    found: list[str] = []
     after = len(text)
     for box in reversed(list(_BOX.finditer(text))):
         content = _until_brace(text[box.end() : after])
@@ -181,7 +173,7 @@ def _boxes(text: str) -> list[tuple[str, bool]]:
         between = text[box.end() + len(content) + 1 : after]
         if found and not _BETWEEN_BOXES.fullmatch(between):
             break
-        found.insert(0, (content.strip(), bool(found) and _JOINED.search(between) is not None))
+        found.insert(0, content.strip())
         after = box.start()
         if len(found) > MAX_BOXES:
             break

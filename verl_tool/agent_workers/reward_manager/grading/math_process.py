@@ -32,6 +32,7 @@ if TYPE_CHECKING or __name__ != "__main__":
         form,
         is_relation,
         same_unit,
+        scale,
         spell,
         tokens,
         without_name,
@@ -48,6 +49,7 @@ else:  # a program by itself, which need not find verl-tool
         form,
         is_relation,
         same_unit,
+        scale,
         spell,
         tokens,
         without_name,
@@ -67,11 +69,16 @@ _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*percent\s*\})\s*$")
 """A unit, which either side may leave out: ``50\\%`` is 50 and never 0.5."""
 _SHORT_WORDS = "am an as at be by do go he if in is it me my no of ok on so to up us we"
 _WORD = re.compile(
-    r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,}|[LCDM]?[IVX][IVXLCDM]|[LCDM][IVX]|NO|ON|"
-    + "|".join(f"{word}|{word.capitalize()}" for word in _SHORT_WORDS.split())
-    + r")\s*\}?"
+    r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,}|[LCDM]?[IVX][IVXLCDM]|[LCDM][IVX]|"
+    r"[LCD]M|M[LCD]|NO|ON|" + "|".join(f"{word}|{word.capitalize()}" for word in _SHORT_WORDS.split()) + r")\s*\}?"
 )
 """A word or a Roman numeral, whose letters are no factors."""
+_POINTS = re.compile(r"(?:[A-Z]'*){2,}")
+"""A name in capitals. The segment AB is BA, but ``\\text{AB}`` and A'B' are in their order."""
+_UNITS_TOO = ("K", "M")
+"""Kelvin and mol a litre, which an answer may leave out; one that adds them may mean thousands or millions."""
+_VARIABLES = re.compile(r"(?<=[0-9}])(?!(?:st|nd|rd|th)$)([A-Za-hj-z]{1,2})$")
+"""Behind a number, without a unit: math-verify takes ``3+2h`` for 5 hours, and ``2ab`` for 2."""
 _SEVERAL = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\s\|\s|[,;]\s|\\pm")
 """Signs of a list."""
 _PR_SET_PDEATHSIG = 1
@@ -140,14 +147,20 @@ def _equal_values(gold: str, answer: str) -> bool:
     if word:  # math-verify reads a word as a product of letters: "on" is "no"
         given = _WORD.fullmatch(answer.strip())
         return given is not None and given[1].casefold().split() == word[1].casefold().split()
+    names = [re.sub(r"\\text(?![a-z])|[\s{}]", "", text) for text in (gold, answer)]
+    if _POINTS.fullmatch(names[0]) and (names[0] != gold or "'" in gold) and _POINTS.fullmatch(names[1]):
+        return names[0] == names[1]
     if "=" not in answer and is_relation(gold):
         return False
     if "=" not in gold:
         answer = without_name(answer)
     elif "=" not in answer:
         gold = without_name(gold)
+    scales = scale(gold), scale(answer)
     (gold, unit), (answer, other) = without_unit(gold), without_unit(answer)
     if unit and other and not same_unit(unit, other):
+        return False
+    if scales[0] != scales[1] and not unit == other != "" and (scales[1] or scales[0] not in _UNITS_TOO):
         return False
     gold, answer = compact(gold), compact(answer)
     if gold == answer and gold:
@@ -179,7 +192,9 @@ def _is_number(part: object) -> bool:
     return isinstance(part, Expr) and bool(part.is_number and part.is_real)
 
 
-_BASE = re.compile(r"[0-9]\s*_\s*\{?\s*(\w+)")
+_SIGN_BEFORE = re.compile(r"\s*(?:[<>]=?|\\(?:approx|sim|simeq|le|ge|lt|gt|ne|not)(?![a-z]))")
+"""Of a relation without a left side, which math-verify leaves out before a fraction: ``> \\frac{3}{4}``."""
+_BASE = re.compile(r"[0-9]\}?\s*_\s*\{?\s*(\w+)")
 """The base that a number is written in, behind it."""
 
 
@@ -193,6 +208,9 @@ def _may_stand_for(gold: str, answer: str) -> bool:
         return False
     bars = [text.replace("\\mid", "|").count("|") % 2 for text in (gold, answer)]
     if bars[1] and not bars[0]:  # no absolute value: a sign of a list, its blanks left out
+        return False
+    signs = [_SIGN_BEFORE.match(text) for text in (gold, answer)]
+    if signs[1] and not (signs[0] and signs[0][0] == signs[1][0]):
         return False
     if ";" in answer and ";" not in gold:
         return False
@@ -211,6 +229,7 @@ def _sides(gold: str, answer: str) -> list[str]:
 
 
 def _parsed(text: str) -> list:
+    text = _VARIABLES.sub(r"{\1}", text)
     return parse(f"\\boxed{{{text}}}", _READERS, parsing_timeout=None)
 
 

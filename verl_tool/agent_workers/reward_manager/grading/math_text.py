@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 _UNICODE = {
@@ -39,13 +40,23 @@ _SIGNS = re.compile(r"\\text\{([^A-Za-z{}\u4e00-\u9fff]*)\}|\{(:)\}")
 """What stands in ``\\text`` or in braces for no word: ``\\text{:}``."""
 _APART = re.compile(r"(?<=[0-9])\\[,!:;]\s*(?=[0-9]{3}(?![0-9]))")
 """Between the thousands of a number."""
+_APART_BY_BLANKS = re.compile(r"[-+]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
+_CHOOSE = re.compile(
+    r"\{\s*((?:[^{}]|\{[^{}]{0,40}\}){1,40}?)\s*\\choose(?![A-Za-z])\s*((?:[^{}]|\{[^{}]{0,40}\}){1,40}?)\s*\}"
+)
+_BARE_BINOMIAL = re.compile(r"\\binom\s*([0-9])\s*([0-9])(?![0-9])")
+_FACTOR = re.compile(r"(?<=[0-9})!])\s*(?=\\binom)")
+"""math-verify reads ``2\\binom{5}{2}`` as a mixed number."""
+_EXPONENT = re.compile(r"(?<![\w.])([0-9]+\.[0-9]+[eE][-+]?[0-9]+|[0-9]+[eE](?:[-+]0[0-9]|\+[0-9]{2}))(?![\w.])")
+"""A number as programs print it. ``2e-3`` is none, since e is a number, too."""
+_REPEATING = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]{0,12})\\overline\s*\{\s*([0-9]{1,12})\s*\}")
 _RATE = re.compile(r"\\frac\s*\{\s*(\\text\{[^{}]*\})\s*\}\s*\{\s*(\\text\{[^{}]*\})\s*\}$")
 _WORDS = re.compile(r"\\(?:text(?:it|rm|bf|sf|tt|normal)?|mbox|mathrm|mathit|mathsf|operatorname|emph)\s*\{([^{}]*)\}")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]|\S", re.DOTALL)
 _END = re.compile(r"(?<![.])[.,;]\s*$")
 """Punctuation behind an answer, but no ``0.333...``."""
 _CIRCLE_OR_DEGREES = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\bdegrees?|\\text\{\s*degrees?\s*\})\s*$")
-_THOUSANDS = re.compile(r"(?:\\?\$)?[-+]?[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?:\.[0-9]+)?")
+_THOUSANDS = re.compile(r"(?:\\?\$)?\s*[-+]?[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?:\.[0-9]+)?")
 _LETTER = re.compile(r"[A-Za-z]")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _GREEK = (
@@ -59,6 +70,8 @@ _NAME = re.compile(
 )
 """Of an unknown, a function, an angle or a segment."""
 _NAMED = re.compile(rf"\s*(?:{_NAME.pattern})\s*(?:=|\\in(?![A-Za-z]))\s*")
+MAX_PLACES = 400
+"""Of a number that is printed with an exponent; one with more is left as it is."""
 MAX_ITEMS = 64
 """Of a list. A longer one must be the same text."""
 
@@ -104,8 +117,12 @@ _UNIT_AT_END = re.compile(
     rf"(?:(?<=[0-9}}\)])|(?<=\\pi)(?=\s))\s*([A-Za-z]+{_POWER}(?:(?:\s+|\s*/\s*)[A-Za-z]+{_POWER}){{0,4}}|[\u4e00-\u9fff]{{1,2}})$"
 )
 _SUM = re.compile(r"\S\s*[-+]")
+_ONE_LETTER = re.compile(rf"[A-Za-z]{_POWER}")
 _UNIT_WORD = re.compile(r"[^\W\d_]+|/|\^\s*\{?\s*(-?[0-9])\s*\}?")
 _BEFORE_A_UNIT = re.compile(r"[0-9}]\s*$|\\pi\s*$")
+_OF_A_POWER = re.compile(r"[A-Za-z}]\s*[\^_]\s*\{?[0-9]+\}?\s*$")
+_SCALE = re.compile(r"(?:[0-9.})]|\\pi)\s*\\text\{\s*([kKMB]|bn|bln|mn|mln|mio|mrd|tn|trn)(?![A-Za-z])")
+"""Letters that may stand for a thousand, a million or a billion."""
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 MAX_UNIT_WORDS = 5
 _OTHER_WORDS = (
@@ -146,6 +163,7 @@ class Form:
 def spell(text: str) -> str:
     """The answer as LaTeX in one of the ways to write it: no markup around it or within words, no spacing."""
     text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3]}}}", text).translate(_TABLE).strip()
+    text = _BARE_BINOMIAL.sub(r"\\binom{\1}{\2}", _CHOOSE.sub(r"\\binom{\1}{\2}", text.rstrip("\\")))
     text = _unwrapped(text)
     text = _SIZED_FRACTION.sub(lambda _: r"\frac", text)
     for name, same in _SAME:
@@ -153,7 +171,22 @@ def spell(text: str) -> str:
     text = _FONT.sub("", _SPACING.sub(" ", _APART.sub("", text)))
     text = _WORDS.sub(lambda found: rf"\text{{{' '.join(found[1].split())}}}", text)
     text = _RATE.sub(r"\1/\2", _SIGNS.sub(lambda found: found[1] or found[2] or " ", text))
-    return _unwrapped(_END.sub("", text).strip())
+    text = _FACTOR.sub(r"\\cdot ", text)
+    text = _EXPONENT.sub(_in_decimals, _REPEATING.sub(_as_fraction, text))
+    text = _unwrapped(_END.sub("", text).strip())
+    return text.replace(" ", "") if _APART_BY_BLANKS.fullmatch(text) else text
+
+
+def _as_fraction(found: re.Match[str]) -> str:
+    """``0.1\\overline{6}`` as a fraction."""
+    whole, fixed, period = found[1] or "0", found[2], found[3]
+    numerator = int(whole + fixed + period) - int(whole + fixed)
+    return rf"\frac{{{numerator}}}{{{'9' * len(period)}{'0' * len(fixed)}}}"
+
+
+def _in_decimals(found: re.Match[str]) -> str:
+    number = Decimal(found[1])
+    return f"{number:f}" if abs(number.adjusted()) < MAX_PLACES else found[1]
 
 
 def words(text: str) -> str:
@@ -214,7 +247,7 @@ def form(text: str) -> Form:
 
 def _items(text: str) -> list[str]:
     r"""The values of a list: ``1, 2``, ``1 or 2`` and ``\pm 1``. A number with commas at its thousands is one."""
-    if _THOUSANDS.fullmatch(text.strip()):
+    if _THOUSANDS.fullmatch(without_unit(text.strip())[0]):
         return [text.replace("{,}", ",").strip()]
     text = re.sub(r"\\text\{\s*(?:,?\s*(?:or|and))\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])", ",", text)
     text = re.sub(r",(?:\s*,)+", ",", text)
@@ -303,8 +336,10 @@ def _without_unit_behind(item: str) -> tuple[str, str]:
     found = _UNIT_AT_END.search(item)
     if found is None or not _BEFORE_A_UNIT.search(item[: found.start()]):
         return item, ""
-    if found[1] is None and len(found[2]) == 1 and _SUM.search(item[: found.start()]):
-        return item, ""  # 3+2h
+    if found[1] is None and _ONE_LETTER.fullmatch(found[2]) and _SUM.search(item[: found.start()]):
+        return item, ""  # 3+2h^2
+    if found[1] is None and _OF_A_POWER.search(item[: found.start()]):
+        return item, ""  # v^2m
     name = _unit_of(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", found[1] or found[2]), found[1] is None)
     return (item, "") if name is None else (item[: found.start()].strip(), name)
 
@@ -335,14 +370,22 @@ def _unit_of(text: str, must_be_known: bool) -> str | None:
         elif word == "/" or lower == "per":
             parts.append("/")
         else:
-            name = _UNIT_OF.get(word) or _UNIT_OF.get(lower) or _RATES.get(lower)
-            if (name is None and (must_be_known or lower in _NO_UNIT)) or (must_be_known and word == "K"):
+            name = _UNIT_OF.get(word) or _UNIT_OF.get(lower if len(word) > 1 else "") or _RATES.get(lower)
+            if (name is None and (must_be_known or (word if len(word) == 1 else lower) in _NO_UNIT)) or (
+                must_be_known and word == "K"
+            ):
                 return None  # 5K may be 5,000
             name = name or (lower[:-1] if lower.endswith("s") else lower)
             parts.append(name if power == 1 else f"{name}^{power}")
             power = 1
     text = " ".join(parts).replace(" / ", "/")
     return text.removeprefix("deg ") if text in ("deg degC", "deg degF") else text.strip("/") or None
+
+
+def scale(item: str) -> str:
+    """The letters beside a number that may stand for a thousand and more: ``5 \\text{K}``."""
+    found = _SCALE.search(item)
+    return found[1] if found else ""
 
 
 def same_unit(one: str, other: str) -> bool:
