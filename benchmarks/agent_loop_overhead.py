@@ -54,7 +54,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
-from verl_tool.content import ImagePart, encode_image, read_media
+from verl_tool.content.parts import ImagePart, encode_image, read_media
 from verl_tool.formats.hermes import HermesFormat
 from verl_tool.protocol import StepResult
 from verl_tool.trainer import main_ppo

@@ -43,7 +43,7 @@ from rich.table import Table
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.rollout import Start, rollout
+from verl_tool.agent_loop.rollout import RolloutStart, rollout
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.protocol import StepResult
 
@@ -277,7 +277,7 @@ def simulate(work: Mapping[str, Work], gpus: int, tool_workers: int, lockstep: b
         )
         episode = Episode(Model(work, gpus, pace), ToolServer(work, tool_workers, pace), Letters(), options)
         started = asyncio.get_running_loop().time()
-        trajectories = await rollout(episode, [Start([1], trajectory_id=i) for i in work])
+        trajectories = await rollout(episode, [RolloutStart([1], trajectory_id=i) for i in work])
         check(trajectories, work)
         return asyncio.get_running_loop().time() - started
 

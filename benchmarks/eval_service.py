@@ -47,8 +47,8 @@ from eval_service.service import GenerationJob, Service  # noqa: E402
 from eval_service.settings import CompletionsSettings, Sampling  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
+from verl_tool.http.supervised_server import SupervisedServer, serve_command  # noqa: E402
 from verl_tool.servers.serve.ports import free_ports  # noqa: E402
-from verl_tool.servers.supervised_server import SupervisedServer, serve_command  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 900.0

@@ -34,7 +34,7 @@ from verl_tool.agent_loop.generators.qwen_images import VIDEO_PAD, QwenImages
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.verl.agent_loop import model_inputs
-from verl_tool.content import from_wire, read_media, to_wire
+from verl_tool.content.parts import from_wire, read_media, to_wire
 from verl_tool.platforms.vision.packed_images import PACKED
 from verl_tool.protocol import StepResult
 
@@ -125,8 +125,8 @@ async def measured(trajectories: int, images: int, steps: int) -> list[Step]:
     before, found = resident(), []
     for number in range(steps):
         held = await asyncio.gather(*(episode.run(prompt) for _ in range(trajectories)))
-        inputs = [await asyncio.to_thread(model_inputs, reading, trajectory.images_shown) for trajectory in held]
-        shown = {image.sha256: image for trajectory in held for image in trajectory.images_shown}
+        inputs = [await asyncio.to_thread(model_inputs, reading, trajectory.visible_images) for trajectory in held]
+        shown = {image.sha256: image for trajectory in held for image in trajectory.visible_images}
         assert len(shown) == trajectories * images
         files = sum(len(image.data) for image in shown.values())
         packed = sum(each[PACKED].nbytes for each in inputs)

@@ -38,7 +38,7 @@ from rich.console import Console
 from served_tools import Connections, running, server_command
 from sessions import listener
 
-from verl_tool.content import encode_image, to_wire
+from verl_tool.content.parts import encode_image, to_wire
 from verl_tool.protocol import IMAGES_FIELD
 from verl_tool.servers.serve.ports import free_ports
 

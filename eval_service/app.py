@@ -21,19 +21,19 @@ from rich.markup import escape
 
 from eval_service.cluster import ServiceCluster
 from eval_service.deployment import APP_NAME, CLOSE_SECONDS, application
-from eval_service.episode_flags import given_options, merged_options, with_episode_flags
-from eval_service.model.run_config import Run, read_run
+from eval_service.episode_flags import merged_options, set_options, with_episode_flags
+from eval_service.model.run_config import TrainedRun, read_run
 from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.content import LIMITS
+from verl_tool.content.parts import LIMITS
 from verl_tool.errors import ConfigError, StartError, VerlToolError
-from verl_tool.json_text import BadJsonError, decode_json
-from verl_tool.servers import command_options
+from verl_tool.http import command_options
+from verl_tool.http.supervised_server import SupervisedServer, serve_command
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.running_server import Signals
 from verl_tool.servers.server_console import console, print_address
 from verl_tool.servers.settings import new_server_name
-from verl_tool.servers.supervised_server import SupervisedServer, serve_command
+from verl_tool.util.json_text import BadJsonError, decode_json
 
 START_SECONDS = 1800.0
 """Deadline for the models to be loaded."""
@@ -153,7 +153,7 @@ def command(
     """Serve a model with its tools as an OpenAI API: what was trained is what answers."""
     try:
         run = read_run(from_run, model) if from_run is not None else None
-        given = given_options(episode)
+        given = set_options(episode)
         options = merged_options(run.options if run else None, given)
         engine: VllmSettings | CompletionsSettings
         if engine_url is not None:
@@ -181,7 +181,7 @@ def command(
             engine=engine,
             options=options,
             # Tools that are served in place of the run's, or beside them, are told as they are.
-            told_tools=run.told_tools if run and tool_type is None and mcp is None else None,
+            tool_descriptions=run.tool_descriptions if run and tool_type is None and mcp is None else None,
             sampling=_sampling(run.sampling if run else Sampling(), temperature, top_p, top_k),
             tool_api_key=tool_server_api_key,
             api_key=api_key,
@@ -214,7 +214,7 @@ def main() -> None:
 
 
 def _model(
-    model: str | None, run: Run | None, tokenizer: str | None, engine: VllmSettings | CompletionsSettings
+    model: str | None, run: TrainedRun | None, tokenizer: str | None, engine: VllmSettings | CompletionsSettings
 ) -> str:
     """Where model and tokenizer are read from. A model that another server holds needs a tokenizer only."""
     if run is not None:
@@ -225,7 +225,7 @@ def _model(
     return found
 
 
-def _name(model: str | None, run: Run | None, engine: VllmSettings | CompletionsSettings) -> str:
+def _name(model: str | None, run: TrainedRun | None, engine: VllmSettings | CompletionsSettings) -> str:
     if model is None and run is not None:
         return run.name
     if model is None and isinstance(engine, CompletionsSettings) and engine.model is not None:
@@ -240,18 +240,18 @@ def _sampling(base: Sampling, temperature: float | None, top_p: float | None, to
 
 
 def _tools_to_start(
-    options: EpisodeOptions, tool_type: str | None, mcp: Path | None, run: Run | None, url_given: bool
+    options: EpisodeOptions, tool_type: str | None, mcp: Path | None, run: TrainedRun | None, has_url: bool
 ) -> str | None:
     """The tools to serve, if a server is to be started; empty: those of `mcp` alone.
 
     Raises ConfigError if the loop needs one and has none.
     """
-    if (tool_type is not None or mcp is not None) and url_given:
+    if (tool_type is not None or mcp is not None) and has_url:
         name = "--mcp" if tool_type is None else "--tool_type"
         raise ConfigError(f"{name} starts a tool server and --tool_server_url names one; give just one of them")
     if tool_type is not None:
         return tool_type
-    if run is not None and run.tool_type is not None and not url_given:
+    if run is not None and run.tool_type is not None and not has_url:
         return run.tool_type
     if mcp is not None:
         return ""
@@ -262,7 +262,9 @@ def _tools_to_start(
     return None
 
 
-def _tool_args(tool_type: str | None, tool_config: str | None, mcp: Path | None, run: Run | None) -> tuple[str, ...]:
+def _tool_args(
+    tool_type: str | None, tool_config: str | None, mcp: Path | None, run: TrainedRun | None
+) -> tuple[str, ...]:
     """Further options of the tool server: the run's, if its tools are served, and the config files."""
     own = run.tool_server_args if run is not None and tool_type is None else ()
     given = {"--tool_config": tool_config, "--mcp": mcp}

@@ -23,7 +23,7 @@ from eval_service.service import Service
 from eval_service.settings import ServiceSettings, VllmSettings
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.client import ToolClient
-from verl_tool.servers.api.host_check import HostCheck
+from verl_tool.http.host_check import HostCheck
 from verl_tool.servers.serve.replica import LEAVING_SECONDS, REPLICA_VARIABLES, SharedPort
 from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
 
@@ -83,7 +83,7 @@ class ModelReplica:
             settings.options,
             sampling=settings.sampling,
             max_queued=settings.max_queued,
-            told_tools=settings.told_tools,
+            tool_descriptions=settings.tool_descriptions,
             image_tokens=images,
             image_reader=ImageReader(most=settings.max_images, fetches=settings.allow_image_urls),
             why_no_images=why_no_images,

@@ -10,7 +10,7 @@ from verl_tool.agent_loop.actions import length_to_stop
 from verl_tool.agent_loop.episode import Tools, up_to_stop
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ABORT_FIELD, TOOLS_FIELD, VERIFY_FIELD, StepResult
 
@@ -78,7 +78,7 @@ class EpisodeAdapter:
         if most <= 0:
             return Generation((), stop_reason="length")
         params = sampling_params | {"max_tokens": most}
-        listener = None if observer is None else _UpToStop(observer, params.get("stop") or (), self._tokenizer)
+        listener = None if observer is None else _StopStringFilter(observer, params.get("stop") or (), self._tokenizer)
         wrote = None if listener is None else listener.wrote
         shown: dict[str, Any] = {"images": images} if images else {}
         generation = up_to_stop(
@@ -134,7 +134,7 @@ class EpisodeAdapter:
         return min(limit for limit in limits if limit is not None)
 
 
-class _UpToStop:
+class _StopStringFilter:
     """Tells an observer of one turn's tokens up to the one that completes a stop string.
 
     An engine that draws several tokens at a time may send more with it; they are no part of the turn.

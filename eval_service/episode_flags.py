@@ -51,7 +51,7 @@ def with_episode_flags(command: Command) -> Command:
     return command
 
 
-def given_options(flags: Mapping[str, Any]) -> dict[str, Any]:
+def set_options(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were set. Raises ConfigError for a list that cannot be read."""
     given = {name: value for name, value in flags.items() if value is not None}
     if STOPS in given:

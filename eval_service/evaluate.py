@@ -25,14 +25,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from eval_service.evaluation.asking import Asker, Asking
 from eval_service.evaluation.dataset import Problem, read_problems
+from eval_service.evaluation.image_report import IMAGES, with_images
 from eval_service.evaluation.record import ABOUT, Key, Record, read_records, write_records
 from eval_service.evaluation.report import Summary, as_markdown, summarise
-from eval_service.evaluation.shown_images import IMAGES, with_images
 from eval_service.model.checkpoint import Checkpoint, newest_checkpoint
 from verl_tool.agent_loop.trajectory import save_images
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.json_options import json_object
 from verl_tool.util.atomic_files import atomic_write
+from verl_tool.util.json_options import json_object
 
 console = Console(stderr=True)
 

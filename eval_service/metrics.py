@@ -9,7 +9,7 @@ from prometheus_client.exposition import generate_latest
 
 from eval_service.openai.usage import Usage
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
-from verl_tool.servers.metrics import HttpMetrics
+from verl_tool.http.metrics import HttpMetrics
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 

@@ -25,13 +25,13 @@ from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ContentError, ToolFault
 from verl_tool.formats import Format, loop_formats
-from verl_tool.json_text import shown
+from verl_tool.http.messages import HttpError
 from verl_tool.protocol import FaultKind, ToolDescription
-from verl_tool.servers.api.http import HttpError
 from verl_tool.servers.execution.admission import Admission
+from verl_tool.util.json_text import excerpt
 from verl_tool.verification import Verification
 
 log = logging.getLogger(__name__)
@@ -89,13 +89,13 @@ class Service:
         sampling: Sampling | None = None,
         max_queued: int = 8192,
         formats: Sequence[Format] | None = None,
-        told_tools: Sequence[ToolDescription] | None = None,
+        tool_descriptions: Sequence[ToolDescription] | None = None,
         image_tokens: ImageTokens | None = None,
         image_reader: ImageReader | None = None,
         why_no_images: str = "reads text only",
     ) -> None:
         """`image_tokens`: how the model reads images, and `image_reader` how those of requests are; without
-        `image_tokens` they are refused, and `why_no_images` says what the model does. `told_tools`: what the tool
+        `image_tokens` they are refused, and `why_no_images` says what the model does. `tool_descriptions`: what the tool
         server told of its tools, as a run kept it; None: what it says of them now.
         `formats`: those in which tools are called, in place of those that the options name and the server tells.
 
@@ -110,14 +110,14 @@ class Service:
         self.formats = loop_formats(options.formats) if formats is None else tuple(formats)
         self.admission = Admission(options.max_concurrent_trajectories or max_queued, max_queued)
         # What is told is known here of a run; else the first request asks for it.
-        self._prompts = PromptRenderer(tokenizer, options, told_tools, formats) if told_tools else None
+        self._prompts = PromptRenderer(tokenizer, options, tool_descriptions, formats) if tool_descriptions else None
         self._renderer: ObservationRenderer = (
             self._prompts.observations() if self._prompts else renderer_for(options, tokenizer, self.formats)
         )
         self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
-        self._given_formats = formats
+        self._extra_formats = formats
         self._loop_formats: tuple[tuple[ToolDescription, ...], LoopFormats] | None = None
-        self._told_tools = None if told_tools is None else tuple(told_tools)
+        self._tool_descriptions = None if tool_descriptions is None else tuple(tool_descriptions)
         self._known_tools: tuple[ToolDescription, ...] = ()
         self._known_until = self._silent_until = 0.0
         self._asking = asyncio.Lock()
@@ -129,10 +129,10 @@ class Service:
         return self.options.enable_agent and self.tools is not None
 
     def check_prompt(
-        self, prompt_ids: Sequence[int], param: str, tools_told: int = 0, images: Sequence[ImagePart] = ()
+        self, prompt_ids: Sequence[int], param: str, described_tools: int = 0, images: Sequence[ImagePart] = ()
     ) -> None:
         """Raises HttpError if the prompt leaves no room for an answer, the loop would cut it, it has not one place for
-        each of its images, or the model does not know one of its tokens. `tools_told`: of how many tools it tells."""
+        each of its images, or the model does not know one of its tokens. `described_tools`: of how many tools it tells."""
         n = len(prompt_ids) + self._further_tokens(prompt_ids, images, param)
         if n == 0:
             raise bad_request(f"'{param}' is empty; a model needs at least one token to continue", param=param)
@@ -143,14 +143,16 @@ class Service:
         }
         for name, limit in limits.items():
             if limit is not None and n > limit:
-                told = f", what it tells of {tools_told} tool(s) included" if tools_told else ""
+                told = f", what it tells of {described_tools} tool(s) included" if described_tools else ""
                 told += f", {len(images)} image(s) included" if images else ""
                 message = f"the prompt has {n} tokens{told}; this model takes at most {limit} here ({name}). Shorten it"
                 raise bad_request(message, param=param, code="context_length_exceeded")
         last = self.engine.vocab_size - 1
         for token_id in (min(prompt_ids), max(prompt_ids)):
             if not 0 <= token_id <= last:
-                message = f"'{param}' holds the token id {shown(token_id)}; this model's vocabulary is from 0 to {last}"
+                message = (
+                    f"'{param}' holds the token id {excerpt(token_id)}; this model's vocabulary is from 0 to {last}"
+                )
                 raise bad_request(message, param=param, code="invalid_value")
 
     def _further_tokens(self, prompt_ids: Sequence[int], images: Sequence[ImagePart], param: str) -> int:
@@ -178,22 +180,22 @@ class Service:
 
         Raises HttpError if the tools must be known and the tool server does not answer.
         """
-        if not (self.uses_tools and (self.options.tells_of_tools or listed)):
+        if not (self.uses_tools and (self.options.describes_tools or listed)):
             return self._prompts_without_tools
-        known = self._told_tools or await self._tools_known()
+        known = self._tool_descriptions or await self._tools_known()
         if self._prompts is None or self._prompts.tools != known:
-            self._prompts = PromptRenderer(self.tokenizer, self.options, known, self._given_formats)
+            self._prompts = PromptRenderer(self.tokenizer, self.options, known, self._extra_formats)
         return self._prompts
 
     @functools.cached_property
     def _prompts_without_tools(self) -> PromptRenderer:
-        return PromptRenderer(self.tokenizer, self.options, formats=self._given_formats)
+        return PromptRenderer(self.tokenizer, self.options, formats=self._extra_formats)
 
     async def formats_of(self, names: Sequence[str] | None) -> tuple[Format, ...]:
         """The formats in which a trajectory calls tools that may use those of `names` only (None: all)."""
-        if self._given_formats is not None or self.options.formats is not None or not self.uses_tools or names == ():
+        if self._extra_formats is not None or self.options.formats is not None or not self.uses_tools or names == ():
             return self.formats
-        known = await self._tools_if_told() if self._told_tools is None else self._told_tools
+        known = await self._fetch_tools() if self._tool_descriptions is None else self._tool_descriptions
         if self._loop_formats is None or self._loop_formats[0] != known:
             self._loop_formats = known, LoopFormats(None, known)
         return self._loop_formats[1].of(names)
@@ -279,7 +281,7 @@ class Service:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _tools_if_told(self) -> tuple[ToolDescription, ...]:
+    async def _fetch_tools(self) -> tuple[ToolDescription, ...]:
         """As `_tools_known`; those that were known last if the server does not tell them soon."""
         async with self._asking:
             if time.monotonic() > self._silent_until:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.content import LIMITS
+from verl_tool.content.parts import LIMITS
+from verl_tool.http.request_body import MAX_MEDIA_BODY_BYTES
 from verl_tool.protocol import ToolDescription
-from verl_tool.servers.api.request_body import MAX_MEDIA_BODY_BYTES
 
 
 class _Settings(BaseModel):
@@ -80,7 +80,7 @@ class ServiceSettings(_Settings):
     engine: Annotated[VllmSettings | CompletionsSettings, Field(discriminator="kind")] = VllmSettings()
     options: EpisodeOptions
     """The loop. `max_concurrent_trajectories`: answers that one replica works on at a time."""
-    told_tools: tuple[ToolDescription, ...] | None = None
+    tool_descriptions: tuple[ToolDescription, ...] | None = None
     """What prompts tell of the tools, as the run that is served kept it; None: what the tool server says of them."""
     sampling: Sampling = Sampling()
     tool_api_key: str | None = Field(default=None, repr=False)
@@ -103,5 +103,5 @@ class ServiceSettings(_Settings):
     listen_port: PositiveInt | None = None
     """None: a request's ``Host`` may bear any port."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names by which clients may call (`verl_tool.servers.api.host_check`)."""
+    """Further names by which clients may call (`verl_tool.http.host_check`)."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from verl_tool.json_text import BadJsonError, decode_json, encode_json
 from verl_tool.protocol import (
     Fault,
     FaultKind,
@@ -21,7 +20,8 @@ from verl_tool.protocol import (
     StepResult,
     request_body,
 )
-from verl_tool.servers.api.wire import encode_response
+from verl_tool.servers.replica.wire import encode_response
+from verl_tool.util.json_text import BadJsonError, decode_json, encode_json
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 WILD_TEXT = st.text()

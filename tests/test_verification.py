@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile, pack_files
 from verl_tool.verification import STYLE, read_verification, reward_in, verification_of
 
 TESTS = pack_files({"test.sh": PackedFile(b"echo 1 > /logs/verifier/reward.txt\n")})

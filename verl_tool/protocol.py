@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from verl_tool.json_text import encode_json, shown
+from verl_tool.util.json_text import encode_json, excerpt
 
 MAX_ID_CHARACTERS = 256
 """Of a trajectory id, which is written into logs: printable characters only."""
@@ -43,7 +43,7 @@ names them; without it, all of the tools' formats."""
 TURNS_LEFT_FIELD = "turns_left"
 """Entry of a request's extra data: turns that the model may still write behind the answer."""
 FILES_FIELD = "workspace_files"
-"""Entry of a request's extra data: files (`verl_tool.packed_files`) that are put into the trajectory's workspace before
+"""Entry of a request's extra data: files (`verl_tool.content.packed_files`) that are put into the trajectory's workspace before
 anything runs in it. Sent with the first call; once there is a workspace, none are put into it."""
 IMAGES_FIELD = "images"
 """Entry of a request's extra data: the images of the trajectory's prompt in their order, as data URIs. Sent with the
@@ -154,7 +154,7 @@ class StepResult:
     trajectory_id: str
     observation: str = ""
     """What the model reads. ``<image>`` and ``<audio>`` in it stand for what `image` and `audio` hold, in their order;
-    `verl_tool.content.parts_of` takes them together."""
+    `verl_tool.content.parts.parts_of` takes them together."""
     done: bool = False
     """The trajectory is over: it called `finish`, or the tool ended it."""
     valid: bool = True
@@ -162,7 +162,7 @@ class StepResult:
     fault: Fault | None = None
     reward: float | None = None
     image: Any | None = None
-    """The observation's images: a list of `verl_tool.content.ImagePart`. From a tool, or a server, of verl-tool's kind
+    """The observation's images: a list of `verl_tool.content.parts.ImagePart`. From a tool, or a server, of verl-tool's kind
     also one data URI; on the wire data URIs and references."""
     audio: Any | None = None
     """As `image`."""
@@ -298,7 +298,7 @@ class ObservationRequest(BaseModel):
             ("known_media", known, False, _HASHES),
         )
         name, value, _, wanted = next(check for check in checks if not check[2])
-        message = f"{name}[{i}] is {shown(value)} ({type(value).__name__}); send {wanted}"
+        message = f"{name}[{i}] is {excerpt(value)} ({type(value).__name__}); send {wanted}"
         return Fault(kind=FaultKind.BAD_REQUEST, message=message, retryable=False)
 
 

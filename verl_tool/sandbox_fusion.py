@@ -41,7 +41,7 @@ class RunCodeRequest(BaseModel):
     @classmethod
     def _within_the_folder(cls, names: Names) -> Names:
         for name in names:
-            _refuse_bad_path(name)
+            _reject_bad_path(name)
         return names
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class RunCodeRequest(BaseModel):
         return self
 
 
-def _refuse_bad_path(name: str) -> None:
+def _reject_bad_path(name: str) -> None:
     parts = name.split("/")
     longest = max(len(part.encode(errors="replace")) for part in parts)
     if len(name) > MAX_PATH_CHARACTERS or len(parts) > MAX_PATH_DEPTH or longest > MAX_PART_BYTES:

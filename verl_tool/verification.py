@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import unpack
 from verl_tool.protocol import Fault, FaultKind
 
 STYLE = "workspace_verifier"
@@ -36,7 +36,7 @@ class Verification(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     files: str
-    """Of `verl_tool.packed_files.pack`; ``test.sh`` is among them."""
+    """Of `verl_tool.content.packed_files.pack`; ``test.sh`` is among them."""
     timeout_seconds: float = Field(default=120.0, gt=0, le=3600)
     """For the program. One that takes longer gives the reward 0."""
     env: dict[str, str] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from verl_tool.agent_loop.generators.base import Generation
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import VerlToolError
 
 
@@ -15,7 +15,7 @@ class EngineError(VerlToolError):
     """The engine failed or cannot be reached; another try, or another replica, may do."""
 
 
-class RefusedError(VerlToolError):
+class RequestRejectedError(VerlToolError):
     """The engine takes a request as wrong; the same request will always be refused."""
 
 

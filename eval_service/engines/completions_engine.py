@@ -12,18 +12,18 @@ from typing import Any
 
 import aiohttp
 
-from eval_service.engines.base import EngineError, Listener, RefusedError, TokenChunk, TokenLogProb
+from eval_service.engines.base import EngineError, Listener, RequestRejectedError, TokenChunk, TokenLogProb
 from eval_service.settings import CompletionsSettings
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.client.exchange import KEEP_ALIVE_SECONDS
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
-from verl_tool.json_text import BadJsonError, decode_json, encode_json
+from verl_tool.util.json_text import BadJsonError, decode_json, encode_json
 
 START_SECONDS = 30.0
 CHECK_SECONDS = 5.0
 CONNECT_SECONDS = 10.0
-_MOST_LINE_BYTES = 4 << 20
+_MAX_LINE_BYTES = 4 << 20
 _WORDS = 500
 """Characters of a server's refusal that are quoted."""
 
@@ -66,7 +66,9 @@ class CompletionsEngine:
     ) -> Generation:
         """See `Engine.generate`. Raises RefusedError for images: this way of asking takes token ids only."""
         if images:
-            raise RefusedError(f"{self._base}/v1/completions takes no images; serve the model here, with --model")
+            raise RequestRejectedError(
+                f"{self._base}/v1/completions takes no images; serve the model here, with --model"
+            )
         body = {
             **{name: value for name, value in sampling_params.items() if value is not None},
             "model": self._model,
@@ -83,7 +85,7 @@ class CompletionsEngine:
                 data=encode_json(body),
                 headers={"content-type": "application/json", "x-request-id": request_id},
             ) as response:
-                await self._refuse_error(response)
+                await self._reject_error(response)
                 if listen is None:
                     turn.add(decode_json(await response.read()))
                 else:
@@ -124,22 +126,22 @@ class CompletionsEngine:
             async with self._checks.get(
                 f"{self._base}/v1/models", timeout=aiohttp.ClientTimeout(total=seconds)
             ) as response:
-                await self._refuse_error(response)
+                await self._reject_error(response)
                 value = decode_json(await response.read())
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             raise EngineError(f"{self._base}/v1/models gives no answer: {error or type(error).__name__}") from error
-        except (BadJsonError, RefusedError) as error:
+        except (BadJsonError, RequestRejectedError) as error:
             raise EngineError(f"{self._base}/v1/models gives no list of models: {error}") from error
         data = value.get("data") if isinstance(value, dict) else None
         return [card for card in data if isinstance(card, dict)] if isinstance(data, list) else []
 
-    async def _refuse_error(self, response: aiohttp.ClientResponse) -> None:
+    async def _reject_error(self, response: aiohttp.ClientResponse) -> None:
         if response.status < 400:
             return
         words = (await response.text(errors="replace"))[:_WORDS]
         message = f"{self._base} answered HTTP {response.status}: {words}"
         if response.status in (400, 413, 422):
-            raise RefusedError(message)
+            raise RequestRejectedError(message)
         raise EngineError(message)
 
 
@@ -149,7 +151,7 @@ def _session(settings: CompletionsSettings, connections: int) -> aiohttp.ClientS
         # A turn may take long; the loop's generation_timeout bounds it.
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         headers={} if settings.api_key is None else {"authorization": f"Bearer {settings.api_key}"},
-        read_bufsize=_MOST_LINE_BYTES,
+        read_bufsize=_MAX_LINE_BYTES,
     )
 
 

@@ -20,14 +20,14 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from eval_service.engines.base import EngineError, Listener, RefusedError, TokenChunk, TokenLogProb
+from eval_service.engines.base import EngineError, Listener, RequestRejectedError, TokenChunk, TokenLogProb
 from eval_service.settings import VllmSettings
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 
 SHUTDOWN_SECONDS = 10.0
-MOST_LOG_PROBS = 20
+MAX_LOG_PROBS = 20
 """Most likeliest tokens that can be asked for."""
 BANNED = -100.0
 """Added to the logit of a token that must not be drawn; the least that vLLM takes."""
@@ -92,7 +92,7 @@ class VllmEngine:
                 if listen is not None and piece.token_ids:
                     await listen(TokenChunk(list(piece.token_ids), entries))
         except VLLMClientError as error:
-            raise RefusedError(str(error)) from error
+            raise RequestRejectedError(str(error)) from error
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed: {error}") from error
         aborted = finish_reason == _ABORTED
@@ -103,7 +103,7 @@ class VllmEngine:
         if not images:
             return TokensPrompt(prompt_token_ids=prompt_ids)
         if self._images is None:
-            raise RefusedError("this model reads text only, and was given images")
+            raise RequestRejectedError("this model reads text only, and was given images")
         decoded = await asyncio.to_thread(lambda: [image.decode() for image in images])
         return TokensPrompt(
             prompt_token_ids=self._images.one_each(prompt_ids),
@@ -145,7 +145,7 @@ def _arguments(
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "enforce_eager": settings.enforce_eager or on_cpu,
         "seed": settings.seed,
-        "max_logprobs": MOST_LOG_PROBS,
+        "max_logprobs": MAX_LOG_PROBS,
         "logprobs_mode": settings.logprobs_mode,
         # What a request leaves out is decided by the service, never by the model's folder.
         "generation_config": "vllm",
@@ -159,7 +159,7 @@ def _sampling_params(asked: dict[str, Any], kind: RequestOutputKind) -> Sampling
     try:
         return SamplingParams(**asked, output_kind=kind, detokenize=bool(asked.get("stop")), skip_clone=True)
     except (ValueError, TypeError) as error:
-        raise RefusedError(f"vLLM does not take these sampling parameters: {error}") from error
+        raise RequestRejectedError(f"vLLM does not take these sampling parameters: {error}") from error
 
 
 def _log_probs(output: CompletionOutput, asked: int) -> list[TokenLogProb] | None:

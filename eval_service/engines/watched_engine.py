@@ -9,7 +9,7 @@ from typing import Any
 
 from eval_service.engines.base import Engine, EngineError, Listener
 from verl_tool.agent_loop.generators.base import Generation
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 
 CHECK_EVERY_SECONDS = 1.0
 FAILED_CHECKS = 3

@@ -15,9 +15,9 @@ from openai.types.chat import ChatCompletion
 from eval_service.evaluation.dataset import Problem
 from eval_service.evaluation.record import Record
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.content import ImagePart, from_wire, to_wire
+from verl_tool.content.parts import ImagePart, from_wire, to_wire
 from verl_tool.errors import ConfigError
-from verl_tool.json_text import encode_json
+from verl_tool.util.json_text import encode_json
 
 OWNER = "verl-tool"
 """``owned_by`` of an endpoint that gives trajectories."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, read_conversation
-from verl_tool.agent_loop.row import listed_tools, own_max_turns, refuse_media, sent_to_tools, uses_tools
-from verl_tool.content import ImagePart
+from verl_tool.agent_loop.row import listed_tools, own_max_turns, reject_media, sent_to_tools, uses_tools
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.verification import Verification, verification_of
@@ -74,7 +74,7 @@ def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
             f"row {index} of {path} lacks {missing[0]!r}; rows are verl's, as examples/data_preprocess makes"
         )
     where = f"row {index} of {path}"
-    refuse_media(row, where, OTHER_MEDIA)
+    reject_media(row, where, OTHER_MEDIA)
     conversation = read_conversation(row["prompt"], row.get(IMAGES_COLUMN), where)
     extra_info = dict(row.get("extra_info") or {})
     tools_kwargs = extra_info.get("tools_kwargs")

@@ -11,7 +11,7 @@ from eval_service.evaluation.statistics import Estimate, estimate, pass_at_k
 
 
 @dataclass
-class ToolFigures:
+class ToolUsage:
     """One tool, by the name that the model called it."""
 
     calls: int = 0
@@ -45,7 +45,7 @@ class Summary:
     """Mean of an answer, by who wrote them."""
     seconds: float
     """Mean of an answer."""
-    tools: dict[str, ToolFigures] = field(default_factory=dict)
+    tools: dict[str, ToolUsage] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, for JSON."""
@@ -101,15 +101,15 @@ def as_markdown(summary: Summary, title: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _tool_line(name: str, tool: ToolFigures, answers: int) -> str:
+def _tool_line(name: str, tool: ToolUsage, answers: int) -> str:
     return (
         f"| {name} | {tool.calls} | {tool.calls / max(1, answers):.2f} | {tool.invalid} | {tool.answers} "
         f"| {tool.seconds / max(1, tool.calls):.4f} |"
     )
 
 
-def _tools(records: Sequence[Record]) -> dict[str, ToolFigures]:
-    tools: dict[str, ToolFigures] = defaultdict(ToolFigures)
+def _tools(records: Sequence[Record]) -> dict[str, ToolUsage]:
+    tools: dict[str, ToolUsage] = defaultdict(ToolUsage)
     for record in records:
         seen: set[str] = set()
         for call in record.trajectory.calls if record.trajectory is not None else ():

@@ -8,7 +8,7 @@ from pathlib import Path
 from eval_service.episode_flags import TRAINING_ONLY
 from eval_service.settings import ServiceSettings
 from verl_tool.agent_loop.prompt.prompt_renderer import schema_of
-from verl_tool.json_text import encode_json
+from verl_tool.util.json_text import encode_json
 
 _CHANGES_NO_ANSWER = frozenset({*TRAINING_ONLY, "tool_server_url", "max_concurrent_trajectories", "generation_timeout"})
 _OF_THE_ENGINE = {"kind", "model", "dtype", "max_model_len", "engine_kwargs"}
@@ -37,8 +37,8 @@ def fingerprint(settings: ServiceSettings) -> str:
         "chat_template_kwargs": settings.chat_template_kwargs,
         "chat_template": settings.chat_template,
     }
-    if settings.told_tools is not None:
-        told["tools"] = [schema_of(tool) for tool in settings.told_tools]
+    if settings.tool_descriptions is not None:
+        told["tools"] = [schema_of(tool) for tool in settings.tool_descriptions]
     return hashlib.sha256(encode_json(told)).hexdigest()[:_DIGITS]
 
 

@@ -13,7 +13,7 @@ from eval_service.model.checkpoint import newest_checkpoint
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.verl.config import options_in
-from verl_tool.agent_loop.verl.told_tools import tools_in
+from verl_tool.agent_loop.verl.tool_descriptions import tools_in
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ToolDescription
 
@@ -22,7 +22,7 @@ CONFIG_FILES = ("config.yaml", "config/config.yaml", ".hydra/config.yaml")
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainedRun:
     """What matters of a run for answering as it was trained."""
 
     name: str
@@ -46,17 +46,17 @@ class Run:
     tool_type: str | None
     """The tools that the run itself served; None if it used a server at `options.tool_server_url`."""
     tool_server_args: tuple[str, ...]
-    told_tools: tuple[ToolDescription, ...] | None
+    tool_descriptions: tuple[ToolDescription, ...] | None
     """What it was told of the tools; none if its server told nothing; None if it did not ask."""
 
 
-def read_run(folder: Path, model: str | None = None) -> Run:
+def read_run(folder: Path, model: str | None = None) -> TrainedRun:
     """Read a run's folder; `model` in place of its newest weights. Raises ConfigError that says what is missing."""
     config = run_config(folder)
     try:
         rollout = config.actor_rollout_ref.rollout
         checkpoint = newest_checkpoint(folder) if model is None else None
-        return Run(
+        return TrainedRun(
             name=folder.resolve().name,
             model=str(model if checkpoint is None else checkpoint.model),
             checkpoint=None if checkpoint is None else str(checkpoint),
@@ -71,7 +71,7 @@ def read_run(folder: Path, model: str | None = None) -> Run:
             tensor_parallel=int(rollout.tensor_model_parallel_size),
             tool_type=config.tool_server.start,
             tool_server_args=tuple(str(arg) for arg in config.tool_server.args),
-            told_tools=None if config.tool_server.get("tools") is None else tools_in(config),
+            tool_descriptions=None if config.tool_server.get("tools") is None else tools_in(config),
         )
     except OmegaConfBaseException as error:
         raise ConfigError(f"the config of the run {folder} cannot be read: {error}") from error

@@ -8,14 +8,14 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from eval_service.openai.errors import TemplateRefusedError
+from eval_service.openai.errors import TemplateRejectedError
 from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.errors import ConfigError
 
 
 class ServedTokenizer(HFTokenizer):
-    """As in training; a template's own error is told as TemplateRefusedError."""
+    """As in training; a template's own error is told as TemplateRejectedError."""
 
     @property
     def vocab_size(self) -> int:
@@ -33,7 +33,7 @@ class ServedTokenizer(HFTokenizer):
             return super().apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         except (TemplateError, TypeError, KeyError) as error:
             # A template is a program of the model's authors, and raises these on messages that it does not expect.
-            raise TemplateRefusedError(f"the chat template refuses these messages: {error}") from error
+            raise TemplateRejectedError(f"the chat template refuses these messages: {error}") from error
 
 
 def load_tokenizer(

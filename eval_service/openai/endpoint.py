@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from eval_service.engines.base import EngineError, RefusedError
+from eval_service.engines.base import EngineError, RequestRejectedError
 from eval_service.episode_adapter import StreamObserver
 from eval_service.metrics import ServiceMetrics
 from eval_service.openai.chat import ChatStream, chat_choice
 from eval_service.openai.completion import CompletionStream, completion_choice
 from eval_service.openai.errors import bad_request, from_fault, openai_error, overloaded
 from eval_service.openai.logprob_collector import LogprobCollector
-from eval_service.openai.plan import Plan, beside_the_loop, chat_plan, completion_plan
+from eval_service.openai.plan import Plan, chat_plan, completion_plan, run_in_executor
 from eval_service.openai.requests import ChatRequest, CompletionRequest, read_request
 from eval_service.openai.response_builder import ResponseBuilder
 from eval_service.openai.streaming.stream_buffer import StreamBuffer
@@ -30,15 +30,15 @@ from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.rollout import all_or_none
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError, ToolFault
-from verl_tool.json_text import encode_json
-from verl_tool.servers.api.event_stream import HEARTBEAT, EventStream
-from verl_tool.servers.api.host_check import HostCheck
-from verl_tool.servers.api.http import RETRY_AFTER, HttpError, JsonResponse
-from verl_tool.servers.api.request_body import MAX_MEDIA_BODY_BYTES, RequestBodies
-from verl_tool.servers.api.web_app import HEALTH_PATH, Request, WebApp
-from verl_tool.servers.api.wire import decoded
-from verl_tool.servers.execution.deadline import Deadline
-from verl_tool.servers.metrics import PROMETHEUS_TEXT
+from verl_tool.http.event_stream import HEARTBEAT, EventStream
+from verl_tool.http.host_check import HostCheck
+from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse
+from verl_tool.http.metrics import PROMETHEUS_TEXT
+from verl_tool.http.request_body import MAX_MEDIA_BODY_BYTES, RequestBodies
+from verl_tool.http.web_app import HEALTH_PATH, Request, WebApp
+from verl_tool.servers.replica.wire import decoded
+from verl_tool.util.deadline import Deadline
+from verl_tool.util.json_text import encode_json
 
 MODELS_PATH = "/v1/models"
 HEALTH_SECONDS = 5.0
@@ -129,7 +129,7 @@ class Endpoint(WebApp):
         self.metrics.client_left()
 
     def as_http_error(self, error: Exception) -> HttpError:
-        if isinstance(error, RefusedError):
+        if isinstance(error, RequestRejectedError):
             return bad_request(str(error), code="refused_by_engine")
         if isinstance(error, EngineError):
             return overloaded(str(error), code="engine_failed")
@@ -169,14 +169,14 @@ class Endpoint(WebApp):
 
     async def _chat(self, body: bytes) -> Job:
         request = await decoded(partial(read_request, model=ChatRequest), body)
-        self._refuse_other_model(request.model)
+        self._reject_other_model(request.model)
         builder = ResponseBuilder.of_chat(self.model)
         plan = await chat_plan(request, self.service, builder)
         return Job(plan, builder, bool(request.stream), chat_choice, ChatStream)
 
     async def _completion(self, body: bytes) -> Job:
         request = await decoded(partial(read_request, model=CompletionRequest), body)
-        self._refuse_other_model(request.model)
+        self._reject_other_model(request.model)
         builder = ResponseBuilder.of_completion(self.model)
         plan = await completion_plan(request, self.service, builder)
         return Job(plan, builder, bool(request.stream), completion_choice, CompletionStream)
@@ -203,7 +203,7 @@ class Endpoint(WebApp):
 
         size = sum(len(trajectory.prompt_ids) + len(trajectory.response_ids) for trajectory in trajectories)
         size += sum(len(image.data) for t in trajectories if plan.with_trajectory for image in t.images.values())
-        return JsonResponse(await beside_the_loop(answer, size))
+        return JsonResponse(await run_in_executor(answer, size))
 
     async def _events(self, job: Job, until: float) -> AsyncGenerator[bytes, None]:
         """The answer as a stream, up to its end mark. Raises what its choices raise."""
@@ -251,7 +251,7 @@ class Endpoint(WebApp):
         self.metrics.answered(trajectories, usage)
         return usage
 
-    def _refuse_other_model(self, name: str) -> None:
+    def _reject_other_model(self, name: str) -> None:
         if name != self.model:
             message = f"the model {name[:80]!r} is not served here; known: {self.model}"
             raise HttpError(404, "model_not_found", message, "model")
@@ -260,7 +260,7 @@ class Endpoint(WebApp):
         return JsonResponse({"object": "list", "data": [self._card()]})
 
     async def _one_model(self, request: Request) -> Response:
-        self._refuse_other_model(request.path_params["model"])
+        self._reject_other_model(request.path_params["model"])
         return JsonResponse(self._card())
 
     def _card(self) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from verl_tool.errors import VerlToolError
+from verl_tool.http.messages import RETRY_AFTER, HttpError
 from verl_tool.protocol import Fault, FaultKind
-from verl_tool.servers.api.http import RETRY_AFTER, HttpError
 
 _STATUS_OF_FAULT = {FaultKind.TIMEOUT: 504, FaultKind.BAD_REQUEST: 400}
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class TemplateRefusedError(VerlToolError, ValueError):
+class TemplateRejectedError(VerlToolError, ValueError):
     """The chat template cannot render these messages."""
 
 

@@ -15,14 +15,14 @@ from aiohttp.abc import AbstractResolver
 
 from eval_service.openai.errors import bad_request, from_fault
 from verl_tool.agent_loop.rollout import all_or_none
-from verl_tool.content import LIMITS, ContentLimits, ImagePart, from_wire, read_media
+from verl_tool.content.parts import LIMITS, ContentLimits, ImagePart, from_wire, read_media
 from verl_tool.errors import ContentError, ToolFault
-from verl_tool.web.page_client import IMAGES, PageClient, PageRefused
+from verl_tool.web.page_client import IMAGES, PageClient, PageUnavailableError
 
 FETCH_SECONDS = 20.0
 """For one image, redirects included."""
 FETCHES_AT_A_TIME = 16
-MOST_PIXELS = 8 * LIMITS.image_pixels
+MAX_PIXELS = 8 * LIMITS.image_pixels
 """Of all images of a request together; three bytes each while one is decoded."""
 DECODING_THREADS = 2
 INVALID = "invalid_image"
@@ -79,7 +79,7 @@ class ImageReader:
         images: list[ImagePart] = []
         for each, data in zip(sent, fetched, strict=True):
             images.append(await asyncio.get_running_loop().run_in_executor(_decoding, self._part, each, data))
-            self._refuse_too_much(images)
+            self._reject_too_much(images)
         return tuple(images)
 
     async def _all_fetched(self, sent: Sequence[SentImage]) -> list[bytes | None]:
@@ -90,7 +90,7 @@ class ImageReader:
             nonlocal total
             data = await self._fetched(image)
             total += len(data or b"")
-            self._refuse_above("bytes", total, self._limits.media_bytes)
+            self._reject_above("bytes", total, self._limits.media_bytes)
             return data
 
         return await all_or_none([asyncio.ensure_future(one(each)) for each in sent])
@@ -107,7 +107,7 @@ class ImageReader:
             raise bad_request(f"'{image.where}': {words}", param=image.where, code="image_url_not_allowed")
         try:
             return (await self._client.get(image.url, FETCH_SECONDS)).body
-        except PageRefused as error:
+        except PageUnavailableError as error:
             words = f"{image.url[:200]!r} was not read: {error}"
             raise bad_request(f"'{image.where}': {words}", param=image.where, code="invalid_image_url") from None
         except ToolFault as fault:
@@ -124,11 +124,11 @@ class ImageReader:
             raise bad_request(f"'{image.where}': {error}", param=image.where, code=INVALID) from None
         return part
 
-    def _refuse_too_much(self, images: Sequence[ImagePart]) -> None:
-        self._refuse_above("bytes", sum(len(image.data) for image in images), self._limits.media_bytes)
-        self._refuse_above("pixels", sum(image.width * image.height for image in images), MOST_PIXELS)
+    def _reject_too_much(self, images: Sequence[ImagePart]) -> None:
+        self._reject_above("bytes", sum(len(image.data) for image in images), self._limits.media_bytes)
+        self._reject_above("pixels", sum(image.width * image.height for image in images), MAX_PIXELS)
 
-    def _refuse_above(self, unit: str, total: int, most: int) -> None:
+    def _reject_above(self, unit: str, total: int, most: int) -> None:
         if total > most:
             words = f"images of {total} {unit} in one request; this service takes at most {most}: send smaller ones"
             raise bad_request(words, param="messages", code="images_too_large")

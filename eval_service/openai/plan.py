@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from eval_service.openai.errors import TemplateRefusedError, bad_request
+from eval_service.openai.errors import TemplateRejectedError, bad_request
 from eval_service.openai.image_reader import SentImage
-from eval_service.openai.requests import MOST_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
+from eval_service.openai.requests import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from eval_service.openai.response_builder import ResponseBuilder
 from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 
 INLINE_CHARACTERS = 4 << 10
 """Longer texts are rendered and made tokens in a thread."""
@@ -45,7 +45,7 @@ class Plan:
 
 async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBuilder) -> Plan:
     """Raises HttpError if the conversation cannot be answered."""
-    _refuse_too_many(request, 1, "messages")
+    _reject_too_many(request, 1, "messages")
     messages = [message.for_template() for message in request.messages]
     size = sum(len(message.text) for message in request.messages)
     service.check_prompt_size(size, "messages")
@@ -54,11 +54,11 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
     listed = service.listed_tools(request.tool_names)
     prompts = await service.prompts(listed)
     try:
-        text = await beside_the_loop(lambda: prompts.text(messages, listed), size)
-    except TemplateRefusedError as error:
+        text = await run_in_executor(lambda: prompts.text(messages, listed), size)
+    except TemplateRejectedError as error:
         raise bad_request(str(error)[:_WORDS], param="messages", code="invalid_value") from None
     prompt_ids = await _encoded(text, service, "messages")
-    service.check_prompt(prompt_ids, "messages", len(prompts.told(listed)), images)
+    service.check_prompt(prompt_ids, "messages", len(prompts.described_tools(listed)), images)
     renderer = prompts.observations(listed) if listed != () else None
     return await _plan(request, service, builder, [prompt_ids], renderer, images)
 
@@ -80,7 +80,7 @@ async def _images(request: ChatRequest, service: Service) -> tuple[ImagePart, ..
 
 async def completion_plan(request: CompletionRequest, service: Service, builder: ResponseBuilder) -> Plan:
     """Raises HttpError if a prompt cannot be continued."""
-    _refuse_too_many(request, len(request.prompts), "prompt")
+    _reject_too_many(request, len(request.prompts), "prompt")
     prompts = [
         await _encoded(prompt, service, "prompt") if isinstance(prompt, str) else list(prompt)
         for prompt in request.prompts
@@ -91,20 +91,20 @@ async def completion_plan(request: CompletionRequest, service: Service, builder:
     return await _plan(request, service, builder, prompts)
 
 
-def _refuse_too_many(request: GenerationRequest, prompts: int, param: str) -> None:
+def _reject_too_many(request: GenerationRequest, prompts: int, param: str) -> None:
     """Before any of the prompts is looked at."""
     n = request.n or 1
-    if not 1 <= n * prompts <= MOST_CHOICES:
-        message = f"{prompts} prompts times n={n} answers; one request takes from 1 to {MOST_CHOICES} answers"
+    if not 1 <= n * prompts <= MAX_CHOICES:
+        message = f"{prompts} prompts times n={n} answers; one request takes from 1 to {MAX_CHOICES} answers"
         raise bad_request(message, param="n" if prompts > 0 else param)
 
 
 async def _encoded(text: str, service: Service, param: str) -> list[int]:
     service.check_prompt_size(len(text), param)
-    return await beside_the_loop(lambda: service.tokenizer.encode(text), len(text))
+    return await run_in_executor(lambda: service.tokenizer.encode(text), len(text))
 
 
-async def beside_the_loop(work: Callable[[], Result], characters: int) -> Result:
+async def run_in_executor(work: Callable[[], Result], characters: int) -> Result:
     """What `work` gives. On a long text it is done in a thread: a megabyte takes seconds to be made tokens."""
     if characters <= INLINE_CHARACTERS:
         return work()

@@ -13,19 +13,19 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from eval_service.openai.errors import bad_request
-from verl_tool.agent_loop.row import MEDIA_COLUMNS, holds_something
-from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
-from verl_tool.packed_files import unpack
+from verl_tool.agent_loop.row import MEDIA_COLUMNS, is_present
+from verl_tool.content.packed_files import unpack
+from verl_tool.http.messages import HttpError
 from verl_tool.protocol import AUDIOS_FIELD, FILES_FIELD, IMAGES_FIELD
-from verl_tool.servers.api.http import HttpError
+from verl_tool.util.json_text import BadJsonError, decode_request_json, encode_json, excerpt
 from verl_tool.verification import Verification
 
-MOST_CHOICES = 1024
+MAX_CHOICES = 1024
 """Most answers (`n` times the number of prompts) of one request."""
-MOST_MESSAGES = 4096
-MOST_TOOLS = 128
-MOST_STOPS = 32
-MOST_BIASES = 1024
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+MAX_STOPS = 32
+MAX_BIASES = 1024
 NAME_CHARACTERS = 256
 STOP_CHARACTERS = 1024
 EXTRA_BYTES = 256 << 10
@@ -91,19 +91,19 @@ class GenerationRequest(_Strict):
     frequency_penalty: Annotated[_Float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[_Float, Field(gt=0, le=2)] | None = None
     logit_bias: (
-        Annotated[dict[_TokenId, Annotated[_Float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)] | None
+        Annotated[dict[_TokenId, Annotated[_Float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)] | None
     ) = None
     max_tokens: _Count | None = None
     """Most tokens that the model writes in one answer, over all its turns."""
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None = None
     """The model's turn ends before one of these, and with it the answer."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63 - MOST_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63 - MAX_CHOICES)] | None = None
     """Choice `i` of a request draws with ``seed + i``."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: _Name | None = None
     """Recorded in the trajectory."""
-    tools: Annotated[list[ToolName], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[ToolName], Field(max_length=MAX_TOOLS)] | None = None
     """The only tools that may be used. None: all that the tool server has. An empty list: none."""
     tool_choice: Literal["auto", "none"] | None = None
     max_turns: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -209,7 +209,7 @@ class Message(BaseModel):
     def _text_and_images_only(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        held = [name for name in MEDIA_COLUMNS if holds_something(value.get(name))]
+        held = [name for name in MEDIA_COLUMNS if is_present(value.get(name))]
         content = value.get("content")
         parts = content if isinstance(content, list) else []
         kinds = [part.get("type") for part in parts if isinstance(part, Mapping) and part.get("type") not in CARRIED]
@@ -252,7 +252,7 @@ class Message(BaseModel):
 class ChatRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: _Count | None = None
     """OpenAI's new name of `max_tokens`."""
     logprobs: bool | None = None
@@ -299,7 +299,7 @@ class CompletionRequest(GenerationRequest):
             for ids in value if isinstance(value[0], list) else [value]:
                 if isinstance(ids, list) and set(map(type, ids)) - {int}:
                     i, wrong = next((i, one) for i, one in enumerate(ids) if type(one) is not int)
-                    raise ValueError(f"entry {i} of its token ids is {shown(wrong)}; a token id is a whole number")
+                    raise ValueError(f"entry {i} of its token ids is {excerpt(wrong)}; a token id is a whole number")
         return value
 
     @property
@@ -346,5 +346,5 @@ def _field_error(error: ValidationError, model: type[GenerationRequest]) -> Http
         return bad_request(f"'{param}' is missing", param=param, code="missing_required_parameter")
     message = first["msg"].removeprefix("Value error, ")
     if param is not None:
-        message = f"'{param}' is {shown(first['input'])}: {message}"
+        message = f"'{param}' is {excerpt(first['input'])}: {message}"
     return bad_request(message, param=param, code="invalid_value")

@@ -12,8 +12,8 @@ import msgspec
 
 from eval_service.openai.usage import Usage
 from verl_tool.agent_loop.trajectory import Author, Trajectory
-from verl_tool.content import ImagePart, to_wire
-from verl_tool.servers.api import event_stream
+from verl_tool.content.parts import ImagePart, to_wire
+from verl_tool.http import event_stream
 
 
 @dataclass(frozen=True)

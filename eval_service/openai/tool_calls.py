@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from verl_tool.content import AudioPart, ImagePart, Part, TextPart, to_wire
+from verl_tool.content.parts import AudioPart, ImagePart, Part, TextPart, to_wire
 from verl_tool.formats import Call, Format
 from verl_tool.formats.find import calls_sent
-from verl_tool.json_text import encode_json
+from verl_tool.util.json_text import encode_json
 
 
 class CallLog:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rows import LocalDir, Row, messages, row, run, save
 
-from verl_tool.plugin import import_file
+from verl_tool.util.plugin import import_file
 
 DATA_SOURCE = "function_calling"
 TOOLS = import_file(Path(__file__).parents[1] / "train" / "function_calling" / "tools.py")

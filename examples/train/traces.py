@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_tool.packed_files import unpack
+from verl_tool.content.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD
 
 sys.path += [str(Path(__file__).parent / folder) for folder in ("acecoder", "skysql", "terminal")]

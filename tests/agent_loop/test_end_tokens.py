@@ -15,7 +15,7 @@ from verl_loop import ScriptedEngine, make_loop, make_tokenizer
 
 from eval_service.model.tokenizer import load_tokenizer
 from verl_tool.agent_loop.end_tokens import generation_end_tokens
-from verl_tool.text_environment import TextEnvironment
+from verl_tool.notebook.text_environment import TextEnvironment
 
 QUESTION = [{"role": "user", "content": "?"}]
 

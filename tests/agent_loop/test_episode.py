@@ -144,7 +144,7 @@ async def test_the_tool_may_be_asked_first_and_its_answer_ends_the_prompt() -> N
     assert [(a.action, a.step) for a in run.tools.asked] == [("", 0), (CALL, 1)]
     assert trajectory.prompt_ids == run.prompt + run.tokenizer.encode("<obs0>")
     assert run.response(trajectory) == f"{CALL}<obs1>2{END}"
-    assert trajectory.calls[0].shown_tokens == len("<obs0>")
+    assert trajectory.calls[0].visible_tokens == len("<obs0>")
 
 
 async def test_a_chat_that_the_tool_opens_reads_as_one_rendered_whole() -> None:
@@ -234,7 +234,7 @@ async def test_the_observation_that_crosses_the_limit_is_cut_at_its_side(side: s
     assert trajectory.stop is StopReason.MAX_RESPONSE_LENGTH
     assert trajectory.response_mask == [1] * len(CALL) + [0] * 6
     assert trajectory.calls[0].observation == "0123456789"
-    assert trajectory.calls[0].shown_tokens == 6
+    assert trajectory.calls[0].visible_tokens == 6
     assert trajectory.calls[0].truncated
 
 
@@ -251,7 +251,7 @@ async def test_a_long_observation_loses_its_side(side: str, shown: str) -> None:
     trajectory = await run()
     assert run.response(trajectory) == f"{CALL}{shown}2{END}"
     assert trajectory.calls[0].truncated
-    assert trajectory.calls[0].shown_tokens == 30
+    assert trajectory.calls[0].visible_tokens == 30
     assert trajectory.calls[0].observation == "a" * 40 + "z" * 40
 
 
@@ -261,7 +261,7 @@ async def test_a_chat_turn_is_rendered_by_the_template_and_closed_if_the_model_d
     assert run.response(trajectory) == (f"so {CALL}{END}\n{START}tool\n<obs0>{END}\n{START}assistant\nit is 2{END}")
     assert authors(trajectory) == ["prompt", "model", "template", "tool", "template", "model"]
     assert trajectory.response[2].text == "<obs0>"
-    assert trajectory.calls[0].shown_tokens == len("<obs0>")
+    assert trajectory.calls[0].visible_tokens == len("<obs0>")
 
 
 async def test_several_calls_in_a_chat_turn_go_to_the_server_together() -> None:

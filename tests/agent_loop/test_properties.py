@@ -134,7 +134,7 @@ def check_nothing_is_lost(trajectory: Trajectory, tools: ToyTools) -> None:
     assert [asked.step for asked in tools.asked] == list(range(len(tools.asked)))
     # An observation that the model was not shown whole says so. A template may trim blanks.
     for call in trajectory.calls:
-        shown_whole = call.shown_tokens > 0 or not call.observation.strip() or call.done or call.fault is not None
+        shown_whole = call.visible_tokens > 0 or not call.observation.strip() or call.done or call.fault is not None
         assert shown_whole or call.truncated
     cut = trajectory.stop in (StopReason.MAX_ACTION_LENGTH, StopReason.MAX_RESPONSE_LENGTH)
     assert not (cut and trajectory.stop.finished)

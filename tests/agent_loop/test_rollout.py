@@ -9,7 +9,7 @@ from toy_model import ScriptedEngine, ToyTokenizer, ToyTools
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.rollout import Start, rollout
+from verl_tool.agent_loop.rollout import RolloutStart, rollout
 
 
 class Echo(ScriptedEngine):
@@ -29,16 +29,16 @@ def episode(**options: Any) -> Episode:
 
 
 async def test_results_come_in_the_order_of_the_starts() -> None:
-    starts = [Start([5, 9 - i], trajectory_id=str(i)) for i in range(8)]
+    starts = [RolloutStart([5, 9 - i], trajectory_id=str(i)) for i in range(8)]
     trajectories = await rollout(episode(enable_tqdm=False), starts)
     assert [t.trajectory_id for t in trajectories] == [str(i) for i in range(8)]
     assert [t.response_ids for t in trajectories] == [[9 - i] for i in range(8)]
 
 
 async def test_the_bar_is_shown_if_it_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    await rollout(episode(enable_tqdm=False), [Start([1])], title="quiet")
+    await rollout(episode(enable_tqdm=False), [RolloutStart([1])], title="quiet")
     assert "quiet" not in capsys.readouterr().out
-    await rollout(episode(enable_tqdm=True), [Start([1])], title="loud")
+    await rollout(episode(enable_tqdm=True), [RolloutStart([1])], title="loud")
     out = capsys.readouterr().out
     assert "loud" in out
     assert "1/1" in out
@@ -59,5 +59,5 @@ async def test_one_that_raises_cancels_the_others() -> None:
     options = EpisodeOptions(enable_agent=False, enable_tqdm=False)
     running = Episode(Watched(tokenizer, []), None, tokenizer, options)
     with pytest.raises(RuntimeError, match="the engine is dead"):
-        await asyncio.wait_for(rollout(running, [Start([255]), Start([1, 99])]), 10)
+        await asyncio.wait_for(rollout(running, [RolloutStart([255]), RolloutStart([1, 99])]), 10)
     assert slow_one_ended.is_set()

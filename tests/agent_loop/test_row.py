@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from verl_tool.agent_loop.row import listed_tools, own_max_turns, refuse_media, sent_to_tools, text_messages, uses_tools
+from verl_tool.agent_loop.row import listed_tools, own_max_turns, reject_media, sent_to_tools, text_messages, uses_tools
 from verl_tool.errors import ConfigError
 
 
@@ -27,14 +27,14 @@ def test_what_is_neither_true_nor_false_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("empty", [None, [], "", {}, {"image": None}, float("nan"), np.array([])])
 def test_a_column_without_content_is_no_image(empty: object) -> None:
-    refuse_media({"images": empty, "videos": empty, "prompt": "x"}, "row 3")
+    reject_media({"images": empty, "videos": empty, "prompt": "x"}, "row 3")
 
 
 @pytest.mark.parametrize("held", [["a.png"], b"png", {"bytes": b"x"}, np.array(["a.png"]), object()])
 @pytest.mark.parametrize("column", ["images", "videos", "multi_modal_data"])
 def test_a_row_with_an_image_is_refused_by_name(held: object, column: str) -> None:
     with pytest.raises(ConfigError, match=f"row 3 has content in '{column}'"):
-        refuse_media({column: held}, "row 3")
+        reject_media({column: held}, "row 3")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ CALLS = st.builds(
     invalid_reason=st.none() | TEXT,
     fault=st.none() | FAULT,
     metrics=st.dictionaries(TEXT, NUMBER, max_size=2),
-    shown_tokens=st.integers(0, 99),
+    visible_tokens=st.integers(0, 99),
     truncated=st.booleans(),
     seconds=NUMBER,
 )

@@ -19,11 +19,11 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.client import ToolClient
+from verl_tool.notebook.text_environment import TextEnvironment
 from verl_tool.protocol import FaultKind
-from verl_tool.servers.api.asgi_app import ToolServerApp
 from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.replica.asgi_app import ToolServerApp
 from verl_tool.servers.tools import load_tools
-from verl_tool.text_environment import TextEnvironment
 
 COUNTER = Path(__file__).parents[1] / "servers/data/counter.py"
 COUNT, FINISH = "<counter></counter>", "<finish>42</finish>"

@@ -10,7 +10,7 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("transfer_queue")
 
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
-from verl_tool.agent_workers.rollout_worker import telling  # noqa: E402
+from verl_tool.agent_workers.rollout_worker import make_rollout_worker  # noqa: E402
 from verl_tool.platforms.patch import plain_class  # noqa: E402
 
 
@@ -22,6 +22,6 @@ class Worker:
 
 @pytest.mark.parametrize("validates", [True, False])
 async def test_the_loop_is_told_that_a_row_is_of_a_validation(validates: bool) -> None:
-    worker = plain_class(telling(Worker))()
+    worker = plain_class(make_rollout_worker(Worker))()
     row = await worker._run_agent_loop({}, {"validate": validates}, uid="a")
     assert row == ({"uid": "a", VALIDATION: True} if validates else {"uid": "a"})

@@ -12,7 +12,7 @@ from toy_tools import Ledger, Puppet, picture
 
 from verl_tool.client import ToolClient
 from verl_tool.client.media_store import MediaStore, read_media_of
-from verl_tool.content import ImagePart, TextPart, parts_of, read_media, to_wire
+from verl_tool.content.parts import ImagePart, TextPart, parts_of, read_media, to_wire
 from verl_tool.protocol import MAX_KNOWN_MEDIA, StepRequest, StepResult
 
 SOUND = read_media(b"fLaC" + b"\0" * 20)

@@ -6,7 +6,7 @@ import pytest
 
 from verl_tool.client.replica_map import REFRESH_SECONDS, ReplicaMap
 from verl_tool.protocol import ReplicaInfo, ReplicaList
-from verl_tool.rendezvous import owner
+from verl_tool.util.rendezvous import owner
 
 FRONT = "http://127.0.0.1:5000"
 

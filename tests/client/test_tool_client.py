@@ -27,9 +27,9 @@ from toy_tools import Ledger, Puppet, text, until
 from verl_tool.client import ToolClient, tool_client
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
-from verl_tool.rendezvous import owner
-from verl_tool.servers.api.router import LocalRouter
+from verl_tool.servers.replica.router import LocalRouter
 from verl_tool.servers.serve.ports import free_ports
+from verl_tool.util.rendezvous import owner
 
 SAY_HI = "<puppet>say hi</puppet>"
 

@@ -12,7 +12,7 @@ from toy_tools import Ledger, text
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind, ReplicaInfo, ReplicaList
-from verl_tool.servers.api.router import LocalRouter
+from verl_tool.servers.replica.router import LocalRouter
 
 
 async def test_both_trajectories_go_on(servers: LiveServers) -> None:

@@ -6,7 +6,7 @@ import pytest
 from doctor_setups import HERMES_LIKE, NATIVE, PLAIN, TOOLS, family, row, setup_of
 
 from verl_tool.agent_loop.trajectory import Author, StopReason
-from verl_tool.doctor.checks.setup import MADE_UP_TOOL, Setup
+from verl_tool.checks.setup import MADE_UP_TOOL, Setup
 from verl_tool.doctor.demonstration import ANSWER, Demonstration, StandIn, demonstrate
 from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.tools import load_tools
@@ -27,7 +27,7 @@ async def test_a_native_call_is_found_and_answered_in_the_template_s_own_way(nam
     demonstration = await shown(setup)
     [call] = demonstration.calls
     assert (call.name, call.format.name) == ("weather", fmt)
-    assert demonstration.ended_by.startswith("the end token")
+    assert demonstration.end_reason.startswith("the end token")
     assert written(demonstration, Author.TOOL).strip('"') == "(the tool's answer)"
     assert demonstration.trajectory.stop is StopReason.ANSWERED
     assert written(demonstration, Author.MODEL).endswith(ANSWER + ends[0])
@@ -41,7 +41,7 @@ async def test_a_tool_in_this_process_answers_and_the_stop_string_ends_the_turn(
     setup = setup_of(PLAIN, TOOLS[:1], enable_mtrl=False, action_stop_tokens=["<call>", "<submit>"])
     async with InProcessTools(load_tools("calculator")) as tools:
         demonstration = await demonstrate(setup, tools)
-    assert demonstration.ended_by == "the stop string '<call>'"
+    assert demonstration.end_reason == "the stop string '<call>'"
     [record] = demonstration.trajectory.calls
     assert record.valid
     assert "10.1" in record.observation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from doctor_setups import PLAIN
 from rich.console import Console
 
-from verl_tool.doctor.checks.finding import Finding, Severity
+from verl_tool.checks.finding import Finding, Severity
 from verl_tool.doctor.display import HEAD, TAIL, finding_lines, prompt_tokens, token_text
 
 

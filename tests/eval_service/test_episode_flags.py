@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from eval_service.episode_flags import TRAINING_ONLY, given_options, merged_options, with_episode_flags
+from eval_service.episode_flags import TRAINING_ONLY, merged_options, set_options, with_episode_flags
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError
 
@@ -20,7 +20,7 @@ def parsed(*arguments: str) -> dict[str, Any]:
 
     @with_episode_flags
     def command(own: str = "x", **episode: Any) -> None:
-        given.update(given_options(episode), own=own)
+        given.update(set_options(episode), own=own)
 
     app = typer.Typer()
     app.command()(command)
@@ -64,7 +64,7 @@ def test_stop_strings_as_a_list_as_json_and_from_a_file(tmp_path: Path, text: st
 
 def test_a_broken_list_is_told() -> None:
     with pytest.raises(ConfigError, match="starts like a JSON list"):
-        given_options({"action_stop_tokens": '["a"'})
+        set_options({"action_stop_tokens": '["a"'})
 
 
 def test_flags_stand_before_the_runs_own_options() -> None:

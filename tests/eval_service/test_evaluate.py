@@ -26,9 +26,9 @@ from eval_service.evaluation.record import ABOUT, Record, read_records
 from eval_service.evaluation.scoring import Scorer, TextTokenizer, reward_config
 from eval_service.openai.image_reader import ImageReader
 from verl_tool.agent_workers.reward_manager.grading.code_grader import CodeOptions, server_url
-from verl_tool.content import to_wire
+from verl_tool.content.packed_files import PackedFile, pack_files
+from verl_tool.content.parts import to_wire
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile, pack_files
 
 RIGHT = {"reward_model": {"style": "rule", "ground_truth": "10.1"}}
 WRONG = {"reward_model": {"style": "rule", "ground_truth": "11"}}

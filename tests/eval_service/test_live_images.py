@@ -36,7 +36,7 @@ from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.agent_loop.tokenizer import HFTokenizer  # noqa: E402
 from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
-from verl_tool.content import ImagePart, encode_image, from_wire, to_wire  # noqa: E402
+from verl_tool.content.parts import ImagePart, encode_image, from_wire, to_wire  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
 
 pytestmark = [

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from verl_tool.agent_loop.prompt.conversation import read_conversation
 from verl_tool.agent_loop.row import sent_to_tools
-from verl_tool.packed_files import unpack
+from verl_tool.content.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.verification import verification_of
 

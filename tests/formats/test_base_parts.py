@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toy_tools import picture
 
 from tests.formats.strategies import texts
-from verl_tool.content import ImagePart, Part, TextPart, tagged
+from verl_tool.content.parts import ImagePart, Part, TextPart, tagged
 from verl_tool.errors import ContentError
 from verl_tool.formats import ALL_FORMATS, HERMES, PYTHON_TAGS, Call, FencedFormat, Format
 from verl_tool.formats.base import render_parts

@@ -5,14 +5,14 @@ from hypothesis import given
 
 from tests.formats.strategies import texts
 from verl_tool.formats import BUILT_IN_MARKERS, claim, escape_markers
-from verl_tool.formats.markers import holds_marker
+from verl_tool.formats.markers import contains_marker
 
 
 @given(texts)
 def test_nothing_claimed_is_left(text: str) -> None:
     cleaned = escape_markers(text)
     assert not any(marker in cleaned for marker in BUILT_IN_MARKERS)
-    assert not holds_marker(cleaned, 0)
+    assert not contains_marker(cleaned, 0)
 
 
 @given(texts)

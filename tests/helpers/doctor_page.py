@@ -15,7 +15,7 @@ if __name__ == "__main__":
 from template_models import WEATHER, save_model  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from verl_tool.doctor.command import app  # noqa: E402
+from verl_tool.doctor.doctor_cli import app  # noqa: E402
 
 PAGE = ROOT / "assets" / "docs" / "doctor.md"
 WIDTH = "110"

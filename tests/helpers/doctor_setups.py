@@ -10,8 +10,8 @@ from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer
 
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import HFTokenizer, Tokenizer
-from verl_tool.doctor.checks.finding import Finding, Severity
-from verl_tool.doctor.checks.setup import Row, Setup
+from verl_tool.checks.finding import Finding, Severity
+from verl_tool.checks.setup import Row, Setup
 from verl_tool.protocol import ToolDescription
 from verl_tool.servers.tools import load_tools
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import uvicorn
 
-from verl_tool.servers.api.asgi_app import ToolServerApp
-from verl_tool.servers.api.http_protocol import BoundedHttp
+from verl_tool.http.http_protocol import BoundedHttp
 from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.replica.asgi_app import ToolServerApp
 from verl_tool.servers.tools.base import Tool
 
 START_SECONDS = 20.0

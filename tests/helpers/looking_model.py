@@ -24,7 +24,7 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.content import ImagePart, encode_image
+from verl_tool.content.parts import ImagePart, encode_image
 from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.tools import load_tools
 
@@ -282,7 +282,7 @@ def _loss(model: Any, batch: Sequence[Trajectory], images: QwenImages, padding: 
     ids = padded([t.prompt_ids + t.response_ids for t in batch], padding)
     mask = padded([[1] * (len(t.prompt_ids) + len(t.response_ids)) for t in batch], 0)
     written = padded([[0] * len(t.prompt_ids) + t.response_mask for t in batch], 0)
-    shown = [image.decode() for t in batch for image in t.images_shown]
+    shown = [image.decode() for t in batch for image in t.visible_images]
     logits = model(
         input_ids=ids,
         attention_mask=mask,

@@ -17,8 +17,8 @@ from calculator_run import AGENT, Calculator
 from script_module import load_script
 
 from verl_tool.servers.execution.in_process import InProcessTools
+from verl_tool.servers.mcp.catalog import find_offers
 from verl_tool.servers.mcp.config import McpConfig
-from verl_tool.servers.mcp.offers import find_offers
 from verl_tool.servers.mcp.tool import mcp_tools
 from verl_tool.servers.tools import Tool
 

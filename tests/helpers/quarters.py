@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from verl_tool.content import ImagePart, encode_image, parts_of, to_wire
+from verl_tool.content.parts import ImagePart, encode_image, parts_of, to_wire
 from verl_tool.protocol import IMAGES_FIELD, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tool_config import ToolConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import wave
 from io import BytesIO
 
-from verl_tool.content import AudioPart, read_media
+from verl_tool.content.parts import AudioPart, read_media
 
 RATE = 1000
 

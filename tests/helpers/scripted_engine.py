@@ -10,7 +10,7 @@ from toy_model import Template, ToyTokenizer
 
 from eval_service.engines.base import EngineError, Listener, TokenChunk, TokenLogProb
 from verl_tool.agent_loop.generators.base import Generation
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 
 Rule = Callable[[str], str]
 """From all text so far to the model's next turn."""

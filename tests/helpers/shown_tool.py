@@ -6,7 +6,7 @@ import zlib
 
 from PIL import Image
 
-from verl_tool.content import ImagePart, encode_image
+from verl_tool.content.parts import ImagePart, encode_image
 from verl_tool.formats import Call
 from verl_tool.formats.direct import DirectFormat
 from verl_tool.servers.tools.base import Context, Tool, ToolResult

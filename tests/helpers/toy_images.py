@@ -9,7 +9,7 @@ from typing import Any
 from toy_model import ScriptedEngine, Template, ToyTokenizer
 
 from verl_tool.agent_loop.generators.base import Generation
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ContentError
 
 BEGIN, PAD, END_IMAGE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"

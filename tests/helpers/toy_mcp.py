@@ -9,8 +9,8 @@ import psutil
 import toy_mcp_server
 
 from verl_tool.errors import VerlToolError
+from verl_tool.servers.mcp.catalog import McpServerTools, ask_all
 from verl_tool.servers.mcp.config import McpConfig
-from verl_tool.servers.mcp.offers import McpOffer, ask_all
 from verl_tool.servers.mcp.tool import McpTool, mcp_tools
 
 TOY = str(Path(toy_mcp_server.__file__))
@@ -27,9 +27,9 @@ def toy(mode: str = "", **settings: Any) -> McpConfig:
     return McpConfig.parse({"mcpServers": {"toy": entry(mode, **settings)}})
 
 
-async def offers_of(config: McpConfig) -> tuple[McpOffer, ...]:
+async def offers_of(config: McpConfig) -> tuple[McpServerTools, ...]:
     """What its servers offer. Raises VerlToolError."""
-    offers: list[McpOffer] = []
+    offers: list[McpServerTools] = []
     for found in (await ask_all(config)).values():
         if isinstance(found, VerlToolError):
             raise found

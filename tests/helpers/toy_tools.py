@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from verl_tool.content import ImagePart, encode_image
+from verl_tool.content.parts import ImagePart, encode_image
 from verl_tool.errors import SandboxError, ToolFault, VerlToolError
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind

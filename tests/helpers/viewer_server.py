@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import uvicorn
 
-from verl_tool.servers.api.host_check import HostCheck
+from verl_tool.http.host_check import HostCheck
 from verl_tool.viewer.branch_jobs import BranchJobs
 from verl_tool.viewer.endpoint_proxy import EndpointProxy
 from verl_tool.viewer.run_watch import RunWatch

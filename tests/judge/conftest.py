@@ -23,10 +23,10 @@ async def judge() -> AsyncIterator[Callable[..., Awaitable[Verdicts]]]:
             suite: TestSuite | None = None,
             test_seconds: float = 4.0,
             total_seconds: float = 15.0,
-            shown_chars: int = 0,
+            max_display_chars: int = 0,
         ) -> Verdicts:
             suite = suite or TestSuite(tests, programs, setup)
-            run = JudgeRun.of(solution, suite, test_seconds, total_seconds, shown_chars)
+            run = JudgeRun.of(solution, suite, test_seconds, total_seconds, max_display_chars)
             limits = Limits(wall_seconds=run.run_timeout)
             ran = await pool.run(run.code, stdin=run.stdin, files=judge_modules(), limits=limits)
             return run.read(ran.stdout, ran.stderr, f"exit code {ran.exit_code}, limit {ran.limit_hit}")

@@ -217,7 +217,7 @@ def fail(x):
 )
 @in_module_loop
 async def test_a_failed_assertion_shows_what_it_compared(judge: Judge, test: str, seen: object) -> None:
-    [verdict] = (await judge(SHOWING, test, shown_chars=2000)).of
+    [verdict] = (await judge(SHOWING, test, max_display_chars=2000)).of
     assert verdict.reason == "assertion"
     if seen is None:
         assert 200 < len(verdict.seen[0][1]) <= 600
@@ -237,7 +237,7 @@ async def test_an_error_tells_the_line_of_the_solution(judge: Judge) -> None:
 async def test_a_program_shows_its_output_and_the_end_of_its_traceback(judge: Judge) -> None:
     program = "n = int(input())\nprint('got', n)\nprint(10 // n)"
     programs = (("0\n", "1\n"), ("5\n", "got 5\n3\n"), ("5\n", "got 5\n2\n"))
-    error, wrong, right = (await judge(program, programs=programs, shown_chars=5000)).of
+    error, wrong, right = (await judge(program, programs=programs, max_display_chars=5000)).of
     assert error.reason == "error"
     assert dict(error.seen)["stdout"] == "got 0\n"
     assert dict(error.seen)["stderr"].startswith('  File "solution.py", line 3')
@@ -249,7 +249,7 @@ async def test_a_program_shows_its_output_and_the_end_of_its_traceback(judge: Ju
 @in_module_loop
 async def test_no_more_is_shown_than_there_is_room_for(judge: Judge) -> None:
     tests = ["assert add(2, 3) == 5"] * 3
-    verdicts = await judge(SHOWING, *tests, shown_chars=2 * len("add(2, 3)-1"))
+    verdicts = await judge(SHOWING, *tests, max_display_chars=2 * len("add(2, 3)-1"))
     assert [len(verdict.seen) for verdict in verdicts.of] == [1, 1, 0]
 
 
@@ -616,7 +616,7 @@ async def test_cheats_pass_nothing(judge: Judge, name: str) -> None:
     answer = random.Random().randint(10**6, 10**7)
     near = f"import colorsys, operator\nassert abs(f(731) - {answer}) < 1e-6"
     tests = (near, f"assert f(92) == {answer + 1}", f"assert f(93) >= {answer + 2}")
-    verdicts = await judge(CHEATS[name], *tests, test_seconds=2.0, shown_chars=5000)
+    verdicts = await judge(CHEATS[name], *tests, test_seconds=2.0, max_display_chars=5000)
     assert not any(verdict.passed for verdict in verdicts.of), verdicts
 
 

@@ -217,11 +217,11 @@ def test_vllm_starts_its_processes_from_the_template(monkeypatch):
     from vllm.utils import system_utils
 
     from verl_tool.platforms import vllm_plugin
-    from verl_tool.platforms.preload.processes import ADDRESS, Context
+    from verl_tool.platforms.preload.processes import ADDRESS, ProcessContext
 
     vllm_plugin.register()
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     monkeypatch.delenv(ADDRESS, raising=False)
     assert system_utils.get_mp_context().get_start_method() == "spawn"
     monkeypatch.setenv(ADDRESS, "/nowhere")
-    assert isinstance(system_utils.get_mp_context(), Context)
+    assert isinstance(system_utils.get_mp_context(), ProcessContext)

@@ -54,9 +54,9 @@ def test_another_platform_that_is_asked_for_is_left_alone():
 def test_a_torch_built_for_an_accelerator_is_left_alone(monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    assert not cpu.is_wanted()
+    assert not cpu.trains_on_cpu()
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    assert cpu.is_wanted()
+    assert cpu.trains_on_cpu()
 
 
 @pytest.mark.parametrize(

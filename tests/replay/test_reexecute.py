@@ -20,7 +20,7 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.trajectory import CallRecord, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.protocol import FORMATS_FIELD, TOOLS_FIELD, TURNS_LEFT_FIELD, Fault, FaultKind
-from verl_tool.replay.reexecute import Report, reexecute, sent_with
+from verl_tool.replay.reexecute import ReexecutionReport, reexecute, sent_with
 from verl_tool.replay.stored import Grading, Stored
 from verl_tool.servers.tools import load_tools
 
@@ -78,7 +78,7 @@ async def stored(url: str, actions: Sequence[str], **changes: Any) -> Stored:
     return Stored("step_1.jsonl:4", ROW, Grading(), replace(made, **changes))
 
 
-async def again(url: str, tool: str, *runs: Stored) -> Report:
+async def again(url: str, tool: str, *runs: Stored) -> ReexecutionReport:
     options = EpisodeOptions(enable_mtrl=True, max_turns=4)
     return await reexecute(runs, url, [tool], {False: options, True: options})
 
@@ -90,7 +90,7 @@ async def test_calls_run_again_in_their_order_with_the_rows_own_data(servers: Li
     report = await again(url, tool, kept, kept)
     assert report.lines() == []
     assert {name: figures.calls for name, figures in report.tools.items()} == {"shop": 4, "(no tool)": 2}
-    assert report.unasked(set()) == 0
+    assert report.unexpected_count(set()) == 0
     assert "6 calls of 2 trajectories run again, 0 answered otherwise" in report.words()
 
 
@@ -114,7 +114,7 @@ async def test_a_world_that_has_changed_is_told_by_tool_with_examples(servers: L
     assert "for 5 at" in drift.excerpts[1]
     assert report.tools["shop"].different == 2
     known = {(each["where"], each["now"]) for each in map(json.loads, report.lines())}
-    assert (report.unasked(set()), report.unasked(known)) == (2, 0)
+    assert (report.unexpected_count(set()), report.unexpected_count(known)) == (2, 0)
 
 
 async def test_a_server_without_the_tool_and_a_call_without_answer(servers: LiveServers, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from eval_service.evaluation.record import Record, write_records
 from verl_tool.agent_loop.trajectory import Excluded, Trajectory
-from verl_tool.replay.command import command
+from verl_tool.replay.replay_cli import command
 
 ROWS = [("What is 13.1-3?", "10.1"), ("What is 2+2?", "4"), ("What is 2+2? Tell.", "4")]
 CALL = ("<calculator>13.1-3</calculator>", "\n<result>10.1</result>\n")

@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 
 from verl_tool.agent_loop.trajectory import read_jsonl, write_jsonl
 from verl_tool.errors import ConfigError
-from verl_tool.replay.command import command
-from verl_tool.replay.retrain import Report, compared, retraining
+from verl_tool.replay.replay_cli import command
+from verl_tool.replay.retrain import RetrainReport, compared, retraining
 
 ROWS = [("What is 2+2?", "4")]
 LINES = [trajectory(0, ROWS[0][0], [(answer, "")], 1.0) for answer in ("4", "5")]
@@ -139,10 +139,10 @@ def test_what_is_within_the_tolerance_is_the_same() -> None:
     names = ["actor/grad_norm", "actor/loss", "actor/entropy", "actor/pg_loss", "critic/score/mean"]
     assert list(found) == names
     assert [name for name in names if not found[name]] == ["actor/grad_norm"]
-    report = Report(3, 1e-3, list(compared(then, now, 1e-3)))
+    report = RetrainReport(3, 1e-3, list(compared(then, now, 1e-3)))
     assert report.words() == "step 3 made again: 1 of 5 metrics of the update differ by more than 0.001"
     assert json.loads(report.lines()[0]) == {"where": "actor/grad_norm", "was": 2.0, "now": 2.003}
-    assert (report.unasked(()), report.unasked({("actor/grad_norm", 2.003)})) == (1, 0)
+    assert (report.unexpected_count(()), report.unexpected_count({("actor/grad_norm", 2.003)})) == (1, 0)
     assert all(metric.same for metric in compared(then, now, 2e-3))
 
 

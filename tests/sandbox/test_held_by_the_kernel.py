@@ -20,14 +20,14 @@ from verl_tool.sandbox.isolation import cgroup, seccomp
 from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup
 from verl_tool.sandbox.job import JobFiles
 from verl_tool.sandbox.run_queue import RunSlots
-from verl_tool.sandbox.worker import Ended, Worker, WorkerGone
+from verl_tool.sandbox.worker import RunStatus, Worker, WorkerExitedError
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 needs_groups = pytest.mark.skipif(
     not any(os.access(f"/sys/fs/cgroup/{place}cgroup.procs", os.W_OK) for place in ("", "memory/")),
     reason="control groups cannot be made here",
 )
-_ENDED = Ended(True, True, None, 9, 1.0, 0.1, 50 << 20, -1)
+_ENDED = RunStatus(True, True, None, 9, 1.0, 0.1, 50 << 20, -1)
 
 HOARDS = {
     "threads without their leader": (
@@ -193,7 +193,7 @@ async def test_a_run_that_no_forkserver_takes_gives_its_group_back(
     def begins_later(worker: Worker, job: JobFiles, limits: Limits, fetch: bool, group: RunGroup) -> object:
         taken.append(group)
         if len(taken) == 1:
-            raise WorkerGone("a forkserver takes no more runs", retryable=True)
+            raise WorkerExitedError("a forkserver takes no more runs", retryable=True)
         return begin(worker, job, limits, fetch, group)
 
     monkeypatch.setattr(Worker, "begin", begins_later)
@@ -249,7 +249,7 @@ async def test_whose_memory_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = group.take(100 << 20)
     assert oom_kills.judge_by_group(_ENDED, mine, 1 << 30).limit_hit is None  # a signal that it sent to itself
     monkeypatch.setattr(RunGroup, "lost_process", lambda _: True)
-    with pytest.raises(oom_kills.KilledForOthersError):
+    with pytest.raises(oom_kills.CollateralOomError):
         oom_kills.judge_by_group(_ENDED, mine, 1 << 30)
     assert oom_kills.judge_by_group(_ENDED, mine, 10 << 20).limit_hit == "memory_bytes"
     monkeypatch.setattr(RunGroup, "exceeded_memory", lambda _: True)
@@ -260,7 +260,7 @@ async def test_whose_memory_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_whose_memory_it_was_without_groups() -> None:
     kills = oom_kills.machine_kills()
     assert oom_kills.judge_without_group(_ENDED, kills, 1 << 30).limit_hit is None
-    with pytest.raises(oom_kills.KilledForOthersError):
+    with pytest.raises(oom_kills.CollateralOomError):
         oom_kills.judge_without_group(_ENDED, kills - 1, 1 << 30)
     assert oom_kills.judge_without_group(_ENDED, kills - 1, 10 << 20).limit_hit == "memory_bytes"
     assert oom_kills.judge_without_group(replace(_ENDED, status=0), kills - 1, 1 << 30).limit_hit is None

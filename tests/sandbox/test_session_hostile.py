@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 Programs = dict[str, tuple[str, str, float]]
 """Code, predicate and wall limit, by name."""
 PROGRAMS: Programs = {
-    **{case["id"]: (case["code"], case["must_hold"], case["limit_s"]) for case in CORPUS if case["id"] != "rng-dup"},
+    **{
+        case["id"]: (case["code"], case["expected_true"], case["limit_s"]) for case in CORPUS if case["id"] != "rng-dup"
+    },
     **{name: (code, predicate, WALL_SECONDS) for name, (code, predicate) in ATTACKS.items()},
 }
 

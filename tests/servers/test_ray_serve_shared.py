@@ -132,7 +132,7 @@ def claim(busy) -> Iterator[Callable[[str], ray.ObjectRef[None]]]:
 
 def test_who_stops_is_waited_for(claim):
     launcher.claim_name("mine")
-    with pytest.raises(launcher.NameTakenError, match=r"process \d+ on .* serves on this cluster .* 'mine'"):
+    with pytest.raises(launcher.NameInUseError, match=r"process \d+ on .* serves on this cluster .* 'mine'"):
         ray.get(claim("mine"), timeout=60)
     launcher.announce_stop("mine")
     claimed = claim("mine")
@@ -143,13 +143,13 @@ def test_who_stops_is_waited_for(claim):
 
 def test_a_name_outlives_the_process_of_its_actor(claim):
     launcher.claim_name("lasting")
-    with pytest.raises(launcher.NameTakenError):
+    with pytest.raises(launcher.NameInUseError):
         ray.get(claim("lasting"), timeout=60)
     actors = [process for process in psutil.process_iter() if "ray::Launcher" in " ".join(cmdline(process))]
     assert actors
     for process in actors:
         process.kill()
-    with pytest.raises(launcher.NameTakenError):
+    with pytest.raises(launcher.NameInUseError):
         ray.get(claim("lasting"), timeout=60)
     launcher.release_name("lasting")
     ray.get(claim("lasting"), timeout=60)

@@ -123,12 +123,12 @@ def test_a_command_line_gives_a_file_or_the_text_itself(tmp_path: Path) -> None:
     text = '{"tools": [{"name": "sandbox_fusion", "url": "http://a//b"}]}'
     (tmp_path / "tools.json").write_text(text)
     for given in (text, f" {text}", str(tmp_path / "tools.json")):
-        [entry] = ToolConfig.given(given).tools
+        [entry] = ToolConfig.from_cli(given).tools
         assert (entry.name, entry.options()) == ("sandbox_fusion", {"url": "http://a//b"})
     with pytest.raises(ConfigError, match=r'tool config \{"tools": is not JSON'):
-        ToolConfig.given('{"tools":')
+        ToolConfig.from_cli('{"tools":')
     with pytest.raises(ConfigError, match="unknown key 'tool'"):
-        ToolConfig.given('{"tool": []}')
+        ToolConfig.from_cli('{"tool": []}')
 
 
 def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path) -> None:

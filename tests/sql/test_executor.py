@@ -15,7 +15,7 @@ from databases import make_singers
 
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.sql.executor import QueryError, SqlExecutor, View
+from verl_tool.sql.executor import QueryError, SqlExecutor, TableView
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SECONDS = 0.5
@@ -36,11 +36,13 @@ async def executor() -> AsyncIterator[SqlExecutor]:
 
 
 async def rows(executor: SqlExecutor, path: Path, query: str, **view: int) -> list[tuple[str, ...]]:
-    return list((await executor.rows(path, query, View(**view))).rows)
+    return list((await executor.rows(path, query, TableView(**view))).rows)
 
 
 async def test_rows_are_texts(executor: SqlExecutor, singers: Path) -> None:
-    result = await executor.rows(singers, "select name, age, height, x'00ff' as b from singer order by id;", View())
+    result = await executor.rows(
+        singers, "select name, age, height, x'00ff' as b from singer order by id;", TableView()
+    )
     assert result.columns == ("name", "age", "height", "b")
     assert result.rows[:2] == (("Ann", "31", "1.5", "x'00ff'"), ("Bob", "24", "NULL", "x'00ff'"))
     assert not result.more
@@ -48,10 +50,10 @@ async def test_rows_are_texts(executor: SqlExecutor, singers: Path) -> None:
 
 async def test_rows_and_values_are_cut_while_they_are_read(executor: SqlExecutor, singers: Path) -> None:
     endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select i, printf('%.50c', 'x') from n"
-    result = await executor.rows(singers, endless, View(rows=2, cell_chars=10))
+    result = await executor.rows(singers, endless, TableView(rows=2, cell_chars=10))
     assert result.rows == (("1", "xxxxxxxxxx… (50 characters)"), ("2", "xxxxxxxxxx… (50 characters)"))
     assert result.more
-    few = await executor.rows(singers, endless, View(rows=1000, cell_chars=10, chars=100))
+    few = await executor.rows(singers, endless, TableView(rows=1000, cell_chars=10, chars=100))
     assert 0 < len(few.rows) < 5
     [[blob]] = await rows(executor, singers, "select zeroblob(100)", cell_chars=10)
     assert blob == "x'0000000000'… (100 bytes)"
@@ -63,21 +65,21 @@ async def test_text_that_is_not_utf_8(executor: SqlExecutor, singers: Path) -> N
 
 
 async def test_the_schema_and_one_table_of_it(executor: SqlExecutor, singers: Path) -> None:
-    everything = await executor.schema(singers, "", View())
+    everything = await executor.schema(singers, "", TableView())
     assert [statement.split(" (")[0] for statement in everything.statements] == [
         "CREATE TABLE singer",
         "CREATE TABLE concert",
         "CREATE VIRTUAL TABLE note using fts5",
         "CREATE VIEW young as select name from singer where age < 30",
     ]
-    one = await executor.schema(singers, "SINGER", View(rows=1))
+    one = await executor.schema(singers, "SINGER", TableView(rows=1))
     assert [statement.split(" (")[0] for statement in one.statements] == [
         "CREATE TABLE singer",
         "CREATE INDEX by_age on singer",
     ]
     assert (one.columns, one.rows, one.more) == (("id", "name", "age", "height"), (("1", "Ann", "31", "1.5"),), True)
     with pytest.raises(QueryError, match='no such table: x"; drop; known: singer, concert, note, young'):
-        await executor.schema(singers, 'x"; drop', View())
+        await executor.schema(singers, 'x"; drop', TableView())
 
 
 READING = {
@@ -207,7 +209,7 @@ async def test_a_bomb_costs_its_own_time_and_memory_only(executor: SqlExecutor, 
 async def test_a_process_that_is_killed_is_replaced(executor: SqlExecutor, singers: Path) -> None:
     waiting = asyncio.create_task(
         executor.rows(
-            singers, "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n", View()
+            singers, "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n", TableView()
         )
     )
     [process] = executor._idle
@@ -234,7 +236,7 @@ async def test_what_is_no_database_is_no_querys_fault(executor: SqlExecutor, tmp
     text.write_text("no database\n" * 1000)
     for path in (text, tmp_path / "no_such.sqlite"):
         with pytest.raises(ConfigError, match=f"{path} cannot be read as a SQLite database"):
-            await executor.rows(path, "select 1", View())
+            await executor.rows(path, "select 1", TableView())
 
 
 async def test_a_name_that_is_no_plain_uri(executor: SqlExecutor, tmp_path: Path) -> None:
@@ -326,7 +328,7 @@ async def test_who_finds_no_place_is_told_so(singers: Path) -> None:
     slow = "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n"
     try:
         first, second = await asyncio.gather(
-            *(executor.rows(singers, slow, View()) for _ in range(2)), return_exceptions=True
+            *(executor.rows(singers, slow, TableView()) for _ in range(2)), return_exceptions=True
         )
     finally:
         await executor.close()

@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 
 from tests.tasks.right_solutions import RIGHT
+from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile, pack_files
 from verl_tool.sandbox import SandboxPool
 from verl_tool.servers.tools.workspace.layout import lay_out, started
 from verl_tool.servers.tools.workspace.verifier import verify
-from verl_tool.tasks.attacks import SHIPPED, Attack, attempt, read_attacks
-from verl_tool.tasks.check import Finding, check_attacks
+from verl_tool.tasks.attacks import SHIPPED, TaskAttack, attempt, read_attacks
+from verl_tool.tasks.check import TaskFinding, check_attacks
 from verl_tool.tasks.task import Task, read_task
 from verl_tool.verification import Verdict, Verification
 
@@ -45,7 +45,7 @@ async def test_no_attack_gets_a_reward(pool: SandboxPool, file: Path) -> None:
     of_files = cycle([TASKS["parse-log"], TASKS["find-value"], TASKS["repair-function"], TASKS["fill-csv"]])
     at_once = asyncio.Semaphore(AT_ONCE)
 
-    async def verdict(attack: Attack) -> Verdict:
+    async def verdict(attack: TaskAttack) -> Verdict:
         async with at_once:
             return await attempt(attack, next(of_code if attack.code else of_files), pool)
 
@@ -81,7 +81,7 @@ async def test_a_verifier_that_runs_the_code_itself_is_found_out(pool: SandboxPo
     verification = Verification(files=pack_files({"test.sh": PackedFile(script.encode())}))
     task = Task("weak", "", {"statistics_of.py": PackedFile(b"def median(v): pass")}, verification, {})
     attacks = [attack for attack in read_attacks(SHIPPED) if attack.name in ("ends with success", "a fork bomb")]
-    finding = await check_attacks(Finding("weak"), task, pool, attacks)
+    finding = await check_attacks(TaskFinding("weak"), task, pool, attacks)
     assert (finding.attacks, finding.problem) == (1, "ends with success got 1.0")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from verl_tool.packed_files import PackedFile
+from verl_tool.content.packed_files import PackedFile
 from verl_tool.sandbox import SandboxPool
 from verl_tool.servers.tools.workspace.layout import started
 from verl_tool.servers.tools.workspace.verifier import verify

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from verl_tool.content.packed_files import PackedFile
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile
 from verl_tool.tasks.environment import workspace_files
 
 CONTEXT = {path: PackedFile(path.encode()) for path in ("a.txt", "b.csv", "src/c.py", "src/lib/d.py")}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_tool.content.packed_files import PackedFile, unpack
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile, unpack
 from verl_tool.tasks.task import read_task, task_folders
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "tasks"

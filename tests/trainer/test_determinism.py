@@ -14,8 +14,8 @@ from verl_loop import composed
 
 from verl_tool.agent_loop.trajectory import read_jsonl
 from verl_tool.errors import ConfigError
-from verl_tool.replay.same_runs import compare_runs
-from verl_tool.trainer.determinism import CountedIds, make_deterministic
+from verl_tool.replay.compare_runs import compare_runs
+from verl_tool.trainer.determinism import SequentialIds, make_deterministic
 
 LATE_TOOL = """
 import asyncio, random
@@ -69,7 +69,7 @@ def test_what_cannot_be_is_refused(override: str, cause: str) -> None:
 
 
 def test_ids_are_the_same_for_the_same_step_and_in_order_as_text() -> None:
-    ids, again = CountedIds(), CountedIds()
+    ids, again = SequentialIds(), SequentialIds()
     drawn = []
     for step in (3, 20):
         for validation in (False, True):

@@ -19,7 +19,7 @@ from verl_loop import composed  # noqa: E402
 from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions  # noqa: E402
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.trainer import main_ppo, parts_check  # noqa: E402
+from verl_tool.trainer import config_validation, main_ppo  # noqa: E402
 from verl_tool.trainer.preflight import ray_resources, resources  # noqa: E402
 from verl_tool.trainer.preflight.checks import Preflight  # noqa: E402
 
@@ -160,10 +160,12 @@ def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
         prepared(tmp_path, *command[:2], "actor_rollout_ref.actor.optim.lr=2e-6")
 
 
-@pytest.mark.parametrize("refused_by", ["make_what_is_missing", "check_data", "tell_tools", "look_at_setup", None])
+@pytest.mark.parametrize(
+    "refused_by", ["prepare_inputs", "check_data", "attach_tool_descriptions", "run_preflight_checks", None]
+)
 def test_a_start_that_is_refused_leaves_an_earlier_one_as_it_was(tmp_path, monkeypatch, refused_by):
     """Only `prepare` and what moves the folder are real here: nothing starts."""
-    steps = ("make_what_is_missing", "check_data", "tell_tools", "look_at_setup", "check_versions")
+    steps = ("prepare_inputs", "check_data", "attach_tool_descriptions", "run_preflight_checks", "check_versions")
     for step in steps:
         monkeypatch.setattr(main_ppo, step, lambda *_args, **_kwargs: None)
 
@@ -266,8 +268,8 @@ def test_a_dry_run_prints_the_config_then_what_would_be_refused_and_leaves_nothi
 
 def test_a_dry_run_prints_what_it_warns_of_and_the_estimate_of_memory(tmp_path, capsys, monkeypatch):
     found = Preflight(warnings=["little room"], memory=Table("phase", "total"))
-    monkeypatch.setattr(parts_check, "run_preflight", lambda _config: found)
-    monkeypatch.setattr(main_ppo, "look_at_setup", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(config_validation, "run_preflight", lambda _config: found)
+    monkeypatch.setattr(main_ppo, "run_preflight_checks", lambda *_args, **_kwargs: None)
     files = [f"data.train_files={tmp_path}/no.parquet", "data.val_files=null", "tool_server.start=calculator"]
     reward = "reward.reward_manager.name=gsm8k"
     main_ppo.dry_run(composed("platform=cpu", "algorithm.adv_estimator=grpo", STOPS, *SIZES, *files, reward))
@@ -278,10 +280,10 @@ def test_a_dry_run_prints_what_it_warns_of_and_the_estimate_of_memory(tmp_path, 
 
 def test_the_tool_server_is_started_with_its_isolation():
     args = ["tool_server.start=python_code", "tool_server.args=[--num_replicas,'2']"]
-    assert parts_check.args_of(composed(*args)) == ["--num_replicas", "2"]
+    assert config_validation.args_of(composed(*args)) == ["--num_replicas", "2"]
     weaker = composed(*args, "tool_server.isolation=none")
-    assert parts_check.args_of(weaker) == ["--num_replicas", "2", "--isolation", "none"]
-    assert parts_check.tools_of(weaker)[0].options.isolation == "none"
+    assert config_validation.args_of(weaker) == ["--num_replicas", "2", "--isolation", "none"]
+    assert config_validation.tools_of(weaker)[0].options.isolation == "none"
 
 
 def test_metrics_of_an_earlier_start_are_kept(tmp_path):

@@ -16,7 +16,7 @@ from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopRea
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.trajectories import atif, openai_messages, training_trace
-from verl_tool.trajectories.command import app
+from verl_tool.trajectories.trajectories_cli import app
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 IDS = st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple)

@@ -19,7 +19,7 @@ from viewer_server import viewer
 
 from eval_service.evaluation.record import Record, write_records
 from verl_tool.agent_loop.trajectory import write_jsonl
-from verl_tool.content import read_media
+from verl_tool.content.parts import read_media
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -16,7 +16,7 @@ from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.web import page_client
 from verl_tool.web.addresses import Address
-from verl_tool.web.page_client import PageClient, PageRefused, checked_url
+from verl_tool.web.page_client import PageClient, PageUnavailableError, checked_url
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def client() -> AsyncIterator[Callable[..., PageClient]]:
 
 
 async def refusal(client: PageClient, address: str, seconds: float = 10.0) -> str:
-    with pytest.raises(PageRefused) as caught:
+    with pytest.raises(PageUnavailableError) as caught:
         await client.get(address, seconds)
     return str(caught.value)
 
@@ -172,7 +172,7 @@ async def test_a_machine_without_a_network_is_a_fault_and_a_name_that_is_not_the
     ],
 )
 def test_what_is_no_address_of_a_page(address: str, words: str) -> None:
-    with pytest.raises(PageRefused, match=words):
+    with pytest.raises(PageUnavailableError, match=words):
         checked_url(address)
 
 

@@ -25,11 +25,11 @@ from verl_tool.agent_loop.observation import ControlTokens, truncate
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens, Piece, images_in, pieces_of
-from verl_tool.agent_loop.row import holds_something
+from verl_tool.agent_loop.row import is_present
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
 from verl_tool.agent_loop.trajectory_builder import SENT_ONCE, TrajectoryBuilder, cut_segments, now, tool_tokens
-from verl_tool.content import ImagePart, parts_of, tagged, to_wire
+from verl_tool.content.parts import ImagePart, parts_of, tagged, to_wire
 from verl_tool.errors import ConfigError, ContentError, ToolFault
 from verl_tool.formats import Format, loop_formats, rendered_markers
 from verl_tool.formats.find import calls_sent, find_calls
@@ -102,7 +102,7 @@ class Episode:
         self._generator, self._tools, self._tokenizer = generator, tools, tokenizer
         self.formats = loop_formats(options.formats) if formats is None else tuple(formats)
         named = options.formats and [spec for fmt in self.formats for spec in specs_of(fmt)]
-        self._told_of_formats = {FORMATS_FIELD: named} if named else {}
+        self._warned_of_formats = {FORMATS_FIELD: named} if named else {}
         self._renderer = renderer if renderer is not None else renderer_for(options, tokenizer, self.formats)
         self._end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
@@ -155,7 +155,7 @@ class Episode:
         if uses_tools and self._tools is None:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         if verification is not None:
-            self._refuse_verification(verification, uses_tools)
+            self._reject_verification(verification, uses_tools)
         prompt = self._prompt(prompt_ids, images) if begun is None else []
         async with self._places:
             builder = TrajectoryBuilder(
@@ -208,7 +208,7 @@ class Episode:
         room = self._room(builder)
         if room is not None and room <= 0:
             return StopReason.MAX_RESPONSE_LENGTH
-        for turn in range(builder.turns_begun, builder.max_turns + 1):
+        for turn in range(builder.turns_started, builder.max_turns + 1):
             text, over = await self._model_turn(builder)
             if over:
                 return over
@@ -241,7 +241,7 @@ class Episode:
         most: int | None = params.get("max_tokens")
         started = now()
         try:
-            images: dict[str, Any] = {"images": shown} if (shown := builder.images_shown) else {}
+            images: dict[str, Any] = {"images": shown} if (shown := builder.visible_images) else {}
             generation = await asyncio.wait_for(
                 self._generator.generate(list(builder.context), params, builder.trajectory_id, **images),
                 self.options.generation_timeout,
@@ -407,7 +407,7 @@ class Episode:
         be read.
         """
         image = ("an image", None if self._placer else result.image)
-        media = [name for name, held in (image, ("audio", result.audio)) if holds_something(held)]
+        media = [name for name, held in (image, ("audio", result.audio)) if is_present(held)]
         if not media:
             self._answered_in_text |= result.valid and result.fault is None
             return result if self._placer is None else _with_images(result)
@@ -439,7 +439,7 @@ class Episode:
             now() - started,
         )
 
-    def _refuse_verification(self, verification: Verification, uses_tools: bool) -> None:
+    def _reject_verification(self, verification: Verification, uses_tools: bool) -> None:
         if not uses_tools:
             raise ConfigError(
                 "this row is verified in a workspace, and uses no tools; set use_tool=True and enable_agent"
@@ -463,7 +463,7 @@ class Episode:
                     builder.trajectory_id,
                     action,
                     step=len(builder.calls),
-                    extra={**builder.extra, **first, **self._told_of_formats, TURNS_LEFT_FIELD: turns_left},
+                    extra={**builder.extra, **first, **self._warned_of_formats, TURNS_LEFT_FIELD: turns_left},
                     is_last_step=is_last,
                 ),
                 deadline,
@@ -530,7 +530,7 @@ class Episode:
 
     async def _release(self, builder: TrajectoryBuilder) -> None:
         """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""
-        if self._tools is None or not builder.holds_state:
+        if self._tools is None or not builder.has_server_state:
             return
         try:
             await asyncio.wait_for(self._tools.call(builder.trajectory_id, "", finish=True), RELEASE_SECONDS)
@@ -562,7 +562,7 @@ async def _sent(images: object) -> object:
 
 def _with_images(result: StepResult) -> StepResult:
     """The answer with its images as parts, as many as its text has tags. Raises ToolFault if one cannot be read."""
-    if not holds_something(result.image):
+    if not is_present(result.image):
         return replace(result, image=None)
     try:
         text, images, _ = tagged(parts_of(result.observation, result.image))

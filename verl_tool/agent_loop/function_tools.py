@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_tool.agent_loop.function_arguments import ArgumentsError, CheckedFunction, Function
-from verl_tool.content import AudioPart, ImagePart, Part, TextPart, as_parts, refuse_too_much, tagged
+from verl_tool.content.parts import AudioPart, ImagePart, Part, TextPart, as_parts, reject_too_much, tagged
 from verl_tool.errors import ConfigError, ContentError, ToolFault
 from verl_tool.formats import ALL_FORMATS, Call, Format
 from verl_tool.formats.base import render_parts
@@ -95,7 +95,7 @@ class FunctionTools:
             if isinstance(part, bytes) or type(part).__module__.partition(".")[0] in _NOT_TEXT:
                 raise ConfigError(
                     f"the tool {call.name!r} answered with a {type(part).__name__}, which no model reads. For one that "
-                    "reads images let the function return verl_tool.content.encode_image(image), else return what it "
+                    "reads images let the function return verl_tool.content.parts.encode_image(image), else return what it "
                     "is to know of it in words, such as the numbers that it shows, a caption, or the name of a file "
                     "that it was saved to"
                 )
@@ -113,7 +113,7 @@ class FunctionTools:
 def _result(trajectory_id: str, shown: Sequence[Part], *, done: bool = False, valid: bool = True) -> StepResult:
     """Raises ToolFault for too many images."""
     try:
-        refuse_too_much(shown)
+        reject_too_much(shown)
     except ContentError as error:
         raise ToolFault(FaultKind.TOOL_CRASHED, str(error), False, trajectory_id) from error
     text, images, audios = tagged(shown)

@@ -13,7 +13,7 @@ from verl_tool.agent_loop.trajectory import Author, Segment
 TRUNCATION_MARK = "...(truncated)..."
 """Stands where text was dropped."""
 
-MOST_CHARS_A_TOKEN = 64
+MAX_CHARS_PER_TOKEN = 64
 """Text beyond this many characters a token of the limit is dropped before it is encoded: megabytes cost nothing."""
 
 _PUNCTUATION = re.compile(r"[^\w\s]")
@@ -56,7 +56,7 @@ def truncate(text: str, limit: int, side: Side, tokenizer: Tokenizer) -> str:
 
     Characters are never split. If not even the mark fits, the result is empty.
     """
-    chars = limit * MOST_CHARS_A_TOKEN
+    chars = limit * MAX_CHARS_PER_TOKEN
     if len(text) <= chars:
         ids = tokenizer.encode(text)
         if len(ids) <= limit:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.rendering.telling_tokenizer import PROBE, SCHEMA_MARK, TellingTokenizer
 from verl_tool.agent_loop.rendering.template_text import (
     MODEL_MARK,
     TOOL_MARK,
@@ -19,6 +18,7 @@ from verl_tool.agent_loop.rendering.template_text import (
     generation_prompt,
     without_suffix,
 )
+from verl_tool.agent_loop.rendering.tokenizer_with_tools import PROBE, SCHEMA_MARK, TokenizerWithTools
 from verl_tool.agent_loop.rendering.tool_messages import ROLE, ToolMessageRenderer
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
@@ -188,17 +188,17 @@ class ObservationRenderers:
     def of(self, schemas: Sequence[Mapping[str, Any]] | None) -> ObservationRenderer:
         """That behind a prompt in which the template told of `schemas` (None: of none). Raises ConfigError if it cannot
         serve."""
-        return self._telling(schemas) if schemas and self._told_again else self._plain
+        return self._telling(schemas) if schemas and self._template_depends_on_tools else self._plain
 
     def _telling(self, schemas: Sequence[Mapping[str, Any]]) -> ObservationRenderer:
-        return renderer_for(self._options, TellingTokenizer(self._tokenizer, schemas), self._formats)
+        return renderer_for(self._options, TokenizerWithTools(self._tokenizer, schemas), self._formats)
 
     @functools.cached_property
     def _plain(self) -> ObservationRenderer:
         return renderer_for(self._options, self._tokenizer, self._formats)
 
     @functools.cached_property
-    def _told_again(self) -> bool:
+    def _template_depends_on_tools(self) -> bool:
         """Whether tools change what the template writes around an observation, without their schemas being there."""
         if not self._options.enable_mtrl or self._options.mtrl_sep is not None:
             return False

@@ -167,7 +167,7 @@ class EpisodeOptions(BaseModel):
             raise ConfigError(_validation_message(error)) from error
 
     @property
-    def tells_of_tools(self) -> bool:
+    def describes_tools(self) -> bool:
         """Whether the prompt of a row that lists no tools tells of some."""
         if self.tool_schemas == "auto":
             return self.enable_agent and self.enable_mtrl

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Start:
+class RolloutStart:
     """What `Episode.run` takes, for one of many trajectories."""
 
     prompt_ids: Sequence[int]
@@ -28,7 +28,7 @@ class Start:
     verification: Verification | None = None
 
 
-async def rollout(episode: Episode, starts: Sequence[Start], title: str = "rollout") -> list[Trajectory]:
+async def rollout(episode: Episode, starts: Sequence[RolloutStart], title: str = "rollout") -> list[Trajectory]:
     """Run all of them, at most `max_concurrent_trajectories` at a time; results in the order of `starts`.
 
     None waits for another: a trajectory goes on as soon as its own model or tool answers. `enable_tqdm` shows a bar.
@@ -38,7 +38,7 @@ async def rollout(episode: Episode, starts: Sequence[Start], title: str = "rollo
     with Progress(*columns, disable=not episode.options.enable_tqdm) as progress:
         bar = progress.add_task(title, total=len(starts))
 
-        async def one(start: Start) -> Trajectory:
+        async def one(start: RolloutStart) -> Trajectory:
             trajectory = await episode.run(
                 start.prompt_ids,
                 sampling_params=start.sampling_params,

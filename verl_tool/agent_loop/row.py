@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD, TOOLS_FIELD
 
 MEDIA_COLUMNS = ("images", "videos", "audios", "image", "video", "audio", "multi_modal_data")
@@ -68,7 +68,7 @@ def sent_to_tools(tools_kwargs: Mapping[str, Any] | None, listed: Sequence[str] 
     """
     extra = {name: value for name, value in (tools_kwargs or {}).items() if name != "tools"}
     files = extra.pop(FILES_FIELD, None)
-    if holds_something(files):
+    if is_present(files):
         try:
             unpack(files)
         except ConfigError as error:
@@ -87,22 +87,22 @@ def _names(group: object, name: str, where: str) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def refuse_media(row: Mapping[str, Any], where: str, columns: Sequence[str] = MEDIA_COLUMNS, why: str = "") -> None:
+def reject_media(row: Mapping[str, Any], where: str, columns: Sequence[str] = MEDIA_COLUMNS, why: str = "") -> None:
     """Raises ConfigError that names the row and the column if one of `columns` holds anything; `why` it is refused."""
     for column in columns:
-        if holds_something(row.get(column)):
+        if is_present(row.get(column)):
             raise ConfigError(
                 f"{where} has content in {column!r}, which is not carried{why and f' ({why})'}: the model would be "
                 "trained or scored on the words around it. Leave such rows out"
             )
 
 
-def holds_something(value: object) -> bool:
+def is_present(value: object) -> bool:
     """Whether a column's value is more than None, an empty list, mapping or string."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return False
     if isinstance(value, Mapping):
-        return any(holds_something(item) for item in value.values())
+        return any(is_present(item) for item in value.values())
     return len(value) > 0 if hasattr(value, "__len__") else True
 
 
@@ -115,7 +115,7 @@ def text_messages(messages: Sequence[Mapping[str, Any]], where: str) -> list[dic
         raise ConfigError(f"{where}: the prompt is no list of messages with 'role' and 'content'")
     told = []
     for i, message in enumerate(messages):
-        refuse_media(message, f"{where}, message {i}")
+        reject_media(message, f"{where}, message {i}")
         told.append({**message, "content": _text(message.get("content"), f"{where}, message {i}")})
     return told
 

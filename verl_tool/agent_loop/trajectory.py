@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.protocol import Fault
 from verl_tool.util.atomic_files import atomic_write
 from verl_tool.verification import Verdict
@@ -131,7 +131,7 @@ class CallRecord:
     invalid_reason: str | None = None
     fault: Fault | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    shown_tokens: int = 0
+    visible_tokens: int = 0
     """Tokens of the observation that the model was fed, the template's not counted."""
     truncated: bool = False
     """The model was shown less than `observation`."""
@@ -231,9 +231,9 @@ class Trajectory:
     def turn_calls(self) -> tuple[CallRecord, ...]:
         """The calls that the model made: the k-th ended its k-th turn. That of `call_tool_first` is not among them."""
         turns = self.num_turns
-        asked_first = bool(self.calls) and not self.calls[0].action
+        first_request = bool(self.calls) and not self.calls[0].action
         in_prompt = any(segment.author is not Author.PROMPT for segment in self.segments[: self.prompt_segments])
-        loops_own = asked_first and (in_prompt or len(self.calls) > turns)
+        loops_own = first_request and (in_prompt or len(self.calls) > turns)
         return self.calls[loops_own:][:turns]
 
     @property
@@ -253,7 +253,7 @@ class Trajectory:
         return sum(s.author is Author.MODEL for s in self.response)
 
     @property
-    def images_shown(self) -> list[ImagePart]:
+    def visible_images(self) -> list[ImagePart]:
         """The image of each segment that stands for one, in their order: what an engine and a trainer are given."""
         return [self.images[s.image] for s in self.segments if s.image is not None]
 

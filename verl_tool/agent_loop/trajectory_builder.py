@@ -14,7 +14,7 @@ from verl_tool.agent_loop.observation_renderer import ObservationRenderer
 from verl_tool.agent_loop.options import EpisodeOptions, Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Excluded, Segment, StopReason, Timings, Trajectory
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.formats import Format
 from verl_tool.protocol import AUDIOS_FIELD, FILES_FIELD, IMAGES_FIELD, Fault, FaultKind, StepResult
 from verl_tool.verification import Verdict
@@ -24,7 +24,7 @@ SENT_ONCE = (FILES_FIELD, IMAGES_FIELD, AUDIOS_FIELD)
 _T = TypeVar("_T")
 _Unit: TypeAlias = "tuple[Author, int | None, tuple[int, ...]]"
 """What is kept or dropped whole: its author, the number of its segment if it is an image, its tokens."""
-_SERVER_GONE = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
+_SERVER_EXITED = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
 
 
 @dataclass
@@ -51,7 +51,7 @@ class TrajectoryBuilder:
     images: dict[str, ImagePart] = field(default_factory=dict)
     """By SHA-256, those that segments stand for."""
     calls: list[CallRecord] = field(default_factory=list)
-    turns_begun: int = 0
+    turns_started: int = 0
     """Turns of the model that were there when it started (`take_up`)."""
     fault: Fault | None = None
     calling: bool = False
@@ -68,19 +68,19 @@ class TrajectoryBuilder:
         return len(self.context) - self.prompt_length
 
     @property
-    def images_shown(self) -> list[ImagePart]:
+    def visible_images(self) -> list[ImagePart]:
         """The image of each segment that stands for one, in their order."""
         return [self.images[segment.image] for segment in self.segments if segment.image is not None]
 
     @property
-    def holds_state(self) -> bool:
+    def has_server_state(self) -> bool:
         """Whether the tool server may hold something for this trajectory, and can be told."""
         if self.calling:
             return True
         if not self.calls or self.calls[-1].done:
             return False
         fault = self.calls[-1].fault
-        return fault is None or fault.kind not in _SERVER_GONE
+        return fault is None or fault.kind not in _SERVER_EXITED
 
     def set_prompt(
         self, segments: list[Segment], images: Sequence[ImagePart], limit: int | None, tokenizer: Tokenizer
@@ -102,8 +102,8 @@ class TrajectoryBuilder:
         self.prompt_segments, self.prompt_length = begun.prompt_segments, len(begun.prompt_ids)
         self.prompt_truncated = begun.prompt_truncated
         self.images |= begun.images
-        self.turns_begun = begun.num_turns
-        self.turn_seconds = list(begun.timings.turns[: self.turns_begun]) or [0.0] * self.turns_begun
+        self.turns_started = begun.num_turns
+        self.turn_seconds = list(begun.timings.turns[: self.turns_started]) or [0.0] * self.turns_started
         self.generate_seconds = sum(self.turn_seconds)
         self.started -= self.generate_seconds + sum(call.seconds for call in begun.calls)
         if begun.calls:
@@ -116,7 +116,7 @@ class TrajectoryBuilder:
         self.context = [token for segment in segments for token in segment.tokens]
         self.prompt_segments, self.prompt_length = len(segments), len(self.context)
         if self.calls:
-            self._note_shown(segments, truncated)
+            self._record_visible_images(segments, truncated)
 
     def take(self, result: StepResult) -> list[ImagePart]:
         """The images of an answer, which its segments are to show."""
@@ -136,14 +136,14 @@ class TrajectoryBuilder:
         """What the model is shown of the call that was recorded last; `truncated` if that is less than all."""
         for segment in segments:
             self._append(segment)
-        self._note_shown(segments, truncated)
+        self._record_visible_images(segments, truncated)
 
     def _append(self, segment: Segment) -> None:
         self.segments.append(segment)
         self.context.extend(segment.tokens)
 
-    def _note_shown(self, segments: list[Segment], truncated: bool) -> None:
-        self.calls[-1] = replace(self.calls[-1], shown_tokens=tool_tokens(segments), truncated=truncated)
+    def _record_visible_images(self, segments: list[Segment], truncated: bool) -> None:
+        self.calls[-1] = replace(self.calls[-1], visible_tokens=tool_tokens(segments), truncated=truncated)
 
     def record(self, action: str, result: StepResult, seconds: float, names: tuple[str, ...] = ()) -> None:
         """One call and its answer; `names`: of the tools that the action calls."""
@@ -178,7 +178,7 @@ class TrajectoryBuilder:
             loss_on_observations=not options.mask_observations,
             prompt_truncated=self.prompt_truncated,
             timings=Timings(self.generate_seconds, tools, now() - self.started, tuple(self.turn_seconds)),
-            images={image.sha256: image for image in self.images_shown},
+            images={image.sha256: image for image in self.visible_images},
             generator=dict(self.details),
         )
 

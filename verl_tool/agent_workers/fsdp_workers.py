@@ -12,7 +12,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_tool.agent_workers import no_engine  # noqa: F401 - makes its name known
-from verl_tool.agent_workers.counted_loss import CountingWorker
+from verl_tool.agent_workers.masked_loss import MaskedLossWorker
 from verl_tool.agent_workers.merged_export import merge_adapter
 from verl_tool.agent_workers.segment_statistics import LossWithSegmentStatistics
 from verl_tool.errors import VerlToolError
@@ -28,7 +28,7 @@ class AgentActorRolloutRefWorker(ActorRolloutRefWorker):
     Observations and trajectories that are left out are masked by ``response_mask`` already.
     """
 
-    actor_worker_cls = CountingWorker
+    actor_worker_cls = MaskedLossWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:

@@ -16,10 +16,10 @@ from verl_tool.platforms.patch import plain_class
 
 RAISED = "raised"
 """Tag of a prompt in TransferQueue: what a rollout of it raised, as ``KeyError: 'answer'``."""
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 
 
-def telling(actor: Any) -> Any:
+def make_rollout_worker(actor: Any) -> Any:
     """verl's actor `AgentLoopWorkerTQ`, which puts `RAISED` to a prompt.
 
     Made in a function, so that Ray sends all of the class by value: of verl's it does so in any case, and a class of
@@ -35,7 +35,7 @@ def telling(actor: Any) -> Any:
             try:
                 return await super()._run_agent_loop(sampling_params, trajectory, **row)
             except Exception as error:
-                words = f"{type(error).__name__}: {error}"[:_MOST_CHARACTERS]
+                words = f"{type(error).__name__}: {error}"[:_MAX_CHARACTERS]
                 partition = "val" if trajectory["validate"] else "train"
                 await tq.async_kv_put(key=row["uid"], partition_id=partition, tag={RAISED: words})
                 raise

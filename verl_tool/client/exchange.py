@@ -27,7 +27,7 @@ class ExchangeError(Exception):
         self.timed_out = timed_out
 
 
-class StrangerError(ExchangeError):
+class WrongServerError(ExchangeError):
     """Somebody else than the server that was meant is at that address; the server ran nothing."""
 
     def __init__(self, message: str) -> None:
@@ -79,7 +79,7 @@ class Connections:
 
         `begun`: its trajectories have had answers (`BEGUN_HEADER`).
 
-        Raises ExchangeError; StrangerError if another server answered.
+        Raises ExchangeError; WrongServerError if another server answered.
         """
         headers = self._headers(url, server)
         if begun:
@@ -96,7 +96,7 @@ class Connections:
             words = str(error) or type(error).__name__
             raise ExchangeError(f"the connection to {url} broke: {words}", sent=True) from error
         if answer.status == MISDIRECTED or (server and answer.status == 200 and answer.server != server):
-            raise StrangerError(f"{url} is another server's by now; {server or 'the server'} ran nothing")
+            raise WrongServerError(f"{url} is another server's by now; {server or 'the server'} ran nothing")
         return answer
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from verl_tool.content import AudioPart, ImagePart, MediaPart, encoded_bytes, from_wire, listed, reference_in
+from verl_tool.content.parts import AudioPart, ImagePart, MediaPart, encoded_bytes, from_wire, listed, reference_in
 from verl_tool.errors import ContentError
 from verl_tool.protocol import MAX_KNOWN_MEDIA, StepResult
 
@@ -65,7 +65,7 @@ class MediaStore:
 async def read_media_of(result: StepResult, known: Mapping[str, MediaPart]) -> StepResult:
     """The result with parts in place of data URIs, and of references to what its request said to be `known`.
 
-    What cannot be read stays as it came, for whoever looks at it to refuse it (`verl_tool.content.parts_of`).
+    What cannot be read stays as it came, for whoever looks at it to refuse it (`verl_tool.content.parts.parts_of`).
     """
     media = (result.image, result.audio)
     if media == (None, None):

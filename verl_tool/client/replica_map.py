@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from verl_tool.protocol import ReplicaInfo, ReplicaList
-from verl_tool.rendezvous import owner
+from verl_tool.util.rendezvous import owner
 
 REFRESH_SECONDS = 5.0
 """Age at which the list is asked for again."""
@@ -38,7 +38,7 @@ class ReplicaMap:
         self._avoided: dict[str, float] = {}
         self._places: OrderedDict[str, _Place] = OrderedDict()
         self._stale_at = 0.0
-        self.was_asked = False
+        self.was_requested = False
         """Whether the server has been asked for its replicas at all."""
 
     def is_stale(self) -> bool:
@@ -47,7 +47,7 @@ class ReplicaMap:
 
     def keep(self) -> None:
         """The list could not be asked for: go on with what is known, and ask again before long."""
-        self.was_asked = True
+        self.was_requested = True
         self._stale_at = self._clock() + _ASK_AGAIN_SECONDS
 
     def distrust(self) -> None:
@@ -57,7 +57,7 @@ class ReplicaMap:
 
     def renew(self, replicas: ReplicaList | None) -> None:
         """Take over a new list; None if the server has none."""
-        self.was_asked = True
+        self.was_requested = True
         self._stale_at = self._clock() + REFRESH_SECONDS
         if replicas is None:
             self._urls, self._ids = {}, []

@@ -12,7 +12,7 @@ observation. What is retried, until the call's deadline or `max_retries`:
   tools of the server are stateless.
 
 An image or audio comes once in a trajectory: a request names those that are here (`known_media`), and in the result
-they are parts again (`verl_tool.content`).
+they are parts again (`verl_tool.content.parts`).
 
 Only the entries that failed are sent again. A retry waits `retry_delay` seconds, twice as long each time, with jitter,
 and at least as long as the server asks by ``Retry-After``.
@@ -30,13 +30,12 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from verl_tool.client.exchange import Answer, Connections, ExchangeError, StrangerError
+from verl_tool.client.exchange import Answer, Connections, ExchangeError, WrongServerError
 from verl_tool.client.media_store import MediaStore, read_media_of
 from verl_tool.client.pacing import Pacer
 from verl_tool.client.replica_map import ReplicaMap
-from verl_tool.content import MediaPart
+from verl_tool.content.parts import MediaPart
 from verl_tool.errors import ConfigError, ToolFault
-from verl_tool.json_text import BadJsonError, decode_json, encode_json
 from verl_tool.protocol import (
     A_TRAJECTORY_ID,
     KEEP_FIELD,
@@ -53,11 +52,12 @@ from verl_tool.protocol import (
     request_body,
 )
 from verl_tool.sandbox_fusion import RunCodeRequest, RunCodeResponse
+from verl_tool.util.json_text import BadJsonError, decode_json, encode_json
 
 _MAX_DELAY_SECONDS = 5.0
 _MIN_DELAY_SECONDS = 0.01
 _NO_END = 1 << 30
-_MOST_RETRIES = 3
+_MAX_RETRIES = 3
 _SERVER_AWAY = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.SHUTTING_DOWN, FaultKind.TIMEOUT})
 """What passes when a server has come back; retried for as long as a call may take."""
 _ASK_SECONDS = 5.0
@@ -111,7 +111,7 @@ class ToolClient:
         max_batch: int = 256,
         direct: bool = True,
     ) -> None:
-        _refuse_bad_options(url, timeout, max_retries, retry_delay, max_batch)
+        _reject_bad_options(url, timeout, max_retries, retry_delay, max_batch)
         self.url = url.rstrip("/").removesuffix("/get_observation").rstrip("/")
         self._timeout = timeout
         self._max_retries = _NO_END if max_retries is None else max_retries
@@ -197,7 +197,7 @@ class ToolClient:
         asked = encode_json({"trajectory_id": trajectory_id, "new_trajectory_id": new_trajectory_id})
         answer = await self._request("POST", "/fork", asked, trajectory_id)
         if answer.status in (401, 403):
-            raise _refused_key(f"{self.url}/fork answered HTTP {answer.status}: {answer.words()}")
+            raise _rejected_key(f"{self.url}/fork answered HTTP {answer.status}: {answer.words()}")
         forked = _read(answer, ForkResponse)
         if forked.fault is not None:
             fault = forked.fault
@@ -285,7 +285,7 @@ class ToolClient:
             elif fault.kind == FaultKind.STATE_LOST:
                 self._map.lose(outcome.result.trajectory_id)
             limited = self._max_retries == _NO_END and fault is not None and fault.kind not in _SERVER_AWAY
-            if fault is not None and fault.retryable and attempt < (_MOST_RETRIES if limited else self._max_retries):
+            if fault is not None and fault.retryable and attempt < (_MAX_RETRIES if limited else self._max_retries):
                 again.append(outcome)
         if not again:
             return []
@@ -320,7 +320,7 @@ class ToolClient:
         """An answer that holds no observations."""
         words = f"{url} answered HTTP {answer.status}: {answer.words()}"
         if answer.status in (401, 403):
-            raise _refused_key(words)
+            raise _rejected_key(words)
         if answer.status in (429, 503):
             return _faulted(entries, FaultKind.OVERLOADED, words, retryable=True, wait=answer.retry_after())
         if answer.status == 404:
@@ -355,7 +355,7 @@ class ToolClient:
 
     async def _renew_map(self, deadline: float) -> None:
         """Ask which replicas there are, if that is due. While one caller asks, the others use the list there is."""
-        if not self._map.is_stale() or (self._map_lock.locked() and self._map.was_asked):
+        if not self._map.is_stale() or (self._map_lock.locked() and self._map.was_requested):
             return
         async with self._map_lock:
             if not self._map.is_stale():
@@ -441,7 +441,7 @@ class ToolClient:
             if seconds <= 0:
                 raise ExchangeError(f"the deadline of {self._timeout:g} s has passed", sent=False, timed_out=True)
             return await self._connections.exchange(method, url, body, seconds, server, begun=begun)
-        except StrangerError:
+        except WrongServerError:
             if self._server == server:
                 # It may have been started anew: whoever answers at the URL now says who that is.
                 self._server = ""
@@ -450,10 +450,10 @@ class ToolClient:
         finally:
             self._pacer.end()
 
-    def _delay(self, attempt: int, at_least: float) -> float:
+    def _delay(self, attempt: int, minimum: float) -> float:
         """Seconds to wait before the next try. Jitter keeps many clients from coming back at the same moment."""
         delay = min(self._retry_delay * 2 ** min(attempt, 16), _MAX_DELAY_SECONDS)
-        return max(delay * random.uniform(0.5, 1.0), at_least * random.uniform(1.0, 1.25), _MIN_DELAY_SECONDS)
+        return max(delay * random.uniform(0.5, 1.0), minimum * random.uniform(1.0, 1.25), _MIN_DELAY_SECONDS)
 
     @staticmethod
     def _now() -> float:
@@ -489,7 +489,7 @@ def _batches(entries: Sequence[_Entry], max_batch: int) -> list[list[_Entry]]:
     return batches
 
 
-def _refused_key(words: str) -> ConfigError:
+def _rejected_key(words: str) -> ConfigError:
     return ConfigError(f"the server refuses the api key; give api_key as the server has it. {words}")
 
 
@@ -554,7 +554,7 @@ async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise
 
 
-def _refuse_bad_options(url: str, timeout: float, max_retries: int | None, retry_delay: float, max_batch: int) -> None:
+def _reject_bad_options(url: str, timeout: float, max_retries: int | None, retry_delay: float, max_batch: int) -> None:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"url is {url!r}; begin it with http:// or https://")
     if not timeout > 0 or (max_retries or 0) < 0 or retry_delay < 0 or max_batch < 1:

@@ -11,7 +11,7 @@ from verl_tool.agent_loop.actions import stopped_action
 from verl_tool.agent_loop.episode import Episode, Tools
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.doctor.checks.setup import Row, Setup
+from verl_tool.checks.setup import Row, Setup
 from verl_tool.formats import Call
 from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.protocol import StepResult
@@ -31,7 +31,7 @@ class Demonstration:
     """What the model wrote first."""
     calls: tuple[Call, ...]
     """Those that are found in it."""
-    ended_by: str
+    end_reason: str
     """The stop string or the token at which that turn ended; empty if it was cut."""
 
 
@@ -79,7 +79,7 @@ async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: 
     example = setup.example.text if setup.example is not None else ANSWER
     text = example if turn is None else turn
     prompt = setup.tokenizer.encode(setup.prompt(row))
-    first, ended_by = _ended(setup, text, behind_a_call=True)
+    first, end_reason = _ended(setup, text, behind_a_call=True)
     last, _ = _ended(setup, ANSWER, behind_a_call=False)
     script = _Script([setup.tokenizer.encode(text) + first, setup.tokenizer.encode(ANSWER) + last])
     episode = Episode(script, tools, setup.tokenizer, setup.options, formats=setup.formats)
@@ -93,7 +93,7 @@ async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: 
         tuple(action_mask(trajectory, setup.tokenizer, formats)),
         text,
         tuple(calls_sent(text, formats)),
-        ended_by,
+        end_reason,
     )
 
 

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, CallRecord
-from verl_tool.doctor.checks.finding import Finding, Severity
-from verl_tool.doctor.checks.setup import Setup
+from verl_tool.checks.finding import Finding, Severity
+from verl_tool.checks.setup import Setup
 from verl_tool.doctor.demonstration import Demonstration
 from verl_tool.formats import Call
 
@@ -27,7 +27,7 @@ HEAD, TAIL = 120, 60
 """Tokens that are shown of a longer prompt, at its beginning and its end."""
 
 
-def show(
+def print_report(
     console: Console, setup: Setup, demonstration: Demonstration | None, findings: Sequence[Finding], *, whole: bool
 ) -> None:
     """Print all of it. `whole`: prompts in full length. `demonstration` None: the findings stand in its way."""
@@ -63,7 +63,7 @@ def heading(setup: Setup, *, sound: bool) -> Group:
     }
     if sound:
         ends = [f"{setup.tokenizer.decode([token])!r} ({token})" for token in sorted(setup.ends)]
-        told = [tool.name for tool in setup.prompts.told()]
+        told = [tool.name for tool in setup.prompts.described_tools()]
         lines["told of"] = ", ".join(told) or "none: the prompt is the conversation alone"
         lines["end tokens"] = ", ".join(ends) or "none"
     return Group(*(Text.assemble((f"{name:14}", "bold"), value) for name, value in lines.items()))
@@ -83,7 +83,7 @@ def prompt_tokens(ids: Sequence[int], tokenizer: Tokenizer, whole: bool) -> Text
 def call_lines(demonstration: Demonstration) -> RenderableType:
     """The model's turn, where it ends, and the calls in it."""
     turn = Text(textwrap.indent(demonstration.turn, "  "), style=STYLES[Author.MODEL])
-    ended = demonstration.ended_by or "its limit of length"
+    ended = demonstration.end_reason or "its limit of length"
     lines: list[RenderableType] = [turn, Text(f"The turn ends at {ended}.")]
     if not demonstration.trajectory.calls:
         lines.append(Text("No call is sent to the tools: the turn is taken for the answer.", style="bold yellow"))

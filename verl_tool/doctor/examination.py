@@ -15,17 +15,17 @@ from eval_service.episode_flags import merged_options
 from eval_service.model.tokenizer import load_tokenizer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import REWARD_COLUMNS
-from verl_tool.agent_workers.reward_manager.grading.given_rows import options_of
-from verl_tool.agent_workers.reward_manager.grading.manager_process import Graded, graded_in_child
-from verl_tool.doctor.checks import RELIED_ON, examine, examine_rows
-from verl_tool.doctor.checks.finding import Finding, Severity
-from verl_tool.doctor.checks.reward import constant_answers, constant_cases, gold_cases, hopeless
-from verl_tool.doctor.checks.setup import Row, Setup
+from verl_tool.agent_workers.reward_manager.grading.cli_inputs import options_of
+from verl_tool.agent_workers.reward_manager.grading.manager_process import GradedCase, graded_in_child
+from verl_tool.checks import RELIED_ON, examine, examine_rows
+from verl_tool.checks.finding import Finding, Severity
+from verl_tool.checks.reward import constant_answers, constant_cases, gold_cases, grading_failed
+from verl_tool.checks.row_files import check_rows
+from verl_tool.checks.setup import Row, Setup
 from verl_tool.doctor.demonstration import Demonstration, StandIn, demonstrate
-from verl_tool.doctor.display import show
-from verl_tool.doctor.given import GivenTools, OfConfig, api_key, context_length, read_config, rows_in
+from verl_tool.doctor.display import print_report
+from verl_tool.doctor.inputs import OfConfig, ToolSource, api_key, context_length, read_config, rows_in
 from verl_tool.errors import ConfigError
-from verl_tool.trainer.row_files import check_rows
 
 GRADING_SECONDS = 30.0
 """For one answer; more is a hang."""
@@ -62,7 +62,7 @@ class Examination:
         unsound = any(each.severity is Severity.ERROR and each.check in RELIED_ON for each in findings)
         if not unsound and setup.problem_of_prompt(row) is None:
             shown = asyncio.run(self._demonstration(setup, row))
-        show(console, setup, shown, findings, whole=whole)
+        print_report(console, setup, shown, findings, whole=whole)
         return not any(each.severity is Severity.ERROR for each in findings)
 
     @cached_property
@@ -78,16 +78,16 @@ class Examination:
         return merged_options(None if written is None else written.options, given)
 
     @cached_property
-    def _tools(self) -> GivenTools:
+    def _tools(self) -> ToolSource:
         written, own_url = self._of_config, self.episode.get("tool_server_url")
         if self.tool_type is not None and own_url is not None:
             raise ConfigError("--tool_type makes tools here and --tool_server_url names a server; give just one")
         if self.tool_config is not None and self.tool_type is None:
             raise ConfigError("--tool_config has options for the tools of --tool_type; give that too")
         if self.tool_type is not None or own_url is not None or written is None:
-            return GivenTools(self.tool_type, self.tool_config, self.options, api_key=api_key())
+            return ToolSource(self.tool_type, self.tool_config, self.options, api_key=api_key())
         # A server that a run started itself ended with it.
-        return GivenTools(written.tool_type, None, self.options, written.told_tools, api_key())
+        return ToolSource(written.tool_type, None, self.options, written.tool_descriptions, api_key())
 
     @cached_property
     def _files(self) -> tuple[Path, ...]:
@@ -151,10 +151,10 @@ class Examination:
         own = {} if written is None or self.reward_manager is not None else dict(written.reward_options)
         options = own | options_of(self.reward_options)
         cases += gold_cases(rows)
-        graded: list[Graded] = []
+        graded: list[GradedCase] = []
         for each in graded_in_child(self._manager, options, cases, GRADING_SECONDS):
             graded.append(each)
-            if hopeless(graded):
+            if grading_failed(graded):
                 break
         return list(constant_answers(cases, graded))
 

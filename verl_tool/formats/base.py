@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from verl_tool.content import Part, TextPart
+from verl_tool.content.parts import Part, TextPart
 from verl_tool.errors import ContentError
 from verl_tool.protocol import ToolDescription
 

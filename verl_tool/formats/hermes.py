@@ -58,7 +58,7 @@ class HermesFormat(ToolResponseFormat):
         return self._call(parsed, match.start(), end), end
 
     def _unclosed(self, match: re.Match[str], text: str) -> tuple[Call | None, int]:
-        if markers.holds_marker(text, match.end()):
+        if markers.contains_marker(text, match.end()):
             return None, match.end()
         payload = text[match.end() :]
         parsed = json_call.parse(payload)

@@ -12,7 +12,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.formats import markers, scan
 from verl_tool.formats.base import Format
 from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS, OwnTagFormat, Tag, TagFormat
-from verl_tool.plugin import import_file
+from verl_tool.util.plugin import import_file
 
 ENTRY_POINTS = "verl_tool.formats"
 _PARTS = ("name", "stop", "observation", "markers", "find_calls", "render", "usage")

@@ -40,7 +40,7 @@ def escape_markers(output: str) -> str:
     return pattern.sub(r"\g<0> ", output) if pattern.search(output) else output
 
 
-def holds_marker(text: str, start: int) -> bool:
+def contains_marker(text: str, start: int) -> bool:
     """Whether a claimed string stands in `text` at or behind `start`."""
     return _pattern().search(text, start) is not None
 

@@ -90,7 +90,7 @@ class Scanner:
 
     def calls(self, text: str, take: Take) -> list[Call]:
         """All calls, in order, without overlap."""
-        if not self._may_hold_a_call(text):
+        if not self._may_contain_call(text):
             return []
         behind = self._behind_opened_thought(text)
         calls = self._from(text, 0, take)
@@ -123,7 +123,7 @@ class Scanner:
         # No group around an alternative: `re` then knows the first characters and skips to the next of them.
         return re.compile(f"{blocks}|{self._opening}")
 
-    def _may_hold_a_call(self, text: str) -> bool:
+    def _may_contain_call(self, text: str) -> bool:
         # A plain loop: this is most of the work on a text that has no call of the format, and it is done for each.
         for hint in self._hints:  # noqa: SIM110
             if hint in text:

@@ -90,7 +90,7 @@ class TagFormat:
         if close >= 0:
             end = close + len(tag.closing)
             return self._call(tag, cursor.text[body:close], match.start(), end), end
-        if markers.holds_marker(cursor.text, body):
+        if markers.contains_marker(cursor.text, body):
             return None, body
         end = len(cursor.text)
         return self._call(tag, cursor.text[body:], match.start(), end, missing=tag.closing), end

@@ -49,7 +49,7 @@ class TrlFormat:
         if close >= 0 and not 0 <= next_request < close:
             # The scanner goes on at ``<call>``, which opens the answer if there is one already.
             return Call(tool, text[body:close], match.start(), close + len(CALL), self), close
-        if markers.holds_marker(text, body):
+        if markers.contains_marker(text, body):
             return None, body
         return Call(tool, text[body:], match.start(), len(text), self, missing=CALL), len(text)
 

@@ -86,7 +86,7 @@ class TestSuite:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgeVerdict:
     """How one test ended."""
 
     passed: bool
@@ -102,9 +102,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """One `Verdict` a test, in the order of the suite: the tests, then the calls, then the programs."""
+    """One `JudgeVerdict` a test, in the order of the suite: the tests, then the calls, then the programs."""
 
-    of: tuple[Verdict, ...]
+    of: tuple[JudgeVerdict, ...]
     protected: bool
     """Whether the sandbox kept the solution's processes from looking into the judge."""
 
@@ -144,9 +144,9 @@ class JudgeRun:
 
     @classmethod
     def of(
-        cls, solution: str, suite: TestSuite, test_seconds: float, total_seconds: float, shown_chars: int = 0
+        cls, solution: str, suite: TestSuite, test_seconds: float, total_seconds: float, max_display_chars: int = 0
     ) -> JudgeRun:
-        """`test_seconds`: for one test, loading the solution included. `total_seconds`: for all. `shown_chars`:
+        """`test_seconds`: for one test, loading the solution included. `total_seconds`: for all. `max_display_chars`:
         most characters of all that verdicts tell as `seen`.
 
         Raises ValueError for an empty suite, which would pass whatever it is given.
@@ -164,7 +164,7 @@ class JudgeRun:
             "strict": suite.strict,
             "test_seconds": test_seconds,
             "total_seconds": total_seconds,
-            "shown_chars": shown_chars,
+            "max_display_chars": max_display_chars,
         }
         return cls(_PROGRAM, json.dumps(job), _encoded_modules(), total_seconds + START_SECONDS, token, len(suite))
 
@@ -185,7 +185,7 @@ class JudgeRun:
         if not lines or not lines[0].get("ready"):
             raise NoVerdict(f"the judge did not start ({ended}): {stderr[-500:]}")
         found = {line["test"]: _verdict(line) for line in lines[1:]}
-        missing = Verdict(False, "no verdict", f"the run ended: {ended}")
+        missing = JudgeVerdict(False, "no verdict", f"the run ended: {ended}")
         return Verdicts(tuple(found.get(i, missing) for i in range(self.tests)), bool(lines[0]["protected"]))
 
     def _lines(self, stdout: str) -> list[dict[str, Any]]:
@@ -194,9 +194,9 @@ class JudgeRun:
         return [json.loads(text) for token, _, text in marked if token == self.token and text.endswith("}")]
 
 
-def _verdict(line: Mapping[str, Any]) -> Verdict:
+def _verdict(line: Mapping[str, Any]) -> JudgeVerdict:
     seen = tuple((name, value) for name, value in line.get("seen", ()))
-    return Verdict(line["passed"], line["reason"], line["detail"], seen)
+    return JudgeVerdict(line["passed"], line["reason"], line["detail"], seen)
 
 
 @lru_cache(maxsize=1)

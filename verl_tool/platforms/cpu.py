@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE")
 
 
-def is_wanted() -> bool:
+def trains_on_cpu() -> bool:
     """Whether this process shall train on the CPU: ``VERL_PLATFORM`` says so, or torch knows no accelerator.
 
     A torch that was built for GPUs is left alone even on a node that has none, such as a cluster's head.
@@ -172,7 +172,7 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return is_wanted()
+        return trains_on_cpu()
 
     def current_device(self) -> torch.device:
         # verl says `tensor.to(get_device_id())`: the number 0 would mean the first accelerator.
@@ -274,7 +274,7 @@ def _why_not() -> str:
         return "VERL_USE_EXTERNAL_PLUGINS keeps out the plugin 'verl_tool_cpu'; unset it"
     if "verl_tool_cpu" not in {entry.name for entry in entry_points(group="verl.plugins")}:
         return "verl-tool's entry point 'verl_tool_cpu' is not installed; install the package again (pip install -e .)"
-    if not is_wanted():
+    if not trains_on_cpu():
         return "torch is built for an accelerator; set VERL_PLATFORM=cpu to train on the CPU all the same"
     return "the plugin 'verl_tool_cpu' failed to load; `python -c 'import verl_tool.platforms.cpu'` shows why"
 
@@ -283,5 +283,5 @@ def _why_not() -> str:
 EVERYWHERE = (STORE, *ENDS, *PATCHES, *vision.PATCHES)
 for _patch in EVERYWHERE:
     _patch.install()
-if is_wanted():
+if trains_on_cpu():
     activate()

@@ -1,6 +1,6 @@
 """``python -m verl_tool.replay``."""
 
-from verl_tool.replay.command import main
+from verl_tool.replay.replay_cli import main
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ from eval_service.evaluation.dataset import Problem
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.trajectory import CallRecord, Trajectory
 from verl_tool.client import ToolClient
-from verl_tool.content import to_wire
+from verl_tool.content.parts import to_wire
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import FILES_FIELD, FORMATS_FIELD, IMAGES_FIELD, TOOLS_FIELD, TURNS_LEFT_FIELD, StepResult
 from verl_tool.replay.stored import Stored
@@ -27,7 +27,7 @@ from verl_tool.servers.tools.base import Tool
 
 AT_A_TIME = 64
 """Trajectories whose calls run side by side."""
-SHOWN_CHARACTERS = 100
+MAX_DISPLAY_CHARACTERS = 100
 UNKNOWN = "(no tool)"
 """What calls are counted under that no tool took."""
 
@@ -53,7 +53,7 @@ class Drift:
         """Both, from shortly before the first difference on."""
         pairs = zip(self.was, self.now, strict=False)
         start = max(0, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) - 20)
-        return ["…" * bool(start) + repr(text[start:][:SHOWN_CHARACTERS])[1:-1] for text in (self.was, self.now)]
+        return ["…" * bool(start) + repr(text[start:][:MAX_DISPLAY_CHARACTERS])[1:-1] for text in (self.was, self.now)]
 
 
 @dataclass
@@ -69,7 +69,7 @@ class ToolFigures:
 
 
 @dataclass
-class Report:
+class ReexecutionReport:
     """What running the calls again has shown."""
 
     trajectories: int = 0
@@ -94,7 +94,7 @@ class Report:
         """Each drift as JSON."""
         return [drift.to_json() for drift in self.drifts]
 
-    def unasked(self, known: Collection[tuple[str, object]], *, asked: bool = False) -> int:
+    def unexpected_count(self, known: Collection[tuple[str, object]], *, asked: bool = False) -> int:
         """How many drifts are not `known` (where, and what is answered now), and trajectories without a row."""
         return sum((drift.where, drift.now) not in known for drift in self.drifts) + len(self.without_row)
 
@@ -117,11 +117,11 @@ def examples(drifts: Iterable[Drift], of_each: int = 3) -> Table:
     for drift in drifts:
         shown[drift.tool] += 1
         if shown[drift.tool] <= of_each:
-            table.add_row(drift.tool, drift.where, repr(drift.action[-SHOWN_CHARACTERS:])[1:-1], *drift.excerpts)
+            table.add_row(drift.tool, drift.where, repr(drift.action[-MAX_DISPLAY_CHARACTERS:])[1:-1], *drift.excerpts)
     return table
 
 
-class Comparison:
+class ObservationComparison:
     """Whether two observations say the same, by what the tools that were called say of it."""
 
     def __init__(self, specs: Sequence[str]) -> None:
@@ -155,12 +155,14 @@ class Comparison:
 class Reexecution:
     """Runs calls again, many trajectories at once, each as the loop does: in its order, under an id of its own."""
 
-    def __init__(self, client: ToolClient, comparison: Comparison, options: Mapping[bool, EpisodeOptions]) -> None:
+    def __init__(
+        self, client: ToolClient, comparison: ObservationComparison, options: Mapping[bool, EpisodeOptions]
+    ) -> None:
         """`options`: of the run's training, and of its validation (key true)."""
         self._client, self._comparison, self._options = client, comparison, options
-        self.report = Report()
+        self.report = ReexecutionReport()
 
-    async def run(self, stored: Iterable[Stored]) -> Report:
+    async def run(self, stored: Iterable[Stored]) -> ReexecutionReport:
         """All calls of `stored`; differences are told in their order."""
         remaining = iter(stored)
         while batch := list(islice(remaining, AT_A_TIME)):
@@ -245,19 +247,19 @@ def sent_with(trajectory: Trajectory, row: Problem, options: EpisodeOptions) -> 
     if row.images:
         once[IMAGES_FIELD] = [to_wire(image) for image in row.images]
     # The loop's own call, before the model's first turn, has no action.
-    asked_first = bool(trajectory.calls) and not trajectory.calls[0].action
+    first_request = bool(trajectory.calls) and not trajectory.calls[0].action
     sent = []
     for number in range(len(trajectory.calls)):
-        written = number + int(not asked_first)
+        written = number + int(not first_request)
         sent.append({**own, **(once if number == 0 else {}), TURNS_LEFT_FIELD: behind_first - written})
     return sent
 
 
 async def reexecute(
     stored: Iterable[Stored], url: str, tools: Sequence[str], options: Mapping[bool, EpisodeOptions]
-) -> Report:
-    """Run the calls of `stored` on the server at `url`; the rest is as of `Comparison` and `Reexecution`."""
+) -> ReexecutionReport:
+    """Run the calls of `stored` on the server at `url`; the rest is as of `ObservationComparison` and `Reexecution`."""
     settings: dict[str, Any] = dict(options[False].client_settings())
     async with ToolClient(url, api_key=os.environ.get("VERL_TOOL_API_KEY"), **settings) as client:
         known = tools or [tool.name for tool in await client.tools()]
-        return await Reexecution(client, Comparison(known), options).run(stored)
+        return await Reexecution(client, ObservationComparison(known), options).run(stored)

@@ -27,14 +27,14 @@ from verl_tool.replay.stored import Grading, Stored
 
 AT_A_TIME = 256
 """Trajectories that are held in memory; as many as 16 are graded at once."""
-SHOWN_CHARACTERS = 60
+MAX_DISPLAY_CHARACTERS = 60
 _TOLERANCE = 1e-5
 """Rewards are stored as verl's 32-bit floats."""
 _NOT_GRADED = (Excluded.FAULT, Excluded.ABORTED)
 
 
 @dataclass(frozen=True)
-class Difference:
+class ScoreDifference:
     """A trajectory that is graded otherwise than it was."""
 
     where: str
@@ -65,7 +65,7 @@ class Difference:
 
 
 @dataclass
-class Report:
+class RegradeReport:
     """What grading again has shown."""
 
     graded: int = 0
@@ -74,7 +74,7 @@ class Report:
     left_out: int = 0
     """Trajectories that a training does not grade: they ended in a fault, or were aborted."""
     unscored: int = 0
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[ScoreDifference] = field(default_factory=list)
     _sums: Counter[str] = field(default_factory=Counter)
 
     def add(self, stored: Stored, now: Grading) -> None:
@@ -88,7 +88,7 @@ class Report:
                 self._sums[f"{name}_total"] += grading.score  # type: ignore[assignment]
         if not _same(was, now):
             assert stored.row is not None  # or it would not be graded
-            self.differences.append(Difference(stored.where, stored.row.data_source, was, now, _end(stored)))
+            self.differences.append(ScoreDifference(stored.where, stored.row.data_source, was, now, _end(stored)))
 
     def mean(self, name: str) -> float:
         """Mean score of ``was`` or ``now``; NaN without any."""
@@ -106,7 +106,7 @@ class Report:
         """Each difference as JSON."""
         return [difference.to_json() for difference in self.differences]
 
-    def unasked(self, known: Collection[tuple[str, object]], *, asked: bool) -> int:
+    def unexpected_count(self, known: Collection[tuple[str, object]], *, asked: bool) -> int:
         """How many differences are neither `known` (where, and the score now) nor, if another reward was `asked` for,
         its effect: that a score is lost never is. A trajectory without a row counts as one."""
         new = [d for d in self.differences if (d.where, d.now.score) not in known and (d.lost or not asked)]
@@ -114,7 +114,7 @@ class Report:
 
     def tables(self, rows: int = 20) -> list[Table]:
         """The differences, those that are alike in a line, the most frequent first."""
-        alike: dict[tuple[str, str], list[Difference]] = defaultdict(list)
+        alike: dict[tuple[str, str], list[ScoreDifference]] = defaultdict(list)
         for difference in self.differences:
             alike[difference.kind, difference.why].append(difference)
         table = Table("data source", "trajectories", "what changed", "such as", "its answer ends in")
@@ -151,9 +151,9 @@ def tokenizer_of(folder: Path) -> ScoringTokenizer:
     )  # transformers' own, which has defaults
 
 
-async def regrade(stored: Iterable[Stored], scorer: Scorer) -> Report:
+async def regrade(stored: Iterable[Stored], scorer: Scorer) -> RegradeReport:
     """All of them, in their order."""
-    report, remaining = Report(), iter(stored)
+    report, remaining = RegradeReport(), iter(stored)
     while batch := list(islice(remaining, AT_A_TIME)):
         wanted = [one for one in batch if _is_graded(one, report)]
         for one, now in zip(wanted, await _gradings(wanted, scorer), strict=True):
@@ -161,7 +161,7 @@ async def regrade(stored: Iterable[Stored], scorer: Scorer) -> Report:
     return report
 
 
-def _is_graded(stored: Stored, report: Report) -> bool:
+def _is_graded(stored: Stored, report: RegradeReport) -> bool:
     if stored.row is None:
         report.without_row.append(stored.where)
         return False
@@ -213,4 +213,4 @@ def _told(name: str, was: float | None, now: float | None) -> str:
 
 def _end(stored: Stored) -> str:
     text = stored.content if stored.trajectory is None else stored.trajectory.model_text
-    return repr(text[-SHOWN_CHARACTERS:])[1:-1]
+    return repr(text[-MAX_DISPLAY_CHARACTERS:])[1:-1]

@@ -22,8 +22,8 @@ from verl.trainer.ppo.utils import need_critic
 from eval_service.model.run_config import run_config
 from verl_tool.agent_loop.verl.stored_step import StoredStep, stored_steps
 from verl_tool.errors import ConfigError
-from verl_tool.parent_death import signalled_with_parent
 from verl_tool.trainer.monitoring.run_metrics import entries, read_metrics
+from verl_tool.util.parent_death import signalled_with_parent
 
 CONFIG = "retrain"
 LOG = "printed.log"
@@ -32,7 +32,7 @@ SECONDS_TO_END = 60.0
 """For a training that is interrupted."""
 _CHECKPOINT = re.compile(r"global_step_(\d+)")
 _COMPARED = re.compile(r"(actor|critic)/(?!perf/)")
-_NOT_GIVEN = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", "WANDB_DIR")
+_NOT_PROVIDED = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", "WANDB_DIR")
 """Variables that would lead the new training's files elsewhere."""
 
 
@@ -51,7 +51,7 @@ class Compared:
 
 
 @dataclass
-class Report:
+class RetrainReport:
     """What the update has come to."""
 
     step: int
@@ -75,7 +75,7 @@ class Report:
         """Each difference as JSON."""
         return [metric.to_json() for metric in self.different]
 
-    def unasked(self, known: Collection[tuple[str, object]], *, asked: bool = False) -> int:
+    def unexpected_count(self, known: Collection[tuple[str, object]], *, asked: bool = False) -> int:
         """How many differences are not `known` (metric, and its value now)."""
         return sum((metric.name, metric.now) not in known for metric in self.different)
 
@@ -89,7 +89,7 @@ class Report:
         return [table]
 
 
-def retrain(run: Path, step: int, folder: Path, tolerance: float) -> Report:
+def retrain(run: Path, step: int, folder: Path, tolerance: float) -> RetrainReport:
     """Make the update of a step again in `folder`, and compare its metrics with the run's.
 
     Raises ConfigError if it cannot be made again, or ends in an error.
@@ -100,7 +100,7 @@ def retrain(run: Path, step: int, folder: Path, tolerance: float) -> Report:
     _train(folder)
     # Of this start alone: an earlier one may have been another run's.
     now = _updated({entry["step"]: entry["data"] for entry in entries(folder / "metrics.jsonl")}, step, folder)
-    return Report(step, tolerance, list(compared(then, now, tolerance)))
+    return RetrainReport(step, tolerance, list(compared(then, now, tolerance)))
 
 
 def compared(then: Mapping[str, float], now: Mapping[str, float], tolerance: float) -> Iterator[Compared]:
@@ -118,7 +118,7 @@ def retraining(run: Path, step: int, folder: Path) -> DictConfig:
     Raises ConfigError if that step cannot be made again.
     """
     config = run_config(run)
-    _refuse_folder(folder, run.resolve())
+    _reject_folder(folder, run.resolve())
     if not config.get("trajectories_dir"):
         raise ConfigError(f"{run} has stored no trajectories (trajectories_dir=null)")
     _refuse(config, step)
@@ -133,7 +133,7 @@ def retraining(run: Path, step: int, folder: Path) -> DictConfig:
     return config
 
 
-def _refuse_folder(folder: Path, run: Path) -> None:
+def _reject_folder(folder: Path, run: Path) -> None:
     """Raises ConfigError for the folder of a training that is not one of ours."""
     if folder.is_relative_to(run):
         raise ConfigError(f"{folder} lies in the run's own folder, which is left as it is; give another --run_dir")
@@ -259,7 +259,7 @@ def _write(config: DictConfig, folder: Path) -> None:
 def _train(folder: Path) -> None:
     """Raises ConfigError that quotes the training's error. Its own limit is the run's `stall_timeout`."""
     command = [sys.executable, "-m", "verl_tool.trainer.main_ppo", f"--config-path={folder}", f"--config-name={CONFIG}"]
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_GIVEN}
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_PROVIDED}
     log = folder / LOG
     with log.open("wb") as output:
         # In a session of its own: it is interrupted once, by us, and ends what it has started.

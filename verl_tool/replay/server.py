@@ -9,8 +9,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_tool.errors import ConfigError
+from verl_tool.http.supervised_server import SupervisedServer, serve_command
 from verl_tool.servers.serve.ports import free_ports
-from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 
 LOG = Path("outputs/replay/tool_server.log")
 

@@ -24,7 +24,7 @@ from verl_tool.retrieval.dense_index import DenseKind
 from verl_tool.retrieval.embedder import DEFAULT
 from verl_tool.retrieval.index_builder import OnProgress
 from verl_tool.retrieval.manifest import BuildSettings, Kind, Manifest
-from verl_tool.retrieval.serving.command import serve
+from verl_tool.retrieval.serving.retrieval_cli import serve
 
 console = Console(stderr=True)
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Search a corpus.")
@@ -50,7 +50,7 @@ def build(
     ] = DenseKind.flat,
 ) -> None:
     """Build an index; one that was stopped goes on where it was."""
-    with _told_errors(), _bars() as on_progress:
+    with _report_errors(), _bars() as on_progress:
         settings = BuildSettings(
             corpus=str(corpus.resolve()),
             corpus_fingerprint=Corpus(corpus.resolve()).fingerprint,
@@ -67,14 +67,14 @@ def build(
 @app.command()
 def check(index: IndexFolder) -> None:
     """Read all files of an index and compare them with its manifest."""
-    with _told_errors(), _bars() as on_progress:
+    with _report_errors(), _bars() as on_progress:
         manifest = Manifest.load(index)
         manifest.verify(index, lambda share: on_progress(index_builder.HASHING, share))
     console.print(f"{index}: all {len(manifest.files)} files are as they were built", highlight=False)
 
 
 @contextmanager
-def _told_errors() -> Iterator[None]:
+def _report_errors() -> Iterator[None]:
     """An error of ours is one line, and exit code 1."""
     try:
         yield

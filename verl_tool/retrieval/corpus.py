@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from verl_tool.json_text import BadJsonError, decode_json, shown
 from verl_tool.retrieval.passage import Passage, RetrievalError
+from verl_tool.util.json_text import BadJsonError, decode_json, excerpt
 
 ID_FIELDS = ("id", "_id", "docid")
 COLUMNS = (*ID_FIELDS, "contents", "title", "text")
@@ -29,7 +29,7 @@ _PARQUET_ROWS = 1024
 """Rows of a parquet file that are read at a time."""
 
 
-class Rows(Protocol):
+class CorpusRows(Protocol):
     """One file of a corpus."""
 
     def __call__(self, path: Path, skip: int) -> Iterator[tuple[str, Mapping[str, Any], int]]:
@@ -88,9 +88,9 @@ def _files_of(path: Path) -> list[Path]:
     return files
 
 
-def _reader_of(path: Path, files: list[Path]) -> tuple[Rows, Callable[[Path], int]]:
+def _reader_of(path: Path, files: list[Path]) -> tuple[CorpusRows, Callable[[Path], int]]:
     """How to read and how to count the rows of a file of this corpus."""
-    readers: dict[tuple[str, ...], tuple[Rows, Callable[[Path], int]]] = {
+    readers: dict[tuple[str, ...], tuple[CorpusRows, Callable[[Path], int]]] = {
         JSON_SUFFIXES: (_json_rows, _count_json_rows),
         (".parquet",): (_parquet_rows, _count_parquet_rows),
         TEXT_SUFFIXES: (_text_rows, _count_text_rows),
@@ -128,7 +128,7 @@ def _json_rows(path: Path, skip: int) -> Iterator[tuple[str, Mapping[str, Any], 
         except BadJsonError as error:
             raise RetrievalError(f"{where}: {error}") from None
         if not isinstance(row, dict):
-            raise RetrievalError(f"{where}: {shown(row)} is no object; write one with 'contents', or 'text'")
+            raise RetrievalError(f"{where}: {excerpt(row)} is no object; write one with 'contents', or 'text'")
         yield where, row, read
 
 
@@ -217,7 +217,7 @@ def _passage(row: Mapping[str, Any], number: int, where: str) -> Passage:
     if contents is None and isinstance(row.get("text"), str):
         title = row.get("title")
         if not (title is None or isinstance(title, str)):
-            raise RetrievalError(f"{where}: 'title' is {shown(title)}; it must be a text")
+            raise RetrievalError(f"{where}: 'title' is {excerpt(title)}; it must be a text")
         contents = f"{' '.join((title or '').split())}\n{row['text']}"
     if not isinstance(contents, str):
         fields = ", ".join(sorted(map(str, row))[:10]) or "none"

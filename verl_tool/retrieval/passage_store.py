@@ -10,8 +10,8 @@ from types import TracebackType
 import numpy as np
 from typing_extensions import Self
 
-from verl_tool.json_text import encode_json
 from verl_tool.retrieval.passage import Passage
+from verl_tool.util.json_text import encode_json
 
 LINES, ENDS = "passages.jsonl", "passages.ends"
 """Names of the files: ``{"id", "contents"}`` a line, and behind which byte each line ends (64-bit numbers)."""
@@ -21,12 +21,12 @@ _END = np.dtype("<u8")
 class PassageWriter:
     """Appends passages to the files in `folder`, behind the first `kept` bytes and passages that are there."""
 
-    def __init__(self, folder: Path, kept_bytes: int = 0, kept: int = 0) -> None:
+    def __init__(self, folder: Path, stored_bytes: int = 0, kept: int = 0) -> None:
         self._lines = (folder / LINES).open("ab")
         self._ends = (folder / ENDS).open("ab")
-        self._lines.truncate(kept_bytes)
+        self._lines.truncate(stored_bytes)
         self._ends.truncate(kept * _END.itemsize)
-        self.bytes = kept_bytes
+        self.bytes = stored_bytes
         """Of the lines written by now."""
         self.count = kept
         """Passages written by now."""

@@ -24,7 +24,7 @@ MAX_BATCH = 256
 _GATHER_SHARE = 0.05
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """A passage that was found."""
 
     line: bytes
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 class _Request:
     queries: Sequence[str]
     topk: int
-    answer: asyncio.Future[list[list[Found]]]
+    answer: asyncio.Future[list[list[SearchResult]]]
 
 
 class SearchBatcher:
@@ -61,7 +61,7 @@ class SearchBatcher:
         self.queued = 0
         """Queries that wait for a batch."""
 
-    async def search(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
+    async def search(self, queries: Sequence[str], topk: int) -> list[list[SearchResult]]:
         """For each query at most `topk` passages, the best first. `topk` as in `Index.search`.
 
         Raises RetrievalError if the search failed.
@@ -138,7 +138,9 @@ class SearchBatcher:
             if not request.answer.done():
                 request.answer.set_result([hits[: request.topk] for hits in of_request])
 
-    def _found(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
+    def _found(self, queries: Sequence[str], topk: int) -> list[list[SearchResult]]:
         """In the thread: passages are read from the disk there too."""
         line = self.index.line
-        return [[Found(line(hit.number), hit.score) for hit in hits] for hits in self.index.search(queries, topk)]
+        return [
+            [SearchResult(line(hit.number), hit.score) for hit in hits] for hits in self.index.search(queries, topk)
+        ]

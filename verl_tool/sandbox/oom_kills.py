@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox.isolation.cgroup import RunGroup
-from verl_tool.sandbox.worker import Ended
+from verl_tool.sandbox.worker import RunStatus
 
 
-class KilledForOthersError(SandboxError):
+class CollateralOomError(SandboxError):
     """The kernel killed a run because others had taken the machine's memory, or the pool's."""
 
 
@@ -24,7 +24,7 @@ def machine_kills() -> int:
     return 0
 
 
-def judge_by_group(ended: Ended, group: RunGroup, fair_share: int) -> Ended:
+def judge_by_group(ended: RunStatus, group: RunGroup, fair_share: int) -> RunStatus:
     """How a run ended, with what its group knows of it.
 
     Args:
@@ -33,21 +33,21 @@ def judge_by_group(ended: Ended, group: RunGroup, fair_share: int) -> Ended:
         fair_share: bytes; a run that uses more, when there is no more, has itself to blame.
 
     Raises:
-        KilledForOthersError: one of its processes was killed for memory that it had not taken.
+        CollateralOomError: one of its processes was killed for memory that it had not taken.
     """
     ended = replace(ended, cpu_seconds=max(ended.cpu_seconds, group.cpu_seconds()))
     if not group.lost_process():
         return ended
-    if group.exceeded_memory() or max(group.most_memory, ended.peak_memory_bytes) > fair_share:
+    if group.exceeded_memory() or max(group.max_memory, ended.peak_memory_bytes) > fair_share:
         return replace(ended, limit_hit="memory_bytes")
     raise killed_for_others()
 
 
-def judge_without_group(ended: Ended, kills_before: int, fair_share: int) -> Ended:
+def judge_without_group(ended: RunStatus, kills_before: int, fair_share: int) -> RunStatus:
     """The same where runs have no groups: by a count of the whole machine's, `machine_kills` before the run.
 
     Raises:
-        KilledForOthersError: it was killed while the kernel killed for memory, and it had not taken much.
+        CollateralOomError: it was killed while the kernel killed for memory, and it had not taken much.
     """
     killed = ended.limit_hit is None and os.WIFSIGNALED(ended.status) and os.WTERMSIG(ended.status) == signal.SIGKILL
     if not killed or machine_kills() == kills_before:
@@ -57,8 +57,8 @@ def judge_without_group(ended: Ended, kills_before: int, fair_share: int) -> End
     raise killed_for_others()
 
 
-def killed_for_others() -> KilledForOthersError:
+def killed_for_others() -> CollateralOomError:
     """The error for a run that was killed for memory that others had taken."""
-    return KilledForOthersError(
+    return CollateralOomError(
         "the kernel killed a run for memory that others had taken; lower max_concurrent", retryable=False
     )

@@ -32,13 +32,13 @@ from verl_tool.sandbox.run_queue import RunSlots
 from verl_tool.sandbox.session import Session
 from verl_tool.sandbox.session.pool import SessionPool
 from verl_tool.sandbox.warm_modules import WARM_MODULES, Tier, suited_to, tiers_of
-from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, Ended, Setup, Worker, WorkerGone
+from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, RunStatus, Worker, WorkerExitedError, WorkerSetup
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.05
-_SHORT_PER_CORE, _MOST_PER_CORE = 4, 16
+_SHORT_PER_CORE, _MAX_PER_CORE = 4, 16
 _QUARANTINES = 2
 """Forkservers that are started for one run only, at once."""
 _SPARE_SLOTS = 8
@@ -119,14 +119,14 @@ class SandboxPool:
             interpreter: the Python that runs the code; its installed packages can be imported.
         """
         cores = len(os.sched_getaffinity(0))
-        self._workers_wanted = workers or cores
+        self._workers_requested = workers or cores
         self._limits = limits or Limits()
         self._policy = policy or Policy()
         self._required = Level.parse(required_level)
         self._tiers = tiers_of(warm_modules, self._policy.pre_imported_modules)
         self._holds: dict[Tier, frozenset[str]] = {}
         """By tier: what is in its forkservers."""
-        most = min(max(max_concurrent or _MOST_PER_CORE * cores, 1), MAX_SLOTS - _SPARE_SLOTS)
+        most = min(max(max_concurrent or _MAX_PER_CORE * cores, 1), MAX_SLOTS - _SPARE_SLOTS)
         self._run_slots = RunSlots(_SHORT_PER_CORE * cores, most, max_queued)
         self._max_sessions = max_sessions
         self._session_memory = session_memory_bytes or _memory_ceiling() // 3
@@ -135,7 +135,7 @@ class SandboxPool:
         self._interpreter = interpreter
         self._isolation: Isolation | None = None
         self._group: ControlGroup | None = None
-        self._setups: list[Setup] = []
+        self._setups: list[WorkerSetup] = []
         """Of the forkservers that take runs."""
         self._workers: list[Worker] = []
         """Empty until they are started."""
@@ -183,7 +183,7 @@ class SandboxPool:
         self._isolation = isolations.require(found, self._required)
         self._group = await asyncio.to_thread(ControlGroup.create, _memory_ceiling())
         await asyncio.to_thread(_compile_forkserver)
-        setup = Setup(
+        setup = WorkerSetup(
             interpreter=await asyncio.to_thread(interpreters.inspect, self._interpreter),
             isolation=self._isolation,
             policy=self._policy,
@@ -191,12 +191,12 @@ class SandboxPool:
             slots=self._run_slots.most + _SPARE_SLOTS,  # one worker may have to carry all
             group=self._group,
         )
-        self._setups = [replace(setup, modules=tier) for tier in self._tiers for _ in range(self._workers_wanted)]
+        self._setups = [replace(setup, modules=tier) for tier in self._tiers for _ in range(self._workers_requested)]
         sessions = SessionPool(
             self._setups[-1],
             self._run_slots,
             self._enforcer,
-            workers=self._workers_wanted,
+            workers=self._workers_requested,
             most=self._max_sessions,
             memory_bytes=self._session_memory,
             fair_share=self._fair_share,
@@ -264,7 +264,7 @@ class SandboxPool:
         """
         self._require_running()
         assert self._sessions is not None
-        look = self.run("print(6 * 7)") if self._workers else self._sessions.run_apart("print(6 * 7)")
+        look = self.run("print(6 * 7)") if self._workers else self._sessions.run_isolated("print(6 * 7)")
         try:
             result = await asyncio.wait_for(look, _CHECK_SECONDS)
         except asyncio.TimeoutError as error:
@@ -349,7 +349,7 @@ class SandboxPool:
                 if self._closed or not (untouched or self._leaves_nothing(error)):
                     raise SandboxError(str(error), retryable=untouched) from error
                 if attempt == _ATTEMPTS:
-                    if isinstance(error, WorkerGone) and not untouched:
+                    if isinstance(error, WorkerExitedError) and not untouched:
                         return _broke_its_sandbox(job, limits)
                     raise SandboxError(str(error), retryable=untouched) from error
             finally:
@@ -359,7 +359,9 @@ class SandboxPool:
 
     def _leaves_nothing(self, error: SandboxError) -> bool:
         """Whether a run that had begun may begin again: an isolated one is gone with its forkserver, files and all."""
-        return isinstance(error, (WorkerGone, oom_kills.KilledForOthersError)) and self.level.level is not Level.none
+        return (
+            isinstance(error, (WorkerExitedError, oom_kills.CollateralOomError)) and self.level.level is not Level.none
+        )
 
     @contextlib.asynccontextmanager
     async def _worker(self, tier: Tier, *, alone: bool) -> AsyncIterator[Worker]:
@@ -407,7 +409,7 @@ class SandboxPool:
 
     async def _let_run(
         self, worker: Worker, job: JobFiles, limits: Limits, fetch_files: bool, group: RunGroup | None
-    ) -> Ended:
+    ) -> RunStatus:
         try:
             run_id, future = worker.begin(job, limits, fetch_files, group)
         except BaseException:
@@ -416,7 +418,7 @@ class SandboxPool:
         patience = limits.wall_seconds + _ANSWER_SECONDS
         timer = asyncio.get_running_loop().call_later(patience, _give_up, worker)  # its death ends the future
         try:
-            with self._looking_after(group, limits, lambda why: worker.kill(run_id, why)):
+            with self._enforce_limits(group, limits, lambda why: worker.kill(run_id, why)):
                 return await asyncio.shield(future)
         except asyncio.CancelledError:
             worker.kill(run_id)
@@ -439,7 +441,7 @@ class SandboxPool:
         if self._group is not None and group is not None:
             self._group.give(group, gone=gone)
 
-    def _looking_after(
+    def _enforce_limits(
         self, group: RunGroup | None, limits: Limits, kill: Callable[[int], None]
     ) -> contextlib.AbstractContextManager[None]:
         """Where runs have no groups, their forkserver looks after them."""
@@ -447,9 +449,9 @@ class SandboxPool:
             return contextlib.nullcontext()
         return self._enforcer.enforced(group, limits, kill)
 
-    def _result(self, job: JobFiles, ended: Ended, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
+    def _result(self, job: JobFiles, ended: RunStatus, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
         if not ended.reached and ended.limit_hit is None:
-            if job.state() == wire.FILES_REFUSED:
+            if job.state() == wire.FILES_REJECTED:
                 raise ConfigError(f"the files of a run cannot be laid out: {job.failure()}")
             raise SandboxError(f"a run could not be set up: {job.failure()}", retryable=True)
         killed_by = os.WTERMSIG(ended.status) if os.WIFSIGNALED(ended.status) else None
@@ -535,7 +537,7 @@ def _check_size(size: int, limits: Limits) -> None:
         raise ConfigError(f"code and files are {size} bytes, the limit disk_bytes is {limits.disk_bytes}; raise it")
 
 
-def _limit_hit(ended: Ended, killed_by: int | None) -> str | None:
+def _limit_hit(ended: RunStatus, killed_by: int | None) -> str | None:
     if ended.limit_hit is None and killed_by == signal.SIGXCPU:
         return "cpu_seconds"
     return ended.limit_hit

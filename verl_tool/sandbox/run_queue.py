@@ -43,7 +43,7 @@ class RunSlots:
         Raises:
             SandboxError: too many wait already.
         """
-        if not self._queue and self._has_room():
+        if not self._queue and self._has_capacity():
             return self._take()
         if len(self._queue) >= self._max_queued:
             raise SandboxError(f"the sandbox's queue is full ({self._max_queued} runs wait); try again later")
@@ -71,7 +71,7 @@ class RunSlots:
                 ticket.set_exception(error)
         self._queue.clear()
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         return self._short < self._short_slots and self.live < self.most
 
     def _take(self) -> RunSlot:
@@ -87,7 +87,7 @@ class RunSlots:
         self._admit()
 
     def _admit(self) -> None:
-        while self._queue and self._has_room():
+        while self._queue and self._has_capacity():
             ticket = self._queue.popleft()
             if not ticket.done():
                 ticket.set_result(self._take())

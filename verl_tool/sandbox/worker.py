@@ -39,7 +39,7 @@ MAX_SESSION_SLOTS = _SESSION_UIDS
 
 
 @dataclass(frozen=True)
-class Setup:
+class WorkerSetup:
     """What all workers of a pool have in common."""
 
     interpreter: Interpreter
@@ -56,7 +56,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunStatus:
     """What a forkserver says of a run."""
 
     reached: bool
@@ -73,18 +73,18 @@ class Ended:
     """The run's folder, to be closed by the receiver; -1 if it was not asked for or is gone."""
 
 
-class WorkerGone(SandboxError):
+class WorkerExitedError(SandboxError):
     """The forkserver died with the run in it, or before it took the run."""
 
 
 class Worker:
     """A live forkserver and the runs in it. `start` it once; when it dies, `on_death` is called once."""
 
-    def __init__(self, setup: Setup, on_death: Callable[[Worker], None]) -> None:
+    def __init__(self, setup: WorkerSetup, on_death: Callable[[Worker], None]) -> None:
         self.setup = setup
         self._on_death = on_death
         self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._waiting: dict[int, asyncio.Future[RunStatus]] = {}
         self._scratch: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
@@ -200,7 +200,7 @@ class Worker:
         kind: int = wire.PROGRAM,
         box: int = 0,
         streams: Sequence[int] = (),
-    ) -> tuple[int, asyncio.Future[Ended]]:
+    ) -> tuple[int, asyncio.Future[RunStatus]]:
         """Hand a run to the forkserver.
 
         Args:
@@ -213,10 +213,10 @@ class Worker:
             streams: its stdout, stderr and stdin, instead of the job's.
 
         Returns:
-            The run's id, and a future of its end: an `Ended`, or a `WorkerGone`.
+            The run's id, and a future of its end: an `RunStatus`, or a `WorkerExitedError`.
 
         Raises:
-            WorkerGone: the forkserver is dead; the run has not begun.
+            WorkerExitedError: the forkserver is dead; the run has not begun.
         """
         run_id = next(self._ids)
         procs_files = group.procs_files() if group is not None else []
@@ -240,8 +240,8 @@ class Worker:
             fds = [job.fds[0], *streams] if streams else job.fds
             socket.send_fds(self._channel, [message], [*fds, *procs_files])
         except OSError as error:
-            raise WorkerGone(f"a forkserver takes no more runs: {error}", retryable=True) from error
-        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+            raise WorkerExitedError(f"a forkserver takes no more runs: {error}", retryable=True) from error
+        future: asyncio.Future[RunStatus] = asyncio.get_running_loop().create_future()
         self._waiting[run_id] = future
         return run_id, future
 
@@ -280,7 +280,7 @@ class Worker:
                     os.close(folder_fd)
                 continue
             limit_hit = wire.LIMIT_NAMES[limit]
-            future.set_result(Ended(bool(reached), bool(gone), limit_hit, status, wall, cpu, peak, folder_fd))
+            future.set_result(RunStatus(bool(reached), bool(gone), limit_hit, status, wall, cpu, peak, folder_fd))
 
     def _died(self) -> None:
         if not self._alive:
@@ -289,7 +289,7 @@ class Worker:
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
-                future.set_exception(WorkerGone("a forkserver died with the run in it", retryable=False))
+                future.set_exception(WorkerExitedError("a forkserver died with the run in it", retryable=False))
         self._on_death(self)
 
     def _stop_reading(self) -> None:
@@ -303,7 +303,7 @@ class Worker:
         self._channel.close()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(WorkerGone("the pool was closed", retryable=True))
+                future.set_exception(WorkerExitedError("the pool was closed", retryable=True))
         self._waiting = {}
         if self._process is not None:
             await asyncio.to_thread(self._reap, self._process)
@@ -320,14 +320,14 @@ class Worker:
             process.wait(_END_SECONDS)
 
 
-def _uid_base(setup: Setup, pid: int) -> int:
+def _uid_base(setup: WorkerSetup, pid: int) -> int:
     """The user of a worker's first slot."""
     if setup.sessions:
         return _SESSION_UID_BASE + pid % _SESSION_WORKERS * _SESSION_UIDS
     return _UID_BASE + pid * _UIDS_PER_WORKER
 
 
-def _environment(setup: Setup) -> dict[str, str]:
+def _environment(setup: WorkerSetup) -> dict[str, str]:
     """All that runs find in `os.environ`, but for LD_BIND_NOW, which the forkserver keeps to itself."""
     folder = os.path.dirname(setup.interpreter.executable)
     if setup.isolation.level is not Level.none:

@@ -17,14 +17,14 @@ from pathlib import Path
 import uvloop
 
 from verl_tool.errors import StartError, VerlToolError
-from verl_tool.servers.api.router import LocalRouter
+from verl_tool.http.supervised_server import write_url_file
 from verl_tool.servers.cluster.direct_server import DirectServer, listen_at
-from verl_tool.servers.replica_log import log_to_stderr
-from verl_tool.servers.replica_parts import isolation_of, make_app, make_toolset
+from verl_tool.servers.replica.replica_log import log_to_stderr
+from verl_tool.servers.replica.replica_parts import isolation_of, make_app, make_toolset
+from verl_tool.servers.replica.router import LocalRouter
 from verl_tool.servers.serve.ports import reserve_port
 from verl_tool.servers.server_console import console, print_start_table
 from verl_tool.servers.settings import ReplicaSettings
-from verl_tool.servers.supervised_server import write_url_file
 
 CLOSE_SECONDS = 2.5
 """Requests that run when the server is told to stop have this long to end."""

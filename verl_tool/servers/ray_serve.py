@@ -13,17 +13,17 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from verl_tool.errors import ConfigError, StartError, VerlToolError
-from verl_tool.servers import command_options
+from verl_tool.http import command_options
+from verl_tool.servers.mcp.catalog import find_offers
 from verl_tool.servers.mcp.config import McpConfig
-from verl_tool.servers.mcp.offers import find_offers
-from verl_tool.servers.replica_parts import make_tools
+from verl_tool.servers.replica.replica_parts import make_tools
 from verl_tool.servers.server_console import check_servers, console, describe_error
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings, new_server_name
 from verl_tool.servers.tool_config import ToolConfig
 
 APP_NAME = "verl_tool"
 
-_LEAST_OPEN_FILES = 1024
+_MIN_OPEN_FILES = 1024
 """Of a process: Ray's processes and a replica's runs need hundreds."""
 
 
@@ -138,7 +138,7 @@ def serve_tools(
             app_name=app_name,
             server=server,
             tool_type=tool_type,
-            tool_config=ToolConfig.given(tool_config) if tool_config else None,
+            tool_config=ToolConfig.from_cli(tool_config) if tool_config else None,
             mcp=servers,
             mcp_offers=find_offers(servers, isolation) if servers else (),
             workers_per_tool=workers_per_tool or _workers(num_replicas, ray_address),
@@ -163,7 +163,7 @@ def serve_tools(
                 raise ConfigError("--mcp_check looks at the servers of --mcp; give that file")
             raise typer.Exit(0 if check_servers(McpConfig.from_file(mcp), isolation) else 1)
         if embedded:
-            _refuse_beside_embedded(context)
+            _reject_alongside_embedded(context)
         _ensure_open_files()
         replicas = _replicas(num_replicas, max_replicas)
         # What is wrong with the tools shows here, before any process is started.
@@ -229,15 +229,15 @@ def _ensure_open_files() -> None:
         StartError: the hard limit is too low for Ray.
     """
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most < _LEAST_OPEN_FILES:
+    if most < _MIN_OPEN_FILES:
         raise StartError(
-            f"a process may open {most} files here (`ulimit -n`), the server needs {_LEAST_OPEN_FILES}; raise the limit"
+            f"a process may open {most} files here (`ulimit -n`), the server needs {_MIN_OPEN_FILES}; raise the limit"
         )
-    if soft < _LEAST_OPEN_FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_LEAST_OPEN_FILES, most))
+    if soft < _MIN_OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_MIN_OPEN_FILES, most))
 
 
-def _refuse_beside_embedded(context: typer.Context) -> None:
+def _reject_alongside_embedded(context: typer.Context) -> None:
     """Raises ConfigError for an option of replicas or of the cluster that was given."""
     for name in OF_RAY:
         source = context.get_parameter_source(name)

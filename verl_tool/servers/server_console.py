@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_tool.errors import VerlToolError
-from verl_tool.servers.api.host_check import is_loopback
+from verl_tool.http.host_check import is_loopback
+from verl_tool.servers.mcp.catalog import ask_all
 from verl_tool.servers.mcp.config import McpConfig
-from verl_tool.servers.mcp.offers import ask_all
-from verl_tool.servers.replica_parts import make_tools
+from verl_tool.servers.replica.replica_parts import make_tools
 from verl_tool.servers.settings import ReplicaSettings
 from verl_tool.servers.tools import inactive_tools
 from verl_tool.servers.tools.base import Tool

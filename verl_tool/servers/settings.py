@@ -6,9 +6,9 @@ import secrets
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from verl_tool.servers.api.request_body import MAX_MEDIA_BODY_BYTES
+from verl_tool.http.request_body import MAX_MEDIA_BODY_BYTES
+from verl_tool.servers.mcp.catalog import McpServerTools
 from verl_tool.servers.mcp.config import McpConfig
-from verl_tool.servers.mcp.offers import McpOffer
 from verl_tool.servers.tool_config import ToolConfig
 
 APP_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
@@ -48,7 +48,7 @@ class ReplicaSettings(BaseModel):
     tool_config: ToolConfig | None = None
     mcp: McpConfig | None = None
     """MCP servers whose tools are served too."""
-    mcp_offers: tuple[McpOffer, ...] = ()
+    mcp_offers: tuple[McpServerTools, ...] = ()
     """What those servers offer (`find_offers`)."""
     workers_per_tool: PositiveInt | None = None
     isolation: str | None = None

@@ -105,15 +105,15 @@ class ToolConfig(BaseModel):
         return cls.parse(content, f"tool config {path}")
 
     @classmethod
-    def given(cls, given: str) -> ToolConfig:
+    def from_cli(cls, from_cli: str) -> ToolConfig:
         """What a command line gives: the path of such a file, or its text, which begins with a brace. Raises
         ConfigError."""
-        if not given.lstrip().startswith("{"):
-            return cls.from_file(Path(given))
+        if not from_cli.lstrip().startswith("{"):
+            return cls.from_file(Path(from_cli))
         try:
-            content = json.loads(given)
+            content = json.loads(from_cli)
         except ValueError as error:
-            raise ConfigError(f"tool config {given:.200} is not JSON: {error}") from error
+            raise ConfigError(f"tool config {from_cli:.200} is not JSON: {error}") from error
         return cls.parse(content)
 
     @classmethod

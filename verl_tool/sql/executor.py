@@ -41,7 +41,7 @@ class QueryError(VerlToolError):
 
 
 @dataclass(frozen=True)
-class Rows:
+class SqlRows:
     """The beginning of a result."""
 
     columns: tuple[str, ...]
@@ -65,7 +65,7 @@ class Digest:
 
 
 @dataclass(frozen=True)
-class View:
+class TableView:
     """How much of a result is shown."""
 
     rows: int = 50
@@ -92,12 +92,12 @@ class SqlExecutor:
         """Start one process, to see that it can be. Raises SandboxError."""
         self._idle.append(await self._started())
 
-    async def rows(self, path: Path, query: str, view: View) -> Rows:
+    async def rows(self, path: Path, query: str, view: TableView) -> SqlRows:
         """The first rows of a query. Raises QueryError, ConfigError if the file is no database, SandboxError, or
         ToolFault if there is no place."""
         return _rows(await self._asked(path, {"task": "rows", "query": query, **vars(view)}))
 
-    async def schema(self, path: Path, table: str, view: View) -> Rows:
+    async def schema(self, path: Path, table: str, view: TableView) -> SqlRows:
         """The statements that made all tables, or those of one and its first rows. Raises as `rows`."""
         return _rows(await self._asked(path, {"task": "schema", "table": table, **vars(view)}))
 
@@ -176,8 +176,8 @@ class SqlExecutor:
         return process
 
 
-def _rows(told: Mapping[str, Any]) -> Rows:
-    return Rows(
+def _rows(told: Mapping[str, Any]) -> SqlRows:
+    return SqlRows(
         tuple(told.get("columns", ())),
         tuple(map(tuple, told.get("rows", ()))),
         bool(told.get("more")),

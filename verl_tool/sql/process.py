@@ -38,7 +38,7 @@ LONGEST_VALUE = 8 << 20
 """Bytes of a string, a blob or a row."""
 LONGEST_STATEMENT = 100_000
 """Bytes."""
-MOST_ROWS = 200_000
+MAX_ROWS = 200_000
 """Rows of a result that is compared; distinct ones if it is compared as a set."""
 _LIMITS = {
     "SQLITE_LIMIT_LENGTH": LONGEST_VALUE,
@@ -67,11 +67,11 @@ _SPARE_BYTES = 64 << 20
 Answer = dict[str, Any]
 
 
-class Refused(Exception):
+class StatementRejected(Exception):
     """What the authorizer did not let a statement do."""
 
 
-class Reader:
+class ResultReader:
     """One connection to one file, for one statement."""
 
     def __init__(self, path: str, seconds: float, text: Callable[[bytes], str]) -> None:
@@ -93,7 +93,7 @@ class Reader:
         self.connection.set_progress_handler(self._is_late, STEPS)
         self.connection.set_authorizer(self._may)
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> ResultReader:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -105,7 +105,7 @@ class Reader:
             return self.connection.execute(query)
         except sqlite3.Error as error:
             if self.refused and not self._is_late():
-                raise Refused(self.refused) from error
+                raise StatementRejected(self.refused) from error
             raise
 
     def _is_late(self) -> int:
@@ -183,7 +183,7 @@ def digest(question: Answer) -> Answer:
     `match`: ``set`` tells neither order nor repetition, ``bag`` no order, ``ordered`` everything. Numbers are equal by
     value, as in Python: 1 and 1.0. The names of columns do not count.
     """
-    match, most = question["match"], MOST_ROWS
+    match, most = question["match"], MAX_ROWS
     with _opened(question, exact=True) as reader:
         hashes = map(_hash_of, reader.run(question["query"]))
         kept = _distinct(hashes, most) if match == "set" else list(islice(hashes, most + 1))
@@ -194,11 +194,11 @@ def digest(question: Answer) -> Answer:
         return {"digest": total, "rows": len(kept), "reads_tables": reader.reads_tables}
 
 
-def _opened(question: Answer, exact: bool = False) -> Reader:
+def _opened(question: Answer, exact: bool = False) -> ResultReader:
     """Tells that the file could be opened, or raises `_Broken`."""
     errors = "surrogateescape" if exact else "replace"
     try:
-        reader = Reader(question["path"], question["seconds"], lambda data: data.decode("utf-8", errors))
+        reader = ResultReader(question["path"], question["seconds"], lambda data: data.decode("utf-8", errors))
     except (sqlite3.Error, OSError) as error:
         raise _Broken(f"{question['path']} cannot be read as a SQLite database: {error}") from error
     _tell({"opened": True})
@@ -286,7 +286,7 @@ def answer(question: Answer) -> Answer:
         return {"rows": rows, "schema": schema, "digest": digest}[question["task"]](question)
     except _Broken as error:
         return {"broken": str(error)}
-    except Refused as error:
+    except StatementRejected as error:
         return {"error": "refused", "message": f"the database can only be read; {error} is not allowed"}
     except MemoryError:
         return {"error": "memory", "message": "out of memory"}

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.sandbox import SandboxPool
-from verl_tool.tasks.attacks import SHIPPED, Attack, read_attacks
-from verl_tool.tasks.check import Finding, check, check_attacks
+from verl_tool.tasks.attacks import SHIPPED, TaskAttack, read_attacks
+from verl_tool.tasks.check import TaskFinding, check, check_attacks
 from verl_tool.tasks.task import read_task, task_folders
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -55,21 +55,21 @@ def main(
         raise typer.Exit(1)
 
 
-async def _check_all(folders: Sequence[Path], ignore_build: bool, attacks: Sequence[Attack]) -> list[Finding]:
+async def _check_all(folders: Sequence[Path], ignore_build: bool, attacks: Sequence[TaskAttack]) -> list[TaskFinding]:
     findings = []
     async with SandboxPool(workers=1, warm_modules=(), for_sessions=True) as pool:
         for folder in folders:
             try:
                 task = read_task(folder, ignore_build=ignore_build)
             except ConfigError as error:
-                findings.append(Finding(folder.name, problem=str(error)))
+                findings.append(TaskFinding(folder.name, problem=str(error)))
             else:
                 finding = await check(task, pool)
                 findings.append(await check_attacks(finding, task, pool, attacks) if attacks else finding)
     return findings
 
 
-def _table(findings: Sequence[Finding]) -> Table:
+def _table(findings: Sequence[TaskFinding]) -> Table:
     table = Table("task", "solution", "nothing", "attacks", "seconds", "")
     for finding in findings:
         told = f"[red]{escape(finding.problem)}[/red]" if finding.problem else "[green]right[/green]"

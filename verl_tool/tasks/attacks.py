@@ -50,7 +50,7 @@ class _Entry(BaseModel):
 
 
 @dataclass(frozen=True)
-class Attack:
+class TaskAttack:
     """One attack."""
 
     name: str
@@ -69,7 +69,7 @@ class Attack:
                     await session.write_file(path, self.code.encode() + b"\n" + file.content)
 
 
-def read_attacks(place: Path) -> list[Attack]:
+def read_attacks(place: Path) -> list[TaskAttack]:
     """The attacks of a file, or of all ``*.toml`` files in a folder. Raises ConfigError."""
     files = sorted(place.glob("*.toml")) if place.is_dir() else [place]
     if not files:
@@ -77,10 +77,10 @@ def read_attacks(place: Path) -> list[Attack]:
     return [attack for file in files for attack in _read_file(file)]
 
 
-def _read_file(file: Path) -> list[Attack]:
+def _read_file(file: Path) -> list[TaskAttack]:
     try:
         entries = tomllib.loads(file.read_text(encoding="utf-8"))
-        return [Attack(name, **dict(_Entry.model_validate(entry))) for name, entry in entries.items()]
+        return [TaskAttack(name, **dict(_Entry.model_validate(entry))) for name, entry in entries.items()]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     except ValidationError as error:
@@ -88,7 +88,7 @@ def _read_file(file: Path) -> list[Attack]:
         raise ConfigError(f"{file}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
 
 
-async def attempt(attack: Attack, task: Task, pool: SandboxPool) -> Verdict:
+async def attempt(attack: TaskAttack, task: Task, pool: SandboxPool) -> Verdict:
     """The verdict on a workspace in which nothing was done but the attack. Raises SandboxError or ToolFault."""
     session = await started(pool, None, task.files)
     try:

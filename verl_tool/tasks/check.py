@@ -11,18 +11,18 @@ from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.sandbox import SandboxPool, Session
 from verl_tool.servers.tools.workspace.layout import lay_out, started
 from verl_tool.servers.tools.workspace.verifier import verify
-from verl_tool.tasks.attacks import Attack, attempt
+from verl_tool.tasks.attacks import TaskAttack, attempt
 from verl_tool.tasks.task import SOLUTION, Task
 from verl_tool.verification import Verdict
 
 TIMES = 2
 """How often each is done, in workspaces of their own."""
-_SHOWN_CHARACTERS = 1000
+_MAX_DISPLAY_CHARACTERS = 1000
 _ATTACKS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Finding:
+class TaskFinding:
     """What the check of one task gave."""
 
     name: str
@@ -38,18 +38,18 @@ class Finding:
     """How many were tried."""
 
 
-async def check(task: Task, pool: SandboxPool) -> Finding:
+async def check(task: Task, pool: SandboxPool) -> TaskFinding:
     """Solve the task and leave it alone, each `TIMES`. Raises SandboxError or ToolFault if the sandbox fails."""
     if not task.solution:
-        return Finding(
+        return TaskFinding(
             task.name, problem=f"there is no solution/{SOLUTION}, so that nobody knows whether it can be solved"
         )
     try:
         solved = [await _attempt(task, pool, solve=True) for _ in range(TIMES)]
         idle = [await _attempt(task, pool, solve=False) for _ in range(TIMES)]
     except _Failed as failure:
-        return Finding(task.name, problem=str(failure))
-    return Finding(
+        return TaskFinding(task.name, problem=str(failure))
+    return TaskFinding(
         task.name,
         tuple(verdict.reward or 0.0 for verdict in solved),
         tuple(verdict.reward or 0.0 for verdict in idle),
@@ -58,11 +58,13 @@ async def check(task: Task, pool: SandboxPool) -> Finding:
     )
 
 
-async def check_attacks(finding: Finding, task: Task, pool: SandboxPool, attacks: Sequence[Attack]) -> Finding:
+async def check_attacks(
+    finding: TaskFinding, task: Task, pool: SandboxPool, attacks: Sequence[TaskAttack]
+) -> TaskFinding:
     """The finding with the attacks that got a reward as its problem. Raises SandboxError or ToolFault."""
     at_once = asyncio.Semaphore(_ATTACKS_AT_ONCE)
 
-    async def score(attack: Attack) -> float | None:
+    async def score(attack: TaskAttack) -> float | None:
         async with at_once:
             return (await attempt(attack, task, pool)).score
 
@@ -95,12 +97,12 @@ async def _solve(task: Task, session: Session) -> None:
     result = await session.exec(["bash", f"/solution/{SOLUTION}"], wall_seconds=task.seconds, env=task.solution_env)
     if not result.ok:
         how = f"exit code {result.exit_code}" if result.exit_code is not None else f"ended by {result.limit_hit}"
-        raise _Failed(f"solution/{SOLUTION}: {how}: {result.output[-_SHOWN_CHARACTERS:].strip()}")
+        raise _Failed(f"solution/{SOLUTION}: {how}: {result.output[-_MAX_DISPLAY_CHARACTERS:].strip()}")
 
 
 def _problem(verdicts: list[Verdict], wanted: float, what: str) -> str:
     for number, verdict in enumerate(verdicts, 1):
         if verdict.reward != wanted:
-            told = f": {verdict.told[-_SHOWN_CHARACTERS:]}" if verdict.told else ""
+            told = f": {verdict.told[-_MAX_DISPLAY_CHARACTERS:]}" if verdict.told else ""
             return f"{what} got {verdict.reward:g} in place of {wanted:g} at attempt {number}{told}"
     return ""

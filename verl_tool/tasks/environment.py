@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
+from verl_tool.content.packed_files import PackedFile
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile
 
 DOCKERFILE = "Dockerfile"
 _WITHOUT_EFFECT = ("FROM", "CMD", "LABEL", "MAINTAINER", "STOPSIGNAL", "EXPOSE", "SHELL")

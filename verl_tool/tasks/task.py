@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verl_tool.content.packed_files import PackedFile, pack, pack_files, unpack
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile, pack, pack_files, unpack
 from verl_tool.tasks.environment import workspace_files
 from verl_tool.verification import Verification, read_verification
 

@@ -1,7 +1,7 @@
 """``deterministic=true``: two runs with one config and one seed give the same trajectories and metrics.
 
 What is set here are verl's own options. Besides, each turn is sampled with a seed of its own (`VerlGenerator`), and the
-newer trainer takes its rows in the order of the data, not in that in which they came (`CountedIds`).
+newer trainer takes its rows in the order of the data, not in that in which they came (`SequentialIds`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _check(config: DictConfig) -> None:
         )
 
 
-class CountedIds:
+class SequentialIds:
     """In place of the module `uuid`: ids in their order, the same in each run, for the rows of each step."""
 
     def __init__(self) -> None:

@@ -36,11 +36,12 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import MEDIA_COLUMNS
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.model_config import is_hub_name
+from verl_tool.checks.row_files import check_columns, check_row_count, check_rows, columns_for_reward
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.http.supervised_server import SupervisedServer, serve_command
 from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
-from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 from verl_tool.trainer.composition import known_names, resolve_calculations
 from verl_tool.trainer.determinism import make_deterministic
 from verl_tool.trainer.monitoring.metric_limits import MetricWatch
@@ -54,13 +55,12 @@ from verl_tool.trainer.progress.progress import STARTED
 from verl_tool.trainer.progress.progress_bars import ProgressBars, display_for
 from verl_tool.trainer.ray_settings import ray_settings
 from verl_tool.trainer.recipe import make_inputs, make_tool_data, report, tool_data_to_make
-from verl_tool.trainer.row_files import check_columns, check_row_count, check_rows, columns_for_reward
 from verl_tool.trainer.run_folder.checkpoints import latest_step, save_last_step
 from verl_tool.trainer.run_folder.disk_full import is_disk_full
 from verl_tool.trainer.run_folder.earlier_starts import archive_earlier_start
 from verl_tool.trainer.run_folder.run_lock import run_lock
 from verl_tool.trainer.run_folder.saved_config import save_config
-from verl_tool.trainer.told_prompts import files_of, tell_tools
+from verl_tool.trainer.tool_prompts import attach_tool_descriptions, files_of
 from verl_tool.util.hub import go_offline_without_hub
 
 log = logging.getLogger(__name__)
@@ -139,14 +139,14 @@ def train_in_folder(config: DictConfig) -> None:
         prepare(config, console)
         with tool_server(config, console) as wait_until_up, patched_modules(config) as wait_for_imports:
             check_versions()
-            make_what_is_missing(config, console)
+            prepare_inputs(config, console)
             check_data(config)
 
             def prepare_tools() -> None:
                 wait_for_imports()
                 wait_until_up()
-                tell_tools(config)
-                look_at_setup(config, server_is_up=True)
+                attach_tool_descriptions(config)
+                run_preflight_checks(config, server_is_up=True)
                 take_over_folder(config, console)
 
             train(config, console, prepare_tools)
@@ -210,7 +210,7 @@ def dry_run(config: DictConfig) -> None:
 
     Files and a model that are not there yet are told of only: recipes make them. Raises ConfigError.
     """
-    from verl_tool.trainer.parts_check import check_parts, missing_files, missing_model
+    from verl_tool.trainer.config_validation import check_parts, missing_files, missing_model
 
     with patched_modules(config) as wait_for_imports:  # which takes longest
         complete(config)
@@ -233,20 +233,20 @@ def dry_run(config: DictConfig) -> None:
     if folder is not None:
         return
     _check_rows(config)
-    look_at_setup(config, server_is_up=False)
+    run_preflight_checks(config, server_is_up=False)
 
 
-def look_at_setup(config: DictConfig, *, server_is_up: bool) -> None:
+def run_preflight_checks(config: DictConfig, *, server_is_up: bool) -> None:
     """The doctor's checks. Raises ConfigError."""
-    from verl_tool.trainer.setup_check import check_setup
+    from verl_tool.trainer.preflight_checks import check_setup
 
     check_setup(config, server_is_up=server_is_up)
 
 
 def prepare(config: DictConfig, console: Console) -> None:
     """`complete` the config, and make what its tools read. Raises ConfigError or RecipeError before anything starts."""
-    from verl_tool.trainer.parts_check import check_parts
-    from verl_tool.trainer.same_run import check_same_run
+    from verl_tool.trainer.config_validation import check_parts
+    from verl_tool.trainer.resume_check import check_same_run
 
     complete(config)
     make_tool_data(config, console)
@@ -270,7 +270,7 @@ def take_over_folder(config: DictConfig, console: Console) -> None:
     save_config(config)
 
 
-def make_what_is_missing(config: DictConfig, console: Console) -> None:
+def prepare_inputs(config: DictConfig, console: Console) -> None:
     """`make_inputs`, whose time is told by itself and is no part of the training's set-up."""
     began = time.time()
     if not make_inputs(config, console):
@@ -284,7 +284,7 @@ def make_what_is_missing(config: DictConfig, console: Console) -> None:
 def check_data(config: DictConfig) -> None:
     """Look at the rows of all local files that the run reads, and whether its model is there. Raises ConfigError that
     names what is missing, or a row that cannot be used."""
-    from verl_tool.trainer.parts_check import check_files
+    from verl_tool.trainer.config_validation import check_files
 
     check_files(config)
     _choose_attention(config)
@@ -407,7 +407,7 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
 
     It starts meanwhile: it is up when the function that this gives returns, which raises ToolServerError if it fails.
     """
-    from verl_tool.trainer.parts_check import args_of
+    from verl_tool.trainer.config_validation import args_of
 
     wanted = config.tool_server
     if wanted.start is None:
@@ -454,7 +454,7 @@ def train(config: DictConfig, console: Console, wait_for_tools: Callable[[], Non
     shown = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
     try:
         with shown, ray_settings(config):
-            _run(config, _Started(ray.remote(num_cpus=1)(runner), wait_for_tools, config))
+            _run(config, RunnerActor(ray.remote(num_cpus=1)(runner), wait_for_tools, config))
     finally:
         if ours:
             ray.shutdown()
@@ -463,7 +463,7 @@ def train(config: DictConfig, console: Console, wait_for_tools: Callable[[], Non
         console.print(phase_table(run))
 
 
-def _run(config: DictConfig, runner: _Started) -> None:
+def _run(config: DictConfig, runner: RunnerActor) -> None:
     """verl's `run_ppo`; again, if Ray did not come up in the time that it gives its own processes."""
     from verl.trainer.main_ppo import run_ppo
 
@@ -496,15 +496,15 @@ def _why_no_ray(error: Exception) -> str:
     )
 
 
-class _Started:
+class RunnerActor:
     """An actor class, which verl starts right behind Ray: Ray has put its own handler of SIGTERM in place of ours."""
 
     def __init__(self, actor_class: Any, wait_for_tools: Callable[[], None], config: DictConfig) -> None:
         self._actor_class, self._wait_for_tools, self._config = actor_class, wait_for_tools, config
 
-    def options(self, **options: Any) -> _Started:
+    def options(self, **options: Any) -> RunnerActor:
         """As of an actor class."""
-        return _Started(self._actor_class.options(**options), self._wait_for_tools, self._config)
+        return RunnerActor(self._actor_class.options(**options), self._wait_for_tools, self._config)
 
     def remote(self) -> Any:
         """As of an actor class; it starts while the tool server does. Raises ResourcesError."""

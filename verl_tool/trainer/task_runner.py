@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 from verl.trainer import main_ppo, main_ppo_v0
 from verl.trainer.ppo.utils import Role
 
-from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
+from verl_tool.agent_workers.masked_loss import MaskedLossWorker
 from verl_tool.platforms.patch import plain_class, verl_patch
 from verl_tool.trainer.monitoring.abort import aborted_by_watchers
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer
@@ -40,7 +40,7 @@ class _Runner(plain_class(main_ppo_v0.TaskRunner)):  # type: ignore[misc]
         """The critic's worker, if there is a critic."""
         super().add_critic_worker(config)
         if Role.Critic in self.role_worker_mapping:
-            self.role_worker_mapping[Role.Critic] = ray.remote(CountingWorker)
+            self.role_worker_mapping[Role.Critic] = ray.remote(MaskedLossWorker)
 
 
 # Ray sends an actor's inherited methods by value, and with them the classes that they name. The actors below inherit

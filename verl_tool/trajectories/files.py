@@ -16,7 +16,7 @@ from verl_tool.trajectories import atif, openai_messages, training_trace
 from verl_tool.trajectories.turns import Converted
 
 
-class Form(str, Enum):
+class FileForm(str, Enum):
     """How a trajectory is written."""
 
     verl_tool = "verl_tool"
@@ -26,8 +26,8 @@ class Form(str, Enum):
     openai = "openai"
 
 
-_READERS = {Form.atif: atif.read, Form.openenv: training_trace.read, Form.openai: openai_messages.read}
-_KEYS = {"steps": Form.atif, "turns": Form.openenv, "messages": Form.openai, "segments": Form.verl_tool}
+_READERS = {FileForm.atif: atif.read, FileForm.openenv: training_trace.read, FileForm.openai: openai_messages.read}
+_KEYS = {"steps": FileForm.atif, "turns": FileForm.openenv, "messages": FileForm.openai, "segments": FileForm.verl_tool}
 
 
 def documents(path: Path) -> Iterator[tuple[str, Any]]:
@@ -46,13 +46,13 @@ def documents(path: Path) -> Iterator[tuple[str, Any]]:
         yield from _of_file(file)
 
 
-def trajectories_in(document: Any, form: Form | None) -> Converted | None:
+def trajectories_in(document: Any, form: FileForm | None) -> Converted | None:
     """The trajectory of a document; `form` as its keys tell if None. None: an evaluation's answer without trajectory.
 
     Raises ConfigError.
     """
     form = form or form_of(document)
-    if form is not Form.verl_tool:
+    if form is not FileForm.verl_tool:
         return _READERS[form](document)
     if isinstance(document, dict) and "segments" not in document and "trajectory" in document:
         document = document["trajectory"]
@@ -65,14 +65,14 @@ def trajectories_in(document: Any, form: Form | None) -> Converted | None:
         raise ConfigError(f"this is no trajectory: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
 
 
-def form_of(document: Any) -> Form:
+def form_of(document: Any) -> FileForm:
     """The form that a document has by its keys. Raises ConfigError."""
     keys = document.keys() if isinstance(document, dict) else ()
     if "trajectory" in keys and "digest" in keys:
-        return Form.verl_tool
+        return FileForm.verl_tool
     found = next((form for key, form in _KEYS.items() if key in keys), None)
     if found is None:
-        raise ConfigError(f"this is in none of the forms {', '.join(Form)}; it has: {', '.join(keys) or 'no keys'}")
+        raise ConfigError(f"this is in none of the forms {', '.join(FileForm)}; it has: {', '.join(keys) or 'no keys'}")
     return found
 
 

@@ -1,1 +1,1 @@
-"""Looking at runs in a browser: see `verl_tool.viewer.command`."""
+"""Looking at runs in a browser: see `verl_tool.viewer.viewer_cli`."""

@@ -19,11 +19,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from verl_tool.errors import VerlToolError
-from verl_tool.parent_death import signalled_with_parent
-from verl_tool.servers.api.event_stream import event
-from verl_tool.servers.api.http import RETRY_AFTER, HttpError, JsonResponse, error_response, headers_of
-from verl_tool.servers.api.request_body import RequestBodies
-from verl_tool.viewer.endpoint_proxy import UNREAD_SECONDS, TimedStream, read_order, refuse_other_pages
+from verl_tool.http.event_stream import event
+from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse, error_response, headers_of
+from verl_tool.http.request_body import RequestBodies
+from verl_tool.util.parent_death import signalled_with_parent
+from verl_tool.viewer.endpoint_proxy import UNREAD_SECONDS, TimedStream, read_order, reject_other_pages
 from verl_tool.viewer.run_watch import RunWatch, UnknownRunError
 
 MAX_BODY_BYTES = 1 << 20
@@ -80,12 +80,12 @@ class BranchJobs:
     async def _branch(self, request: Request) -> Response:
         """What the command prints, as events ``{"text": …}``, and at its end ``{"exit": code}``."""
         try:
-            refuse_other_pages(headers_of(request.scope))
+            reject_other_pages(headers_of(request.scope))
             if self._options is None:
                 raise HttpError(404, "no_branching", "this viewer goes on from no turn; start it with --branch")
             order = await read_order(request, self._bodies, BranchOrder, "asks for no branch")
             command = await run_in_threadpool(self._command, order, self._options)
-            self._refuse_more()
+            self._reject_more()
         except HttpError as error:
             return error_response(error)
         return TimedStream(self._events(command), COMMAND_SECONDS + UNREAD_SECONDS, _told)
@@ -108,7 +108,7 @@ class BranchJobs:
 
     async def _events(self, command: list[str]) -> AsyncGenerator[bytes, None]:
         """Closed before its end, it interrupts the command."""
-        self._refuse_more()
+        self._reject_more()
         self._runs = True
         try:
             process = await asyncio.create_subprocess_exec(
@@ -129,7 +129,7 @@ class BranchJobs:
         finally:
             self._runs = False
 
-    def _refuse_more(self) -> None:
+    def _reject_more(self) -> None:
         if self._runs:
             words = "the viewer goes on from another turn already; stop that, or wait for it"
             raise HttpError(503, "overloaded", words, headers=RETRY_AFTER)

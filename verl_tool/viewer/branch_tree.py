@@ -8,7 +8,7 @@ import msgspec
 
 from verl_tool.util.confined_files import read_confined
 from verl_tool.viewer.record_index import Records
-from verl_tool.viewer.record_query import told_row
+from verl_tool.viewer.record_query import row_as_json
 from verl_tool.viewer.run_files import BRANCHES, Run
 
 MOST = 500
@@ -85,7 +85,7 @@ def _tree(records: Records, file: str, line: int, room: list[int]) -> list[dict[
 
 
 def _entry(records: Records, number: int) -> dict[str, Any]:
-    row = told_row(records, number)
+    row = row_as_json(records, number)
     try:
         origin = msgspec.json.decode(records.line(records.rows[number]), type=_Line).extra.branch
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

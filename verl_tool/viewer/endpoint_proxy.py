@@ -20,9 +20,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.json_text import shown
-from verl_tool.servers.api.event_stream import HEARTBEAT, EventStream
-from verl_tool.servers.api.http import (
+from verl_tool.http.event_stream import HEARTBEAT, EventStream
+from verl_tool.http.messages import (
     JSON,
     RETRY_AFTER,
     Disconnected,
@@ -32,8 +31,9 @@ from verl_tool.servers.api.http import (
     error_response,
     headers_of,
 )
-from verl_tool.servers.api.request_body import RequestBodies
-from verl_tool.servers.execution.deadline import Deadline
+from verl_tool.http.request_body import RequestBodies
+from verl_tool.util.deadline import Deadline
+from verl_tool.util.json_text import excerpt
 
 KEY_VARIABLE = "VERL_TOOL_EVAL_API_KEY"
 """Environment variable with the endpoint's API key; the endpoint itself reads the same one."""
@@ -129,11 +129,11 @@ class EndpointProxy:
     async def _chat(self, request: Request) -> Response:
         """An answer as a stream of events, those of the endpoint; what fails is told in an event of its own."""
         try:
-            refuse_other_pages(headers_of(request.scope))
+            reject_other_pages(headers_of(request.scope))
             if self._url is None:
                 raise HttpError(404, "no_endpoint", "this viewer has no endpoint; start it with --endpoint URL")
             order = await read_order(request, self._bodies, ChatOrder, "is no conversation")
-            self._refuse_more()
+            self._reject_more()
         except HttpError as error:
             return error_response(error)
         # The answer begins before the endpoint has said a word, so that a page that leaves stops it from then on.
@@ -142,12 +142,12 @@ class EndpointProxy:
     async def _events(self, order: ChatOrder) -> AsyncGenerator[bytes, None]:
         """The endpoint's events, as they come. Closed, it lets go of the endpoint, which then stops to generate."""
         value, size = msgspec.to_builtins(order) | {"stream": True}, 0
-        self._refuse_more()
+        self._reject_more()
         self.streams += 1
         try:
             async with self._asked("POST", "chat/completions", self._stream_seconds, value) as response:
                 if response.content_type != "text/event-stream":
-                    words = shown(response.content_type)
+                    words = excerpt(response.content_type)
                     raise EndpointError(f"the endpoint answered with {words} and no stream; is it an OpenAI API?")
                 async for part in response.content.iter_any():
                     size += len(part)
@@ -161,7 +161,7 @@ class EndpointProxy:
         finally:
             self.streams -= 1
 
-    def _refuse_more(self) -> None:
+    def _reject_more(self) -> None:
         if self.streams >= MAX_STREAMS:
             words = f"{MAX_STREAMS} answers are being written already; stop one, or wait for it"
             raise HttpError(503, "overloaded", words, headers=RETRY_AFTER)
@@ -246,19 +246,19 @@ def _address(url: str) -> str:
         sound = False
     if not sound or parts.query or parts.fragment or parts.username is not None:
         raise ConfigError(
-            f"--endpoint {shown(url)} is no address of an endpoint; give one such as http://127.0.0.1:8000/v1, and "
+            f"--endpoint {excerpt(url)} is no address of an endpoint; give one such as http://127.0.0.1:8000/v1, and "
             f"its API key as {KEY_VARIABLE}"
         )
     return url.rstrip("/")
 
 
-def refuse_other_pages(headers: HeaderMap) -> None:
+def reject_other_pages(headers: HeaderMap) -> None:
     """Raises HttpError unless a page of this very server asks, and sends JSON."""
-    _refuse_other_origins(headers)
-    _refuse_other_types(headers)
+    _reject_other_origins(headers)
+    _reject_other_types(headers)
 
 
-def _refuse_other_origins(headers: HeaderMap) -> None:
+def _reject_other_origins(headers: HeaderMap) -> None:
     """Raises HttpError 403 unless a page of this very server asks. `Host` was checked before (`HostCheck`)."""
     host, origin = headers.get(b"host", b"").lower(), headers.get(b"origin", b"").lower()
     site = headers.get(b"sec-fetch-site", b"same-origin")
@@ -267,11 +267,11 @@ def _refuse_other_origins(headers: HeaderMap) -> None:
         raise HttpError(403, "forbidden_origin", words, "origin")
 
 
-def _refuse_other_types(headers: HeaderMap) -> None:
+def _reject_other_types(headers: HeaderMap) -> None:
     """Raises HttpError 415 unless the body is JSON by its type, which no form of a web page can say."""
     kind = headers.get(b"content-type", b"")
     if kind.partition(b";")[0].strip().lower() != JSON.encode():
-        words = f"'content-type' is {shown(kind.decode('latin-1'))}; send {JSON!r}"
+        words = f"'content-type' is {excerpt(kind.decode('latin-1'))}; send {JSON!r}"
         raise HttpError(415, "unsupported_media_type", words, "content-type")
 
 

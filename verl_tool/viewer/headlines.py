@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 
 @dataclass(frozen=True)
-class Curve:
+class HeadlineCurve:
     """One chart."""
 
     title: str
@@ -23,21 +23,21 @@ class Curve:
 
 
 CURVES = (
-    Curve("reward", "critic/score/mean"),
-    Curve("success", "agent/success/mean", "share"),
-    Curve("validation", "val-core/*"),
-    Curve("calls a trajectory", "agent/tool_calls/mean"),
-    Curve("calls that no tool understood", "agent/tool_calls/broken", "share"),
-    Curve("faults", "agent/faulted", "share"),
-    Curve("left out of the loss", "agent/excluded", "share"),
-    Curve("tokens of the response", "response_length/mean", "tokens"),
-    Curve("tokens of the model", "agent/model_tokens/mean", "tokens"),
-    Curve("turns", "agent/turns/mean"),
-    Curve("cut by a limit of length", "agent/stop/max_response_length", "share"),
-    Curve("entropy", "actor/entropy"),
-    Curve("rollout-trainer difference", "training/rollout_probs_diff_mean"),
-    Curve("KL of the update", "actor/ppo_kl"),
-    Curve("gradient norm", "actor/grad_norm"),
-    Curve("seconds a step", "timing_s/step", "seconds"),
-    Curve("tokens a second", "perf/throughput"),
+    HeadlineCurve("reward", "critic/score/mean"),
+    HeadlineCurve("success", "agent/success/mean", "share"),
+    HeadlineCurve("validation", "val-core/*"),
+    HeadlineCurve("calls a trajectory", "agent/tool_calls/mean"),
+    HeadlineCurve("calls that no tool understood", "agent/tool_calls/broken", "share"),
+    HeadlineCurve("faults", "agent/faulted", "share"),
+    HeadlineCurve("left out of the loss", "agent/excluded", "share"),
+    HeadlineCurve("tokens of the response", "response_length/mean", "tokens"),
+    HeadlineCurve("tokens of the model", "agent/model_tokens/mean", "tokens"),
+    HeadlineCurve("turns", "agent/turns/mean"),
+    HeadlineCurve("cut by a limit of length", "agent/stop/max_response_length", "share"),
+    HeadlineCurve("entropy", "actor/entropy"),
+    HeadlineCurve("rollout-trainer difference", "training/rollout_probs_diff_mean"),
+    HeadlineCurve("KL of the update", "actor/ppo_kl"),
+    HeadlineCurve("gradient norm", "actor/grad_norm"),
+    HeadlineCurve("seconds a step", "timing_s/step", "seconds"),
+    HeadlineCurve("tokens a second", "perf/throughput"),
 )

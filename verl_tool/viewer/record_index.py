@@ -22,7 +22,7 @@ import numpy as np
 
 from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_path
 from verl_tool.util.confined_files import open_confined
-from verl_tool.viewer.record_rows import MAX_WORDS, OTHER, ROW, WORDS, RowReader, ToolCounts
+from verl_tool.viewer.record_rows import MAX_WORDS, OTHER, ROW, WORDS, RowReader, ToolCallCounts
 from verl_tool.viewer.run_files import RecordFile, Run
 
 VERSION = 1
@@ -48,7 +48,7 @@ class FileIndex:
     tail: int = 0
     """Checksums of the first and last bytes read."""
     words: list[str] = field(default_factory=lambda: [""])
-    tools: dict[str, ToolCounts] = field(default_factory=dict)
+    tools: dict[str, ToolCallCounts] = field(default_factory=dict)
     rows: np.ndarray = field(default_factory=lambda: np.zeros(0, ROW))
     trained: int = 0
     """Time of the file of tokens, when its advantages were read."""
@@ -63,7 +63,7 @@ class Records:
     files: tuple[RecordFile, ...] = ()
     rows: np.ndarray = field(default_factory=lambda: np.zeros(0, ROW))
     words: tuple[str, ...] = ("",)
-    tools: tuple[Mapping[str, ToolCounts], ...] = ()
+    tools: tuple[Mapping[str, ToolCallCounts], ...] = ()
     """Counts of calls, one entry a file."""
     version: int = 0
     missing_bytes: int = 0
@@ -94,7 +94,7 @@ class _Head(msgspec.Struct):
     head: int
     tail: int
     words: list[str]
-    tools: dict[str, ToolCounts]
+    tools: dict[str, ToolCallCounts]
     trained: int
     seen: tuple[int, int, int]
 

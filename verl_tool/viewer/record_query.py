@@ -70,7 +70,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Found:
+class QueryResult:
     """Numbers of rows, in order."""
 
     rows: np.ndarray
@@ -79,9 +79,9 @@ class Found:
     candidates: int
 
 
-def find_rows(records: Records, query: Query) -> Found:
+def find_rows(records: Records, query: Query) -> QueryResult:
     """The rows that a query asks for; scrolling asks the same again and again."""
-    found: Found | None = records.found.get(query)
+    found: QueryResult | None = records.found.get(query)
     if found is None:
         if len(records.found) >= _REMEMBERED:
             records.found.clear()
@@ -89,7 +89,7 @@ def find_rows(records: Records, query: Query) -> Found:
     return found
 
 
-def _find_rows(records: Records, query: Query) -> Found:
+def _find_rows(records: Records, query: Query) -> QueryResult:
     rows = records.rows
     keep = np.ones(len(rows), dtype=bool)
     if query.files:
@@ -111,7 +111,7 @@ def _find_rows(records: Records, query: Query) -> Found:
     candidates = searched = len(found)
     if query.text:
         found, searched = _with_text(records, found, query.text)
-    return Found(_sorted(records, found, query), searched, candidates)
+    return QueryResult(_sorted(records, found, query), searched, candidates)
 
 
 def page(records: Records, query: Query, offset: int, limit: int) -> dict[str, Any]:
@@ -123,11 +123,11 @@ def page(records: Records, query: Query, offset: int, limit: int) -> dict[str, A
         "searched": found.searched,
         "candidates": found.candidates,
         "offset": offset,
-        "rows": [told_row(records, int(number)) for number in wanted],
+        "rows": [row_as_json(records, int(number)) for number in wanted],
     }
 
 
-def told_row(records: Records, number: int, *, texts: bool = True) -> dict[str, Any]:
+def row_as_json(records: Records, number: int, *, texts: bool = True) -> dict[str, Any]:
     """A row as JSON. `texts`: with the beginnings of its prompt's and its last turn's text."""
     row = records.rows[number]
     told: dict[str, Any] = {"file": records.files[row["file"]].name, "row": number}

@@ -99,7 +99,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 @dataclass
-class ToolCounts:
+class ToolCallCounts:
     """Calls of one tool in one file."""
 
     calls: int = 0
@@ -115,7 +115,7 @@ class ToolCounts:
 class RowReader:
     """Reads lines of one file; gathers words and counts of tools."""
 
-    def __init__(self, words: Sequence[str] = ("",), tools: dict[str, ToolCounts] | None = None) -> None:
+    def __init__(self, words: Sequence[str] = ("",), tools: dict[str, ToolCallCounts] | None = None) -> None:
         self._words = {word: number for number, word in enumerate(words)}
         self.tools = dict(tools or {})
 
@@ -186,7 +186,7 @@ class RowReader:
         failed = call_failed(call)
         turn = min(number, MAX_TURNS - 1)
         for name in call.names or (UNNAMED,):
-            counts = self.tools.setdefault(name[:200], ToolCounts())
+            counts = self.tools.setdefault(name[:200], ToolCallCounts())
             counts.calls += 1
             counts.failed += failed
             counts.invalid += not call.valid and call.fault is None

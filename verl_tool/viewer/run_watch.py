@@ -115,7 +115,7 @@ class RunWatch:
 
     def _follow(self) -> None:
         while not self._stopped.is_set():
-            for run in self._wanted_runs():
+            for run in self._selected_runs():
                 try:
                     self._indexes[run].refresh()
                 # The next run is still to be read, whatever this one holds.
@@ -126,7 +126,7 @@ class RunWatch:
             self._wanted.wait(LOOK_SECONDS)
             self._wanted.clear()
 
-    def _wanted_runs(self) -> list[Run]:
+    def _selected_runs(self) -> list[Run]:
         now = time.monotonic()
         with self._lock:
             return [run for run, asked in self._asked.items() if now - asked < FORGET_SECONDS]

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from verl_tool.errors import ConfigError
-from verl_tool.json_text import encode_json
 from verl_tool.util.confined_files import UnsafeFileError, read_confined
+from verl_tool.util.json_text import encode_json
 from verl_tool.viewer.record_query import MAX_PAGE
 from verl_tool.viewer.run_files import Run
 from verl_tool.viewer.run_watch import RunWatch
@@ -45,8 +45,8 @@ _IMPORT = re.compile(r'^import (\{.*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|const) (\w+)", re.MULTILINE)
 
 
-def write_copy(watch: RunWatch, tokens: TokenTexts, folder: Path, most_files: int) -> int:
-    """Write all runs into an empty `folder`, of each the last `most_files` files of records (0: all of them).
+def write_copy(watch: RunWatch, tokens: TokenTexts, folder: Path, max_files: int) -> int:
+    """Write all runs into an empty `folder`, of each the last `max_files` files of records (0: all of them).
 
     How many trajectories there are in the copy. Raises ConfigError if something is in the folder.
     """
@@ -67,7 +67,7 @@ def write_copy(watch: RunWatch, tokens: TokenTexts, folder: Path, most_files: in
     listed = [entry | {"key": f"r{i}"} for i, entry in enumerate(viewer.runs({}))]
     _write(folder, "runs", listed)
     _write_comparisons(viewer, listed, folder)
-    return sum(_write_run(watch, viewer, watch.run(e["name"]), e["key"], folder, most_files) for e in listed)
+    return sum(_write_run(watch, viewer, watch.run(e["name"]), e["key"], folder, max_files) for e in listed)
 
 
 def _write_comparisons(viewer: ViewerApp, listed: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -92,10 +92,10 @@ def one_script() -> str:
     return "\n".join(parts)
 
 
-def _write_run(watch: RunWatch, viewer: ViewerApp, run: Run, key: str, folder: Path, most_files: int) -> int:
+def _write_run(watch: RunWatch, viewer: ViewerApp, run: Run, key: str, folder: Path, max_files: int) -> int:
     records = watch.read_all(run)
     own = [file for file in records.files if file.kind != "branch"]
-    kept = {file.name for file in (own[-most_files:] if most_files else own)}
+    kept = {file.name for file in (own[-max_files:] if max_files else own)}
     files = [file for file in records.files if file.name.partition(".")[0] in kept or file.name in kept]
     given = {"run": run.name}
     of_files = {**given, "files": ",".join(file.name for file in files)}

@@ -26,8 +26,8 @@ from eval_service.evaluation.comparison import Evaluated, compare, read_evaluati
 from eval_service.evaluation.record import ABOUT, RECORDS
 from eval_service.model.checkpoint import last_saved_step
 from verl_tool.errors import ConfigError
-from verl_tool.servers.api.host_check import HostCheck
-from verl_tool.servers.api.http import Disconnected, HeaderMap, HttpError, JsonResponse, error_response, headers_of
+from verl_tool.http.host_check import HostCheck
+from verl_tool.http.messages import Disconnected, HeaderMap, HttpError, JsonResponse, error_response, headers_of
 from verl_tool.trainer.monitoring.run_metrics import Metrics
 from verl_tool.trainer.monitoring.time_by_phase import PHASES
 from verl_tool.trainer.monitoring.token_records import tokens_of
@@ -162,7 +162,7 @@ class ViewerApp:
             msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             line = msgspec.json.encode({"unreadable": line[: 1 << 16].decode("utf-8", "replace")})
-        row = record_query.told_row(records, number, texts=False)
+        row = record_query.row_as_json(records, number, texts=False)
         around = record_query.neighbours(records, Query.of(given), number)
         file = records.files[records.rows[number]["file"]]
         tokens = tokens_of(file.path, row["line"], file.folder)
@@ -177,7 +177,7 @@ class ViewerApp:
         """The rows that are samples of one prompt, in one file."""
         records = self._records(given)
         numbers = record_query.group_of(records, self._row_number(records, given))
-        return {"rows": [record_query.told_row(records, number, texts=False) for number in numbers]}
+        return {"rows": [record_query.row_as_json(records, number, texts=False) for number in numbers]}
 
     def pieces(self, given: Given) -> dict[str, Any]:
         """The text of each token, a list a segment; null where no tokenizer is at hand, with the reason."""
@@ -269,8 +269,8 @@ class _Guarded:
 
         try:
             headers = headers_of(scope)
-            self._host_check.refuse_foreign(scope, headers)
-            _refuse_other_sites(scope, headers)
+            self._host_check.reject_foreign(scope, headers)
+            _reject_other_sites(scope, headers)
         except HttpError as error:
             await error_response(error)(scope, receive, sending)
             return
@@ -291,7 +291,7 @@ class _Guarded:
                 return
 
 
-def _refuse_other_sites(scope: Scope, headers: HeaderMap) -> None:
+def _reject_other_sites(scope: Scope, headers: HeaderMap) -> None:
     """Raise HttpError 403 for data that a page of another site asks this browser for: searching costs seconds."""
     site = headers.get(b"sec-fetch-site", b"none")
     if scope["path"].startswith("/api/") and site not in (b"same-origin", b"none"):

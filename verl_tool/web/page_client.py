@@ -16,7 +16,7 @@ from yarl import URL
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.web.addresses import Address, CheckedResolver, ForbiddenAddress, anything, check_literal, is_public
-from verl_tool.web.patience import seconds_of
+from verl_tool.web.retry import seconds_of
 
 MAX_REDIRECTS = 5
 MAX_URL_CHARACTERS = 2000
@@ -35,7 +35,7 @@ _WITHOUT_SCHEME = re.compile(r"[\w-]+(\.[\w-]+)*\.[a-z]{2,}(:\d+)?([/?#].*)?", r
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FileKinds:
     """Which kinds of files are read."""
 
     accept: str
@@ -49,11 +49,13 @@ class Wanted:
         return kind in self.types or f"{kind.partition('/')[0]}/" in self.types
 
 
-PAGES = Wanted("text/html, text/*;q=0.9, */*;q=0.1", (*_HTML, *_TEXT, "text/"), "only HTML and plain text can be read")
-IMAGES = Wanted("image/*", ("image/",), "only images can be read")
+PAGES = FileKinds(
+    "text/html, text/*;q=0.9, */*;q=0.1", (*_HTML, *_TEXT, "text/"), "only HTML and plain text can be read"
+)
+IMAGES = FileKinds("image/*", ("image/",), "only images can be read")
 
 
-class PageRefused(Exception):
+class PageUnavailableError(Exception):
     """There is no page to read; the message says why, for the model."""
 
     def __init__(self, message: str, lasting: bool = True) -> None:
@@ -86,7 +88,7 @@ class PageClient:
         max_per_host: int,
         allow_private_addresses: bool = False,
         resolver: AbstractResolver | None = None,
-        wanted: Wanted = PAGES,
+        wanted: FileKinds = PAGES,
     ) -> None:
         """`max_bytes`: of a page, decompressed. `resolver`: what looks names up, in place of the system's. `wanted`:
         what is read."""
@@ -111,14 +113,14 @@ class PageClient:
     async def get(self, address: str, seconds: float) -> Page:
         """The page at `address`, which must be there within `seconds`.
 
-        Raises PageRefused for all that a page, its server or its address may be the cause of, and ToolFault if this
+        Raises PageUnavailableError for all that a page, its server or its address may be the cause of, and ToolFault if this
         machine has no network.
         """
         url = checked_url(address)
         try:
             return await asyncio.wait_for(self._follow(url), seconds)
         except asyncio.TimeoutError:
-            raise PageRefused(f"no answer within {seconds:g} seconds", lasting=False) from None
+            raise PageUnavailableError(f"no answer within {seconds:g} seconds", lasting=False) from None
 
     async def _follow(self, url: URL) -> Page:
         paused = False
@@ -129,11 +131,11 @@ class PageClient:
                 await asyncio.sleep(answer.seconds)
                 answer = await self._once(url)
             if isinstance(answer, _Busy):
-                raise PageRefused(_status_words(answer.status), lasting=False)
+                raise PageUnavailableError(_status_words(answer.status), lasting=False)
             if isinstance(answer, Page):
                 return answer
             url = answer
-        raise PageRefused(f"more than {MAX_REDIRECTS} redirects")
+        raise PageUnavailableError(f"more than {MAX_REDIRECTS} redirects")
 
     async def _once(self, url: URL) -> Page | URL | _Busy:
         """The page, where to go instead, or that the site is busy."""
@@ -142,15 +144,15 @@ class PageClient:
             async with self._open().get(url, allow_redirects=False) as response:
                 return await self._read(url, response)
         except ForbiddenAddress as error:
-            raise PageRefused(f"{error}, and only those may be read", lasting=False) from error
+            raise PageUnavailableError(f"{error}, and only those may be read", lasting=False) from error
         except aiohttp.ClientConnectorError as error:
             if isinstance(error, aiohttp.ClientConnectorDNSError) and error.os_error.errno == socket.EAI_AGAIN:
                 await self._check_network()
             raise _unreached(error) from error
         except aiohttp.InvalidURL as error:
-            raise PageRefused("this is no address of a page") from error
+            raise PageUnavailableError("this is no address of a page") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise PageRefused(f"the connection failed ({type(error).__name__})", lasting=False) from error
+            raise PageUnavailableError(f"the connection failed ({type(error).__name__})", lasting=False) from error
 
     async def _read(self, url: URL, response: aiohttp.ClientResponse) -> Page | URL | _Busy:
         status = response.status
@@ -159,10 +161,10 @@ class PageClient:
         if status in _BUSY:
             return _Busy(status, seconds_of(response.headers.get("retry-after")) or 1.0)
         if status != 200:
-            raise PageRefused(_status_words(status), lasting=400 <= status < 500)
+            raise PageUnavailableError(_status_words(status), lasting=400 <= status < 500)
         kind = response.content_type
         if not self._wanted.takes(kind):
-            raise PageRefused(f"it is {kind}; {self._wanted.words}")
+            raise PageUnavailableError(f"it is {kind}; {self._wanted.words}")
         return Page(str(url), kind in _HTML, response.charset, await self._bounded(response))
 
     async def _bounded(self, response: aiohttp.ClientResponse) -> bytes:
@@ -171,7 +173,7 @@ class PageClient:
         async for part in response.content.iter_chunked(_CHUNK):
             size += len(part)
             if size > self._max_bytes:
-                raise PageRefused(f"it is larger than {self._max_bytes >> 10} KB")
+                raise PageUnavailableError(f"it is larger than {self._max_bytes >> 10} KB")
             parts.append(part)
         return b"".join(parts)
 
@@ -213,38 +215,38 @@ class _Busy:
 def checked_url(address: str, base: URL | None = None) -> URL:
     """`address` (relative to `base`, if there is one) as a URL to connect to, without its fragment.
 
-    An address without a scheme, such as ``example.org/a``, is taken for one of https. Raises PageRefused.
+    An address without a scheme, such as ``example.org/a``, is taken for one of https. Raises PageUnavailableError.
     """
     text = address.strip()
     if len(text) > MAX_URL_CHARACTERS:
-        raise PageRefused(f"the address has {len(text)} characters; at most {MAX_URL_CHARACTERS} are taken")
+        raise PageUnavailableError(f"the address has {len(text)} characters; at most {MAX_URL_CHARACTERS} are taken")
     if base is None and "://" not in text and _WITHOUT_SCHEME.fullmatch(text):
         text = f"https://{text}"
     try:
         url = URL(text) if base is None else base.join(URL(text))
         host = url.host
     except ValueError:
-        raise PageRefused(f"{text[:200]!r} is no address of a page") from None
+        raise PageUnavailableError(f"{text[:200]!r} is no address of a page") from None
     if url.scheme not in ("http", "https"):
-        raise PageRefused(f"{text[:200]!r} is no address that begins with http:// or https://")
+        raise PageUnavailableError(f"{text[:200]!r} is no address that begins with http:// or https://")
     if not host:
-        raise PageRefused(f"{text[:200]!r} names no host")
+        raise PageUnavailableError(f"{text[:200]!r} names no host")
     if url.user is not None or url.password is not None:
-        raise PageRefused("the address holds a user name or password; leave it out")
+        raise PageUnavailableError("the address holds a user name or password; leave it out")
     return url.with_fragment(None)
 
 
-def _unreached(error: aiohttp.ClientConnectorError) -> PageRefused:
+def _unreached(error: aiohttp.ClientConnectorError) -> PageUnavailableError:
     """What a connection that was not made tells the model."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return PageRefused("its certificate is not valid")
+        return PageUnavailableError("its certificate is not valid")
     if isinstance(error, aiohttp.ClientSSLError):
-        return PageRefused("no secure connection could be made")
+        return PageUnavailableError("no secure connection could be made")
     if isinstance(error.os_error, ForbiddenAddress):
-        return PageRefused(f"{error.os_error}, and only those may be read", lasting=False)
+        return PageUnavailableError(f"{error.os_error}, and only those may be read", lasting=False)
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return PageRefused("there is no such host", lasting=False)
-    return PageRefused("the host could not be connected to", lasting=False)
+        return PageUnavailableError("there is no such host", lasting=False)
+    return PageUnavailableError("the host could not be connected to", lasting=False)
 
 
 def _status_words(status: int) -> str:

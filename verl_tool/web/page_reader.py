@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_tool.errors import StartError
 from verl_tool.sandbox import Level, Limits, SandboxPool
-from verl_tool.web.page_client import Page, PageRefused
+from verl_tool.web.page_client import Page, PageUnavailableError
 
 READ_SECONDS = 20.0
 """Wall time for one page, of which the processor's is a fraction of a second."""
@@ -53,13 +53,13 @@ def new_pool(workers: int | None, required_level: Level) -> SandboxPool:
 
 
 async def readable(page: Page, pool: SandboxPool) -> Readable:
-    """Raises PageRefused if the page breaks its reader, SandboxError (`verl_tool.errors`) if the sandbox fails."""
+    """Raises PageUnavailableError if the page breaks its reader, SandboxError (`verl_tool.errors`) if the sandbox fails."""
     if not page.is_html:
         return Readable(page.url, "", _decoded(page), ())
     head = json.dumps({"url": page.url, "charset": page.charset}).encode()
     result = await pool.run(_PROGRAM, stdin=head + b"\n" + page.body)
     if not result.ok:
-        raise PageRefused("the page is malformed, or too large to be read")
+        raise PageUnavailableError("the page is malformed, or too large to be read")
     read: dict[str, Any] = json.loads(result.stdout)
     links = tuple((str(words), str(target)) for words, target in read["links"])
     return Readable(page.url, str(read["title"]), str(read["text"]), links)

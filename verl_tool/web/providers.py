@@ -26,7 +26,7 @@ class FailedEngines(Exception):
 
 
 @dataclass(frozen=True)
-class Hit:
+class WebHit:
     """One page that was found."""
 
     title: str
@@ -76,10 +76,10 @@ class Provider:
     """The longest query that it takes."""
     query_words: int
     """As many words may it have."""
-    most_hits: int
+    max_hits: int
     """Of one request."""
     ask: Callable[[Wish], Ask]
-    read: Callable[[Any], list[Hit]]
+    read: Callable[[Any], list[WebHit]]
     """Raises OddAnswer and FailedEngines."""
 
 
@@ -88,7 +88,7 @@ def _ask_serper(wish: Wish) -> Ask:
     return Ask("/search", body)
 
 
-def _read_serper(answer: Any) -> list[Hit]:
+def _read_serper(answer: Any) -> list[WebHit]:
     found = _list(answer, "organic", "searchParameters")
     return [_hit(each, "title", "link", "snippet") for each in found]
 
@@ -105,7 +105,7 @@ def _ask_brave(wish: Wish) -> Ask:
     return Ask(f"/res/v1/web/search?{_encoded(asked)}")
 
 
-def _read_brave(answer: Any) -> list[Hit]:
+def _read_brave(answer: Any) -> list[WebHit]:
     web = answer.get("web") if isinstance(answer, dict) else None
     if web is None and isinstance(answer, dict) and "query" in answer:
         return []
@@ -116,7 +116,7 @@ def _ask_tavily(wish: Wish) -> Ask:
     return Ask("/search", {"query": wish.query, "max_results": wish.count, "search_depth": "basic"})
 
 
-def _read_tavily(answer: Any) -> list[Hit]:
+def _read_tavily(answer: Any) -> list[WebHit]:
     return [_hit(each, "title", "url", "content") for each in _list(answer, "results")]
 
 
@@ -127,7 +127,7 @@ def _ask_brightdata(wish: Wish) -> Ask:
     return Ask("/request", {"zone": wish.zone, "url": url, "format": "raw"})
 
 
-def _read_brightdata(answer: Any) -> list[Hit]:
+def _read_brightdata(answer: Any) -> list[WebHit]:
     found = _list(answer, "organic", "general")
     return [_hit(each, "title", "link", "description") for each in found]
 
@@ -136,7 +136,7 @@ def _ask_searxng(wish: Wish) -> Ask:
     return Ask(f"/search?{_encoded({'q': wish.query, 'format': 'json', 'language': wish.language})}")
 
 
-def _read_searxng(answer: Any) -> list[Hit]:
+def _read_searxng(answer: Any) -> list[WebHit]:
     found = _list(answer, "results")
     failed = answer.get("unresponsive_engines")
     if not found and isinstance(failed, list) and failed:
@@ -187,10 +187,10 @@ def _list(answer: Any, key: str, of_any: str | None = None) -> list[Any]:
     return found
 
 
-def _hit(found: Any, title: str, url: str, text: str) -> Hit:
+def _hit(found: Any, title: str, url: str, text: str) -> WebHit:
     if not isinstance(found, dict) or not isinstance(found.get(url), str):
         raise OddAnswer(f"what it found has no text {url!r}")
-    return Hit(_plain(found.get(title)), found[url], _plain(found.get(text)))
+    return WebHit(_plain(found.get(title)), found[url], _plain(found.get(text)))
 
 
 def _plain(text: object) -> str:

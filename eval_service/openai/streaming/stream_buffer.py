@@ -6,10 +6,10 @@ import asyncio
 
 
 class StreamBuffer:
-    """Many writers, one reader. `most_bytes`: beyond it, writers wait."""
+    """Many writers, one reader. `max_bytes`: beyond it, writers wait."""
 
-    def __init__(self, most_bytes: int = 64 << 10) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = 64 << 10) -> None:
+        self._max_bytes = max_bytes
         self._parts: list[bytes] = []
         self._bytes = 0
         self._closed = False
@@ -24,7 +24,7 @@ class StreamBuffer:
         self._bytes += len(part)
         self._last_put = asyncio.get_running_loop().time()
         self._filled.set()
-        if self._bytes > self._most_bytes:
+        if self._bytes > self._max_bytes:
             self._room.clear()
             await self._room.wait()
 

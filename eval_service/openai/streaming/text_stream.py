@@ -25,7 +25,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lone_byte = _lone_byte(tokenizer)  # type: ignore[arg-type]  # any tokenizer is hashable
+        self._first_partial_byte = _first_partial_byte(tokenizer)  # type: ignore[arg-type]  # any tokenizer is hashable
         self._before: list[int] = []
         self._before_text = ""
         self._window: list[int] = []
@@ -56,9 +56,9 @@ class Detokenizer:
 
     def _settled(self, text: str) -> int:
         """How many characters of the window's `text` no further token changes."""
-        if self._lone_byte is None:
+        if self._first_partial_byte is None:
             return len(text.removesuffix(BROKEN_CHARACTER))
-        broken = self._decode([*self._window, self._lone_byte])
+        broken = self._decode([*self._window, self._first_partial_byte])
         return len(text[: common_prefix(text, broken)].rstrip(BROKEN_CHARACTER))
 
     def _decode(self, window: Sequence[int]) -> str:
@@ -68,7 +68,7 @@ class Detokenizer:
 
 
 @functools.lru_cache(maxsize=8)
-def _lone_byte(tokenizer: Tokenizer) -> int | None:
+def _first_partial_byte(tokenizer: Tokenizer) -> int | None:
     """A token that is the first byte of a longer character, if each byte of an unfinished one shows as a U+FFFD of its
     own and spoils those before it; None for all other tokenizers."""
     for character in _RARE:

@@ -109,7 +109,7 @@ def main(
 ) -> None:
     """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
-    found = asyncio.run(made(rows, ToolConfig.given(tool_config), seed))
+    found = asyncio.run(made(rows, ToolConfig.from_cli(tool_config), seed))
     tokenizer = make_tokenizer(texts_of(found), 900, CHAT_TEMPLATE)
     tokenizer.add_tokens([*map(str, NUMBERS)])
     examples = [each for lesson in found[MEASURED_ROWS:] for each in encode_lesson(tokenizer, lesson, learned)]

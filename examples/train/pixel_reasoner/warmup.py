@@ -36,7 +36,7 @@ from verl_tool.agent_loop.prompt.conversation import Conversation, read_conversa
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.formats import HERMES
 from verl_tool.protocol import IMAGES_FIELD
 from verl_tool.servers.execution.in_process import InProcessTools
@@ -132,7 +132,7 @@ def as_lesson(trajectory: Trajectory, blind: bool) -> Row:
     return {
         "input_ids": prompt + response,
         "labels": [IGNORED] * len(prompt) + labels,
-        "images": trajectory.images_shown,
+        "images": trajectory.visible_images,
     }
 
 

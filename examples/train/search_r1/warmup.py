@@ -140,7 +140,7 @@ def main(
 ) -> None:
     """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
-    taught, right = asyncio.run(lessons(rows, ToolConfig.given(tool_config), random.Random(seed)))
+    taught, right = asyncio.run(lessons(rows, ToolConfig.from_cli(tool_config), random.Random(seed)))
     tokenizer = tokenizer_of(taught[:600], vocabulary)
     page = tokenizer.convert_tokens_to_ids(PAGE)
     learned_rows = [with_names(row, page) for lesson in taught for row in encode_lesson(tokenizer, lesson, learned)]

@@ -19,7 +19,7 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.trajectory import Author
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError, ContentError
 from verl_tool.protocol import FaultKind, StepResult
 
@@ -164,10 +164,10 @@ async def test_what_is_recorded_is_what_the_model_gives(
         return await episode.run(prompt)
 
     trajectories = dict(zip(replies, await asyncio.gather(*map(one, replies.values())), strict=True))
-    assert {name: len(t.images_shown) for name, t in trajectories.items()} == {"text": 0, "one": 2, "two": 4}
+    assert {name: len(t.visible_images) for name, t in trajectories.items()} == {"text": 0, "one": 2, "two": 4}
     for trajectory in trajectories.values():
         ids = trajectory.prompt_ids + trajectory.response_ids
-        exact = exact_log_probs(model, torch, images, ids, trajectory.images_shown)
+        exact = exact_log_probs(model, torch, images, ids, trajectory.visible_images)
         log_probs = trajectory.response_log_probs
         assert log_probs is not None
         for position, (token, mask) in enumerate(zip(trajectory.response_ids, trajectory.response_mask, strict=True)):

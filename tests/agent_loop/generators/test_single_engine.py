@@ -13,7 +13,7 @@ pytest.importorskip("verl")
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, GlobalRequestLoadBalancer, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_tool.agent_loop.generators.single_engine import SoleEngineClient, without_detour
+from verl_tool.agent_loop.generators.single_engine import SoleEngineClient, direct_client
 
 ROLLOUT = SimpleNamespace(full_determinism=False, name="vllm")
 CONFIG = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=ROLLOUT))
@@ -57,26 +57,26 @@ async def generate(client: LLMServerClient, turns: int) -> None:
 
 async def test_the_balancer_of_one_engine_is_asked_once():
     balancer, (engine,), client = set_up(1)
-    await generate(without_detour(client), 10)
+    await generate(direct_client(client), 10)
     assert engine.calls == {"generate": 10}
     assert balancer.calls == {"get_all_servers": 1, "acquire_server": 1}
 
 
 async def test_the_balancer_of_two_is_asked_every_time():
     balancer, servers, client = set_up(2)
-    await generate(without_detour(client), 10)
+    await generate(direct_client(client), 10)
     assert sum(server.calls["generate"] for server in servers) == 10
     assert balancer.calls == {"get_all_servers": 1, "acquire_server": 10, "release_server": 10}
 
 
 async def test_many_at_once_find_the_same_engine():
     _, (engine,), client = set_up(1)
-    sole = without_detour(client)
+    sole = direct_client(client)
     await asyncio.gather(*[generate(sole, 3) for _ in range(20)])
     assert engine.calls == {"generate": 60}
 
 
 def test_a_client_of_changing_engines_is_left_alone():
     client = FullyAsyncLLMServerClient(CONFIG, None)
-    assert without_detour(client) is client
-    assert isinstance(without_detour(LLMServerClient(CONFIG, None)), SoleEngineClient)
+    assert direct_client(client) is client
+    assert isinstance(direct_client(LLMServerClient(CONFIG, None)), SoleEngineClient)

@@ -10,7 +10,7 @@ import pytest
 from toy_tools import picture
 
 from verl_tool.agent_loop.prompt.conversation import read_conversation, read_image, without_images
-from verl_tool.content import to_wire
+from verl_tool.content.parts import to_wire
 from verl_tool.errors import ConfigError
 
 ONE, TWO = picture(1, (2, 2)), picture(2, (5, 2))

@@ -51,7 +51,7 @@ def renderer(tokenizer: Any, **options: Any) -> PromptRenderer:
 )
 def test_a_prompt_that_tells_of_no_tool_is_the_conversation_alone(tokenizer: Any, options: dict[str, Any]) -> None:
     prompts = renderer(tokenizer, **options)
-    assert prompts.told() == ()
+    assert prompts.described_tools() == ()
     assert prompts.text(ASKED) == prompt_text(tokenizer, ASKED)
     assert prompts.ids(ASKED, None, "row 0") == tokenizer.encode(prompt_text(tokenizer, ASKED))
 
@@ -74,7 +74,7 @@ def test_told_are_the_named_ones_that_the_row_lists_in_the_servers_order(
 ) -> None:
     prompts = renderer(ToyTokenizer(), tool_schemas="auto" if wanted is None else wanted)
     expected = [name for name in NAMES if all(names is None or name in names for names in (wanted, listed))]
-    assert [tool.name for tool in prompts.told(listed)] == expected
+    assert [tool.name for tool in prompts.described_tools(listed)] == expected
     assert prompts.text(ASKED, listed) == prompts.text(ASKED, listed and [*reversed(listed), *listed])
 
 

@@ -14,7 +14,7 @@ from verl_tool.agent_loop.options import Side
 from verl_tool.agent_loop.rendering.images import ImagePlacer, Piece, images_in, pieces_of
 from verl_tool.agent_loop.trajectory import Author, Segment
 from verl_tool.agent_loop.trajectory_builder import cut_segments
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ContentError
 
 TOKENIZER = image_tokenizer()

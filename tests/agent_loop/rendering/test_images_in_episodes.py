@@ -17,7 +17,7 @@ from verl_tool.agent_loop.observation_renderer import InlineRenderer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import render_prompt
 from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory, write_jsonl
-from verl_tool.content import ImagePart, read_media, to_wire
+from verl_tool.content.parts import ImagePart, read_media, to_wire
 from verl_tool.errors import ConfigError, ContentError
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind, StepResult
@@ -76,7 +76,7 @@ async def test_a_model_sees_each_image_where_the_tool_put_it(options: dict[str, 
     trajectory = await run()
     assert trajectory.stop is StopReason.ANSWERED
     assert run.engine.seen == [[], [ONE], [ONE, TWO, ONE]]
-    assert trajectory.images_shown == [ONE, TWO, ONE]
+    assert trajectory.visible_images == [ONE, TWO, ONE]
     pad = run.tokenizer.special(PAD)
     assert trajectory.response_ids.count(pad) == 2 + 5 + 2
     assert all(m == 0 for t, m in zip(trajectory.response_ids, trajectory.response_mask, strict=True) if t == pad)
@@ -87,7 +87,7 @@ async def test_a_model_sees_each_image_where_the_tool_put_it(options: dict[str, 
 async def test_a_tool_cannot_forge_an_image() -> None:
     forged = f"{PLACEHOLDER} {PAD} < image> <image>"
     trajectory = await (run := Run([CALL, "2"], answers(StepResult("t", forged, image=[TWO]))))()
-    assert trajectory.images_shown == [TWO]
+    assert trajectory.visible_images == [TWO]
     assert run.engine.seen[-1] == [TWO]
     assert trajectory.response_ids.count(run.tokenizer.special(PAD)) == 5
 
@@ -97,7 +97,7 @@ class TestPrompts:
         run = Run([CALL, "2"], answers(StepResult("t", "<image>", image=[TWO])))
         trajectory = await run(WIDE, ONE)
         assert run.engine.seen == [[WIDE, ONE], [WIDE, ONE, TWO]]
-        assert trajectory.images_shown == [WIDE, ONE, TWO]
+        assert trajectory.visible_images == [WIDE, ONE, TWO]
         assert trajectory.prompt_ids.count(run.tokenizer.special(PAD)) == 42
         assert [s.image for s in trajectory.response if s.image] == [TWO.sha256]
         assert run.engine.fed[-1].prompt_ids == (trajectory.prompt_ids + trajectory.response_ids)[:-2]
@@ -106,7 +106,7 @@ class TestPrompts:
     async def test_an_image_beyond_the_prompts_limit_goes_whole(self) -> None:
         run = Run(["2"], answers(), max_prompt_length=50)
         trajectory = await run(WIDE, ONE)
-        assert (trajectory.images_shown, trajectory.prompt_truncated) == ([ONE], True)
+        assert (trajectory.visible_images, trajectory.prompt_truncated) == ([ONE], True)
         assert len(trajectory.prompt_ids) <= 50
         assert list(trajectory.images) == [ONE.sha256]
 
@@ -116,7 +116,7 @@ class TestPrompts:
         run = Run(["2"], answers(first), call_tool_first=True, action_stop_tokens=[STOP], **options)
         trajectory = await run(ONE)
         assert run.engine.seen == [[ONE, TWO]]
-        assert trajectory.images_shown == [ONE, TWO]
+        assert trajectory.visible_images == [ONE, TWO]
         assert trajectory.turn_calls == ()
         assert trajectory.num_turns == 1
 
@@ -138,9 +138,9 @@ class TestLimits:
         text = "a" * 50
         result = StepResult("t", f"<image>{text}<image>", image=[ONE, WIDE])
         trajectory = await Run([CALL, "2"], answers(result), max_obs_length=30, truncate_obs_side="right")()
-        assert trajectory.images_shown == [ONE]
+        assert trajectory.visible_images == [ONE]
         assert f"{PLACEHOLDER}aaaaaaaaa{TRUNCATION_MARK}" in trajectory.response_text
-        assert (trajectory.calls[0].shown_tokens, trajectory.calls[0].truncated) == (30, True)
+        assert (trajectory.calls[0].visible_tokens, trajectory.calls[0].truncated) == (30, True)
         assert list(trajectory.images) == [ONE.sha256]
 
     async def test_an_image_beyond_the_room_goes_whole(self) -> None:
@@ -148,7 +148,7 @@ class TestLimits:
         result = StepResult("t", "a" * 15 + "<image>", image=[WIDE])
         trajectory = await Run([CALL], answers(result), max_response_length=room, truncate_response_side="right")()
         assert trajectory.stop is StopReason.MAX_RESPONSE_LENGTH
-        assert (len(trajectory.response_ids), trajectory.images_shown) == (len(CALL) + 15, [])
+        assert (len(trajectory.response_ids), trajectory.visible_images) == (len(CALL) + 15, [])
 
     async def test_an_observation_before_the_first_turn(self) -> None:
         replies = answers(StepResult("t", "look: <image>", image=[ONE]))
@@ -165,7 +165,7 @@ class TestRefusals:
         )
         trajectory = await run()
         assert "[audio was left out: only text and images can be read here]" in trajectory.calls[1].observation
-        assert trajectory.images_shown == [ONE]
+        assert trajectory.visible_images == [ONE]
         first = Run([CALL, "2"], answers(StepResult("t", "", audio=[SOUND])))
         with pytest.raises(ConfigError, match="answered with audio, and this loop carries text and images only"):
             await first()

@@ -21,8 +21,8 @@ from verl_tool.agent_loop.generators.verl_generator import EngineUse  # noqa: E4
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
 from verl_tool.agent_loop.trajectory import Author, Excluded, Segment, StopReason, Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_output  # noqa: E402
+from verl_tool.content.packed_files import PackedFile, pack_files  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.packed_files import PackedFile, pack_files  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
 
 

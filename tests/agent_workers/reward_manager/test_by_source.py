@@ -13,7 +13,7 @@ from graded_rows import data, manager, trajectory
 
 from verl_tool.agent_loop.trajectory import CallRecord
 from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade, manager_of
-from verl_tool.agent_workers.reward_manager.redteam import command
+from verl_tool.agent_workers.reward_manager.redteam import redteam_cli
 from verl_tool.errors import ConfigError
 
 MANAGERS: dict[str, Any] = {
@@ -116,9 +116,9 @@ async def test_no_wrong_answer_pays() -> None:
         {"ground_truth": "72", "data_source": "other"},
     ]
     made = manager_of("by_source", {"managers": MANAGERS})
-    report = command.Report()
-    for case in command.cases_of(rows, 5):
-        report.add(case, await grade(made, case, command.SECONDS))
+    report = redteam_cli.RedTeamReport()
+    for case in redteam_cli.cases_of(rows, 5):
+        report.add(case, await grade(made, case, redteam_cli.SECONDS))
     assert report.paid
     assert report.credit[0] < 1
     assert [(finding.attack.name, finding.ground_truth) for finding in report.found] == []

@@ -17,7 +17,7 @@ from judge_server import JudgeServer, Rule, honest
 
 from verl_tool.agent_workers.reward_manager.grading import judge_model
 from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade, manager_of
-from verl_tool.agent_workers.reward_manager.redteam import command
+from verl_tool.agent_workers.reward_manager.redteam import redteam_cli
 from verl_tool.errors import ConfigError
 
 Started = Callable[[Rule], Awaitable[tuple[str, JudgeServer]]]
@@ -170,9 +170,9 @@ async def test_it_is_not_made_without_a_judge() -> None:
 async def test_no_wrong_answer_pays(started: Started) -> None:
     url, _ = await started(honest)
     made = manager_of("deepsearch", {"judge_url": url, "judge_model": "judge"})
-    report = command.Report()
-    for case in command.cases_of(command.SAMPLES["deepsearch"], 3):
-        report.add(case, await grade(made, case, command.SECONDS))
+    report = redteam_cli.RedTeamReport()
+    for case in redteam_cli.cases_of(redteam_cli.SAMPLES["deepsearch"], 3):
+        report.add(case, await grade(made, case, redteam_cli.SECONDS))
     await made.close()
     assert report.paid
     assert [(finding.attack.name, finding.ground_truth) for finding in report.found] == []

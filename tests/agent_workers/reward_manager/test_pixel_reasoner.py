@@ -58,7 +58,7 @@ async def test_calls_cost_from_the_second_on(calls: tuple[CallRecord, ...], scor
     graded = await manager("pixel_reasoner").run_single(data(trajectory(("model", r"\boxed{B}"), calls=calls), "B"))
     told = graded["reward_extra_info"]
     assert graded["reward_score"] == pytest.approx(score)
-    assert (told["acc"], told["curiosity"], told["least_share"]) == (1.0, curiosity, 0.3)
+    assert (told["acc"], told["curiosity"], told["min_share"]) == (1.0, curiosity, 0.3)
     assert told["redundancy"] == pytest.approx(score - 1)
 
 

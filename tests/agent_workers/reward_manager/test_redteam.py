@@ -15,14 +15,14 @@ from click.testing import Result
 from typer import Typer
 from typer.testing import CliRunner
 
-from verl_tool.agent_workers.reward_manager.grading.manager_process import Graded
+from verl_tool.agent_workers.reward_manager.grading.manager_process import GradedCase
 from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade, manager_of
-from verl_tool.agent_workers.reward_manager.redteam import command
+from verl_tool.agent_workers.reward_manager.redteam import redteam_cli
 
 JUDGED = {"deepsearch"}
 """Managers that need more than a tool server: their own files attack them, and those that have no `SAMPLES`."""
 MATHEMATICS = dict.fromkeys(("torl", "mt_torl", "pixel_reasoner", "simple_tir"), 60)
-EVERY = dict.fromkeys(sorted(command.SAMPLES.keys() - JUDGED), 5) | {"acecoder": 9, "mathcoder": 19} | MATHEMATICS
+EVERY = dict.fromkeys(sorted(redteam_cli.SAMPLES.keys() - JUDGED), 5) | {"acecoder": 9, "mathcoder": 19} | MATHEMATICS
 """One attack in so many; the end-to-end test makes all."""
 MINE = """
 import asyncio, re, time
@@ -37,16 +37,16 @@ class Mine(GradingRewardManager):
 
 async def wrong_answers_that_pay(name: str, url: str, every: int) -> list[tuple[str, str]]:
     manager = manager_of(name, {"server_url": url} if name in ("acecoder", "mathcoder") else {})
-    report = command.Report()
-    for case in command.cases_of(command.SAMPLES[name], every):
-        report.add(case, await grade(manager, case, command.SECONDS))
+    report = redteam_cli.RedTeamReport()
+    for case in redteam_cli.cases_of(redteam_cli.SAMPLES[name], every):
+        report.add(case, await grade(manager, case, redteam_cli.SECONDS))
     assert report.paid
     return [(finding.attack.name, finding.ground_truth) for finding in report.found]
 
 
 def attacked(*arguments: str) -> Result:
     app = Typer()
-    app.command()(command.main)
+    app.redteam_cli()(redteam_cli.main)
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, list(arguments))
 
 
@@ -172,11 +172,11 @@ def test_partial_credit_is_told_and_no_false_positive() -> None:
     ("wrong", "partial", "found"), [(0.9, True, False), (0.9, False, True), (1.0, True, True), (0.0, False, False)]
 )
 def test_partial_credit_is_less_than_a_right_answers(wrong: float, partial: bool, found: bool) -> None:
-    plain, right, *_, attack = command.cases_of([{"ground_truth": "72"}], 1000)
-    report = command.Report()
-    report.add(plain, Graded(0.0, partial=partial))
-    report.add(right, Graded(1.0, 1.0, partial=partial))
-    report.add(attack, Graded(wrong, partial=partial))
+    plain, right, *_, attack = redteam_cli.cases_of([{"ground_truth": "72"}], 1000)
+    report = redteam_cli.RedTeamReport()
+    report.add(plain, GradedCase(0.0, partial=partial))
+    report.add(right, GradedCase(1.0, 1.0, partial=partial))
+    report.add(attack, GradedCase(wrong, partial=partial))
     assert bool(report.found) is found
     assert report.credit[0] == (wrong if partial and not found else 0.0)
 

@@ -16,7 +16,7 @@ from graded_rows import data, manager, trajectory
 
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade, manager_of
-from verl_tool.agent_workers.reward_manager.redteam import command
+from verl_tool.agent_workers.reward_manager.redteam import redteam_cli
 from verl_tool.errors import ConfigError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -140,10 +140,10 @@ async def test_no_wrong_query_pays(root: Path, match: str) -> None:
     made = manager_of(
         "sqlcoder", {"root": str(root), "processes": 1, "query_seconds": 0.3, "match": match, "published": False}
     )
-    report = command.Report()
+    report = redteam_cli.RedTeamReport()
     every = 1 if match == "set" else 5
-    for case in command.cases_of(rows, every):
-        report.add(case, await grade(made, case, command.SECONDS))
+    for case in redteam_cli.cases_of(rows, every):
+        report.add(case, await grade(made, case, redteam_cli.SECONDS))
     await made.close()
     assert report.paid
     assert [(finding.attack.name, finding.ground_truth) for finding in report.found] == []

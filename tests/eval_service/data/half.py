@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from verl_tool.content import encode_image, from_wire
+from verl_tool.content.parts import encode_image, from_wire
 from verl_tool.formats import Call
 from verl_tool.protocol import IMAGES_FIELD
 from verl_tool.servers.tools.base import Context, Tool, ToolResult

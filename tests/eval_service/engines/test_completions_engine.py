@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from eval_service.engines import completions_engine
-from eval_service.engines.base import EngineError, RefusedError, TokenChunk, TokenLogProb
+from eval_service.engines.base import EngineError, RequestRejectedError, TokenChunk, TokenLogProb
 from eval_service.engines.completions_engine import CompletionsEngine
 from eval_service.settings import CompletionsSettings
 from verl_tool.client.exchange import KEEP_ALIVE_SECONDS
@@ -149,7 +149,8 @@ async def test_log_probabilities_must_be_one_a_token(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(400, RefusedError), (422, RefusedError), (429, EngineError), (500, EngineError)]
+    ("status", "error"),
+    [(400, RequestRejectedError), (422, RequestRejectedError), (429, EngineError), (500, EngineError)],
 )
 async def test_a_refusal_is_told_from_a_failure(server: Server, status: int, error: type[Exception]) -> None:
     server.status, server.answer = status, {"error": "why it is so"}

@@ -46,7 +46,7 @@ def test_a_run_of_before_the_option_told_nothing(tmp_path: Path) -> None:
     )
     OmegaConf.save(config, folder / "config/config.yaml")
     run = read_run(folder)
-    assert (run.options.tool_schemas, run.told_tools) == ("none", None)
+    assert (run.options.tool_schemas, run.tool_descriptions) == ("none", None)
 
 
 def test_template_and_engine_are_those_of_the_run(tmp_path: Path) -> None:

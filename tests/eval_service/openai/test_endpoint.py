@@ -12,7 +12,7 @@ from live_endpoint import CALL, COUNTER, MODEL, LiveEndpoint, live_endpoint
 
 from eval_service.engines import watched_engine
 from verl_tool.agent_loop.trajectory import Author, Trajectory
-from verl_tool.servers.api.event_stream import DONE, HEARTBEAT
+from verl_tool.http.event_stream import DONE, HEARTBEAT
 
 openai = pytest.importorskip("openai")
 

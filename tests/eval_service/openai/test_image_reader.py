@@ -22,7 +22,7 @@ from toy_tools import picture
 from eval_service.openai.image_reader import ImageReader
 from eval_service.openai.requests import EXTRA_BYTES
 from verl_tool.agent_loop.trajectory import Author, Trajectory
-from verl_tool.content import ContentLimits, ImagePart, encode_image, from_wire, to_wire
+from verl_tool.content.parts import ContentLimits, ImagePart, encode_image, from_wire, to_wire
 from verl_tool.web.addresses import anything
 
 openai = pytest.importorskip("openai")

@@ -16,8 +16,8 @@ from scripted_engine import RuleEngine, plain_tokenizer
 from eval_service.openai.endpoint import Endpoint
 from eval_service.service import Service
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.servers.api.host_check import HostCheck
-from verl_tool.servers.api.request_body import RequestBodies
+from verl_tool.http.host_check import HostCheck
+from verl_tool.http.request_body import RequestBodies
 
 COMMON = {
     "model": "toy", "n": 1, "temperature": 1, "top_p": 1, "top_k": 1, "min_p": 0, "presence_penalty": 0,

@@ -36,12 +36,12 @@ from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
 from verl_tool.formats import ALL_FORMATS, HERMES  # noqa: E402
 from verl_tool.formats.find import find_calls  # noqa: E402
-from verl_tool.json_text import encode_json  # noqa: E402
-from verl_tool.servers.api.http import HttpError  # noqa: E402
+from verl_tool.http.messages import HttpError  # noqa: E402
+from verl_tool.notebook.text_environment import TextEnvironment  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
-from verl_tool.text_environment import TextEnvironment  # noqa: E402
 from verl_tool.trainer.run_folder.saved_config import save_config  # noqa: E402
-from verl_tool.trainer.told_prompts import tell_tools  # noqa: E402
+from verl_tool.trainer.tool_prompts import attach_tool_descriptions  # noqa: E402
+from verl_tool.util.json_text import encode_json  # noqa: E402
 
 AGENT = "actor_rollout_ref.agent"
 COUNTER = str(Path(__file__).parents[2] / "servers/data/counter.py")
@@ -104,7 +104,7 @@ def written_run(folder: Path, template: str, url: str, *overrides: str, asked: l
 
 async def trained_prompts(folder: Path, config: Any, tokenizer: Any) -> list[list[int]]:
     """What the training's engine is fed for each row, in the order of the file."""
-    await asyncio.to_thread(tell_tools, config)
+    await asyncio.to_thread(attach_tool_descriptions, config)
     save_config(config)
     rows = RLHFDataset(str(folder / "rows.parquet"), tokenizer, config.data)
     engine = ScriptedEngine(tokenizer, *["no call"] * len(rows))
@@ -120,7 +120,7 @@ async def served_prompts(folder: Path, client: ToolClient) -> list[list[int]]:
     engine = RuleEngine(plain_tokenizer(), lambda text: "", max_model_len=8192)
     tokenizer = load_tokenizer(run.model, chat_template_kwargs=run.chat_template_kwargs)
     engine.vocab_size = tokenizer.vocab_size
-    service = Service(engine, tokenizer, client, run.options, told_tools=run.told_tools)
+    service = Service(engine, tokenizer, client, run.options, tool_descriptions=run.tool_descriptions)
     asker = Asker(Asking("http://127.0.0.1:1/v1", model=OWNER))
     asker.gives_trajectories = True
     prompts = []
@@ -159,7 +159,7 @@ async def test_tools_of_an_mcp_server_are_told_alike_and_called_in_training_endp
     chat = ("data.max_response_length=512", *(f"{AGENT}.{o}" for o in ("enable_mtrl=true", "formats=[hermes]")))
     config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, tool_server.url, *chat, asked=[{"prompt": ASKED}])
     turns = [HERMES.write_call("mcp__toy__echo", {"text": "hi"}), "It said hi."]
-    await asyncio.to_thread(tell_tools, config)
+    await asyncio.to_thread(attach_tool_descriptions, config)
     save_config(config)
     engine = ScriptedEngine(tokenizer, *(turn + tokenizer.eos_token for turn in turns))
     output = await loop_of(config, tokenizer, engine).run({}, raw_prompt=ASKED)
@@ -173,7 +173,7 @@ async def test_tools_of_an_mcp_server_are_told_alike_and_called_in_training_endp
         model = RuleEngine(plain_tokenizer(), lambda text: turns["<tool_response>" in text], max_model_len=8192)
         model.tokenizer = chosen = load_tokenizer(run.model)
         model.vocab_size = chosen.vocab_size
-        service = Service(model, chosen, client, run.options, told_tools=run.told_tools)
+        service = Service(model, chosen, client, run.options, tool_descriptions=run.tool_descriptions)
         served = await service.run(GenerationJob("served", prompt))
 
     how: dict[str, Any] = {"chat": True, "formats": "hermes", "generation_kwargs": {"max_tokens": 256}}
@@ -206,7 +206,7 @@ async def test_a_run_finds_the_calls_that_its_training_found_whatever_its_server
     before = (await servers.start(load_tools("calculator"))).url if server_tells else NOBODY
     config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, before, *MODES["none"][0], asked=ROWS[:1])
     config.actor_rollout_ref.agent.tool_call_max_retries = 0
-    await asyncio.to_thread(tell_tools, config)
+    await asyncio.to_thread(attach_tool_descriptions, config)
     save_config(config)
     turn = "<calculator>1</calculator><counter></counter>"
     trained = loop_of(config, tokenizer, ScriptedEngine(tokenizer))._worker.formats.all
@@ -215,7 +215,7 @@ async def test_a_run_finds_the_calls_that_its_training_found_whatever_its_server
     run = read_run(tmp_path)
     async with ToolClient(now.url, timeout=10) as client:
         engine = RuleEngine(plain_tokenizer(), lambda text: "")
-        service = Service(engine, plain_tokenizer(), client, run.options, told_tools=run.told_tools)
+        service = Service(engine, plain_tokenizer(), client, run.options, tool_descriptions=run.tool_descriptions)
         assert await service.formats_of(None) == trained
         plain = Service(engine, plain_tokenizer(), client, run.options)
         assert [call.name for call in find_calls(turn, await plain.formats_of(None))] == ["calculator", "counter"]

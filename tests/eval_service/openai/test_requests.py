@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_service.openai.requests import ChatRequest, CompletionRequest, read_request
-from verl_tool.servers.api.http import HttpError
+from verl_tool.http.messages import HttpError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

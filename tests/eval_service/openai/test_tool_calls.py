@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from eval_service.openai.tool_calls import CallLog
-from verl_tool.content import TextPart
+from verl_tool.content.parts import TextPart
 from verl_tool.formats import ALL_FORMATS
 
 

@@ -33,8 +33,8 @@ from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.platforms import attention  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
 from verl_tool.trainer.composition import leaves  # noqa: E402
+from verl_tool.trainer.config_validation import tools_of  # noqa: E402
 from verl_tool.trainer.main_ppo import quoted  # noqa: E402
-from verl_tool.trainer.parts_check import tools_of  # noqa: E402
 from verl_tool.trainer.recipe import commands  # noqa: E402
 
 RECIPES = Path(__file__).parents[3] / "examples" / "train"
@@ -265,8 +265,8 @@ def test_function_calls_are_trained_as_the_warm_up_makes_them():
     small, large = (options_in(completed("function_calling/train.sh", PROFILE=each)) for each in ("cpu", "gpu"))
     for name in warmup.OPTIONS.model_fields_set:
         assert getattr(small, name) == getattr(warmup.OPTIONS, name), name
-    assert small.tells_of_tools
-    assert large.tells_of_tools
+    assert small.describes_tools
+    assert large.describes_tools
 
 
 def test_pictures_are_looked_at_as_the_warm_up_looks_at_them(monkeypatch):

@@ -76,7 +76,7 @@ def tool_config(made: Path) -> ToolConfig:
     """Of the tools, as the recipe's small form has it."""
     parts = [OmegaConf.load(RECIPE / f"{profile}.yaml").recipe for profile in ("gpu", "cpu")]
     config = OmegaConf.merge(*({"recipe": part} for part in parts), {"recipe": {"tool_data": f"{made}/world"}})
-    return ToolConfig.given(config.recipe.tool_config)
+    return ToolConfig.from_cli(config.recipe.tool_config)
 
 
 def rows(made: Path, split: str = "train") -> list[dict[str, Any]]:

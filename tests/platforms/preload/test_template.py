@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from verl_tool.platforms.preload import ray_worker
-from verl_tool.platforms.preload.processes import ADDRESS, RAY_JOB, Context, Contexts, Process
+from verl_tool.platforms.preload.processes import ADDRESS, RAY_JOB, Contexts, Process, ProcessContext
 from verl_tool.platforms.preload.template import template
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="for Linux")
@@ -59,7 +59,7 @@ def test_a_process_begins_with_imports_done_and_the_environment_of_who_asked(env
 
 def test_it_is_a_process_as_multiprocessing_knows_them(environment):
     context = Contexts().get_context("spawn")
-    assert isinstance(context, Context)
+    assert isinstance(context, ProcessContext)
     ours, its = context.Pipe()
     child = context.Process(target=answer, args=(its,))
     child.start()
@@ -81,7 +81,7 @@ def test_it_is_a_process_as_multiprocessing_knows_them(environment):
 
 def test_where_the_template_is_gone_it_starts_anew(monkeypatch, tmp_path):
     monkeypatch.setenv(ADDRESS, str(tmp_path / "gone"))
-    child = Context().Process(target=tell, args=(str(tmp_path / "told"),))
+    child = ProcessContext().Process(target=tell, args=(str(tmp_path / "told"),))
     child.start()
     child.join(30)
     assert json.loads((tmp_path / "told").read_text())["parent"] == os.getpid()

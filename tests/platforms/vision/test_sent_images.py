@@ -11,9 +11,9 @@ ray = pytest.importorskip("ray")
 
 from shown_tool import striped  # noqa: E402
 
-from verl_tool.content import ImagePart  # noqa: E402
+from verl_tool.content.parts import ImagePart  # noqa: E402
 from verl_tool.errors import ContentError  # noqa: E402
-from verl_tool.platforms.vision.sent_images import DecodedImages, SentImage, send  # noqa: E402
+from verl_tool.platforms.vision.sent_images import DecodedBatch, PackedImage, send  # noqa: E402
 
 
 class Arriving:
@@ -28,12 +28,12 @@ class Arriving:
         return self.part
 
 
-def sent(part: ImagePart) -> SentImage:
-    return SentImage(part.sha256, Arriving(part))  # type: ignore[arg-type]
+def sent(part: ImagePart) -> PackedImage:
+    return PackedImage(part.sha256, Arriving(part))  # type: ignore[arg-type]
 
 
 async def test_an_image_is_decoded_once_however_many_turns_show_it():
-    held = DecodedImages()
+    held = DecodedBatch()
     one, other, plain = sent(striped(1)), sent(striped(2, 40)), object()
     first = await held.of([one, plain])
     again = await held.of([one, other, one])
@@ -44,7 +44,7 @@ async def test_an_image_is_decoded_once_however_many_turns_show_it():
 
 
 async def test_only_the_latest_are_kept():
-    held = DecodedImages(max_pixels=2 * 96 * 64)
+    held = DecodedBatch(max_pixels=2 * 96 * 64)
     shown = [sent(striped(n)) for n in range(3)]
     await asyncio.gather(*(held.of([image]) for image in shown))
     await held.of([shown[2], shown[1], shown[0]])
@@ -54,7 +54,7 @@ async def test_only_the_latest_are_kept():
 async def test_a_broken_file_is_told():
     broken = replace(striped(1), data=striped(1).data[:60], sha256="0" * 64)
     with pytest.raises(ContentError, match="cannot be decoded"):
-        await DecodedImages().of([sent(broken)])
+        await DecodedBatch().of([sent(broken)])
 
 
 def test_a_file_is_put_into_the_store_once(monkeypatch):

@@ -18,15 +18,15 @@ from verl_tool.agent_loop.trajectory import read_jsonl
 from verl_tool.errors import ConfigError
 from verl_tool.replay.branch import branch_files
 from verl_tool.replay.branch.branch_files import add_branches, branches_path, values_path, write_values
-from verl_tool.replay.branch.branch_point import Place
+from verl_tool.replay.branch.branch_point import BranchPlace
 from verl_tool.replay.branch.branch_values import turn_value
 
-PLACE = Place("step_3.jsonl", 17)
+PLACE = BranchPlace("step_3.jsonl", 17)
 
 
 def test_a_branch_of_a_branch_is_named_for_both(tmp_path: Path) -> None:
     assert branches_path(tmp_path, PLACE) == tmp_path / "branches/step_3.17.jsonl"
-    deeper = Place("branches/step_3.17.jsonl", 2)
+    deeper = BranchPlace("branches/step_3.17.jsonl", 2)
     assert branches_path(tmp_path, deeper) == tmp_path / "branches/step_3.17.2.jsonl"
     assert values_path(tmp_path, deeper) == tmp_path / "branches/step_3.17.2.values.json"
 

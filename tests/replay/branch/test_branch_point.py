@@ -22,11 +22,11 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import Fault, FaultKind, StepResult
-from verl_tool.replay.branch.branch_point import Edit, Place, branch_point
+from verl_tool.replay.branch.branch_point import BranchPlace, Edit, branch_point
 from verl_tool.replay.stored import Grading, Stored
 
 ROW = Problem(0, ({"role": "user", "content": "Buy."},), "shop", {})
-PLACE = Place("step_1.jsonl", 4)
+PLACE = BranchPlace("step_1.jsonl", 4)
 TURNS = [("<a>1</a>", "one"), ("<a>2</a>", "two"), ("three", "")]
 
 
@@ -124,8 +124,8 @@ def test_what_cannot_be_a_beginning_is_refused(kept: Stored, turn: int, edit: Ed
 
 @pytest.mark.parametrize("text", ["step_1.jsonl", "step_1.jsonl:0", "../../x.jsonl:1", "/x.jsonl:1", "a/b.jsonl:1", ""])
 def test_a_place_is_a_file_of_the_run_and_a_line(text: str) -> None:
-    assert Place.read("trajectories/step_1.jsonl:17") == Place("step_1.jsonl", 17)
-    assert Place.read("step_1:17") == Place("step_1.jsonl", 17)  # as the viewer shows it
-    assert str(Place.read("branches/step_1.17.jsonl:2")) == "branches/step_1.17.jsonl:2"
+    assert BranchPlace.read("trajectories/step_1.jsonl:17") == BranchPlace("step_1.jsonl", 17)
+    assert BranchPlace.read("step_1:17") == BranchPlace("step_1.jsonl", 17)  # as the viewer shows it
+    assert str(BranchPlace.read("branches/step_1.17.jsonl:2")) == "branches/step_1.17.jsonl:2"
     with pytest.raises(ConfigError, match="no FILE:LINE"):
-        Place.read(text)
+        BranchPlace.read(text)

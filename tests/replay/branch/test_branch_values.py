@@ -12,12 +12,12 @@ pytest.importorskip("verl")
 from stored_runs import trajectory
 
 from eval_service.evaluation.dataset import Problem
-from verl_tool.replay.branch.branch_point import BranchPoint, Place
+from verl_tool.replay.branch.branch_point import BranchPlace, BranchPoint
 from verl_tool.replay.branch.branch_values import Mean, turn_value
 from verl_tool.replay.branch.branches import Branch
 
 MADE = trajectory(0, "Buy.", [("Result=1", "")], None)
-POINT = BranchPoint(Place("step_1.jsonl", 1), MADE, Problem(0, (), "sums", {}), 1)
+POINT = BranchPoint(BranchPlace("step_1.jsonl", 1), MADE, Problem(0, (), "sums", {}), 1)
 
 
 def branch(score: float | None) -> Branch:

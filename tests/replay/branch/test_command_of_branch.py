@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 
 from eval_service.evaluation.record import Record, write_records
 from verl_tool.agent_loop.trajectory import read_jsonl
-from verl_tool.replay.branch.command import command
+from verl_tool.replay.branch.branch_cli import command
 from verl_tool.replay.stored import StoredRun
 from verl_tool.servers.tools import load_tools
 

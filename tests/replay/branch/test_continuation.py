@@ -25,17 +25,17 @@ from verl_tool.agent_loop.tokenizer import render_prompt
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError
-from verl_tool.replay.branch.branch_point import BranchPoint, Edit, Place, branch_point
+from verl_tool.replay.branch.branch_point import BranchPlace, BranchPoint, Edit, branch_point
 from verl_tool.replay.branch.continuation import Continuation
 from verl_tool.replay.branch.model import Model
 from verl_tool.replay.branch.rebuilt_state import StateRebuilder
 from verl_tool.replay.branch.run_loop import RunLoop, run_loop
-from verl_tool.replay.reexecute import Comparison
+from verl_tool.replay.reexecute import ObservationComparison
 from verl_tool.replay.stored import StoredRun
 from verl_tool.servers.tools import load_tools
 
 TURNS = ["<shop>tea</shop>", "<shop>rice</shop>", "Result=3"]
-PLACE = Place("step_1.jsonl", 1)
+PLACE = BranchPlace("step_1.jsonl", 1)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def point_of(
 
 async def gone_on(url: str, point: BranchPoint, loop: RunLoop, model: Told) -> Trajectory:
     async with ToolClient(url) as client:
-        rebuilder = StateRebuilder(client, Comparison([]), loop.options)
+        rebuilder = StateRebuilder(client, ObservationComparison([]), loop.options)
         async with rebuilder.states(point, 1) as states:
             return await Continuation(loop, Model(model), client).run(point, states.trajectory_ids[0])
 

@@ -16,12 +16,12 @@ from live_server import LiveServer, LiveServers
 from eval_service.evaluation.dataset import Problem
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.client import ToolClient
+from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ToolFault
-from verl_tool.packed_files import PackedFile, pack_files
 from verl_tool.protocol import FaultKind
-from verl_tool.replay.branch.branch_point import BranchPoint, Place
+from verl_tool.replay.branch.branch_point import BranchPlace, BranchPoint
 from verl_tool.replay.branch.rebuilt_state import DriftError, StateRebuilder
-from verl_tool.replay.reexecute import Comparison
+from verl_tool.replay.reexecute import ObservationComparison
 from verl_tool.servers.tools import load_tools
 from verl_tool.verification import Verification
 
@@ -41,11 +41,11 @@ async def shop(servers: LiveServers, folder: Path, price: str = "3", *, forks: b
 
 
 async def before_the_last(server: LiveServer) -> BranchPoint:
-    return BranchPoint(Place("step_1.jsonl", 1), await recorded(server.url, TURNS), ROW, 3)
+    return BranchPoint(BranchPlace("step_1.jsonl", 1), await recorded(server.url, TURNS), ROW, 3)
 
 
 def rebuilder(client: ToolClient, *, accept_drift: bool = False) -> StateRebuilder:
-    return StateRebuilder(client, Comparison([]), EpisodeOptions.load(OPTIONS), accept_drift)
+    return StateRebuilder(client, ObservationComparison([]), EpisodeOptions.load(OPTIONS), accept_drift)
 
 
 @pytest.mark.parametrize("forks", [True, False])

@@ -21,7 +21,7 @@ DRIVER = """
 import asyncio, sys
 from pathlib import Path
 from verl_tool.client import ToolClient
-from verl_tool.servers.supervised_server import SupervisedServer, serve_command
+from verl_tool.http.supervised_server import SupervisedServer, serve_command
 
 folder, address, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 options = ["--ray_address", address, "--num_replicas", "2", "--cpus_per_replica", "9", "--workers_per_tool", "1"]

@@ -33,21 +33,21 @@ def ids(infos: Sequence[Member]) -> list[str]:
 
 def test_a_replica_that_is_not_listed_yet_is_alone():
     alone = listed()
-    assert (ids(alone.takers()), alone.others()) == (["a"], [])
+    assert (ids(alone.accepting_replicas()), alone.others()) == (["a"], [])
 
 
 def test_a_new_list_takes_the_place_of_the_old_one():
     replicas = listed("a", "b", "c")
-    assert (ids(replicas.takers()), ids(replicas.others())) == (["a", "b", "c"], ["b", "c"])
+    assert (ids(replicas.accepting_replicas()), ids(replicas.others())) == (["a", "b", "c"], ["b", "c"])
     # Serve lists a replica of an application that is not ours, or of an older version, with nothing.
     replicas.renew([told("a"), {}, told("d")])
-    assert ids(replicas.takers()) == ["a", "d"]
+    assert ids(replicas.accepting_replicas()) == ["a", "d"]
 
 
 def test_a_replica_that_left_the_list_may_hold_something_until_it_is_dead():
     replicas = listed("a", "b", "c")
     replicas.renew(map(told, "ac"))
-    assert (ids(replicas.takers()), ids(replicas.others())) == (["a", "c"], ["c"])
+    assert (ids(replicas.accepting_replicas()), ids(replicas.others())) == (["a", "c"], ["c"])
     assert ids(replicas.holders()) == ["c", "b"]
     replicas.forget("b")
     assert (ids(replicas.holders()), replicas.find("b")) == (["c"], None)
@@ -59,7 +59,7 @@ def test_a_replica_that_left_the_list_may_hold_something_until_it_is_dead():
 def test_a_dead_replica_is_not_asked_though_serve_still_lists_it():
     replicas = listed("a", "b")
     replicas.forget("b")
-    assert (ids(replicas.takers()), replicas.holders(), replicas.is_listed("b")) == (["a"], [], False)
+    assert (ids(replicas.accepting_replicas()), replicas.holders(), replicas.is_listed("b")) == (["a"], [], False)
     replicas.renew(map(told, "a"))
     assert replicas.holders() == []
 
@@ -68,17 +68,17 @@ def test_a_replica_that_is_taken_away_takes_nothing_new():
     replicas = listed("a", "b")
     replicas.renew(map(told, "b"))
     assert replicas.draining
-    assert (ids(replicas.takers()), ids(replicas.holders())) == (["b"], ["b"])
+    assert (ids(replicas.accepting_replicas()), ids(replicas.holders())) == (["b"], ["b"])
 
 
 def test_a_replica_that_could_not_be_reached_is_given_nothing_for_a_while():
     clock = Clock()
     replicas = listed("a", "b", clock=clock)
     replicas.avoid("b")
-    assert ids(replicas.takers()) == ["a"]
+    assert ids(replicas.accepting_replicas()) == ["a"]
     assert ids(replicas.others()) == ["b"]
     clock.now = AVOID_SECONDS + 0.1
-    assert ids(replicas.takers()) == ["a", "b"]
+    assert ids(replicas.accepting_replicas()) == ["a", "b"]
 
 
 class Recorded(Peers):

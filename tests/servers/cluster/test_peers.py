@@ -10,12 +10,8 @@ import pytest
 from serve_harness import DATA, observed
 from toy_tools import Puppet, picture
 
-from verl_tool.content import to_wire
-from verl_tool.json_text import decode_json
+from verl_tool.content.parts import to_wire
 from verl_tool.protocol import FaultKind, StepRequest
-from verl_tool.servers.api.asgi_app import ToolServerApp
-from verl_tool.servers.api.router import PEER_KEY_HEADER
-from verl_tool.servers.api.wire import encode_response
 from verl_tool.servers.cluster.direct_server import DirectServer, guarded, listen_at
 from verl_tool.servers.cluster.members import Member
 from verl_tool.servers.cluster.peers import (
@@ -25,8 +21,12 @@ from verl_tool.servers.cluster.peers import (
     PeerTimeoutError,
 )
 from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.replica.asgi_app import ToolServerApp
+from verl_tool.servers.replica.router import PEER_KEY_HEADER
+from verl_tool.servers.replica.wire import encode_response
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.tools import load_tools
+from verl_tool.util.json_text import decode_json
 
 ECHO = "<ray_echo>{}</ray_echo>"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

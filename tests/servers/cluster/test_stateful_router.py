@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from verl_tool.json_text import encode_json
 from verl_tool.protocol import FaultKind, ForkRequest, ForkResponse, StepRequest, StepResult
 from verl_tool.servers.cluster.members import Member, Members
 from verl_tool.servers.cluster.peers import PeerAwayError, Peers, PeerTimeoutError
 from verl_tool.servers.cluster.stateful_router import StatefulRouter
+from verl_tool.util.json_text import encode_json
 
 IDS = [f"t{i}" for i in range(60)]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_tool.content import TextPart
+from verl_tool.content.parts import TextPart
 from verl_tool.formats import Call
 from verl_tool.protocol import StepRequest
 from verl_tool.servers.execution.clean_text import clean_text

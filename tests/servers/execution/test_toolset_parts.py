@@ -6,7 +6,7 @@ import pytest
 from test_toolset import fault_kind, one, running
 from toy_tools import Puppet, picture
 
-from verl_tool.content import LIMITS, AudioPart, ImagePart, TextPart, parts_of, read_media, to_wire
+from verl_tool.content.parts import LIMITS, AudioPart, ImagePart, TextPart, parts_of, read_media, to_wire
 from verl_tool.protocol import FaultKind, StepResult
 from verl_tool.servers.tools import ToolResult, tool
 from verl_tool.servers.tools.typed.function_tool import function_tool

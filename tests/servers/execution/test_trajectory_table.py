@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
-from verl_tool.servers.execution.trajectory_table import Trajectory, TrajectoryTable
+from verl_tool.servers.execution.trajectory_table import ServedTrajectory, TrajectoryTable
 
 TTL = 100.0
 MOST = 4
@@ -47,7 +47,7 @@ class TableMachine(RuleBasedStateMachine):
         if lost:
             self.lost[trajectory_id] = self.now + TTL
 
-    def _enter(self, request: StepRequest) -> Trajectory | FaultKind:
+    def _enter(self, request: StepRequest) -> ServedTrajectory | FaultKind:
         try:
             trajectory = self.table.enter(request)
         except ToolFault as fault:
@@ -66,7 +66,7 @@ class TableMachine(RuleBasedStateMachine):
         if was_lost:
             assert entered is FaultKind.STATE_LOST
             return
-        if not isinstance(entered, Trajectory):
+        if not isinstance(entered, ServedTrajectory):
             assert entered is FaultKind.STATE_LOST
             assert trajectory_id in self.lost  # it expired at this very access
             return
@@ -84,7 +84,7 @@ class TableMachine(RuleBasedStateMachine):
         if step < 0:
             return
         entered = self._enter(StepRequest(trajectory_id, f"action {step}", step))
-        if not isinstance(entered, Trajectory):
+        if not isinstance(entered, ServedTrajectory):
             assert entered is FaultKind.STATE_LOST
             return
         # A fault here: the record is forgotten, for the bound on bytes or by its age.

@@ -15,7 +15,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from toy_tools import Ledger, Puppet, until
 
-from verl_tool.servers.api.host_check import HostCheck
+from verl_tool.http.host_check import HostCheck
 from verl_tool.servers.mcp.endpoint import DONE_META, PATH, REWARD_META, STEP_META, TRAJECTORY_META, McpEndpoint
 from verl_tool.servers.tools import load_tools
 

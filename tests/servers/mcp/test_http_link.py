@@ -21,9 +21,9 @@ from verl_tool.errors import VerlToolError
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.mcp import bounds
+from verl_tool.servers.mcp.catalog import ask_all
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.mcp.endpoint import PATH, McpEndpoint
-from verl_tool.servers.mcp.offers import ask_all
 from verl_tool.servers.mcp.tool import mcp_tools
 
 Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]

@@ -15,13 +15,13 @@ import toy_mcp_server
 from toy_mcp import TOY, programs, tools_of, toy
 from toy_tools import text, until
 
-from verl_tool.content import from_wire
+from verl_tool.content.parts import from_wire
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.mcp.catalog import ask_all
 from verl_tool.servers.mcp.config import McpConfig
-from verl_tool.servers.mcp.offers import ask_all
-from verl_tool.servers.replica_parts import isolation_of
+from verl_tool.servers.replica.replica_parts import isolation_of
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import pytest
 from verl_tool.servers.cluster.direct_server import listen_at
 from verl_tool.servers.serve import ports
 from verl_tool.servers.serve.ports import (
-    PortTakenError,
+    PortInUseError,
     free_ports,
     hold_port,
     reserve_port,
@@ -43,14 +43,14 @@ def process(code: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 
 def reserved_by_a_child(port: int) -> str:
     """What a child process of ours says that tries to serve at `port`."""
-    code = f"{IMPORTS}\ntry: reserve_port({port})\nexcept PortTakenError as error: print(error)"
+    code = f"{IMPORTS}\ntry: reserve_port({port})\nexcept PortInUseError as error: print(error)"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_one_server_at_a_port():
     (port,) = free_ports(1)
     reservation = reserve_port(port)
-    with pytest.raises(PortTakenError, match=f"port {port} belongs to another"):
+    with pytest.raises(PortInUseError, match=f"port {port} belongs to another"):
         reserve_port(port)
     assert "belongs to another" in reserved_by_a_child(port)
     reservation.release()
@@ -76,7 +76,7 @@ def test_a_port_at_which_somebody_listens_cannot_be_held():
     words = "cannot be used: Address already in use; choose another"
     with (
         socket.create_server(("127.0.0.1", 0), reuse_port=True) as stranger,
-        pytest.raises(PortTakenError, match=words),
+        pytest.raises(PortInUseError, match=words),
     ):
         hold_port("127.0.0.1", stranger.getsockname()[1])
 
@@ -85,7 +85,7 @@ def test_replicas_share_a_port_with_those_of_their_own_server_only():
     (port,) = free_ports(1)
     with process(f"kept = share_port({port}, 'mine'); given = []") as (holder, _):
         share_port(port, "mine").release()
-        with pytest.raises(PortTakenError, match=f"port {port} is another server's on this node"):
+        with pytest.raises(PortInUseError, match=f"port {port} is another server's on this node"):
             share_port(port, "other")
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait()
@@ -93,7 +93,7 @@ def test_replicas_share_a_port_with_those_of_their_own_server_only():
 
 
 def test_a_promised_port_is_for_its_process_and_those_below():
-    with process("given = free_ports(1)") as (_, [port]), pytest.raises(PortTakenError, match="is kept by process"):
+    with process("given = free_ports(1)") as (_, [port]), pytest.raises(PortInUseError, match="is kept by process"):
         reserve_port(port)
     (own,) = free_ports(1)
     assert reserved_by_a_child(own) == ""

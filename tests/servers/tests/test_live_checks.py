@@ -34,7 +34,7 @@ from verl_tool.servers.tests import test_str_replace_editor_tool as editor_check
 from verl_tool.servers.tests import test_web_page_tool as page_check
 from verl_tool.servers.tests import test_web_search_tool as web_check
 from verl_tool.servers.tests import test_zoom_in_tool as zoom_check
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, run_cases
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, run_cases
 from verl_tool.servers.tools import load_tools, tool_class
 from verl_tool.servers.tools.base import Tool, ToolResult
 from verl_tool.servers.tools.finish import FinishTool
@@ -49,7 +49,7 @@ async def servers() -> AsyncIterator[LiveServers]:
     await made.stop()
 
 
-async def problems(servers: LiveServers, tools: Sequence[Tool], name: str, cases: Sequence[Case]) -> dict[str, str]:
+async def problems(servers: LiveServers, tools: Sequence[Tool], name: str, cases: Sequence[LiveCase]) -> dict[str, str]:
     """The cases that fail, and why."""
     live = await servers.start(tools)
     outcomes = await run_cases(live.observations_url, None, name, cases)
@@ -206,15 +206,15 @@ async def test_a_case_has_a_deadline_and_every_kind_of_failure_is_told(servers: 
         raise CheckFailed("not so")
 
     async def miss(probe: Probe) -> None:
-        await probe.shows("<finish>1</finish>", "nowhere")
+        await probe.expect("<finish>1</finish>", "nowhere")
 
     async def unrecognised(probe: Probe) -> None:
-        await probe.shows("hello")
+        await probe.expect("hello")
 
     async def unwanted(probe: Probe) -> None:
         await probe.hides("hello", "tool")
 
-    cases = [Case("hang", hang, 0.1), *(Case(f.__name__, f) for f in (fail, miss, unrecognised, unwanted))]
+    cases = [LiveCase("hang", hang, 0.1), *(LiveCase(f.__name__, f) for f in (fail, miss, unrecognised, unwanted))]
     found = await problems(servers, [FinishTool()], "finish", cases)
     assert found["hang"] == "no answer within 0.1 s"
     assert found["fail"] == "not so"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recordings import RATE, ramp
 from toy_tools import picture
 
-from verl_tool.content import AudioPart, parts_of, read_media, to_wire
+from verl_tool.content.parts import AudioPart, parts_of, read_media, to_wire
 from verl_tool.errors import ContentError
 from verl_tool.protocol import AUDIOS_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet

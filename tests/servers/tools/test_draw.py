@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from quarters import RED, Looker, quarters, same
 
-from verl_tool.servers.tools.draw import MOST_SHAPES
+from verl_tool.servers.tools.draw import MAX_SHAPES
 
 YELLOW = (255, 255, 0)
 
@@ -46,7 +46,7 @@ async def test_corners_in_any_order_are_a_box_to_draw() -> None:
         ({"points": [[100, 10]]}, "a shape reaches beyond image 1, which is 80 x 60 pixels"),
         ({"points": [[5, 5]], "color": "reddish"}, "'reddish' is no color; write a name"),
         ({"points": [[5]]}, "points.0: List should have at least 2 items"),
-        ({"points": [[5, 5]] * (MOST_SHAPES + 1)}, "points: List should have at most 20 items"),
+        ({"points": [[5, 5]] * (MAX_SHAPES + 1)}, "points: List should have at most 20 items"),
         ({"points": [[5, 5]], "label": "x" * 41}, "label: String should have at most 40 characters"),
         ({"points": [[5, 5]], "target_image": 7}, "there is no image 7"),
     ],

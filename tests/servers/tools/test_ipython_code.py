@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.servers.tools.actions import results, text
-from verl_tool.content import TextPart
+from verl_tool.content.parts import TextPart
 from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.tools import tool_class

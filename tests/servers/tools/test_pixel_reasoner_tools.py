@@ -11,7 +11,7 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import render_prompt
 from verl_tool.agent_loop.trajectory import StopReason
 from verl_tool.client import ToolClient
-from verl_tool.content import encode_image
+from verl_tool.content.parts import encode_image
 from verl_tool.servers.tools import load_tools
 
 
@@ -45,7 +45,7 @@ async def test_a_model_looks_closer_and_closer_over_http() -> None:
     finally:
         await servers.stop()
     assert trajectory.stop is StopReason.ANSWERED
-    first, half, corner = trajectory.images_shown
+    first, half, corner = trajectory.visible_images
     assert engine.seen == [[first], [first, half], [first, half, corner]]
     assert same(half.decode(), noise().crop((40, 0, 80, 60)))
     assert same(corner.decode(), noise().crop((40, 0, 50, 20)))

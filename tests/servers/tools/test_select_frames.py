@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 from quarters import Looker, noise, same
 
-from verl_tool.servers.tools.select_frames import MOST_FRAMES
+from verl_tool.servers.tools.select_frames import MAX_FRAMES
 
 FRAMES = [noise(40, 30, seed) for seed in range(5)]
 
@@ -28,7 +28,7 @@ async def test_a_frame_is_the_same_file() -> None:
     ("frames", "told"),
     [
         ([], "target_frames: List should have at least 1 item"),
-        (list(range(MOST_FRAMES + 1)), "target_frames: List should have at most 16 items"),
+        (list(range(MAX_FRAMES + 1)), "target_frames: List should have at most 16 items"),
         ([1, 6], "there is no image 6; images are counted from 1, and there are 5"),
         ([1.5], "target_frames.0: Input should be a valid integer"),
         ("all", "target_frames: Input should be a valid list"),

@@ -19,24 +19,24 @@ from verl_tool.agent_loop.trajectory import (
 )
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.trainer.faults.fault_limits import MAX_GRADER_BUGS, FaultLimits, FaultWatch
-from verl_tool.trainer.ppo.causes import GRADER_BUG, Outcome, TooManyFaultsError, with_grading
+from verl_tool.trainer.ppo.graded_trajectories import GRADER_BUG, GradedTrajectory, TooManyFaultsError, with_grading
 
 GONE = Fault(kind=FaultKind.UNREACHABLE, message="nobody listens", retryable=False)
 SILENT = Trajectory("a", (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2,), (-0.1,), "7")), StopReason.ANSWERED)
 """A trajectory that never calls."""
 
 
-def calling(calls: int, faults: int) -> Outcome:
+def calling(calls: int, faults: int) -> GradedTrajectory:
     records = [CallRecord(i, "1+1", fault=GONE if i < faults else None) for i in range(calls)]
-    return Outcome(replace(SILENT, calls=tuple(records)))
+    return GradedTrajectory(replace(SILENT, calls=tuple(records)))
 
 
-def graded(fault: str, trajectory: Trajectory = SILENT) -> Outcome:
+def graded(fault: str, trajectory: Trajectory = SILENT) -> GradedTrajectory:
     return with_grading(trajectory, 0.0, fault, "")
 
 
 def test_a_dead_server_ends_a_run_of_mostly_trajectories_without_calls() -> None:
-    outcomes = [calling(1, 1) for _ in range(30)] + [Outcome(SILENT)] * 70
+    outcomes = [calling(1, 1) for _ in range(30)] + [GradedTrajectory(SILENT)] * 70
     FaultWatch(FaultLimits(trajectories=0.5)).check(outcomes)
     with pytest.raises(
         TooManyFaultsError, match=r"30 of the last 30 calls .*unreachable 30.*max_call_fault_fraction=0"
@@ -62,7 +62,7 @@ AWAY = "grader: the judge is away"
 
 
 def test_rewards_that_do_not_come_end_the_run() -> None:
-    outcomes = [graded(AWAY)] * 4 + [Outcome(SILENT)] * 16
+    outcomes = [graded(AWAY)] * 4 + [GradedTrajectory(SILENT)] * 16
     FaultWatch(FaultLimits(rewards=0.2)).check(outcomes)
     with pytest.raises(TooManyFaultsError, match=r"4 of the last 20 answers have no reward \(grader 4\).*is away"):
         FaultWatch(FaultLimits(rewards=0.1)).check(outcomes)
@@ -70,22 +70,22 @@ def test_rewards_that_do_not_come_end_the_run() -> None:
 
 def test_one_lost_reward_of_a_small_validation_does_not_end_the_run() -> None:
     watch = FaultWatch(FaultLimits(rewards=0.1))
-    watch.check([graded(AWAY)] + [Outcome(SILENT)] * 4)
-    watch.check([Outcome(SILENT)] * 25)
+    watch.check([graded(AWAY)] + [GradedTrajectory(SILENT)] * 4)
+    watch.check([GradedTrajectory(SILENT)] * 25)
     for _ in range(2):
-        watch.check([graded(AWAY)] + [Outcome(SILENT)] * 7)
+        watch.check([graded(AWAY)] + [GradedTrajectory(SILENT)] * 7)
     with pytest.raises(TooManyFaultsError, match="3 of the last 24 answers"):
-        watch.check([graded(AWAY)] + [Outcome(SILENT)] * 7)
+        watch.check([graded(AWAY)] + [GradedTrajectory(SILENT)] * 7)
 
 
-def at_prompt(prompt: int) -> Outcome:
+def at_prompt(prompt: int) -> GradedTrajectory:
     trajectory = replace(SILENT, segments=(Segment(Author.PROMPT, (prompt,)), *SILENT.segments[1:]))
     return graded(f"grader: Mine: IndexError ({RAISES_ON_EMPTY})", trajectory)
 
 
 def test_a_reward_manager_with_a_bug_ends_the_run_and_is_not_called_infrastructure() -> None:
     assert at_prompt(1).cause == GRADER_BUG
-    others = [Outcome(SILENT)] * 99
+    others = [GradedTrajectory(SILENT)] * 99
     watch = FaultWatch(FaultLimits(rewards=0.1))
     for prompt in range(1, MAX_GRADER_BUGS):
         watch.check([at_prompt(prompt), *others])
@@ -99,6 +99,6 @@ def test_a_reward_manager_with_a_bug_ends_the_run_and_is_not_called_infrastructu
 def test_one_row_that_the_manager_cannot_grade_does_not_end_the_run() -> None:
     watch = FaultWatch(FaultLimits(rewards=0.1))
     for _ in range(2 * MAX_GRADER_BUGS):
-        watch.check([at_prompt(1)] * 8 + [Outcome(SILENT)] * 92)
+        watch.check([at_prompt(1)] * 8 + [GradedTrajectory(SILENT)] * 92)
     with pytest.raises(TooManyFaultsError, match=r"20 of the last 100 answers have no reward \(grader_bug 20\)"):
-        watch.check([at_prompt(1)] * 20 + [Outcome(SILENT)] * 80)
+        watch.check([at_prompt(1)] * 20 + [GradedTrajectory(SILENT)] * 80)

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer.monitoring.metric_limits import CALLS_SHARE, FRESH_DIFF, OLDEST, RULES, MetricWatch
-from verl_tool.trainer.monitoring.vanished_calls import CALLS, STEPS
+from verl_tool.trainer.monitoring.tool_use_collapse import CALLS, STEPS
 
 CONFIG = Path(__file__).parents[3] / "verl_tool" / "trainer" / "config" / "agent_ppo_trainer.yaml"
 LIMITS = OmegaConf.load(CONFIG).metric_limits

@@ -14,8 +14,8 @@ from stored_rows import StoredRows  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory  # noqa: E402
 from verl_tool.trainer.ppo import curiosity, v1_trainer  # noqa: E402
-from verl_tool.trainer.ppo.causes import Outcome  # noqa: E402
 from verl_tool.trainer.ppo.curiosity import add_bonuses, curiosity_bonuses, curiosity_metrics  # noqa: E402
+from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory  # noqa: E402
 from verl_tool.trainer.ppo.rollout_log import Rewards  # noqa: E402
 
 NAN = math.nan
@@ -32,12 +32,12 @@ NAN = math.nan
     ],
 )
 def test_the_published_formula(worth, bonuses):
-    columns = {"curiosity": worth, "least_share": [0.3] * 10}
+    columns = {"curiosity": worth, "min_share": [0.3] * 10}
     assert curiosity_bonuses(columns, ["a"] * 10, [False] * 10) == pytest.approx(bonuses)
 
 
 def test_a_group_is_its_own_and_rows_that_do_not_count_are_not_of_it():
-    columns = {"curiosity": [0.5, 0, NAN, 0.5, 0.5, None], "least_share": [1.0, 1.0, NAN, 1.0, 1.0, None]}
+    columns = {"curiosity": [0.5, 0, NAN, 0.5, 0.5, None], "min_share": [1.0, 1.0, NAN, 1.0, 1.0, None]}
     groups, out = ["a", "a", "a", "b", "b", "b"], [False, False, True, False, True, True]
     assert curiosity_bonuses(columns, groups, out) == [0.25, 0, 0, 0, 0, 0]
 
@@ -61,7 +61,7 @@ def test_the_newer_trainer_puts_it_into_its_rows(monkeypatch):
     store = StoredRows()
     monkeypatch.setattr(curiosity, "tq", store)
     batch = store.put({"p_0_0": {"rm_scores": torch.tensor([0.0, 1.0])}, "p_1_0": {"rm_scores": torch.tensor([0.0])}})
-    told = Rewards(columns={"curiosity": [0.5, 0.0], "least_share": [1.0, 1.0]}, groups=["p", "p"])
+    told = Rewards(columns={"curiosity": [0.5, 0.0], "min_share": [1.0, 1.0]}, groups=["p", "p"])
     sums, told = v1_trainer.AgentTrainerMixin._with_curiosity(batch, [1.0, 0.0], told, [False, False])
     assert sums == [1.25, 0.0]
     assert told.columns["curiosity_bonus"] == [0.25, 0.0]
@@ -70,6 +70,6 @@ def test_the_newer_trainer_puts_it_into_its_rows(monkeypatch):
 
 def test_the_mean_bonus_is_a_metric():
     trajectory = Trajectory("t", (Segment(Author.PROMPT, (1,)),), StopReason.ANSWERED)
-    outcomes = [Outcome(trajectory, reward_extra_info={"curiosity_bonus": bonus}) for bonus in (0.25, 0.0)]
+    outcomes = [GradedTrajectory(trajectory, reward_extra_info={"curiosity_bonus": bonus}) for bonus in (0.25, 0.0)]
     assert curiosity_metrics(outcomes) == {"agent/curiosity/mean": 0.125}
-    assert curiosity_metrics([Outcome(trajectory)]) == {}
+    assert curiosity_metrics([GradedTrajectory(trajectory)]) == {}

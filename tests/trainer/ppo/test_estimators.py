@@ -29,9 +29,9 @@ from verl_tool.agent_loop.trajectory import LOOP_FAULT, REWARD_FAULT  # noqa: E4
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer.ppo import v1_trainer  # noqa: E402
 from verl_tool.trainer.ppo.advantage import compares_within_groups, on_model_tokens, without_invalid  # noqa: E402
-from verl_tool.trainer.ppo.counted import of_rows_in_the_loss  # noqa: E402
 from verl_tool.trainer.ppo.estimators import ONLY_V0, check_algorithm  # noqa: E402
 from verl_tool.trainer.ppo.turns.turn_columns import by_turns, takes_turns, with_turns  # noqa: E402
+from verl_tool.trainer.ppo.valid_rows import of_rows_in_the_loss  # noqa: E402
 
 LENGTH, GROUP, KL_WEIGHT = 6, 3, 0.1
 ESTIMATORS = sorted(ADV_ESTIMATOR_REGISTRY)
@@ -412,5 +412,5 @@ def test_each_estimator_is_taken_by_a_trainer(estimator):
 
 
 def test_the_newer_trainers_own_method_is_still_called():
-    assert "super()._compute_advantage" in inspect.getsource(v1_trainer.AgentTrainerMixin._advantages_of_counted)
+    assert "super()._compute_advantage" in inspect.getsource(v1_trainer.AgentTrainerMixin._advantages_of_valid_rows)
     assert callable(PPOTrainer._compute_advantage)

@@ -12,7 +12,7 @@ pytest.importorskip("omegaconf")
 from trajectories import faulted, solved
 
 from verl_tool.agent_loop.trajectory import read_jsonl
-from verl_tool.trainer.ppo.causes import TooManyFaultsError
+from verl_tool.trainer.ppo.graded_trajectories import TooManyFaultsError
 from verl_tool.trainer.ppo.rollout_log import Rewards, RolloutLog
 from verl_tool.trainer.ppo.tool_metrics import tool_metrics
 

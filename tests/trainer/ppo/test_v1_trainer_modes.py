@@ -29,13 +29,13 @@ from verl_tool.agent_loop.trajectory import REWARD_FAULT  # noqa: E402
 from verl_tool.agent_workers import rollout_worker  # noqa: E402
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker  # noqa: E402
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker  # noqa: E402
-from verl_tool.agent_workers.rollout_worker import RAISED, telling  # noqa: E402
+from verl_tool.agent_workers.rollout_worker import RAISED, make_rollout_worker  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.platforms.patch import plain_class  # noqa: E402
 from verl_tool.trainer.monitoring.metric_limits import FRESH_DIFF  # noqa: E402
 from verl_tool.trainer.monitoring.token_records import mean_advantages, tokens_of  # noqa: E402
 from verl_tool.trainer.ppo import replay, v1_trainer  # noqa: E402
-from verl_tool.trainer.ppo.causes import TooManyFaultsError  # noqa: E402
+from verl_tool.trainer.ppo.graded_trajectories import TooManyFaultsError  # noqa: E402
 from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, RolloutLog  # noqa: E402
 from verl_tool.trainer.ppo.v1_trainer import (  # noqa: E402
     AgentTrainerMixin,
@@ -140,7 +140,7 @@ def sampled(prompts: Prompts, warm_up: int, most: float, monkeypatch: pytest.Mon
     )
     trainer._progress, trainer.global_steps, trainer.total_training_steps = Quiet(), 1, 1
     trainer._ids = None
-    buffer = replay.filtering_by_what_counts(verl_replay.ReplayBufferAsync)(
+    buffer = replay.make_valid_group_buffer(verl_replay.ReplayBufferAsync)(
         trainer_mode="colocate_async",
         trainer_config={},
         max_off_policy_threshold=8,
@@ -313,7 +313,7 @@ class _Store:
 async def test_a_rollout_worker_tells_what_was_raised(monkeypatch):
     store = _Store()
     monkeypatch.setattr(rollout_worker, "tq", store)
-    worker = plain_class(telling(ray.remote(_Stock)))()
+    worker = plain_class(make_rollout_worker(ray.remote(_Stock)))()
     for validate in (True, False):
         with pytest.raises(KeyError):
             await worker._run_agent_loop({}, trajectory={"validate": validate}, uid="u", column="answer")

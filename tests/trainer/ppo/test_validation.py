@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_tool.trainer.ppo.validation import INVALID, counted
+from verl_tool.trainer.ppo.validation import INVALID, summarise_valid
 
 
 def mean_of_acc(sources, uids, columns, turns):
@@ -18,16 +18,16 @@ def mean_of_acc(sources, uids, columns, turns):
 
 def test_a_row_without_reward_is_not_counted():
     columns = {"acc": [1.0, math.nan, 0.0], "reward_fault": ["", "grader: gone", ""], "reward": [1.0, 0.0, 0.0]}
-    told = counted(mean_of_acc, ["a", "b", "c"], ["1", "2", "3"], columns, [])
+    told = summarise_valid(mean_of_acc, ["a", "b", "c"], ["1", "2", "3"], columns, [])
     assert told == {"n": 2, "sources": ["a", "c"], "acc": 0.5, INVALID: pytest.approx(1 / 3)}
 
 
 def test_all_rows_count_if_none_is_invalid():
-    told = counted(mean_of_acc, ["a", "b"], ["1", "2"], {"acc": [1.0, 0.0]}, [])
+    told = summarise_valid(mean_of_acc, ["a", "b"], ["1", "2"], {"acc": [1.0, 0.0]}, [])
     assert told["n"] == 2
     assert told[INVALID] == 0
 
 
 def test_no_mean_of_nothing():
-    told = counted(mean_of_acc, ["a"], ["1"], {"acc": [math.nan], "reward_fault": ["gone"]}, [])
+    told = summarise_valid(mean_of_acc, ["a"], ["1"], {"acc": [math.nan], "reward_fault": ["gone"]}, [])
     assert told == {INVALID: 1.0}

@@ -17,7 +17,7 @@ def solved(name: str = "a") -> Trajectory:
         Segment(Author.MODEL, (6,), (-0.3,), "Result=2<submit>"),
     )
     calls = (
-        CallRecord(0, REQUEST, "2<response>", shown_tokens=1, seconds=0.2, names=("SimpleCalculatorTool",)),
+        CallRecord(0, REQUEST, "2<response>", visible_tokens=1, seconds=0.2, names=("SimpleCalculatorTool",)),
         CallRecord(1, "Result=2<submit>", done=True, seconds=0.1, names=("submit",)),
     )
     return Trajectory(name, segments, StopReason.TOOL_DONE, calls=calls, timings=Timings(1.0, 0.3, 1.4))

@@ -22,7 +22,7 @@ pytest.importorskip("verl")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_tool.trainer.preflight.memory import GB, Engine, Step, TrainedModel
+from verl_tool.trainer.preflight.memory import GB, EngineMemory, Step, TrainedModel
 from verl_tool.trainer.preflight.memory_report import _too_full
 from verl_tool.trainer.preflight.model_shapes import ModelShape, shape_of
 
@@ -49,31 +49,39 @@ def test_training_state_is_zero_s_16_bytes_per_parameter():
 
 
 def test_cache_and_weights_are_those_that_vllm_logs():
-    engine = Engine(LLAMA_8B)
+    engine = EngineMemory(LLAMA_8B)
     assert engine.weights / GIB == pytest.approx(14.9888, rel=0.01)
     assert engine.cache_per_token * 1952 * 16 / GIB == pytest.approx(3.81, abs=0.005)
     of_72b = replace(LLAMA_8B, parameters=73_400_000_000)  # Qwen2.5-VL-72B
-    assert Engine(of_72b, tensor_parallel=4).weights / GIB == pytest.approx(34.43, rel=0.02)
+    assert EngineMemory(of_72b, tensor_parallel=4).weights / GIB == pytest.approx(34.43, rel=0.02)
 
 
 def test_trainings_that_are_published_as_running_are_not_refused():
     full = TrainedModel(QWEN_15B, 1, update_tokens=4 * 4024, forward_tokens=4 * 4024)
-    step = Step(full, H100, Engine(QWEN_15B, utilization=0.4, max_model_len=4024))
+    step = Step(full, H100, EngineMemory(QWEN_15B, utilization=0.4, max_model_len=4024))
     assert not step.problems()
     assert max(phase.total for phase in step.phases()) < 0.9 * H100
     adapter = TrainedModel(QWEN_7B, 1, lora_rank=32, offload_weights=True, offload_optimizer=True)
-    assert not Step(adapter, H100, Engine(QWEN_7B, utilization=0.2, max_model_len=1536)).problems()
+    assert not Step(adapter, H100, EngineMemory(QWEN_7B, utilization=0.2, max_model_len=1536)).problems()
     shape = shape_of("Qwen/Qwen2.5-14B-Instruct")
     shared = TrainedModel(shape, 4, offload_weights=True, offload_optimizer=True)
-    assert not Step(shared, H100, Engine(shape, tensor_parallel=4, max_model_len=2048), gpus=4).problems()
+    assert not Step(shared, H100, EngineMemory(shape, tensor_parallel=4, max_model_len=2048), gpus=4).problems()
 
 
 @pytest.mark.parametrize(
     ("model", "engine", "problem"),
     [
-        (TrainedModel(QWEN_7B, 1, offload_weights=True, offload_optimizer=True), Engine(QWEN_7B), "122 GB of each GPU"),
-        (TrainedModel(QWEN_15B, 1), Engine(QWEN_15B, utilization=0.95), "trainer's weights on the card another 6 GB"),
-        (TrainedModel(QWEN_7B, 8), Engine(QWEN_7B, utilization=0.15), "engine's weights (15.2 GB)"),
+        (
+            TrainedModel(QWEN_7B, 1, offload_weights=True, offload_optimizer=True),
+            EngineMemory(QWEN_7B),
+            "122 GB of each GPU",
+        ),
+        (
+            TrainedModel(QWEN_15B, 1),
+            EngineMemory(QWEN_15B, utilization=0.95),
+            "trainer's weights on the card another 6 GB",
+        ),
+        (TrainedModel(QWEN_7B, 8), EngineMemory(QWEN_7B, utilization=0.15), "engine's weights (15.2 GB)"),
     ],
 )
 def test_what_cannot_fit_is_a_problem(model, engine, problem):
@@ -84,14 +92,14 @@ def test_what_cannot_fit_is_a_problem(model, engine, problem):
 def test_a_cache_too_small_for_one_trajectory_is_warned_of():
     """It is no error: a model may attend to a window in some of its layers."""
     for length, warned in ((10_000, False), (100_000, True)):
-        step = Step(TrainedModel(QWEN_7B, 8), 80 * GB, Engine(QWEN_7B, utilization=0.25, max_model_len=length))
+        step = Step(TrainedModel(QWEN_7B, 8), 80 * GB, EngineMemory(QWEN_7B, utilization=0.25, max_model_len=length))
         assert not step.problems()
         assert any("no room for a trajectory" in warning for warning in _too_full(step)) == warned
 
 
 def test_an_offload_policy_holds_no_state_on_the_card():
     model = TrainedModel(QWEN_7B, 1, fsdp2=True, offload_policy=True, update_tokens=5120)
-    step = Step(model, 80 * GB, Engine(QWEN_7B, max_model_len=5120))
+    step = Step(model, 80 * GB, EngineMemory(QWEN_7B, max_model_len=5120))
     assert not step.problems()
     assert step.host_bytes() == 12 * QWEN_7B.parameters
     assert {phase.name: phase.state for phase in step.phases()}["actor update"] == 0
@@ -106,7 +114,7 @@ def test_accumulated_gradients_are_those_of_the_whole_model():
 
 def test_a_critic_and_a_reference_take_their_share():
     actor = TrainedModel(QWEN_15B, 4, update_tokens=4096, forward_tokens=4096)
-    alone = Step(actor, 80 * GB, Engine(QWEN_15B), gpus=4)
+    alone = Step(actor, 80 * GB, EngineMemory(QWEN_15B), gpus=4)
     both = replace(alone, critic=replace(actor, has_head=False), reference=actor)
     names = [phase.name for phase in both.phases()]
     assert names == ["rollout", "log-probs", "reference", "values", "critic update", "critic optimizer", "actor update",
@@ -119,8 +127,8 @@ def test_a_critic_and_a_reference_take_their_share():
 
 def test_an_engine_that_does_not_sleep_stays_on_the_card():
     model = TrainedModel(QWEN_15B, 1, update_tokens=4096)
-    asleep = Step(model, 80 * GB, Engine(QWEN_15B, utilization=0.4))
-    awake = replace(asleep, engine=Engine(QWEN_15B, utilization=0.4, sleeps=False))
+    asleep = Step(model, 80 * GB, EngineMemory(QWEN_15B, utilization=0.4))
+    awake = replace(asleep, engine=EngineMemory(QWEN_15B, utilization=0.4, sleeps=False))
     for before, after in zip(asleep.phases()[1:], awake.phases()[1:], strict=True):
         assert after.total - before.total == pytest.approx(0.4 * 80 * GB, rel=0.2), before.name
 
@@ -137,13 +145,13 @@ def test_the_estimate_moves_as_it_should(tokens, shards, rank, entropy, fused, p
     )  # fmt: skip
 
     def peak(changed: TrainedModel) -> float:
-        return max(phase.total for phase in Step(changed, 80 * GB, Engine(QWEN_7B), gpus=shards).phases()[1:])
+        return max(phase.total for phase in Step(changed, 80 * GB, EngineMemory(QWEN_7B), gpus=shards).phases()[1:])
 
     assert peak(replace(model, shards=2 * shards)) <= peak(model)
     assert peak(replace(model, update_tokens=2 * tokens)) >= peak(model)
     assert peak(replace(model, checkpointing=False)) >= peak(model)
     assert peak(replace(model, fused_kernels=True)) <= peak(replace(model, fused_kernels=False)) + GB
-    assert all(phase.total > 0 for phase in Step(model, 80 * GB, Engine(QWEN_7B)).phases())
+    assert all(phase.total > 0 for phase in Step(model, 80 * GB, EngineMemory(QWEN_7B)).phases())
 
 
 @pytest.mark.parametrize(("padded", "width"), [(False, 20_000), (True, 4_000)])
@@ -153,6 +161,8 @@ def test_without_flash_attention_a_mask_of_pairs_of_tokens_is_counted(padded, wi
     assert masked.activations() - model.activations() == 20_000 * width * (1 + 2)
     without = replace(masked, checkpointing=False)
     assert without.activations() - replace(without, masks=False).activations() == 20_000 * width * (1 + 2 * 28)
-    phases = [{phase.name: phase for phase in Step(each, H100, Engine(QWEN_15B)).phases()} for each in (masked, model)]
+    phases = [
+        {phase.name: phase for phase in Step(each, H100, EngineMemory(QWEN_15B)).phases()} for each in (masked, model)
+    ]
     forward, plain = (each["log-probs"] for each in phases)
     assert forward.total - plain.total == 10_000 * min(width, 10_000) * 3

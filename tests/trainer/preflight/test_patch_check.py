@@ -52,7 +52,7 @@ def test_each_has_a_name_by_which_it_can_be_listed():
 
 
 def test_none_is_left_out(monkeypatch):
-    monkeypatch.setattr(cpu, "is_wanted", lambda: True)
+    monkeypatch.setattr(cpu, "trains_on_cpu", lambda: True)
     checked = patch_check.internals()
     for path in SOURCE.rglob("*.py"):
         if re.search(r"^from verl_tool\.platforms\.patch import .*(Patch|Internal|verl_patch)", path.read_text(), re.M):

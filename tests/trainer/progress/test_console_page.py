@@ -12,7 +12,7 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 
 from verl_tool.trainer import main_ppo
-from verl_tool.trainer.ppo.causes import CAUSES
+from verl_tool.trainer.ppo.graded_trajectories import CAUSES
 from verl_tool.trainer.progress.step_table import COLUMNS
 
 CONFIG = OmegaConf.load(Path(main_ppo.__file__).parent / "config/agent_ppo_trainer.yaml")

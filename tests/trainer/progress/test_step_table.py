@@ -6,7 +6,7 @@ from verl_tool.trainer.progress.step_table import (
     ASYNC_COLUMNS,
     COLUMNS,
     HEADING_EVERY,
-    NOT_TOLD,
+    NOT_REPORTED,
     StepRow,
     StepTable,
     heading,
@@ -53,7 +53,7 @@ def test_each_value_stands_under_its_title():
     titles, line = StepTable().lines(row, 24)
     assert titles == heading()
     assert len(titles) == len(line)
-    assert line.split()[:6] == ["3/24", "-0.250", "37.5%", NOT_TOLD, "75%", NOT_TOLD]
+    assert line.split()[:6] == ["3/24", "-0.250", "37.5%", NOT_REPORTED, "75%", NOT_REPORTED]
     end = titles.index("reward") + len("reward")
     assert line[:end].endswith("-0.250")
 

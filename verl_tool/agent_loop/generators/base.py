@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 
 
 @dataclass(frozen=True)

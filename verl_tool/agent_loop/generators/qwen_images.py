@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError, ContentError
 
 if TYPE_CHECKING:

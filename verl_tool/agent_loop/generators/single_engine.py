@@ -36,7 +36,7 @@ class SoleEngineClient(LLMServerClient):
             super()._release_server(server_id, **told)
 
 
-def without_detour(client: Any) -> Any:
+def direct_client(client: Any) -> Any:
     """The client that is to be used in place of the one that verl hands out.
 
     verl's asynchronous trainers add and remove engines while they run; theirs is another class, and is left alone.

@@ -17,7 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel, StoppingCriteria, Sto
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.tokenizer import Tokenizer, token_ids
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind
 

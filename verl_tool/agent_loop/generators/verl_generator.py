@@ -12,7 +12,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.generators.sampling_params import for_sglang, for_vllm
 from verl_tool.agent_loop.generators.seeds import seed_of
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
 
@@ -66,11 +66,11 @@ class VerlGenerator:
         client: EngineClient,
         engine: str | None,
         send: Callable[[ImagePart], object] = ImagePart.decode,
-        most_images: int | None = None,
+        max_images: int | None = None,
     ) -> None:
         """`engine`: its name in verl's config, such as ``vllm``. `send`: what it is given for an image; called in a
-        thread. `most_images`: how many it takes in one trajectory (``limit_images``)."""
-        self._client, self._engine, self._send, self._most_images = client, engine, send, most_images
+        thread. `max_images`: how many it takes in one trajectory (``limit_images``)."""
+        self._client, self._engine, self._send, self._max_images = client, engine, send, max_images
         self._uses: dict[str, EngineUse] = {}
 
     def begin(self, trajectory_id: str, priority: int = 0, seed: int | None = None) -> None:
@@ -91,9 +91,9 @@ class VerlGenerator:
         """As `ImageGenerator.generate`. Raises what Ray raises if the engine is lost, and ToolFault for more images
         than it takes: it would end the rollout of all others."""
         use = self._uses[request_id]
-        if self._most_images is not None and len(images) > self._most_images:
+        if self._max_images is not None and len(images) > self._max_images:
             words = (
-                f"{len(images)} images in one trajectory, and the engine takes {self._most_images}; raise limit_images"
+                f"{len(images)} images in one trajectory, and the engine takes {self._max_images}; raise limit_images"
             )
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         media = {"image_data": await asyncio.to_thread(lambda: list(map(self._send, images)))} if images else {}

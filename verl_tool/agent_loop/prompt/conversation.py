@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_tool.agent_loop.row import MEDIA_COLUMNS, holds_something, refuse_media, text_messages
-from verl_tool.content import LIMITS, ImagePart, at_tags, encode_image, from_wire, read_media
+from verl_tool.agent_loop.row import MEDIA_COLUMNS, is_present, reject_media, text_messages
+from verl_tool.content.parts import LIMITS, ImagePart, at_tags, encode_image, from_wire, read_media
 from verl_tool.errors import ConfigError, ContentError
 
 IMAGES_COLUMN = "images"
@@ -57,7 +57,7 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], images: object, whe
         if not held:
             told += text_messages([message], where)
             continue
-        refuse_media(message, place)
+        reject_media(message, place)
         found += held
         told.append({**message, "content": [_for_template(part) for part in parts]})
     places = len(column) - len(list(left)) + sum(str(message.get("content")).count(TAG) for message in told if column)
@@ -123,7 +123,7 @@ def _parts_of(content: object, left: Iterator[ImagePart], where: str) -> Iterato
     parts = [content] if isinstance(content, Mapping) else _listed(content)
     for n, part in enumerate(parts):
         if _is_image(part):
-            own = any(holds_something(part.get(key)) for key in _OF_AN_IMAGE)
+            own = any(is_present(part.get(key)) for key in _OF_AN_IMAGE)
             image = read_image(part, f"{where}, part {n}") if own else next(left, None)
             if image is None:
                 raise ConfigError(f"{where}, part {n} is an image and the row has none for it; give as many as places")
@@ -145,7 +145,7 @@ def _for_template(part: str | ImagePart) -> dict[str, Any]:
 
 def _listed(value: object) -> list[Any]:
     """A column of lists; numpy's arrays as pandas reads parquet, and gaps in it."""
-    if not holds_something(value):
+    if not is_present(value):
         return []
     if isinstance(value, (list, tuple)):
         return list(value)

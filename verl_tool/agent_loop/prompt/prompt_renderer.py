@@ -27,7 +27,7 @@ _QUESTION = ({"role": "user", "content": "?"},)
 
 
 @dataclass(frozen=True)
-class _Telling:
+class _ToolPresentation:
     """How a prompt tells of some tools: by the template's own way, by a text, or not at all."""
 
     schemas: tuple[dict[str, Any], ...] | None = None
@@ -53,7 +53,7 @@ class PromptRenderer:
         self.tools = tuple(tools)
         self._formats = loop_formats(options.formats, tools) if formats is None else tuple(formats)
         self._preferred = HERMES if formats is None and options.formats is None else self._formats[0]
-        self._tellings: dict[tuple[str, ...], _Telling] = {}
+        self._tellings: dict[tuple[str, ...], _ToolPresentation] = {}
         self._renderers = ObservationRenderers(options, tokenizer, self._formats)
         self._of_schemas: dict[tuple[str, ...], ObservationRenderer] = {}
         if not isinstance(options.tool_schemas, str) and options.enable_agent:
@@ -66,13 +66,13 @@ class PromptRenderer:
         if unknown:
             raise ConfigError(f"{where}: the tool {unknown[0]!r} is unknown; known: {', '.join(known) or 'none'}")
 
-    def told(self, listed: Sequence[str] | None = None) -> tuple[ToolDescription, ...]:
+    def described_tools(self, listed: Sequence[str] | None = None) -> tuple[ToolDescription, ...]:
         """The tools that a prompt tells of, in the server's order, whichever way they are told.
 
         `listed`: the only tools that the row or the request lets its trajectory use; None: it does not say.
         """
         wanted = self._options.tool_schemas
-        if not self._options.enable_agent or wanted == "none" or (listed is None and not self._options.tells_of_tools):
+        if not self._options.enable_agent or wanted == "none" or (listed is None and not self._options.describes_tools):
             return ()
         names = {tool.name for tool in self.tools} if wanted == "auto" else set(wanted)
         return tuple(
@@ -84,7 +84,7 @@ class PromptRenderer:
 
         Raises ConfigError if the template leaves out what is told, and what the template raises.
         """
-        telling = self._telling(self.told(listed))
+        telling = self._telling(self.described_tools(listed))
         if telling.usage:
             return self._with_usage(messages, telling.usage)
         return prompt_text(self._tokenizer, messages, telling.schemas)
@@ -100,15 +100,15 @@ class PromptRenderer:
         if listed and self._options.tool_schemas != "none":
             self.check_names(listed, where)
         ids = self._tokenizer.encode(self.text(messages, listed))
-        told = self.told(listed)
-        for name in ("max_prompt_length", "max_start_length") if told else ():
+        described_tools = self.described_tools(listed)
+        for name in ("max_prompt_length", "max_start_length") if described_tools else ():
             limit = getattr(self._options, name)
             n = len(ids) + further_tokens
             if limit is not None and n > limit:
                 bare = len(self._tokenizer.encode(prompt_text(self._tokenizer, messages)))
                 raise ConfigError(
                     f"{where}: the prompt has {n} tokens, {len(ids) - bare} of them about the tools "
-                    f"{', '.join(tool.name for tool in told)}, and {name}={limit}: what it tells of them would be cut "
+                    f"{', '.join(tool.name for tool in described_tools)}, and {name}={limit}: what it tells of them would be cut "
                     f"off. Raise {name} (in training data.max_prompt_length), tell of fewer tools "
                     "(tool_schemas=[...]), or leave the row out"
                 )
@@ -116,32 +116,32 @@ class PromptRenderer:
 
     def observations(self, listed: Sequence[str] | None = None) -> ObservationRenderer:
         """How an observation goes on behind the prompt of `text`. Raises ConfigError if the template cannot serve."""
-        tools = self.told(listed)
+        tools = self.described_tools(listed)
         schemas = self._telling(tools).schemas
         names = tuple(tool.name for tool in tools) if schemas else ()
         if names not in self._of_schemas:
             self._of_schemas[names] = self._renderers.of(schemas)
         return self._of_schemas[names]
 
-    def _telling(self, tools: tuple[ToolDescription, ...]) -> _Telling:
+    def _telling(self, tools: tuple[ToolDescription, ...]) -> _ToolPresentation:
         if not tools:
-            return _Telling()
+            return _ToolPresentation()
         names = tuple(tool.name for tool in tools)
         if names not in self._tellings:
             self._tellings[names] = self._chosen(tools)
         return self._tellings[names]
 
-    def _chosen(self, tools: Sequence[ToolDescription]) -> _Telling:
+    def _chosen(self, tools: Sequence[ToolDescription]) -> _ToolPresentation:
         way = self._options.tool_prompt
         schemas = tuple(schema_of(tool) for tool in tools)
         if way != "system":
-            bare, told = prompt_text(self._tokenizer, _QUESTION), self._rendered(schemas)
-            takes_tools = told != bare and all(tool.name in told for tool in tools)
-            if takes_tools and (way == "none" or self._teaches_ours(bare, told)):
-                return _Telling(schemas)
+            bare, described_tools = prompt_text(self._tokenizer, _QUESTION), self._rendered(schemas)
+            takes_tools = described_tools != bare and all(tool.name in described_tools for tool in tools)
+            if takes_tools and (way == "none" or self._template_stops_match(bare, described_tools)):
+                return _ToolPresentation(schemas)
             if way == "none":
-                return _Telling()
-        return _Telling(usage=self._usage(tools).strip())
+                return _ToolPresentation()
+        return _ToolPresentation(usage=self._usage(tools).strip())
 
     def _rendered(self, schemas: Sequence[dict[str, Any]]) -> str:
         """What the template makes of `schemas`; nothing, if it fails on them."""
@@ -151,15 +151,16 @@ class PromptRenderer:
             log.warning("the chat template fails on the schemas of the tools: %s", error)
             return ""
 
-    def _teaches_ours(self, bare: str, told: str) -> bool:
+    def _template_stops_match(self, bare: str, described_tools: str) -> bool:
         """Whether the calls that a template writes or teaches end at our stop strings, or are in one of our formats."""
         stops = self._options.action_stop_tokens
         if stops:
-            return any(stop in told and stop not in bare for stop in stops)
+            return any(stop in described_tools and stop not in bare for stop in stops)
         if TemplateCalls(self._tokenizer, self._formats).found:
             return True
         return any(
-            not each.stop or any(stop in told and stop not in bare for stop in each.stop) for each in self._formats
+            not each.stop or any(stop in described_tools and stop not in bare for stop in each.stop)
+            for each in self._formats
         )
 
     def _usage(self, tools: Sequence[ToolDescription]) -> str:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from verl_tool.agent_loop.observation import MOST_CHARS_A_TOKEN, TRUNCATION_MARK, truncate
+from verl_tool.agent_loop.observation import MAX_CHARS_PER_TOKEN, TRUNCATION_MARK, truncate
 from verl_tool.agent_loop.options import Side
 from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
 from verl_tool.agent_loop.trajectory_builder import fitting
-from verl_tool.content import ImagePart, at_tags
+from verl_tool.content.parts import ImagePart, at_tags
 from verl_tool.errors import ContentError
 
 Piece: TypeAlias = "str | ImagePart"
@@ -144,7 +144,7 @@ class ImagePlacer:
         """What is kept or dropped whole: an image, or each token. Of a text beyond the limit in any case, its ends."""
         if isinstance(piece, ImagePart):
             return [piece]
-        chars = (limit + 1) * MOST_CHARS_A_TOKEN
+        chars = (limit + 1) * MAX_CHARS_PER_TOKEN
         if len(piece) <= 2 * chars:
             return self._encode(piece)
         return [*self._encode(piece[:chars]), *self._encode(piece[-chars:])]

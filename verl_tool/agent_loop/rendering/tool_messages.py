@@ -35,10 +35,10 @@ _UNNAMED = "tool"
 """The name of a call that has none, because it could not be read."""
 _NOT_PLAIN = re.compile(r"[^\w.:/-]")
 """What a name or an id may not hold when it is shown to a template: it is a model's text."""
-_MOST_NAME = 200
-_MOST_OVERLAP = 64
+_MAX_NAME = 200
+_MAX_OVERLAP = 64
 """Tokens of the template that a model may have written itself before it was stopped."""
-_MOST_SHAPES = 1000
+_MAX_SHAPES = 1000
 """How many are remembered."""
 
 
@@ -180,7 +180,7 @@ class ToolMessageRenderer(TemplateCalls):
     def _shape(self, calls: _Calls) -> _Shape | None:
         """None if the template does not take these calls."""
         if calls not in self._shapes:
-            if len(self._shapes) >= _MOST_SHAPES:
+            if len(self._shapes) >= _MAX_SHAPES:
                 self._shapes.clear()
             try:
                 self._shapes[calls] = self._new_shape(calls)
@@ -253,7 +253,7 @@ class ToolMessageRenderer(TemplateCalls):
                 return before.index(last) + 1
             # It closed its turn by another end token than the template does, as Llama by ``<|eom_id|>``.
             return next((i + 1 for i, token in enumerate(before) if token in self.end_token_ids), 0)
-        most = min(len(before), len(context), _MOST_OVERLAP)
+        most = min(len(before), len(context), _MAX_OVERLAP)
         # A line end may be the model's own; a control token is the template's, such as ``<｜tool▁calls▁end｜>``.
         overlaps = (n for n in range(most, 0, -1) if list(context[-n:]) == list(before[:n]))
         return next((n for n in overlaps if not self._control.isdisjoint(before[:n])), 0)
@@ -268,7 +268,7 @@ def _named(found: Sequence[Call], n: int) -> _Calls:
 
 
 def _plain(text: str) -> str:
-    return _NOT_PLAIN.sub("_", text[:_MOST_NAME])
+    return _NOT_PLAIN.sub("_", text[:_MAX_NAME])
 
 
 def _made_up_id(number: int) -> str:

@@ -28,17 +28,17 @@ from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.generators.seeds import seed_of
-from verl_tool.agent_loop.generators.single_engine import without_detour
+from verl_tool.agent_loop.generators.single_engine import direct_client
 from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
 from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, Conversation, read_conversation
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.row import (
     VALIDATION,
-    holds_something,
+    is_present,
     listed_tools,
     own_max_turns,
-    refuse_media,
+    reject_media,
     sent_to_tools,
     uses_tools,
 )
@@ -50,9 +50,9 @@ from verl_tool.agent_loop.verl.image_reading import image_reading, why_no_images
 from verl_tool.agent_loop.verl.progress_report import ProgressReport
 from verl_tool.agent_loop.verl.stored_rollouts import StoredRollouts
 from verl_tool.agent_loop.verl.stored_step import STORED_LINE, StoredStep
-from verl_tool.agent_loop.verl.told_tools import tools_in
+from verl_tool.agent_loop.verl.tool_descriptions import tools_in
 from verl_tool.client import ToolClient
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError, ContentError
 from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.platforms.vision.packed_images import PACKED, pack
@@ -106,16 +106,16 @@ class _Worker:
         self.tokenizer = HFTokenizer(tokenizer, template_kwargs, more)
         tools = tools_in(config)
         self.prompts = PromptRenderer(self.tokenizer, self.options, tools)
-        if self.options.tells_of_tools and not self.prompts.tools:
+        if self.options.describes_tools and not self.prompts.tools:
             raise ConfigError(
                 "the prompts shall tell of the tools, and the config does not have them (tool_server.tools); "
                 "verl_tool.trainer.main_ppo asks the tool server for them. To tell of none: "
                 "actor_rollout_ref.agent.tool_schemas=none"
             )
         rollout = config.actor_rollout_ref.rollout
-        engine, most_images = rollout.get("name"), rollout.get("limit_images")
+        engine, max_images = rollout.get("name"), rollout.get("limit_images")
         way = send if engine == "vllm" else ImagePart.decode
-        self.generator = VerlGenerator(without_detour(client), engine, way, most_images)
+        self.generator = VerlGenerator(direct_client(client), engine, way, max_images)
         self.why_no_images = why_no_images(folder, trust_remote_code=trusted)
         self.images = image_reading(processor, self.tokenizer) if self.why_no_images is None else None
         self.placer = ImagePlacer(self.images, self.tokenizer) if self.images is not None else None
@@ -251,7 +251,7 @@ class VerlToolAgentLoop(AgentLoopBase):
             total = len(output.prompt_ids) + len(output.response_ids)
             output.routed_experts = worker.routes.align(use.routed_experts, total)
         if worker.images is not None:
-            shown, folder = trajectory.images_shown, worker.folder_of_images(bool(row.get(VALIDATION)))
+            shown, folder = trajectory.visible_images, worker.folder_of_images(bool(row.get(VALIDATION)))
             output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, shown, folder)
         return output
 
@@ -260,7 +260,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         if not self.config.get("deterministic", False):
             return None
         # The older trainer numbers the samples of a batch, of which a validation has several; the newer names the
-        # prompt (`CountedIds`) and its sample. A row of the data may have a column `session_id`, too.
+        # prompt (`SequentialIds`) and its sample. A row of the data may have a column `session_id`, too.
         sample: tuple[object, ...] = step, bool(row.get(VALIDATION)), priority, None if index is None else int(index)
         if self.config.trainer.use_v1:
             sample = str(row["uid"]), int(row["session_id"])
@@ -291,9 +291,9 @@ class VerlToolAgentLoop(AgentLoopBase):
     async def _conversation(self, messages: list[dict[str, Any]], row: Mapping[str, Any], where: str) -> Conversation:
         """The prompt's messages and images. Raises ConfigError as `run`."""
         worker = self._worker
-        refuse_media(row, where, OTHER_MEDIA)
+        reject_media(row, where, OTHER_MEDIA)
         in_column = row.get(IMAGES_COLUMN)
-        is_text = not holds_something(in_column) and all(isinstance(m.get("content"), str) for m in messages)
+        is_text = not is_present(in_column) and all(isinstance(m.get("content"), str) for m in messages)
         if is_text:
             return read_conversation(messages, None, where)
         conversation = await asyncio.to_thread(read_conversation, messages, in_column, where)

@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 TURN_REWARDS, TURN_REWARD = "turn_rewards", "turn_reward"
 """Keys of ``reward_extra_info``: rewards of single turns, as JSON, since verl makes an array of a batch's values; and
 their sum."""
-CURIOSITY, LEAST_SHARE = "curiosity", "least_share"
+CURIOSITY, MIN_SHARE = "curiosity", "min_share"
 """Keys of ``reward_extra_info`` of managers that pay for what few of a group try: what it is worth (0 where this
-trajectory did not), times how far the group's share of trajectories that did falls short of `LEAST_SHARE`. The trainer
+trajectory did not), times how far the group's share of trajectories that did falls short of `MIN_SHARE`. The trainer
 adds it (`trainer.ppo.curiosity`), since a group is known as a whole only there."""
 PLACEHOLDER = 0.0
 """``reward_score`` of a row without reward, since verl's tensors need a number there."""
@@ -153,9 +153,9 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         return {"reward_score": score, "reward_extra_info": told}
 
     def _without_reward(self, why: str) -> dict[str, Any]:
-        return without_reward(why, self.nothing_told())
+        return without_reward(why, self.empty_extra_info())
 
-    def nothing_told(self) -> dict[str, Any]:
+    def empty_extra_info(self) -> dict[str, Any]:
         """What ``reward_extra_info`` holds besides faults where there is no reward: the same keys as where there is."""
         terms = (f"shaping/{name}" for name in self.options.shaping.terms())
         told: dict[str, Any] = dict.fromkeys(("acc", "base_score", *self.details, *terms), math.nan)

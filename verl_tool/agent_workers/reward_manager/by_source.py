@@ -62,7 +62,7 @@ class BySourceRewardManager(RewardManagerBase):
         self._managers = {key: _made(config, tokenizer, key, entry) for key, entry in self.options.managers.items()}
         self._nothing: dict[str, Any] = {}
         for manager in self._managers.values():
-            self._nothing |= manager.nothing_told()
+            self._nothing |= manager.empty_extra_info()
 
     @property
     def partial_credit(self) -> bool:

@@ -15,7 +15,7 @@ from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 _MARK = "Result="
 
 
-class CalculatorOptions(RewardOptions):
+class CalculatorRewardOptions(RewardOptions):
     """How results are graded."""
 
     right: float = 1.0
@@ -23,10 +23,10 @@ class CalculatorOptions(RewardOptions):
 
 
 @register("calculator")
-class CalculatorRewardManager(GradingRewardManager[CalculatorOptions]):
+class CalculatorRewardManager(GradingRewardManager[CalculatorRewardOptions]):
     """Compares decimals, digit for digit."""
 
-    Options = CalculatorOptions
+    Options = CalculatorRewardOptions
     details = ("answered",)
 
     async def grade(self, sample: Sample) -> Grade:

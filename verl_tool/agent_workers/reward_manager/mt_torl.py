@@ -2,7 +2,7 @@ r"""`reward.reward_manager.name=mt_torl`: as `torl`, and a reward for each turn 
 
 Turn rewards are those of Multi-Turn-RL-Agent's code execution reward (arXiv 2505.11821), taken apart: of `n` calls, one
 that succeeded gets ``turn_share / n + turn_each``, any other 0, so that they add up to 0.3 times the share of successes
-plus 0.05 a success. No more than `most_turns` successes are rewarded: calls for their own sake must not pay more than
+plus 0.05 a success. No more than `max_rewarded_turns` successes are rewarded: calls for their own sake must not pay more than
 an answer.
 
 The score is the answer's (`torl`) plus `turn_weight` times the sum: with 1, GRPO trains on what the paper calls merged
@@ -31,7 +31,7 @@ class TurnOptions(MathOptions):
     """Shared by the successful calls, by their part of all."""
     turn_each: float = Field(0.05, ge=0)
     """For each successful call."""
-    most_turns: int = Field(8, ge=1)
+    max_rewarded_turns: int = Field(8, ge=1)
     """Successful calls beyond are not rewarded."""
     turn_weight: float = Field(1.0, ge=0)
     """Of the sum of the turns' rewards in the score."""
@@ -60,7 +60,7 @@ class MTToRLRewardManager(ToRLRewardManager):
 
 def turn_rewards(calls: Sequence[CallRecord], options: TurnOptions) -> tuple[float, ...]:
     """One for each of the model's calls, in their order."""
-    rewards, left = [], options.most_turns
+    rewards, left = [], options.max_rewarded_turns
     for call in calls:
         good = call.valid and call.fault is None and not failed(call) and left > 0
         rewards.append(options.turn_share / len(calls) + options.turn_each if good else 0.0)

@@ -8,7 +8,7 @@ of trajectory y of the group of a prompt x is, with n the number of its valid ca
 
 where r is `right` (1) or `wrong` (0), and share(x) that of the group's trajectories with a valid call. The middle term,
 curiosity, pays for a call as long as few of the group make one; the last one, redundancy, makes calls beyond N cost.
-The published values are the defaults: α is `curiosity` (0.5), H `least_share` (0.3), β `redundancy` (0.05) and N
+The published values are the defaults: α is `curiosity` (0.5), H `min_share` (0.3), β `redundancy` (0.05) and N
 `enough_calls` (1).
 
 A group is known when all of it is sampled, so the trainer adds curiosity (`trainer.ppo.curiosity`), which is told the
@@ -25,7 +25,7 @@ from pydantic import Field
 from verl.experimental.reward_loop.reward_manager import register
 
 from verl_tool.agent_loop.trajectory import CallRecord
-from verl_tool.agent_workers.reward_manager.base import CURIOSITY, LEAST_SHARE, GradingRewardManager
+from verl_tool.agent_workers.reward_manager.base import CURIOSITY, MIN_SHARE, GradingRewardManager
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.grading.answers import last_boxed
 from verl_tool.agent_workers.reward_manager.grading.math_grader import MathGrader
@@ -41,8 +41,8 @@ class PixelReasonerOptions(ComparisonOptions):
     right: float = 1.0
     wrong: float = 0.0
     curiosity: float = Field(0.5, ge=0)
-    """For a valid call, times how far the group's share falls short of `least_share`. 0: none."""
-    least_share: float = Field(0.3, ge=0, le=1)
+    """For a valid call, times how far the group's share falls short of `min_share`. 0: none."""
+    min_share: float = Field(0.3, ge=0, le=1)
     """Of a group's trajectories with a valid call, from which on none is paid for."""
     redundancy: float = Field(0.05, ge=0)
     """Taken off for each valid call beyond `enough_calls`. 0: none."""
@@ -54,7 +54,7 @@ class PixelReasonerRewardManager(GradingRewardManager[PixelReasonerOptions]):
     """Boxed answers by math-verify, with terms for calls that are made, and for those that are too many."""
 
     Options = PixelReasonerOptions
-    details = ("answered", "valid_calls", "redundancy", CURIOSITY, LEAST_SHARE)
+    details = ("answered", "valid_calls", "redundancy", CURIOSITY, MIN_SHARE)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,7 +77,7 @@ class PixelReasonerRewardManager(GradingRewardManager[PixelReasonerOptions]):
             "valid_calls": calls,
             "redundancy": redundancy,
             CURIOSITY: options.curiosity if calls else 0.0,
-            LEAST_SHARE: options.least_share,
+            MIN_SHARE: options.min_share,
         }
         return Grade((options.right if right else options.wrong) + redundancy, right, told)
 

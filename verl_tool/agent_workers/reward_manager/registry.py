@@ -27,7 +27,7 @@ def register_all() -> None:
         import_module(f"verl_tool.agent_workers.reward_manager.{name}")
 
 
-def _knowing_ours(look_up: Callable[[str], type[Any]]) -> Callable[[str], type[Any]]:
+def _with_local_managers(look_up: Callable[[str], type[Any]]) -> Callable[[str], type[Any]]:
     def get_reward_manager_cls(name: str) -> type[Any]:
         register_all()
         return look_up(name)
@@ -39,6 +39,6 @@ LOOK_UP = verl_patch(
     "experimental.reward_loop.reward_manager",
     "get_reward_manager_cls",
     why="a manager must be imported to be registered, and verl imports none but its own before it looks one up",
-    replace=_knowing_ours,
+    replace=_with_local_managers,
 )
 LOOK_UP.install()

@@ -120,7 +120,7 @@ def check_engine_images(context: PartContext) -> Figures:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     from verl_tool.agent_loop.generators.qwen_images import QwenImages
-    from verl_tool.content import encode_image
+    from verl_tool.content.parts import encode_image
 
     path = tiny_models.make_vision_model(context.folder)
     tokenizer = tiny_models.load_tokenizer(path)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_tool.doctor.gpu_smoke.part import Part, PartContext, PartResult
-from verl_tool.parent_death import signalled_with_parent
+from verl_tool.util.parent_death import signalled_with_parent
 
 MARK = "VERL_TOOL_SMOKE_PART"
 """A variable that all processes of a part inherit, by which those that outlive it are found."""

@@ -176,7 +176,7 @@ def check_images(context: PartContext) -> Figures:
     from verl_tool.agent_loop.generators.qwen_images import QwenImages
     from verl_tool.agent_loop.generators.transformers_generator import TransformersGenerator
     from verl_tool.agent_loop.options import EpisodeOptions
-    from verl_tool.content import encode_image
+    from verl_tool.content.parts import encode_image
     from verl_tool.doctor.gpu_smoke import tiny_models
 
     path = tiny_models.make_vision_model(context.folder)
@@ -201,7 +201,7 @@ def check_images(context: PartContext) -> Figures:
             if trajectory.fault is not None:
                 raise PartFailed(f"a trajectory ended in a fault: {trajectory.fault}")
             ids = torch.tensor([[*trajectory.prompt_ids, *trajectory.response_ids]])
-            features = images.features([image.decode() for image in trajectory.images_shown])
+            features = images.features([image.decode() for image in trajectory.visible_images])
             given = features | {"mm_token_type_ids": (ids == images.pad_id).int()}
             on_device = {name: value.to(context.device) for name, value in given.items()}
             texts = (trajectory.prompt_ids, trajectory.response_ids)
@@ -225,8 +225,8 @@ def check_losses(context: PartContext) -> Figures:
 @contextmanager
 def running_tool_server(folder: Path) -> Iterator[str]:
     """The base URL of a server of `count`, in a process without Ray, for as long as the block runs."""
+    from verl_tool.http.supervised_server import SupervisedServer, serve_command
     from verl_tool.servers.serve.ports import free_ports
-    from verl_tool.servers.supervised_server import SupervisedServer, serve_command
 
     port = free_ports(1)[0]
     url, log = f"http://127.0.0.1:{port}", folder / "logs" / "tool_server.log"
@@ -363,7 +363,7 @@ def _actor_losses(device: str) -> tuple[float, float]:
     from verl.workers.config import FSDPActorConfig, PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    from verl_tool.agent_workers.counted_loss import LossOfFew
+    from verl_tool.agent_workers.masked_loss import EmptyBatchSafeLoss
 
     config = FSDPActorConfig(
         strategy="fsdp2",
@@ -372,7 +372,7 @@ def _actor_losses(device: str) -> tuple[float, float]:
         loss_agg_mode="seq-mean-token-mean",
         policy_loss=PolicyLossConfig(loss_mode="vanilla"),
     )
-    loss_fn = LossOfFew(lambda **given: ppo_loss(config, **given))
+    loss_fn = EmptyBatchSafeLoss(lambda **given: ppo_loss(config, **given))
     rows, length = 4, 6
     generator = torch.Generator().manual_seed(0)
     old, advantages = (torch.randn(rows, length, generator=generator) for _ in range(2))

@@ -27,7 +27,7 @@ _MARK = re.compile(r"<\|(?:start|message|end|call|return)\|>")
 _HEADER = re.compile(
     r"\s*(?:<\|start\|>(?P<author>\w{1,200}))?\s*(?=<\|channel\|>|to=).*?\bto=(?P<recipient>[^\s<>|]{1,200})", re.DOTALL
 )
-_MOST_HEADER = 1000
+_MAX_HEADER = 1000
 """Characters of a header: a longer one is none."""
 
 
@@ -51,7 +51,7 @@ class HarmonyFormat(ToolResponseFormat):
         for mark in _MARK.finditer(text):
             if mark.group() == MESSAGE and body_start is None:
                 body_start = mark.end()
-                recipient = _recipient(text[max(header_start, mark.start() - _MOST_HEADER) : mark.start()])
+                recipient = _recipient(text[max(header_start, mark.start() - _MAX_HEADER) : mark.start()])
             elif mark.group() != MESSAGE:
                 starts = mark.group() == _START
                 if body_start is not None and recipient:

@@ -105,7 +105,7 @@ def _without_brackets(text, start, end):
     return start, end
 
 
-class Evaluation:
+class SolutionEvaluation:
     """`value_of(name)` gives the solution's object, `refuse(what)` the exception to raise for what cannot be read."""
 
     def __init__(self, value_of, refuse):

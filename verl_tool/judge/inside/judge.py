@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from guard import Guard
 from link import LINE, LONGEST_MESSAGE, Gone
 from output_equality import equal_output
-from processes import LATE, MODULE, MOST_PROGRAMS, UNCAUGHT, UNSTARTED, Spawner, hide
+from processes import LATE, MAX_PROGRAMS, MODULE, UNCAUGHT, UNSTARTED, Spawner, hide
 from remote import JudgeLink
 from testcase import BEFORE, EQUAL, HELD, NOTE, PRESENT, TEXT, TestCase, equal, present
 from values import Refused
@@ -40,7 +40,7 @@ GRACE_SECONDS = 1.0
 """For the judge to notice that a test's time is up. It is killed then."""
 
 
-class Deadline:
+class TestDeadline:
     """Kills this process when it is not moved on in time, also while a function of C runs, or the process is stopped:
     so a solution can make the judge lose no more than a test's time. See timer_create(2)."""
 
@@ -91,21 +91,21 @@ def may_look_into_others():
 class Judge:
     """`job` has ``token``, ``solution``, ``tests`` (Python texts), ``programs`` (pairs of stdin and expected stdout),
     ``prelude`` (imports and a recursion limit before the solution), ``strict`` (a program must print exactly that, and
-    exit with 0), ``test_seconds``, ``total_seconds``, ``shown_chars`` (most that verdicts tell of values; 0: nothing).
+    exit with 0), ``test_seconds``, ``total_seconds``, ``max_display_chars`` (most that verdicts tell of values; 0: nothing).
     """
 
     def __init__(self, spawner, evaluating, job, report):
         """`evaluating`: the spawner of processes that never run the solution; None if no test evaluates a text."""
         self._spawner = spawner
         self._evaluating = evaluating
-        self._deadline = Deadline()
+        self._deadline = TestDeadline()
         self._job = job
         self._report = report
         self._link = None
         self._late = False
         self._timed = False
         self._guard = Guard()
-        self._room = job.shown_chars
+        self._room = job.max_display_chars
         self._seen = []
         self._ends = time.monotonic() + job.total_seconds
         signal.signal(signal.SIGALRM, self._out_of_time)
@@ -123,8 +123,8 @@ class Judge:
         self._forget()
         programs = list(enumerate(self._job.programs, len(self._job.tests)))
         while programs:
-            self._run_programs(programs[:MOST_PROGRAMS])
-            programs = programs[MOST_PROGRAMS:]
+            self._run_programs(programs[:MAX_PROGRAMS])
+            programs = programs[MAX_PROGRAMS:]
         self._spawner.stop()
 
     def _prepare(self):
@@ -234,7 +234,7 @@ class Judge:
         finally:
             link.describing = False
             self._guard.end()
-        if case.must_hold and not case.any_held:
+        if case.expected_true and not case.any_held:
             raise AssertionError("no assertion of the test was reached and held")
 
     def _load(self):
@@ -310,10 +310,10 @@ def _libraries(solution):
         for name in [home, *(f"{home}.{part}" for part in parts)] if home else parts:
             if name.partition(".")[0] in _LIBRARIES and "__" not in name:
                 found[name] = None
-    return list(found)[:MOST_LIBRARIES]
+    return list(found)[:MAX_LIBRARIES]
 
 
-MOST_LIBRARIES = 64
+MAX_LIBRARIES = 64
 
 
 def _short(text):

@@ -21,11 +21,11 @@ DEEPEST = 50
 """Requests within requests."""
 LINE = "__judge_line__"
 """Attribute of an exception of the other side's: the line of the solution that raised it."""
-MOST_LINES = 1_000_000
+MAX_LINES = 1_000_000
 _HEADER = struct.Struct(">I")
 
 
-class Gone(BaseException):
+class PeerExitedError(BaseException):
     """The other process has ended, or has sent what is no message. No test may catch it, so it is no Exception."""
 
 
@@ -39,7 +39,7 @@ EXCEPTIONS: "dict[str, type[BaseException]]" = {
 StopIteration."""
 
 
-class Link:
+class ProcessLink:
     """One end. A subclass says what it refers to, what it performs, and which exceptions it knows by name."""
 
     def __init__(self, socket):
@@ -47,7 +47,7 @@ class Link:
         self._reader = Reader(self.resolve)
         self._depth = 0
         self.gone = False
-        """A test may have caught `Gone`, with a bare ``except``; this tells of it still."""
+        """A test may have caught `PeerExitedError`, with a bare ``except``; this tells of it still."""
 
     def refer(self, value):
         """The JSON that stands for an object of this side's, or of the other's that is held here."""
@@ -85,7 +85,7 @@ class Link:
         return value
 
     def ask(self, operation, *args, **kwargs):
-        """What the other side answers. Raises what it raised; `Gone` if it ended."""
+        """What the other side answers. Raises what it raised; `PeerExitedError` if it ended."""
         sent = [encode(self.latest(arg), self.refer) for arg in args]
         named = {name: encode(self.latest(arg), self.refer) for name, arg in kwargs.items()}
         self._send({"operation": operation, "args": sent, "kwargs": named})
@@ -111,7 +111,7 @@ class Link:
             self.printed(message["printed"])
         if "error" in message:
             error = self._error(message["error"])
-            if type(message.get("line")) is int and 0 < message["line"] < MOST_LINES:
+            if type(message.get("line")) is int and 0 < message["line"] < MAX_LINES:
                 setattr(error, LINE, message["line"])
             raise error
         return message
@@ -185,7 +185,7 @@ class Link:
 
     def _gone(self, why):
         self.gone = True
-        return Gone(why)
+        return PeerExitedError(why)
 
     def _send(self, message):
         self._send_text(json.dumps(message))

@@ -83,7 +83,7 @@ UNCAUGHT = 99
 """Exit code of a program that an exception has ended. Any other one is the program's own choice."""
 LONGEST_PRINT = 1 << 20
 """Bytes that a test finds in what it has put in place of stdout, of one call."""
-MOST_ITEMS = 100_000
+MAX_ITEMS = 100_000
 """Of a global value of the solution's that a test may compare."""
 LONGEST_GLOBAL = 1 << 20
 """Characters of its JSON."""
@@ -100,7 +100,7 @@ _SIGCHLD = (_signal.SIGCHLD,)
 _END = struct.Struct("ii")
 ENDED, LATE, UNSTARTED = 0, 1, 2
 """How a program ended: by itself, killed since its time was over, or not begun since that of all was."""
-MOST_PROGRAMS = 32
+MAX_PROGRAMS = 32
 """That the spawner is sent at a time: a message holds 253 descriptors."""
 GRACE_SECONDS = 10.0
 """For the spawner to kill a program and to say so, on a busy machine."""
@@ -242,7 +242,7 @@ def be_spawner(control, hidden):
             del sys.path[0]  # the folder, where the solution may put files
         control.sendall(_NUMBER.pack(os.getpid()))
         while True:
-            message, descriptors, _, _ = socket.recv_fds(control, 1 + _PROGRAMS.size, 4 * MOST_PROGRAMS)
+            message, descriptors, _, _ = socket.recv_fds(control, 1 + _PROGRAMS.size, 4 * MAX_PROGRAMS)
             mode = message[:1]
             if not mode:
                 os._exit(0)
@@ -602,7 +602,7 @@ class SolutionLink(Link):
         if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == "solution":
             return "exception", json.dumps([kind.__name__ for kind in value.__mro__])
         text = ""
-        if type(value) not in _SIZED or len(value) <= MOST_ITEMS:
+        if type(value) not in _SIZED or len(value) <= MAX_ITEMS:
             with contextlib.suppress(RecursionError):  # it contains itself
                 text = json.dumps(encode(value, self.refer))
         return "value", text if 0 < len(text) < LONGEST_GLOBAL else json.dumps(self.refer(value))

@@ -201,7 +201,7 @@ _VIEWS: "tuple[type, ...]" = (type({}.keys()), type({}.values()), type({}.items(
 _SIZED = frozenset(
     {*_VIEWS, *CONTAINERS, str, bytes, tuple, frozenset, range, OrderedDict, Counter, defaultdict, Record}
 )
-_GIVEN = frozenset({"add", "append", "appendleft", "extend", "extendleft", "update", "count", "get", "index"})
+_PROVIDED = frozenset({"add", "append", "appendleft", "extend", "extendleft", "update", "count", "get", "index"})
 """Methods of a test's container that a solution may be given: a collector's, and none that makes it smaller."""
 
 
@@ -437,9 +437,9 @@ class JudgeLink(Link):
 
     def refuse(self, what):
         """The exception to raise; the test has failed even if it catches it."""
-        return self.refuse_test(f"{what} of what the solution gave back: only plain data has it")
+        return self.reject_test(f"{what} of what the solution gave back: only plain data has it")
 
-    def refuse_test(self, why):
+    def reject_test(self, why):
         """As `refuse`, for another reason."""
         self.refused = self.refused or why
         return Refused(self.refused)
@@ -606,7 +606,7 @@ class JudgeLink(Link):
         return self._reader.read(after)
 
     def _unsupported(self, value):
-        return self.refuse_test(f"a {type(value).__name__} of the test's cannot be passed to the solution")
+        return self.reject_test(f"a {type(value).__name__} of the test's cannot be passed to the solution")
 
     def _is_of_the_test(self, value):
         """Whether the solution may call it: a function whose text is the test's, or one bound to plain data of it."""
@@ -618,7 +618,7 @@ class JudgeLink(Link):
         if kind is types.MethodType:
             return self._is_of_the_test(value.__func__)
         if kind is types.BuiltinMethodType:
-            return type(value.__self__) in CONTAINERS and value.__name__ in _GIVEN
+            return type(value.__self__) in CONTAINERS and value.__name__ in _PROVIDED
         return kind is types.FunctionType and value.__globals__ is self._namespace
 
     def _exception_class(self, names):

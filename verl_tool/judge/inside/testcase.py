@@ -146,7 +146,7 @@ class TestCase:
         """It may make numbers of texts."""
         self.nothing = not self.arrays or "None" in self._mentioned or any(_discards(node, self._own) for node in nodes)
         """None may come back: it uses no arrays, in which None is a NaN, or speaks of it, or calls for an effect."""
-        self.must_hold = any(map(_decides, nodes))
+        self.expected_true = any(map(_decides, nodes))
         """It has assertions, one of which at least must be reached and hold."""
         for node in nodes:
             _instrument(node)
@@ -202,9 +202,9 @@ class TestCase:
         wanted = (link.names() & self._mentioned) - self._modules
         tested = self._tested & wanted
         if self._tested and not tested:
-            raise link.refuse_test(f"the solution does not define {' or '.join(sorted(self._tested))}")
+            raise link.reject_test(f"the solution does not define {' or '.join(sorted(self._tested))}")
         if self._passed - wanted:
-            raise link.refuse_test(f"the solution does not define {' or '.join(sorted(self._passed - wanted))}")
+            raise link.reject_test(f"the solution does not define {' or '.join(sorted(self._passed - wanted))}")
         names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in tested | self._passed}
         for name in self._free & _HOME_OF.keys() - names.keys():
             with suppress(ImportError):

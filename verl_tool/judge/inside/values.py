@@ -38,11 +38,11 @@ _LONGEST_ARRAY = 16 << 20
 """Bytes."""
 
 
-class Refused(BaseException):
+class ValueRejected(BaseException):
     """The test asks for what no plain data can answer. No test may catch it, so it is no Exception."""
 
 
-class Record(tuple):
+class ValueRecord(tuple):
     """A named tuple's values under their names. No class is made from names that another process chose."""
 
     _name: str
@@ -114,8 +114,8 @@ def _encode_rare(value, kind, refer):
         return ["deque", many(value), value.maxlen]
     if kind is defaultdict:
         return ["defaultdict", [many(item) for item in value.items()]]
-    if kind is Record or (issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)):
-        name = value._name if kind is Record else kind.__name__
+    if kind is ValueRecord or (issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)):
+        name = value._name if kind is ValueRecord else kind.__name__
         return ["Record", name, list(value._fields), many(tuple(value))]
     if _is_numpy(value) and _is_numpy_data(value.dtype):
         flat = many(value.reshape(-1).tolist())
@@ -139,7 +139,7 @@ def _is_numpy_data(dtype):
     return dtype.kind in _NUMPY_TEXTS or dtype.itemsize in _NUMPY_BYTES.get(dtype.kind, ())
 
 
-class Reader:
+class ValueReader:
     """Makes values of `encode`'s JSON. `resolve(data)` gives the object of a reference.
 
     Raises ValueError or TypeError if the data is not of that form.
@@ -238,7 +238,7 @@ def _read_range(reader, name, start, stop, step):
 
 
 def _read_record(reader, name, kind, fields, items):
-    value = Record(reader.many(items))
+    value = ValueRecord(reader.many(items))
     value._name, value._fields = _of(str, kind), tuple(_of(str, field) for field in _of(list, fields))
     if len(value) != len(value._fields):
         raise ValueError("a named tuple with more or fewer names than values")

@@ -110,7 +110,7 @@ class ForkedOrSpawned(Process):
             return popen_spawn_posix.Popen(process_obj)
 
 
-class Context(context.ForkServerContext):
+class ProcessContext(context.ForkServerContext):
     """What `multiprocessing.get_context` gives, with processes of ours."""
 
     Process = ForkedOrSpawned  # type: ignore[assignment]
@@ -124,7 +124,7 @@ class Contexts:
 
     def get_context(self, method: str | None = None) -> context.BaseContext:
         """The template's where there is one, whatever the method."""
-        return Context() if ADDRESS in os.environ else multiprocessing.get_context(method)
+        return ProcessContext() if ADDRESS in os.environ else multiprocessing.get_context(method)
 
 
 def _begin(environment: dict[str, str]) -> None:

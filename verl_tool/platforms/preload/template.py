@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from verl_tool.env_variables import variables_unless_set
 from verl_tool.platforms.preload.processes import ADDRESS, RAY_JOB
+from verl_tool.util.env_variables import variables_unless_set
 
 MODULES = ("verl_tool.platforms.preload.modules",)
 STOP_SECONDS = 10.0

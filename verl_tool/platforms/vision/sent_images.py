@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import ray
 
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.platforms.patch import verl_patch
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _in_store: WeakKeyDictionary[ImagePart, ray.ObjectRef] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class SentImage:
+class PackedImage:
     """Names an image in Ray's store."""
 
     sha256: str
@@ -37,15 +37,15 @@ class SentImage:
     """Of the `ImagePart`."""
 
 
-def send(image: ImagePart) -> SentImage:
+def send(image: ImagePart) -> PackedImage:
     """Put an image into Ray's store, unless it is there. Takes a copy of its bytes; Ray must be up."""
     reference = _in_store.get(image)
     if reference is None:
         reference = _in_store[image] = ray.put(image)
-    return SentImage(image.sha256, reference)
+    return PackedImage(image.sha256, reference)
 
 
-class DecodedImages:
+class DecodedBatch:
     """What has come, decoded, the latest `max_pixels` of it. Use it in one event loop."""
 
     def __init__(self, max_pixels: int = MAX_PIXELS) -> None:
@@ -53,13 +53,13 @@ class DecodedImages:
         self._held: OrderedDict[str, Image] = OrderedDict()
 
     async def of(self, images: Sequence[Any]) -> list[Any]:
-        """Images of Pillow in place of each `SentImage`; anything else as it is.
+        """Images of Pillow in place of each `PackedImage`; anything else as it is.
 
         Raises ContentError for a file that cannot be decoded.
         """
-        return [await self._one(image) if isinstance(image, SentImage) else image for image in images]
+        return [await self._one(image) if isinstance(image, PackedImage) else image for image in images]
 
-    async def _one(self, sent: SentImage) -> Image:
+    async def _one(self, sent: PackedImage) -> Image:
         if sent.sha256 not in self._held:
             part: ImagePart = await sent.part
             decoded = await asyncio.to_thread(part.decode)
@@ -76,7 +76,7 @@ class DecodedImages:
 
 def _taking_sent_images(server: type[Any]) -> type[Any]:
     generate: Callable[..., Any] = server.generate
-    decoded = DecodedImages()
+    decoded = DecodedBatch()
 
     async def taking(self: Any, *args: Any, image_data: Sequence[Any] | None = None, **named: Any) -> Any:
         if image_data is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError
-from verl_tool.replay.branch.branch_point import Place
+from verl_tool.replay.branch.branch_point import BranchPlace
 from verl_tool.replay.branch.branch_values import TurnValue
 from verl_tool.replay.stored import BRANCHES
 from verl_tool.util.atomic_files import atomic_write
@@ -25,18 +25,18 @@ LOCK_SECONDS = 30.0
 """The longest wait for another command that writes into the same folder."""
 
 
-def branches_path(run: Path, place: Place) -> Path:
+def branches_path(run: Path, place: BranchPlace) -> Path:
     """The file of the branches of a trajectory."""
     name = place.file.removeprefix(f"{BRANCHES}/").removesuffix(".jsonl")
     return run / BRANCHES / f"{name}.{place.line}.jsonl"
 
 
-def values_path(run: Path, place: Place) -> Path:
+def values_path(run: Path, place: BranchPlace) -> Path:
     """The file of the values of a trajectory's turns."""
     return branches_path(run, place).with_suffix(".values.json")
 
 
-def add_branches(run: Path, place: Place, records: Sequence[Trajectory]) -> range:
+def add_branches(run: Path, place: BranchPlace, records: Sequence[Trajectory]) -> range:
     """Put `records` behind the branches that are there, all or none. The numbers of their lines, from 1.
 
     Raises ConfigError if another command holds the folder for `LOCK_SECONDS`.
@@ -49,7 +49,7 @@ def add_branches(run: Path, place: Place, records: Sequence[Trajectory]) -> rang
     return range(first, first + len(records))
 
 
-def write_values(run: Path, place: Place, values: Sequence[TurnValue], model: str) -> Path:
+def write_values(run: Path, place: BranchPlace, values: Sequence[TurnValue], model: str) -> Path:
     """Store the values of a trajectory's turns in place of those that are there. The file."""
     told = {"file": place.file, "line": place.line, "model": model, "turns": [value.to_json() for value in values]}
     path = values_path(run, place)

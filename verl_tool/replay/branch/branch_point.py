@@ -17,7 +17,7 @@ _PLACE = re.compile(r"(?:trajectories/)?((?:branches/)?[^/\s:]+):([1-9]\d{0,8})"
 
 
 @dataclass(frozen=True)
-class Place:
+class BranchPlace:
     """A line of a run's file."""
 
     file: str
@@ -26,7 +26,7 @@ class Place:
     """From 1."""
 
     @classmethod
-    def read(cls, text: str) -> Place:
+    def read(cls, text: str) -> BranchPlace:
         """That of ``FILE:LINE``. Raises ConfigError."""
         found = _PLACE.fullmatch(text)
         if found is None:
@@ -51,7 +51,7 @@ class Edit:
 class BranchPoint:
     """The beginning of branches: all before a turn of the model, and what is edited there. `branch_point` makes it."""
 
-    place: Place
+    place: BranchPlace
     trajectory: Trajectory
     row: Problem
     turn: int
@@ -94,7 +94,7 @@ class BranchPoint:
         )
 
 
-def branch_point(place: Place, stored: Stored, turn: int, edit: Edit | None = None) -> BranchPoint:
+def branch_point(place: BranchPlace, stored: Stored, turn: int, edit: Edit | None = None) -> BranchPoint:
     """The point before turn `turn`, from 1, of the trajectory at `place`.
 
     Raises ConfigError if a branch cannot begin there: there is no such turn, the trajectory has images or no row, or
@@ -122,7 +122,7 @@ def branch_point(place: Place, stored: Stored, turn: int, edit: Edit | None = No
     return BranchPoint(place, trajectory, stored.row, turn, edit)
 
 
-def _check_calls(place: Place, trajectory: Trajectory, turn: int) -> None:
+def _check_calls(place: BranchPlace, trajectory: Trajectory, turn: int) -> None:
     """Raises ConfigError if the calls before a turn are not those of the turns before it."""
     calls, turns = trajectory.turn_calls, _turns(trajectory)
     for number in range(turn - 1):
@@ -132,7 +132,7 @@ def _check_calls(place: Place, trajectory: Trajectory, turn: int) -> None:
             raise ConfigError(f"{place}: turn {number + 1} has no call that was answered, so nothing goes on behind it")
 
 
-def _check_edit(place: Place, trajectory: Trajectory, turn: int, edit: Edit) -> None:
+def _check_edit(place: BranchPlace, trajectory: Trajectory, turn: int, edit: Edit) -> None:
     if edit.part == "action":
         if not edit.text:
             raise ConfigError("--action is empty; write what the model shall have written")

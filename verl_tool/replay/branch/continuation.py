@@ -18,7 +18,7 @@ from verl_tool.replay.branch.model import Model
 from verl_tool.replay.branch.run_loop import RunLoop
 
 
-class GivenTurn:
+class FixedTurn:
     """A generator whose first turn is given; the model writes those behind it."""
 
     def __init__(self, turn: Generation, generator: Generator, tokenizer: Tokenizer) -> None:
@@ -42,7 +42,7 @@ class GivenTurn:
         return turn
 
 
-class GivenAnswer:
+class FixedAnswer:
     """Tools whose first answer is given; nothing is called for it."""
 
     def __init__(self, answer: StepResult, tools: Tools) -> None:
@@ -119,11 +119,11 @@ class Continuation:
         else:
             recorded = point.recorded_turn
             turn = Generation(recorded.tokens, recorded.log_probs, "stop")
-        return GivenTurn(turn, self.model.generator, self.loop.tokenizer)
+        return FixedTurn(turn, self.model.generator, self.loop.tokenizer)
 
     def _tools(self, point: BranchPoint) -> Tools | None:
         answer = point.edited_answer
-        return self.tools if answer is None or self.tools is None else GivenAnswer(answer, self.tools)
+        return self.tools if answer is None or self.tools is None else FixedAnswer(answer, self.tools)
 
 
 def _marked(segments: Sequence[Segment], first: int, point: BranchPoint) -> tuple[Segment, ...]:

@@ -14,7 +14,7 @@ from verl_tool.client import ToolClient
 from verl_tool.errors import ToolFault, VerlToolError
 from verl_tool.protocol import FaultKind
 from verl_tool.replay.branch.branch_point import BranchPoint
-from verl_tool.replay.reexecute import Comparison, Drift, drift_of, run_again, sent_with
+from verl_tool.replay.reexecute import Drift, ObservationComparison, drift_of, run_again, sent_with
 
 
 class DriftError(VerlToolError):
@@ -41,7 +41,7 @@ class StateRebuilder:
     """Makes the tools' state before a turn again."""
 
     client: ToolClient
-    comparison: Comparison
+    comparison: ObservationComparison
     options: EpisodeOptions
     accept_drift: bool = False
     """Go on although an answer is not what it was."""

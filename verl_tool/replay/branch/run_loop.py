@@ -14,7 +14,7 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.trajectory import Author, Trajectory
 from verl_tool.agent_loop.verl.config import options_in
-from verl_tool.agent_loop.verl.told_tools import tools_in
+from verl_tool.agent_loop.verl.tool_descriptions import tools_in
 from verl_tool.errors import ConfigError
 
 

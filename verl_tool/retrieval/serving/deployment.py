@@ -17,7 +17,7 @@ from verl_tool.servers.cluster.cluster_router import ClusterReports
 from verl_tool.servers.cluster.direct_server import guarded
 from verl_tool.servers.cluster.members import Members, replica_listing
 from verl_tool.servers.cluster.peers import Peers
-from verl_tool.servers.replica_log import log_to_stderr
+from verl_tool.servers.replica.replica_log import log_to_stderr
 from verl_tool.servers.serve.replica import LEAVING_SECONDS, REPLICA_VARIABLES, SharedPort, make_member, own_listener
 from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
 from verl_tool.servers.serve.serve_cluster import ServeCluster

@@ -15,18 +15,18 @@ from prometheus_client.exposition import generate_latest
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.responses import Response
 
+from verl_tool.http.host_check import HostCheck
+from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse
+from verl_tool.http.metrics import PROMETHEUS_TEXT, HttpMetrics
+from verl_tool.http.request_body import MAX_BODY_BYTES, RequestBodies
+from verl_tool.http.web_app import HEALTH_PATH, Request, WebApp
 from verl_tool.protocol import HealthReport
 from verl_tool.retrieval.index import MAX_TOPK, Index
 from verl_tool.retrieval.passage import RetrievalError
-from verl_tool.retrieval.search_batcher import Found, SearchBatcher
+from verl_tool.retrieval.search_batcher import SearchBatcher, SearchResult
 from verl_tool.retrieval.serving.settings import RetrievalSettings
-from verl_tool.servers.api.host_check import HostCheck
-from verl_tool.servers.api.http import RETRY_AFTER, HttpError, JsonResponse
-from verl_tool.servers.api.request_body import MAX_BODY_BYTES, RequestBodies
-from verl_tool.servers.api.web_app import HEALTH_PATH, Request, WebApp
-from verl_tool.servers.api.wire import decode_model, decoded
-from verl_tool.servers.execution.deadline import Deadline
-from verl_tool.servers.metrics import PROMETHEUS_TEXT, HttpMetrics
+from verl_tool.servers.replica.wire import decode_model, decoded
+from verl_tool.util.deadline import Deadline
 
 MAX_QUERIES = 1024
 """Of one request."""
@@ -162,7 +162,7 @@ class RetrievalApp(WebApp):
         return Response(generate_latest(self._registry), media_type=PROMETHEUS_TEXT)
 
 
-def answer(found: Sequence[Sequence[Found]], with_scores: bool) -> bytes:
+def answer(found: Sequence[Sequence[SearchResult]], with_scores: bool) -> bytes:
     """Search-R1's answer: ``{"result": [[{"document": {"id", "contents"}, "score"}]]}``, or documents alone."""
     if with_scores:
         of_queries = [

@@ -27,7 +27,7 @@ START_SECONDS = 10.0
 """For the state to fork; a cell's own time begins then."""
 DIE_SECONDS = 5.0
 _COROUTINE = 0x80
-_NO_ROOM = b"The cell was not run: the processes that are running leave no room for one more. End some of them.\n"
+_NO_MEMORY = b"The cell was not run: the processes that are running leave no room for one more. End some of them.\n"
 _run = eval
 
 
@@ -148,7 +148,7 @@ class State:
         try:
             pid = os.fork()
         except OSError:
-            os.write(fds[3], _NO_ROOM)
+            os.write(fds[3], _NO_MEMORY)
             for fd in (*fds, reader, writer):
                 os.close(fd)
             self._channel.send(b"undone %d" % (1 << 8))

@@ -27,7 +27,7 @@ from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.backends import transfer
 from verl_tool.sandbox.backends.cells import Cells
-from verl_tool.sandbox.backends.engine import Engine, Ran, end
+from verl_tool.sandbox.backends.engine import ContainerEngine, Ran, end
 from verl_tool.sandbox.backends.protocol import NOTHING
 from verl_tool.sandbox.backends.terminal import ContainerProgram
 from verl_tool.sandbox.inside import wire
@@ -44,7 +44,7 @@ _MARGIN_SECONDS = 10.0
 """Of a command beside its own time: to get into the container and out."""
 _OWN_PROCESSES = 8
 """That are not the model's: the init process, what the container lives by, what runs cells."""
-_MOST_USER_PROCESSES = 1 << 14
+_MAX_USER_PROCESSES = 1 << 14
 """What a command line may allow its containers is less than what this process may, and cannot be asked for."""
 _USER = "65534:65534"
 _CANNOT_RUN = 126
@@ -87,7 +87,7 @@ class Container:
 
     def __init__(self, settings: ContainerSettings, limits: SessionLimits) -> None:
         """Nothing is started yet. Raises ConfigError if there is no such command line."""
-        self.engine = Engine(settings.command)
+        self.engine = ContainerEngine(settings.command)
         self.name = f"verl-tool-{secrets.token_hex(8)}"
         self._settings, self.limits = settings, limits
         self._lock = asyncio.Lock()
@@ -338,7 +338,7 @@ class Container:
 def _user_processes() -> int:
     """As many processes of one user as this process may allow a program."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    return _MOST_USER_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MOST_USER_PROCESSES)
+    return _MAX_USER_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MAX_USER_PROCESSES)
 
 
 def _arguments(command: str | Sequence[str]) -> list[str]:

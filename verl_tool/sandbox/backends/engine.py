@@ -33,7 +33,7 @@ class Ran:
     stderr_bytes: int
 
 
-class Engine:
+class ContainerEngine:
     """One command line."""
 
     def __init__(self, command: str) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.result import CellResult, RunResult
-from verl_tool.sandbox.worker import Ended
+from verl_tool.sandbox.worker import RunStatus
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -68,7 +68,7 @@ class Program(Protocol):
     def kill(self) -> None:
         """End it with what it started; `wait` tells when."""
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> RunStatus:
         """Until it has ended. Raises SandboxError if the sandbox failed."""
         ...
 

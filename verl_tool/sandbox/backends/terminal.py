@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from verl_tool.sandbox.backends.engine import end
-from verl_tool.sandbox.worker import Ended
+from verl_tool.sandbox.worker import RunStatus
 
 if TYPE_CHECKING:
     from verl_tool.sandbox.backends.container import Container
@@ -77,13 +77,13 @@ class ContainerProgram:
         if self._killing is None:
             self._killing = asyncio.get_running_loop().create_task(self._kill())
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> RunStatus:
         """Until it has ended."""
         assert self._process is not None
         code = await self._process.wait()
         if self._killing is not None:
             await asyncio.shield(self._killing)
-        return Ended(True, True, None, (code & 0xFF) << 8, 0.0, 0.0, 0, -1)
+        return RunStatus(True, True, None, (code & 0xFF) << 8, 0.0, 0.0, 0, -1)
 
     async def hang_up(self) -> None:
         """The container has ended: let go of the command line's process."""

@@ -20,9 +20,9 @@ _PACK = (
 )
 
 
-async def upload(sandbox: Sandbox, source: Path, target: str, most_bytes: int) -> None:
+async def upload(sandbox: Sandbox, source: Path, target: str, max_bytes: int) -> None:
     """See `Sandbox.upload`. Links in `source` are followed."""
-    into, packed = _packed(source, target, most_bytes)
+    into, packed = _packed(source, target, max_bytes)
     _require(await sandbox.exec(["bash", "-c", _UNPACK, "bash", into or "."], stdin=packed, env=_PLAIN), target)
 
 
@@ -41,14 +41,14 @@ async def download(sandbox: Sandbox, source: str, target: Path) -> None:
         raise OSError(errno.EIO, f"what the sandbox has packed cannot be unpacked ({error})", source) from error
 
 
-def _packed(source: Path, target: str, most_bytes: int) -> tuple[str, bytes]:
+def _packed(source: Path, target: str, max_bytes: int) -> tuple[str, bytes]:
     """The folder in which to unpack, and the archive."""
     packed = io.BytesIO()
     into, name = (target, "") if source.is_dir() else posixpath.split(target)
     with tarfile.open(fileobj=packed, mode="w", dereference=True) as archive:
         archive.add(source, arcname=name or ".", filter=_owned_by_nobody)
-    if packed.tell() > most_bytes:
-        raise OSError(errno.EFBIG, f"{packed.tell()} bytes are more than {most_bytes}", str(source))
+    if packed.tell() > max_bytes:
+        raise OSError(errno.EFBIG, f"{packed.tell()} bytes are more than {max_bytes}", str(source))
     return into, packed.getvalue()
 
 

@@ -39,7 +39,7 @@ class RunIsolation:
         return wire.WORK_DIRECTORY if self.isolated else f"{self.scratch}/{slot}/work"
 
 
-class Request:
+class ConfineRequest:
     """One run, as the pool asked for it."""
 
     def __init__(self, message: bytes) -> None:
@@ -65,7 +65,7 @@ def die_first() -> None:
     os.close(fd)
 
 
-def enter(place: RunIsolation, request: Request, slot: int, init_fd: int) -> None:
+def enter(place: RunIsolation, request: ConfineRequest, slot: int, init_fd: int) -> None:
     """Confine this process for good, all but the seccomp filter. Raises OSError if the kernel refuses any of it.
 
     `slot`: of the run, or of the box that it shares.
@@ -88,7 +88,7 @@ def enter(place: RunIsolation, request: Request, slot: int, init_fd: int) -> Non
     set_limits(place, request)
 
 
-def _enter_namespaces(place: RunIsolation, request: Request, slot: int, init_fd: int) -> None:
+def _enter_namespaces(place: RunIsolation, request: ConfineRequest, slot: int, init_fd: int) -> None:
     """Join the mount namespace of the run's pid 1, mount its own folders there, and give up every privilege."""
     linux.setns(init_fd, linux.CLONE_NEWNS)
     uid = place.uid_base + slot if place.as_root else 0
@@ -116,7 +116,7 @@ def drop_privileges(as_root: bool, uid: int) -> None:
         linux.drop_capabilities()
 
 
-def set_limits(place: RunIsolation, request: Request) -> None:
+def set_limits(place: RunIsolation, request: ConfineRequest) -> None:
     """The kernel's own limits, per process, but that of open files (`limit_open_files`). `resource_monitor` adds those
     over all processes of a run."""
 
@@ -136,7 +136,7 @@ def set_limits(place: RunIsolation, request: Request) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
-def limit_open_files(request: Request) -> None:
+def limit_open_files(request: ConfineRequest) -> None:
     """The last thing before the forkserver's own files are closed: while they are open, a new one has a number above
     the limit, which the kernel refuses."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (request.open_files, request.open_files))

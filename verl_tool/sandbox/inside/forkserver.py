@@ -23,7 +23,7 @@ import sys
 import time
 import warnings
 
-from . import command, confine, linux, policy_hooks, program, streams, warmup, wire
+from . import confine, linux, policy_hooks, program, shell_command, streams, warmup, wire
 from .resource_monitor import ResourceMonitor, Use
 
 TYPE_CHECKING = False  # `typing` itself makes every fork dearer, like `contextlib`, `threading` and `signal`
@@ -37,7 +37,7 @@ _BURIAL_SECONDS = 5.0
 """For the kernel to end all processes of a run that has been killed. One that takes longer is answered for all the
 same; its slot is used again when it is gone."""
 _Journal = ctypes.c_char * wire.JOURNAL_BYTES
-_MOST_FILES = 4096
+_MAX_FILES = 4096
 """File descriptors of the forkserver; a fork closes all that it may have inherited."""
 
 
@@ -51,10 +51,12 @@ class Box:
         """Descriptor of the mount namespace with its folders, of which each of its runs gets a copy."""
 
 
-class Run:
+class ForkedRun:
     """One live run."""
 
-    def __init__(self, request: confine.Request, slot: int, main: int, init: int, init_fd: int, now: float) -> None:
+    def __init__(
+        self, request: confine.ConfineRequest, slot: int, main: int, init: int, init_fd: int, now: float
+    ) -> None:
         self.request = request
         self.slot = slot
         self.main = main
@@ -100,9 +102,9 @@ class Forkserver:
         self._own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._own_mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self._boxes: dict[int, Box] = {}
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, ForkedRun] = {}
         """By request id."""
-        self._by_fd: dict[int, Run] = {}
+        self._by_fd: dict[int, ForkedRun] = {}
         """By pidfd that is waited on."""
         self._epoll = select.epoll()
         self._epoll.register(channel, select.EPOLLIN)
@@ -140,7 +142,7 @@ class Forkserver:
                 self._look(now)
 
     def _patience(self) -> float | None:
-        """Seconds until something must be done unasked; None for ever."""
+        """Seconds until something must be done unexpected_count; None for ever."""
         until = min((run.deadline for run in self._runs.values()), default=math.inf)
         until = min(until, self._next_look)
         return None if until == math.inf else max(0.0, until - time.monotonic())
@@ -148,7 +150,7 @@ class Forkserver:
     def _receive(self) -> bool:
         """Take one message. False when the channel is closed."""
         try:
-            message, fds = linux.recv_fds(self._channel, 256, wire.MOST_FDS)
+            message, fds = linux.recv_fds(self._channel, 256, wire.MAX_FDS)
         except ConnectionError:
             return False
         if not message:
@@ -162,7 +164,7 @@ class Forkserver:
         if message[0] == wire.OP_DROP:
             self._drop(wire.KILL.unpack(message)[1])
             return True
-        request = confine.Request(message)
+        request = confine.ConfineRequest(message)
         try:
             self._start(request, fds)
         except OSError as error:
@@ -173,7 +175,7 @@ class Forkserver:
                 os.close(fd)
         return True
 
-    def _start(self, request: confine.Request, fds: list[int]) -> None:
+    def _start(self, request: confine.ConfineRequest, fds: list[int]) -> None:
         now = time.monotonic()
         slot = self._take_slot()
         init = init_fd = -1
@@ -190,7 +192,7 @@ class Forkserver:
             raise
         if main == 0:
             self._become_run(request, fds, slot, box, init_fd)
-        run = Run(request, slot, main, init, init_fd, now)
+        run = ForkedRun(request, slot, main, init, init_fd, now)
         self._runs[request.id] = run
         self._wait_for(run.main_fd, run)
         if not request.procs_files:  # else the pool looks after it
@@ -201,7 +203,7 @@ class Forkserver:
             raise OSError(errno.EAGAIN, "all slots of a forkserver are taken")
         return self._free_slots.pop()
 
-    def _box_of(self, request: confine.Request) -> Box | None:
+    def _box_of(self, request: confine.ConfineRequest) -> Box | None:
         """The box of a session's run; a new one has no mounts yet. None: the run is one of its own."""
         if request.kind == wire.PROGRAM:
             return None
@@ -220,7 +222,7 @@ class Forkserver:
             if box.mounts >= 0:
                 os.close(box.mounts)
 
-    def _clone_init(self, request: confine.Request, box: Box | None, stack: int) -> tuple[int, int]:
+    def _clone_init(self, request: confine.ConfineRequest, box: Box | None, stack: int) -> tuple[int, int]:
         """A run's pid 1, in namespaces of its own."""
         flags = linux.CLONE_NEWPID | linux.CLONE_NEWNS
         if box is None:
@@ -256,7 +258,7 @@ class Forkserver:
             os.close(init_fd)
 
     def _become_run(
-        self, request: confine.Request, fds: list[int], slot: int, box: Box | None, init_fd: int
+        self, request: confine.ConfineRequest, fds: list[int], slot: int, box: Box | None, init_fd: int
     ) -> NoReturn:
         """The fork's life. Whatever happens, it does not return into the forkserver's loop."""
         status = 125
@@ -265,13 +267,13 @@ class Forkserver:
             try:
                 main, job = self._prepare(request, fds, slot, box, init_fd, journal)
             except (OSError, MemoryError, ValueError) as error:
-                state = wire.FILES_REFUSED if isinstance(error, program.FilesRefused) else wire.SETUP_FAILED
+                state = wire.FILES_REJECTED if isinstance(error, program.FilesRejectedError) else wire.SETUP_FAILED
                 failure = wire.failure_journal(error, state)
                 journal.cast("B")[: len(failure)] = failure
                 os._exit(status)
             journal[wire.STATE] = wire.STARTED
             if request.kind == wire.COMMAND:
-                command.become(job.code)
+                shell_command.become(job.code)
             if request.kind == wire.KEEPER:
                 streams.attach(None, 0)
                 linux.unmap(journal.cast("B"))
@@ -282,13 +284,13 @@ class Forkserver:
 
     def _prepare(
         self,
-        request: confine.Request,
+        request: confine.ConfineRequest,
         fds: list[int],
         slot: int,
         box: Box | None,
         init_fd: int,
         journal: memoryview,
-    ) -> tuple[program.types.ModuleType, program.Job]:
+    ) -> tuple[program.types.ModuleType, program.SandboxJob]:
         """Confine this process, lay out the run's files and streams, and let go of all that is the forkserver's."""
         confine.join_groups(fds[len(fds) - request.procs_files :])
         job = program.read_job(fds[0])
@@ -308,7 +310,7 @@ class Forkserver:
         confine.limit_open_files(request)
         if self._filter:
             self._filter.install()
-        os.closerange(3, _MOST_FILES)
+        os.closerange(3, _MAX_FILES)
         self._reached[slot] = 1
         self._reached.close()
         gc.enable()
@@ -322,7 +324,7 @@ class Forkserver:
         os.mkdir(box, 0o700)
         os.environ.update(HOME=f"{box}/work", TMPDIR=f"{box}/tmp")
 
-    def _wait_for(self, fd: int, run: Run) -> None:
+    def _wait_for(self, fd: int, run: ForkedRun) -> None:
         self._by_fd[fd] = run
         self._epoll.register(fd, select.EPOLLIN)
 
@@ -337,7 +339,7 @@ class Forkserver:
             os.waitpid(run.init, 0)
             self._reply(run)
 
-    def _main_ended(self, run: Run) -> None:
+    def _main_ended(self, run: ForkedRun) -> None:
         _, run.status, use = os.wait4(run.main, 0)
         os.close(run.main_fd)
         if run.request.kind == wire.KEEPER and not run.ending:
@@ -358,7 +360,7 @@ class Forkserver:
         _signal.pidfd_send_signal(run.init_fd, _signal.SIGKILL)
         self._wait_for(run.init_fd, run)
 
-    def _open_folder(self, run: Run) -> int:
+    def _open_folder(self, run: ForkedRun) -> int:
         """The run's folder, reached through its pid 1, whose root nobody but the forkserver can change; -1 if gone."""
         root = f"/proc/{run.init}/root" if self._isolation.isolated else ""
         try:
@@ -366,7 +368,7 @@ class Forkserver:
         except OSError:
             return -1
 
-    def _reply(self, run: Run) -> None:
+    def _reply(self, run: ForkedRun) -> None:
         """Nothing is left of the run: say so, and use its slot again."""
         if not self._isolation.isolated and run.folder < 0:  # the pool still reads a folder that it asked for
             _remove(f"{self._isolation.scratch}/{run.slot}")
@@ -377,7 +379,7 @@ class Forkserver:
         del self._runs[run.request.id]
         self._free_slots.append(run.slot)
 
-    def _answer(self, run: Run) -> None:
+    def _answer(self, run: ForkedRun) -> None:
         reply = wire.REPLY.pack(
             run.request.id,
             self._reached[run.slot],
@@ -392,7 +394,7 @@ class Forkserver:
         if run.folder >= 0:
             os.close(run.folder)
 
-    def _answer_early(self, run: Run) -> None:
+    def _answer_early(self, run: ForkedRun) -> None:
         """Answer for a run that was killed and is not gone yet. It runs none of its code any more; what holds it up is
         the kernel, or a child that it made ours, which is buried here."""
         run.deadline = math.inf
@@ -410,7 +412,7 @@ class Forkserver:
         for pid in orphans:
             os.waitpid(pid, os.WNOHANG)
 
-    def _kill(self, run: Run, reason: int) -> None:
+    def _kill(self, run: ForkedRun, reason: int) -> None:
         """End a run, all of it. The first reason counts."""
         if run.ending:
             return
@@ -438,14 +440,14 @@ class Forkserver:
             if use is not None:
                 self._hold(run, use)
 
-    def _hold(self, run: Run, use: Use) -> None:
+    def _hold(self, run: ForkedRun, use: Use) -> None:
         run.cpu = max(run.cpu, use.cpu_seconds)
         if run.request.cpu and use.cpu_seconds >= run.request.cpu:
             self._kill(run, wire.CPU)
         elif len(use.pids) > 1 and self._exceeds_memory(run, use):
             self._kill(run, wire.MEMORY)
 
-    def _exceeds_memory(self, run: Run, use: Use) -> bool:
+    def _exceeds_memory(self, run: ForkedRun, use: Use) -> bool:
         limit = run.request.memory
         # The sum counts shared pages more than once: look closely before killing.
         return use.memory_bytes > limit and self._monitor.proportional_bytes(use.pids) > limit
@@ -514,7 +516,7 @@ def main(channel_fd: int) -> None:
     try:
         _prefer_as_oom_victim()
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_MOST_FILES, most), most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_MAX_FILES, most), most))
         if config["as_root"]:
             os.setgroups([])
         server = Forkserver(channel, config)

@@ -81,7 +81,7 @@ class PolicyHooks:
 
     def _judge_import(self, name: str) -> None:
         top = name.partition(".")[0]
-        if self._allowed is not None and top not in self._allowed and self._asked_by_user():
+        if self._allowed is not None and top not in self._allowed and self._requested_by_user():
             raise ImportError(
                 f"module {top!r} is not allowed here; allowed: {', '.join(sorted(self._allowed)) or 'none'}", name=top
             )
@@ -100,10 +100,10 @@ class PolicyHooks:
 
     def _guarded(self, name: str, plain: Callable[..., object]) -> Callable[..., object]:
         through_libraries = "." in name or name in _BEHIND_LIBRARIES
-        is_refused = self._called_by_user if through_libraries else self._asked_by_user
+        is_rejected = self._called_by_user if through_libraries else self._requested_by_user
 
         def guarded(*args: object, **kwargs: object) -> object:
-            if is_refused() and not (name == "__import__" and self._is_import_statement(sys._getframe(1))):
+            if is_rejected() and not (name == "__import__" and self._is_import_statement(sys._getframe(1))):
                 raise _refusal(name)
             if name in _TAKES_SCOPE:
                 args = _with_scope(args, sys._getframe(1))
@@ -123,7 +123,7 @@ class PolicyHooks:
             claimed = args[_FORGES_CODE[event]]
             if isinstance(claimed, bytes):
                 claimed = os.fsdecode(claimed)
-            if isinstance(claimed, str) and self._is_library(claimed) and self._asked_by_user():
+            if isinstance(claimed, str) and self._is_library(claimed) and self._requested_by_user():
                 raise PermissionError(f"code may not claim to come from {claimed!r}")
 
     def _is_import_statement(self, caller: types.FrameType) -> bool:
@@ -133,7 +133,7 @@ class PolicyHooks:
     def _is_library(self, filename: str) -> bool:
         return filename.startswith(self._trusted)
 
-    def _asked_by_user(self) -> bool:
+    def _requested_by_user(self) -> bool:
         """Whether the innermost frame that asks for itself is user code. The import machinery does: it needs `_io` and
         `exec` on its way to a module that was judged already."""
         for filename, module in _callers():

@@ -20,11 +20,11 @@ _FLUSH_FAILED = 120
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-class FilesRefused(OSError):
+class FilesRejectedError(OSError):
     """The files that came with a run cannot be laid out as they are named."""
 
 
-class Job:
+class SandboxJob:
     """What the pool wants to be run."""
 
     def __init__(self, code: bytes, files: dict[str, bytes]) -> None:
@@ -32,7 +32,7 @@ class Job:
         self.files = files
 
 
-def read_job(fd: int) -> Job:
+def read_job(fd: int) -> SandboxJob:
     """The job in a job file."""
     view = memoryview(os.pread(fd, os.fstat(fd).st_size - wire.JOURNAL_BYTES, wire.JOURNAL_BYTES))
     code_size, count = wire.JOB.unpack_from(view)
@@ -44,20 +44,20 @@ def read_job(fd: int) -> Job:
         at += wire.FILE.size
         name, at = str(view[at : at + name_size], "utf-8"), at + name_size
         files[name], at = bytes(view[at : at + size]), at + size
-    return Job(code, files)
+    return SandboxJob(code, files)
 
 
 def write_files(files: dict[str, bytes]) -> None:
     """Put files into the current directory.
 
     Raises:
-        FilesRefused: two of them are in each other's way, or there is no room for them.
+        FilesRejectedError: two of them are in each other's way, or there is no room for them.
     """
     for name, content in files.items():
         try:
             _write_file(name, content)
         except OSError as error:
-            raise FilesRefused(error.errno, error.strerror, name) from error
+            raise FilesRejectedError(error.errno, error.strerror, name) from error
 
 
 def _write_file(name: str, content: bytes) -> None:

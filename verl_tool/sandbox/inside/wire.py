@@ -49,7 +49,7 @@ RUN = struct.Struct("<BQddQIIQQIIIIQ")
 """op, id, wall seconds, CPU seconds (0: none), memory bytes, processes, open files, output bytes, disk bytes,
 disk files, whether the run's folder is asked for, how many of the descriptors join it to its control groups, its kind,
 and the box that it shares: the id of the run that was given it, or 0 for a new one."""
-MOST_FDS = 8
+MAX_FDS = 8
 """That come with one message."""
 KILL = struct.Struct("<BQB")
 """op, id, why: one of the limits below. Also of DROP, with the box for id."""
@@ -68,8 +68,8 @@ STATE, COUNT, DROPPED_OUT, DROPPED_ERR, FIRST_SWITCH = range(5)
 SWITCHES = JOURNAL_BYTES // 8 - FIRST_SWITCH
 FAILURE_BYTES = 1000
 """Longest message of a failed set-up."""
-NOT_STARTED, STARTED, SETUP_FAILED, FILES_REFUSED = range(4)
-"""Values of STATE. FILES_REFUSED: the files that came with the run cannot be laid out as they are named. After it and
+NOT_STARTED, STARTED, SETUP_FAILED, FILES_REJECTED = range(4)
+"""Values of STATE. FILES_REJECTED: the files that came with the run cannot be laid out as they are named. After it and
 SETUP_FAILED the words from FIRST_SWITCH on hold a message, closed by a zero byte."""
 
 

@@ -23,7 +23,7 @@ _NAME = re.compile(_PREFIX + r"(?P<mark>[0-9a-f]{16})-(?P<salt>[0-9a-f]{12})[0-9
 """Of the groups of a pool: by whom they were made, in a form that tells nothing to the code that runs in them."""
 _REMOVE_SECONDS = 5.0
 _FORKSERVERS = "forkservers"
-_MOST_WEIGHT = 10_000
+_MAX_WEIGHT = 10_000
 """That version 2 takes."""
 _OVERHEAD_BYTES = 16 << 20
 """Page tables and the like, which the kernel counts as a run's memory too."""
@@ -117,7 +117,7 @@ class RunGroup:
         self._folders = tuple(dict.fromkeys((memory, cpu, accounting)))
         self._files = _Files()
         self._limit = 0
-        self.most_memory = 0
+        self.max_memory = 0
         """Bytes, as far as seen: the most that `look` found."""
         try:
             for folder in self._folders:
@@ -135,7 +135,7 @@ class RunGroup:
         if memory_bytes != self._limit:
             _write(self._memory, self._version.memory_limit, str(memory_bytes))
             self._limit = memory_bytes
-        self.most_memory = 0
+        self.max_memory = 0
         self._before = self._counts()
 
     def forgive(self) -> None:
@@ -152,7 +152,7 @@ class RunGroup:
 
     def look(self) -> None:
         """Note how much memory is in use."""
-        self.most_memory = max(self.most_memory, self.memory_now())
+        self.max_memory = max(self.max_memory, self.memory_now())
 
     def memory_now(self) -> int:
         """Bytes in use."""
@@ -230,7 +230,7 @@ class ControlGroup:
         self.give(self.take(memory_bytes))  # a run's group can be made, too
         # As much as a busy process on each core; the server and the forkservers are to get their turn beside runs that
         # spin. Among themselves runs have equal shares, whatever they start.
-        weight = min(self._version.weight_unit * len(os.sched_getaffinity(0)), _MOST_WEIGHT)
+        weight = min(self._version.weight_unit * len(os.sched_getaffinity(0)), _MAX_WEIGHT)
         _write(self._cpu, self._version.weight, str(weight))
 
     def joining(self, command: list[str]) -> list[str]:

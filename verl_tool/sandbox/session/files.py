@@ -21,10 +21,10 @@ _AT = {**_LINKED, **_OWN, wire.VERIFIER_DIRECTORY: "verifier"}
 class SessionFiles:
     """The folders of one session. `close` it."""
 
-    def __init__(self, folder_fd: int, most_bytes: int) -> None:
-        """`folder_fd`: of the folder that holds its folders; `most_bytes`: of one file."""
+    def __init__(self, folder_fd: int, max_bytes: int) -> None:
+        """`folder_fd`: of the folder that holds its folders; `max_bytes`: of one file."""
         self._folder_fd = folder_fd
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._shown = 0
 
     def close(self) -> None:
@@ -35,15 +35,15 @@ class SessionFiles:
         """A plain file's content; see `Session.read_file`."""
         with _opened(self._folder_fd, _parts(path), os.O_RDONLY, path) as fd:
             size = os.fstat(fd).st_size
-            if size > self._most_bytes:
-                raise OSError(errno.EFBIG, f"{size} bytes are more than {self._most_bytes}", path)
+            if size > self._max_bytes:
+                raise OSError(errno.EFBIG, f"{size} bytes are more than {self._max_bytes}", path)
             return os.pread(fd, size, 0)
 
     def write(self, path: str, content: bytes) -> None:
         """Make a file of this content, or replace what is there; see `Session.write_file`."""
         parts = _parts(path)
-        if len(content) > self._most_bytes:
-            raise OSError(errno.EFBIG, f"{len(content)} bytes are more than {self._most_bytes}", path)
+        if len(content) > self._max_bytes:
+            raise OSError(errno.EFBIG, f"{len(content)} bytes are more than {self._max_bytes}", path)
         self._make_folders(parts, path)
         with _opened(self._folder_fd, parts, os.O_WRONLY | os.O_CREAT, path) as fd:
             self._give_to_owner(fd)

@@ -15,7 +15,7 @@ from verl_tool.sandbox.isolation.cgroup import group_bytes
 from verl_tool.sandbox.isolation.levels import Level
 from verl_tool.sandbox.limits import SessionLimits
 from verl_tool.sandbox.session.session import Session
-from verl_tool.sandbox.worker import MAX_SESSION_SLOTS, Setup, Worker
+from verl_tool.sandbox.worker import MAX_SESSION_SLOTS, Worker, WorkerSetup
 
 if TYPE_CHECKING:
     from verl_tool.sandbox.isolation.cgroup import RunGroup
@@ -41,7 +41,7 @@ class SessionPool:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: WorkerSetup,
         run_slots: RunSlots,
         enforcer: LimitEnforcer,
         *,
@@ -62,16 +62,16 @@ class SessionPool:
                 most are ended (`enforce_memory`).
             fair_share: bytes; as of `oom_kills`.
         """
-        # One more, for `run_apart`.
+        # One more, for `run_isolated`.
         slots = min(MAX_SESSION_SLOTS, _SLOTS_PER_SESSION * (min(most, MAX_SESSIONS) + _COMPANIONS + 1))
         self._setup = replace(setup, sessions=True, slots=slots)
         self.run_slots, self.fair_share = run_slots, fair_share
         self._enforcer = enforcer
-        self._most_workers, self._most = workers, min(most, workers * MAX_SESSIONS)
+        self._max_workers, self._most = workers, min(most, workers * MAX_SESSIONS)
         self._memory_bytes = memory_bytes
         self._sessions: dict[Session, None] = {}
         self._uncounted: set[Session] = set()
-        """Those of `run_apart`, and companions."""
+        """Those of `run_isolated`, and companions."""
         self.companions = asyncio.Semaphore(_COMPANIONS)
         self._workers: list[Worker] = []
         self._starting = asyncio.Lock()
@@ -100,7 +100,7 @@ class SessionPool:
         self._require_isolation()
         return Session(self, limits, files)
 
-    async def run_apart(self, code: str) -> CellResult:
+    async def run_isolated(self, code: str) -> CellResult:
         """Run a cell in a session that is not counted. Raises IsolationError, SandboxError."""
         try:
             async with self.uncounted(SessionLimits()) as session:
@@ -163,7 +163,7 @@ class SessionPool:
         async with self._starting:
             self._workers = [worker for worker in self._workers if worker.alive]
             fewest = min(self._workers, key=lambda worker: worker.live, default=None)
-            if fewest is None or (fewest.live and len(self._workers) < self._most_workers):
+            if fewest is None or (fewest.live and len(self._workers) < self._max_workers):
                 fewest = Worker(self._setup, self._bury)
                 try:
                     await fewest.start()

@@ -37,8 +37,14 @@ from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.job import JobFiles, check_names
 from verl_tool.sandbox.result import CellResult, RunResult
 from verl_tool.sandbox.session.files import FOLDERS, SessionFiles
-from verl_tool.sandbox.session.keeper import ANSWER_SECONDS, Done, Keeper, KeeperGone, ignore
-from verl_tool.sandbox.worker import Ended, Worker, WorkerGone
+from verl_tool.sandbox.session.interpreter_handle import (
+    ANSWER_SECONDS,
+    Done,
+    InterpreterExitedError,
+    InterpreterHandle,
+    ignore,
+)
+from verl_tool.sandbox.worker import RunStatus, Worker, WorkerExitedError
 
 if TYPE_CHECKING:
     from verl_tool.sandbox.isolation.cgroup import RunGroup
@@ -59,7 +65,7 @@ _UNPACK = "exec tar -xpSf - --no-same-owner --delay-directory-restore"
 class SessionProcess:
     """A program that a session goes on running: see `Session.spawn`."""
 
-    def __init__(self, worker: Worker, run_id: int, ended: asyncio.Future[Ended]) -> None:
+    def __init__(self, worker: Worker, run_id: int, ended: asyncio.Future[RunStatus]) -> None:
         self._worker, self._run_id, self._ended = worker, run_id, ended
 
     @property
@@ -71,7 +77,7 @@ class SessionProcess:
         """End it with all that it started, for a limit that `wire` numbers; `wait` tells when they are gone."""
         self._worker.kill(self._run_id, reason)
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> RunStatus:
         """Until it has ended with all that it started. Raises SandboxError if its forkserver died."""
         return await asyncio.shield(self._ended)
 
@@ -89,13 +95,13 @@ class Session:
         size = sum(map(len, files.values()))
         if size > limits.disk_bytes:
             raise ConfigError(f"files are {size} bytes, the limit disk_bytes is {limits.disk_bytes}; raise it")
-        self._pool, self._limits, self._given_files = pool, limits, files
+        self._pool, self._limits, self._input_files = pool, limits, files
         self._lock = asyncio.Lock()
         self._worker: Worker | None = None
         self._group: RunGroup | None = None
         self._box = 0
         self._files: SessionFiles | None = None
-        self._keeper = Keeper(limits, self._other_keepers)
+        self._keeper = InterpreterHandle(limits, self._other_interpreters)
         self._processes: dict[int, SessionProcess] = {}
         self._branches: list[Session] = [self]
         """All that share its folders, its limits and its lock: itself, and what was forked from it or with it."""
@@ -153,8 +159,8 @@ class Session:
         try:
             self._worker = await self._pool.worker()
             self._group = self._pool.take_group(self._worker, self._limits)
-            await self._start_keeper(self._given_files)
-            self._given_files, self._lost = _NO_FILES, ""
+            await self._start_interpreter(self._input_files)
+            self._input_files, self._lost = _NO_FILES, ""
         except BaseException:
             await self.close()
             raise
@@ -193,9 +199,9 @@ class Session:
                 if exhausted:
                     return self._cell_result(job, None, 0.0, 0.0, exhausted)
                 if self._keeper.died_idle:
-                    return await self._told_of_death(job)
+                    return await self._dead_interpreter_result(job)
                 if not self._keeper.alive:
-                    await self._start_keeper(_NO_FILES)
+                    await self._start_interpreter(_NO_FILES)
                 return await self._run_cell(job, counted, interactive, self._wall_left(wall_seconds))
 
     async def exec(
@@ -290,7 +296,7 @@ class Session:
                     raise SandboxError("the session has no Python state; run a cell first", retryable=False)
                 branch._join(self)
                 await self._copy_files(branch._number)
-                await self._fork_keeper(branch)
+                await self._fork_interpreter(branch)
         except BaseException:
             await branch.close()
             raise
@@ -310,21 +316,21 @@ class Session:
         if ended.status != 0:
             raise SandboxError(f"the session's files cannot be copied: {said}", retryable=False)
 
-    async def _command(self, line: str) -> tuple[Ended, str]:
+    async def _command(self, line: str) -> tuple[RunStatus, str]:
         """Run a command of ours in the session's confinement; its end and what it complained of."""
         with contextlib.closing(JobFiles(_packed(line, _NOTHING, wire.BOX), b"", {})) as job:
             ended = await self._ended(self._begin(job, self._limits, ()), self._limits.wall_seconds + ANSWER_SECONDS)
             return ended, job.output(1000).stderr.decode(errors="replace").strip()
 
-    async def _fork_keeper(self, branch: Session) -> None:
+    async def _fork_interpreter(self, branch: Session) -> None:
         try:
             await self._keeper.fork(branch._keeper, branch._number)
-        except KeeperGone:
+        except InterpreterExitedError:
             raise SandboxError("the session's interpreter could not be forked", retryable=False) from None
         branch._lost = ""
         branch.touch()
 
-    def _other_keepers(self) -> list[Keeper]:
+    def _other_interpreters(self) -> list[InterpreterHandle]:
         return [branch._keeper for branch in self._branches if branch is not self]
 
     async def end_programs(self) -> None:
@@ -582,7 +588,7 @@ class Session:
         order = (streams[1], streams[2], streams[0]) if streams else ()
         try:
             run_id, ended = self._worker.begin(job, limits, False, self._group, wire.COMMAND, self._box, order)
-        except WorkerGone as error:
+        except WorkerExitedError as error:
             raise self._state_lost(error) from error
         self._processes[run_id] = process = SessionProcess(self._worker, run_id, ended)
         ended.add_done_callback(ignore)
@@ -597,7 +603,7 @@ class Session:
         ):
             await process.wait()
 
-    async def _ended(self, process: SessionProcess, seconds: float) -> Ended:
+    async def _ended(self, process: SessionProcess, seconds: float) -> RunStatus:
         """The end of a command, or its limit's."""
         assert self._worker is not None
         timer = asyncio.get_running_loop().call_later(seconds, self._worker.abandon)
@@ -608,12 +614,12 @@ class Session:
             process.kill()
             await asyncio.wait({process._ended}, timeout=ANSWER_SECONDS)
             raise
-        except WorkerGone as error:
+        except WorkerExitedError as error:
             raise self._state_lost(error) from error
         finally:
             timer.cancel()
 
-    def _exec_result(self, job: JobFiles, ended: Ended, cpu_seconds: float) -> RunResult:
+    def _exec_result(self, job: JobFiles, ended: RunStatus, cpu_seconds: float) -> RunResult:
         if not ended.reached and ended.limit_hit is None:
             raise SandboxError(f"a command could not be set up: {job.failure()}", retryable=True)
         if self._group is not None:
@@ -631,17 +637,17 @@ class Session:
 
     # The Python state.
 
-    async def _start_keeper(self, files: Mapping[str, bytes]) -> None:
+    async def _start_interpreter(self, files: Mapping[str, bytes]) -> None:
         """Start a fresh interpreter in the session's folders; in new ones if it has none, with `files` in them."""
         assert self._worker is not None
         with contextlib.closing(JobFiles(b"", b"", files)) as job:
             try:
                 folder = await self._keeper.start(self._worker, job, self._group, self._box)
-            except WorkerGone as error:
+            except WorkerExitedError as error:
                 raise self._state_lost(error) if self._box else error from None
-            except KeeperGone:
-                await self._bury_keeper()
-                if job.state() == wire.FILES_REFUSED:
+            except InterpreterExitedError:
+                await self._reap_interpreter()
+                if job.state() == wire.FILES_REJECTED:
                     raise ConfigError(f"the files of a session cannot be laid out: {job.failure()}") from None
                 raise SandboxError(f"a session could not be set up: {job.failure()}", retryable=True) from None
             finally:
@@ -659,25 +665,25 @@ class Session:
                 done = await self._keeper.run(job.fds, counted=counted, interactive=interactive, wall_seconds=wall)
         except asyncio.CancelledError:
             if self._keeper.lost_a_cell:
-                await self._bury_keeper()
+                await self._reap_interpreter()
             raise
-        except KeeperGone:
-            await self._bury_keeper()
+        except InterpreterExitedError:
+            await self._reap_interpreter()
         return self._cell_result(job, done, time.monotonic() - begun, self._cpu() - cpu, None)
 
-    async def _told_of_death(self, job: JobFiles) -> CellResult:
+    async def _dead_interpreter_result(self, job: JobFiles) -> CellResult:
         """The result of a cell that is not run, for there is no state in which it could."""
-        await self._bury_keeper()
+        await self._reap_interpreter()
         self._keeper.limit_hit = wire.NO_LIMIT
         return self._cell_result(job, None, 0.0, 0.0, None)
 
-    async def _bury_keeper(self) -> None:
+    async def _reap_interpreter(self) -> None:
         """As `Keeper.bury`. Raises ToolFault if the forkserver has died, or the session was closed."""
         if self._files is not None:
             self._require_result()
         try:
             await self._keeper.bury()
-        except WorkerGone as error:
+        except WorkerExitedError as error:
             raise self._state_lost(error) from error
 
     def _state_lost(self, error: Exception) -> ToolFault:
@@ -715,7 +721,7 @@ class Session:
         hit = wire.LIMIT_NAMES[self._keeper.limit_hit]
         if self._group is None or not self._group.lost_process():
             return hit
-        if self._group.exceeded_memory() or self._group.most_memory > self._pool.fair_share:
+        if self._group.exceeded_memory() or self._group.max_memory > self._pool.fair_share:
             return "memory_bytes"
         if done is None:
             raise self._state_lost(oom_kills.killed_for_others())

@@ -28,11 +28,11 @@ from verl_tool.protocol import (
     StepRequest,
     StepResult,
 )
-from verl_tool.rendezvous import owner as rendezvous_owner
-from verl_tool.servers.api.merged_metrics import merge_expositions
-from verl_tool.servers.api.router import ForkLocal, RunLocal
 from verl_tool.servers.cluster.members import Member, Members
 from verl_tool.servers.cluster.peers import PeerAwayError, PeerBrokenError, Peers, PeerTimeoutError
+from verl_tool.servers.replica.merged_metrics import merge_expositions
+from verl_tool.servers.replica.router import ForkLocal, RunLocal
+from verl_tool.util.rendezvous import owner as rendezvous_owner
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,10 @@ class ClusterReports:
 
     async def replicas(self) -> ReplicaList:
         """The replicas that a client may go to directly: those that take new trajectories."""
-        takers = [ReplicaInfo(**each.model_dump(exclude={"key"})) for each in self._members.takers()]
-        return ReplicaList(replicas=takers if self._direct_open else [], sticky=self._sticky)
+        accepting_replicas = [
+            ReplicaInfo(**each.model_dump(exclude={"key"})) for each in self._members.accepting_replicas()
+        ]
+        return ReplicaList(replicas=accepting_replicas if self._direct_open else [], sticky=self._sticky)
 
     async def health(self, own: HealthReport) -> HealthReport:
         """`own` with the peers' reports; a peer that does not answer is ``unhealthy`` in it."""
@@ -105,7 +107,7 @@ class StatelessRouter(ClusterReports):
         return await fork_local(request)
 
     def _owners(self, requests: Sequence[StepRequest]) -> list[str]:
-        candidates = [info.id for info in self._members.takers()]
+        candidates = [info.id for info in self._members.accepting_replicas()]
         spread = len(requests) >= SPREAD_FROM
         return [
             rendezvous_owner(r.trajectory_id, candidates) if spread or r.step is not None else self.replica_id

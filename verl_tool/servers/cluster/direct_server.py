@@ -14,9 +14,9 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from verl_tool.servers.api.http import HttpError, error_response
-from verl_tool.servers.api.http_protocol import BoundedHttp
-from verl_tool.servers.api.router import PEER_KEY_HEADER
+from verl_tool.http.http_protocol import BoundedHttp
+from verl_tool.http.messages import HttpError, error_response
+from verl_tool.servers.replica.router import PEER_KEY_HEADER
 
 logger = logging.getLogger(__name__)
 

@@ -83,7 +83,7 @@ class Members:
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._handle = handle.options(method_name="describe")
 
-    def takers(self) -> list[Member]:
+    def accepting_replicas(self) -> list[Member]:
         """The replicas that can be given something new; this one alone if there is no other."""
         now = self._clock()
         self._avoided = {replica_id: until for replica_id, until in self._avoided.items() if until > now}

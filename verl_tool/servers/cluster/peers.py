@@ -9,7 +9,6 @@ import aiohttp
 from pydantic import ValidationError
 
 from verl_tool.errors import VerlToolError
-from verl_tool.json_text import encode_json
 from verl_tool.protocol import (
     MISDIRECTED,
     REPLICA_HEADER,
@@ -24,8 +23,9 @@ from verl_tool.protocol import (
     proof_of,
     request_body,
 )
-from verl_tool.servers.api.router import FORWARDED_HEADER, PEER_KEY_HEADER
 from verl_tool.servers.cluster.members import Member
+from verl_tool.servers.replica.router import FORWARDED_HEADER, PEER_KEY_HEADER
+from verl_tool.util.json_text import encode_json
 
 CONNECT_SECONDS = 2.0
 """Deadline for a connection to a peer."""

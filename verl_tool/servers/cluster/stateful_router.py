@@ -18,16 +18,16 @@ from typing import NamedTuple
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
+from verl_tool.http.messages import HttpError, JsonResponse
+from verl_tool.http.web_app import Request
 from verl_tool.protocol import Fault, FaultKind, ForkRequest, ForkResponse, StepRequest, StepResult
-from verl_tool.rendezvous import owner as rendezvous_owner
-from verl_tool.servers.api.asgi_app import AppHandler, ToolServerApp
-from verl_tool.servers.api.http import HttpError, JsonResponse
-from verl_tool.servers.api.router import ForkLocal, RunLocal
-from verl_tool.servers.api.web_app import Request
-from verl_tool.servers.api.wire import decode_model
 from verl_tool.servers.cluster.cluster_router import ClusterReports, at_owners, faulted, late
 from verl_tool.servers.cluster.members import Member, Members
 from verl_tool.servers.cluster.peers import PeerAwayError, PeerBrokenError, Peers, PeerTimeoutError
+from verl_tool.servers.replica.asgi_app import AppHandler, ToolServerApp
+from verl_tool.servers.replica.router import ForkLocal, RunLocal
+from verl_tool.servers.replica.wire import decode_model
+from verl_tool.util.rendezvous import owner as rendezvous_owner
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class StatefulRouter(ClusterReports):
         """Where each trajectory is to go."""
         begun = {r.trajectory_id for r in requests if not r.finish and (r.step or r.begun or self._has_met(r))}
         found, silent = await self._locate(list(dict.fromkeys(r.trajectory_id for r in requests)))
-        takers = [member.id for member in self._members.takers()]
+        accepting_replicas = [member.id for member in self._members.accepting_replicas()]
         places: dict[str, _Place] = {}
         for request in requests:
             trajectory_id = request.trajectory_id
@@ -149,7 +149,7 @@ class StatefulRouter(ClusterReports):
                 # Whose state is gone is free again.
                 places.setdefault(trajectory_id, _Place(self.replica_id, True))
             else:
-                places[trajectory_id] = _Place(rendezvous_owner(trajectory_id, takers), False)
+                places[trajectory_id] = _Place(rendezvous_owner(trajectory_id, accepting_replicas), False)
             if request.finish:
                 self._remembered.pop(trajectory_id, None)
         return places

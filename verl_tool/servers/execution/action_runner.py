@@ -10,10 +10,10 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from verl_tool.content import AudioPart, ImagePart, MediaPart, as_parts, refuse_too_much
+from verl_tool.content.parts import AudioPart, ImagePart, MediaPart, as_parts, reject_too_much
 from verl_tool.errors import ConfigError, ContentError, SandboxError, ToolFault
 from verl_tool.formats.load import specs_of
-from verl_tool.json_text import shown
+from verl_tool.http.metrics import NO_TOOL, ToolMetrics
 from verl_tool.protocol import (
     AUDIOS_FIELD,
     DIRECT_FIELD,
@@ -31,19 +31,19 @@ from verl_tool.protocol import (
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.calls import CallFinder, MatchedCall
 from verl_tool.servers.execution.current_trajectory import running_for
-from verl_tool.servers.execution.deadline import Deadline
 from verl_tool.servers.execution.live_states import LiveStates
 from verl_tool.servers.execution.observation import (
     merge,
     not_run,
     not_understood,
-    told_of_error,
     too_long,
     unrunnable,
+    with_error_metric,
 )
-from verl_tool.servers.execution.trajectory_table import Trajectory
-from verl_tool.servers.metrics import NO_TOOL, ToolMetrics
+from verl_tool.servers.execution.trajectory_table import ServedTrajectory
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
+from verl_tool.util.deadline import Deadline
+from verl_tool.util.json_text import excerpt
 from verl_tool.verification import read_verification
 
 log = logging.getLogger(__name__)
@@ -93,15 +93,15 @@ class ActionRunner:
         self._groups: dict[str, list[str]] = {}
         for tool in tools:
             self._groups.setdefault(tool.state_group, []).append(tool.name)
-        takers = {(kind, tool.state_group): tool for tool in tools for kind in tool.takes_media}
-        self._takers = [(kind, tool) for (kind, _), tool in takers.items()]
+        accepting_replicas = {(kind, tool.state_group): tool for tool in tools for kind in tool.takes_media}
+        self._tools_by_format = [(kind, tool) for (kind, _), tool in accepting_replicas.items()]
         """One tool of each state that knows the trajectory's images or audio."""
         bounded = [tool for tool in tools if tool.max_live is not None or tool.ttl_seconds is not None]
         self._live = {tool.state_group: LiveStates(tool) for tool in bounded}
 
     async def run(
         self,
-        trajectory: Trajectory,
+        trajectory: ServedTrajectory,
         request: StepRequest,
         progress: list[ToolResult],
         admission: Admission | None,
@@ -133,19 +133,19 @@ class ActionRunner:
         wire = fault.as_fault() if retryable is None else fault.as_fault().model_copy(update={"retryable": retryable})
         return StepResult(request.trajectory_id, valid=False, fault=wire)
 
-    async def end(self, trajectory: Trajectory) -> None:
+    async def end(self, trajectory: ServedTrajectory) -> None:
         """The trajectory is over: close its states, after what it runs now."""
         async with trajectory.lock:
             trajectory.over = True
             await self.free(trajectory)
 
-    async def fork(self, source: Trajectory, branch: Trajectory) -> None:
+    async def fork(self, source: ServedTrajectory, branch: ServedTrajectory) -> None:
         """Give `branch` copies of the states of `source`, after what that runs now.
 
         Raises ToolFault, ``not_forkable`` among others; `branch` has no state then.
         """
         async with source.lock:
-            _refuse_ended(source)
+            _reject_ended(source)
             try:
                 with running_for(branch.id), Deadline(self._call_timeout):
                     await self._fork_states(source, branch)
@@ -157,7 +157,7 @@ class ActionRunner:
                 await self.free(branch)
                 raise
 
-    async def free(self, trajectory: Trajectory) -> None:
+    async def free(self, trajectory: ServedTrajectory) -> None:
         """Close all its states. A tool that fails to is logged: its trajectory is over either way."""
         states, trajectory.states = trajectory.states, {}
         # Tools of one group have the same state.
@@ -175,7 +175,7 @@ class ActionRunner:
                 if group in self._live:
                     self._live[group].release(trajectory)
 
-    def expired(self) -> list[tuple[Trajectory, str]]:
+    def expired(self) -> list[tuple[ServedTrajectory, str]]:
         """Trajectories that have been idle for longer than a tool lets them be, and why their state is lost."""
         return [
             (trajectory, f"it was idle for more than {live.ttl_seconds:g} s, which its tools allow (ttl_seconds)")
@@ -185,22 +185,22 @@ class ActionRunner:
 
     async def _run_in_turn(
         self,
-        trajectory: Trajectory,
+        trajectory: ServedTrajectory,
         request: StepRequest,
         progress: list[ToolResult],
         admission: Admission | None,
         deadline: float,
     ) -> StepResult:
         async with trajectory.lock:
-            _refuse_ended(trajectory)
+            _reject_ended(trajectory)
             if VERIFY_FIELD in request.extra:
                 return await self._verify(trajectory, request, admission, deadline)
             if FILES_FIELD in request.extra:
                 await self._open(self._tool_with_workspace(FILES_FIELD), trajectory, request, admission, deadline)
-            for kind, tool in self._takers:
+            for kind, tool in self._tools_by_format:
                 if _FIELDS[kind] in request.extra:
                     await self._open(tool, trajectory, request, admission, deadline)
-            wanted, formats = self._wanted_tools(request), self._wanted_formats(request)
+            wanted, formats = self._requested_tools(request), self._requested_formats(request)
             if len(request.action) > MAX_ACTION_CHARACTERS:
                 self._metrics.not_understood()
                 tools = self._tools if wanted is None else wanted
@@ -208,7 +208,7 @@ class ActionRunner:
             if request.extra.get(DIRECT_FIELD) is True:
                 matched, unknown = self._finder.direct(request.action, wanted)
             else:
-                matched, unknown = await self._finder.find_in_turn(request.action, wanted, formats)
+                matched, unknown = await self._finder.find_async(request.action, wanted, formats)
             # Each refusal costs as much as a call, and an action may hold tens of thousands.
             matched = matched[: MAX_CALLS + 1]
             if matched:
@@ -227,7 +227,12 @@ class ActionRunner:
             return result
 
     async def _open(
-        self, tool: Tool, trajectory: Trajectory, request: StepRequest, admission: Admission | None, deadline: float
+        self,
+        tool: Tool,
+        trajectory: ServedTrajectory,
+        request: StepRequest,
+        admission: Admission | None,
+        deadline: float,
     ) -> None:
         """Make the trajectory's state with the files, images or audio that have come, whatever it calls first."""
         async with admission.place(tool.name) if admission else nullcontext():
@@ -237,7 +242,7 @@ class ActionRunner:
                 raise ToolCallFault(tool, FaultKind.SANDBOX, str(error), error.retryable) from error
 
     async def _verify(
-        self, trajectory: Trajectory, request: StepRequest, admission: Admission | None, deadline: float
+        self, trajectory: ServedTrajectory, request: StepRequest, admission: Admission | None, deadline: float
     ) -> StepResult:
         """What a verifier says of the trajectory's workspace."""
         tool = self._tool_with_workspace(VERIFY_FIELD)
@@ -264,7 +269,7 @@ class ActionRunner:
     async def _run_calls(
         self,
         matched: Sequence[MatchedCall],
-        trajectory: Trajectory,
+        trajectory: ServedTrajectory,
         request: StepRequest,
         progress: list[ToolResult],
         deadline: float,
@@ -284,7 +289,7 @@ class ActionRunner:
                 await self._show(result, trajectory, request, deadline)
 
     async def _run_call(
-        self, match: MatchedCall, trajectory: Trajectory, request: StepRequest, deadline: float
+        self, match: MatchedCall, trajectory: ServedTrajectory, request: StepRequest, deadline: float
     ) -> ToolResult:
         tool, call = match.tool, match.call
         if call.error is not None:
@@ -305,15 +310,19 @@ class ActionRunner:
         except Exception as error:
             raise _as_fault(tool, trajectory, error) from error
         self._metrics.called(tool.name, time.perf_counter() - began, valid=result.valid, error=result.error)
-        return told_of_error(result)
+        return with_error_metric(result)
 
-    async def _show(self, result: ToolResult, trajectory: Trajectory, request: StepRequest, deadline: float) -> None:
+    async def _show(
+        self, result: ToolResult, trajectory: ServedTrajectory, request: StepRequest, deadline: float
+    ) -> None:
         """Tell the states that know the trajectory's images and audio of those of a result."""
-        for kind, tool in self._takers:
+        for kind, tool in self._tools_by_format:
             if media := [part for part in result.parts if isinstance(part, kind)]:
                 tool.take_media((await self._context(tool, trajectory, request, deadline)).state, media)
 
-    async def _context(self, tool: Tool, trajectory: Trajectory, request: StepRequest, deadline: float) -> Context:
+    async def _context(
+        self, tool: Tool, trajectory: ServedTrajectory, request: StepRequest, deadline: float
+    ) -> Context:
         """Who calls `tool`; a state is made at the trajectory's first call."""
         context = Context(trajectory.id, request.step, None, request.extra, request.is_last_step, deadline)
         if tool.name not in trajectory.states:
@@ -323,7 +332,7 @@ class ActionRunner:
         context.state = trajectory.states[tool.name]
         return context
 
-    async def _state(self, tool: Tool, trajectory: Trajectory, context: Context) -> Any:
+    async def _state(self, tool: Tool, trajectory: ServedTrajectory, context: Context) -> Any:
         """What a tool keeps for a trajectory that has not called it yet: its group's state, or a new one."""
         if not tool.stateful:
             return None
@@ -340,7 +349,7 @@ class ActionRunner:
             live.release(trajectory)
             raise
 
-    async def _fork_states(self, source: Trajectory, branch: Trajectory) -> None:
+    async def _fork_states(self, source: ServedTrajectory, branch: ServedTrajectory) -> None:
         copies: dict[str, Any] = {}
         for name, state in source.states.items():
             tool = self._by_name[name]
@@ -348,7 +357,7 @@ class ActionRunner:
                 copies[tool.state_group] = await self._fork_state(tool, state, branch)
             branch.states[name] = copies.get(tool.state_group)
 
-    async def _fork_state(self, tool: Tool, state: Any, branch: Trajectory) -> Any:
+    async def _fork_state(self, tool: Tool, state: Any, branch: ServedTrajectory) -> Any:
         live = self._live.get(tool.state_group)
         if live is not None:
             live.take(branch)
@@ -361,7 +370,7 @@ class ActionRunner:
                 raise
             raise _as_fault(tool, branch, error) from error
 
-    def _wanted_tools(self, request: StepRequest) -> Sequence[Tool] | None:
+    def _requested_tools(self, request: StepRequest) -> Sequence[Tool] | None:
         """The tools that the request allows; None: all."""
         name, names = request.extra.get(TOOL_FIELD), request.extra.get(TOOLS_FIELD)
         if name is not None:
@@ -369,32 +378,34 @@ class ActionRunner:
         if names is None:
             return None
         if not isinstance(names, list) or len(names) > MAX_NAMES:
-            message = f"{TOOLS_FIELD} is {shown(names)}; send a list of at most {MAX_NAMES} names"
+            message = f"{TOOLS_FIELD} is {excerpt(names)}; send a list of at most {MAX_NAMES} names"
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         return [self._known_tool(TOOLS_FIELD, each) for each in names]
 
-    def _wanted_formats(self, request: StepRequest) -> frozenset[str] | None:
+    def _requested_formats(self, request: StepRequest) -> frozenset[str] | None:
         """Names of the formats that the request allows; None: all."""
         names = request.extra.get(FORMATS_FIELD)
         if names is None:
             return None
         if not isinstance(names, list) or len(names) > MAX_NAMES or not all(isinstance(each, str) for each in names):
-            message = f"{FORMATS_FIELD} is {shown(names)}; send a list of at most {MAX_NAMES} names"
+            message = f"{FORMATS_FIELD} is {excerpt(names)}; send a list of at most {MAX_NAMES} names"
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         if self._formats.isdisjoint(names):
-            message = f"no tool is called in {FORMATS_FIELD} {shown(names)}; known: {', '.join(sorted(self._formats))}"
+            message = (
+                f"no tool is called in {FORMATS_FIELD} {excerpt(names)}; known: {', '.join(sorted(self._formats))}"
+            )
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         return frozenset(names)
 
     def _known_tool(self, field: str, name: object) -> Tool:
         tool = self._by_name.get(name) if isinstance(name, str) else None
         if tool is None:
-            message = f"{field} {shown(name)} is unknown; known: {', '.join(self._by_name)}"
+            message = f"{field} {excerpt(name)} is unknown; known: {', '.join(self._by_name)}"
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         return tool
 
 
-def _as_fault(tool: Tool, trajectory: Trajectory, error: Exception) -> ToolCallFault:
+def _as_fault(tool: Tool, trajectory: ServedTrajectory, error: Exception) -> ToolCallFault:
     """What a tool has raised. It is anybody's code, and may raise anything: the fault of this trajectory alone."""
     if isinstance(error, ToolFault):
         return ToolCallFault(tool, error.kind, error.message, error.retryable)
@@ -411,9 +422,9 @@ def _bounded(result: ToolResult, earlier: Sequence[ToolResult]) -> ToolResult:
     if not (result.parts and any(each.parts for each in earlier)):
         return result
     try:
-        refuse_too_much(as_parts(part for each in (*earlier, result) for part in each.parts))
+        reject_too_much(as_parts(part for each in (*earlier, result) for part in each.parts))
     except ContentError as error:
-        return told_of_error(ToolResult(f"Error: {error}, or make further calls in your next turn.", error=True))
+        return with_error_metric(ToolResult(f"Error: {error}, or make further calls in your next turn.", error=True))
     return result
 
 
@@ -424,7 +435,7 @@ def _merged(request: StepRequest, matched: Sequence[MatchedCall], progress: Sequ
         raise ToolCallFault(matched[0].tool, FaultKind.TOOL_CRASHED, str(error), retryable=False) from error
 
 
-def _refuse_ended(trajectory: Trajectory) -> None:
+def _reject_ended(trajectory: ServedTrajectory) -> None:
     """Refuse an action that waited for its turn while an earlier one ended the trajectory."""
     if trajectory.over or trajectory.closed:
         message = f"trajectory {trajectory.id[:80]!r} ended while this action waited for its turn"

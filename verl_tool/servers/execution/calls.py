@@ -38,13 +38,13 @@ class CallFinder:
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._rank = {id(tool): i for i, tool in enumerate(tools)}
         self._by_name = {name: tool for tool in reversed(tools) for name in tool.call_names[::-1]}
-        self._takers = _takers_of_each_format(tools)
+        self._tools_by_format = _tools_by_format(tools)
         self._own_ways = [tool for tool in tools if type(tool).recognise is not Tool.recognise]
         self._read = 0
         """Characters read since the event loop had its turn."""
         self._turn = asyncio.Lock()
 
-    async def find_in_turn(
+    async def find_async(
         self, action: str, only: Sequence[Tool] | None = None, formats: Collection[str] | None = None
     ) -> tuple[list[MatchedCall], list[Call]]:
         """As `find`, without holding up the event loop, however long the action is and however many there are."""
@@ -87,11 +87,11 @@ class CallFinder:
         """
         matched: list[MatchedCall] = []
         unknown: list[Call] = []
-        for fmt, takers in self._takers:
+        for fmt, accepting_replicas in self._tools_by_format:
             if formats is not None and not is_among(fmt, formats):
                 continue
             for call in fmt.find_calls(action):
-                taker = takers.get(call.name)
+                taker = accepting_replicas.get(call.name)
                 if taker is not None:
                     matched.append(MatchedCall(taker, call))
                 else:
@@ -113,15 +113,15 @@ def is_among(fmt: Format, formats: Collection[str]) -> bool:
     return any(spec in formats for spec in specs_of(fmt))
 
 
-def _takers_of_each_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str, Tool]]]:
+def _tools_by_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str, Tool]]]:
     """Each format once, with the first tool of each name among those that recognise calls of it by name alone."""
     formats: dict[int, tuple[Format, dict[str, Tool]]] = {}
     for tool in tools:
         for fmt in tool.formats:
-            _, takers = formats.setdefault(id(fmt), (fmt, {}))
+            _, accepting_replicas = formats.setdefault(id(fmt), (fmt, {}))
             if type(tool).recognise is Tool.recognise:
                 for name in tool.call_names:
-                    takers.setdefault(name, tool)
+                    accepting_replicas.setdefault(name, tool)
     return list(formats.values())
 
 

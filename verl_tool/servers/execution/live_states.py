@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.servers.execution.trajectory_table import Trajectory
+from verl_tool.servers.execution.trajectory_table import ServedTrajectory
 from verl_tool.servers.tools.base import Tool
 
 
@@ -18,31 +18,31 @@ class LiveStates:
     def __init__(self, tool: Tool, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._max_live, self.ttl_seconds = tool.name, tool.max_live, tool.ttl_seconds
         self._clock = clock
-        self._live: OrderedDict[int, tuple[Trajectory, float]] = OrderedDict()
+        self._live: OrderedDict[int, tuple[ServedTrajectory, float]] = OrderedDict()
         """By identity, with the time of its latest call, the longest ago first."""
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def take(self, trajectory: Trajectory) -> None:
+    def take(self, trajectory: ServedTrajectory) -> None:
         """Count one more. Raises ToolFault ``overloaded`` if there are as many as may be."""
         if self._max_live is not None and len(self._live) >= self._max_live:
             message = f"tool {self._name} serves {self._max_live} trajectories at once (max_live); send it again later"
             raise ToolFault(FaultKind.OVERLOADED, message, retryable=True)
         self._live[id(trajectory)] = (trajectory, self._clock())
 
-    def touch(self, trajectory: Trajectory) -> None:
+    def touch(self, trajectory: ServedTrajectory) -> None:
         """It calls the tool now."""
         self._live[id(trajectory)] = (trajectory, self._clock())
         self._live.move_to_end(id(trajectory))
 
-    def release(self, trajectory: Trajectory) -> None:
+    def release(self, trajectory: ServedTrajectory) -> None:
         """Its state is closed."""
         self._live.pop(id(trajectory), None)
 
-    def idle(self) -> list[Trajectory]:
+    def idle(self) -> list[ServedTrajectory]:
         """Those that nobody has used for the time to live. Takes time in proportion to their number."""
-        found: list[Trajectory] = []
+        found: list[ServedTrajectory] = []
         if self.ttl_seconds is None:
             return found
         oldest = self._clock() - self.ttl_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from verl_tool.content import Part, TextPart, as_parts, parts_of, refuse_too_much, tagged
+from verl_tool.content.parts import Part, TextPart, as_parts, parts_of, reject_too_much, tagged
 from verl_tool.formats import Call
 from verl_tool.formats.base import render_parts
 from verl_tool.formats.find import last_tag
@@ -73,7 +73,7 @@ def unrunnable(reason: str) -> ToolResult:
     return ToolResult(f"Error: {reason}", valid=False, invalid_reason=reason)
 
 
-def told_of_error(result: ToolResult) -> ToolResult:
+def with_error_metric(result: ToolResult) -> ToolResult:
     """`result` with its `error` among the metrics, which travel to the trajectory's record."""
     return replace(result, metrics={**result.metrics, "error": 1.0}) if result.error else result
 
@@ -133,7 +133,7 @@ def _with_parts(calls: Sequence[tuple[Call, ToolResult]]) -> tuple[str, object, 
             shown += render_parts(call.format, parts, call)
         else:
             shown += parts_of(_render(call, result), result.image, result.audio)
-    refuse_too_much(shown)
+    reject_too_much(shown)
     text, images, audios = tagged(shown)
     return text, images or None, audios or None
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.http.metrics import ToolMetrics
 from verl_tool.protocol import ABORT_FIELD, FaultKind, StepRequest, StepResult, ToolDescription
 from verl_tool.servers.execution.action_runner import ActionRunner
 from verl_tool.servers.execution.admission import Admission
-from verl_tool.servers.execution.trajectory_table import Record, Trajectory, TrajectoryTable
+from verl_tool.servers.execution.trajectory_table import ServedTrajectory, TrajectoryEntry, TrajectoryTable
 from verl_tool.servers.execution.wait_all import wait_all
-from verl_tool.servers.metrics import ToolMetrics
 from verl_tool.servers.tools.base import Tool
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class ToolSet:
         max_calls: int | None = None,
         on_released: Callable[[str, bool], None] | None = None,
     ) -> None:
-        _refuse_bad_options(tools, state_ttl_seconds, record_ttl_seconds, max_trajectories, call_timeout_seconds)
+        _reject_bad_options(tools, state_ttl_seconds, record_ttl_seconds, max_trajectories, call_timeout_seconds)
         self.tools = tuple(tools)
         self.stateful = any(tool.stateful for tool in tools)
         self.metrics = ToolMetrics([tool.name for tool in tools])
@@ -98,7 +98,7 @@ class ToolSet:
             max_record_bytes=max_record_bytes,
             records_per_trajectory=4,
             on_removed=self._free_later,
-            on_released=self._tell_released,
+            on_released=self._notify_released,
         )
         self._running: set[asyncio.Task[StepResult]] = set()
         self._freeing: set[asyncio.Task[None]] = set()
@@ -253,7 +253,11 @@ class ToolSet:
         return record.result or record.task or self._runner.faulted(request, _stopping())
 
     def _spawn_run(
-        self, trajectory: Trajectory, request: StepRequest, record: Record | None, admission: Admission | None
+        self,
+        trajectory: ServedTrajectory,
+        request: StepRequest,
+        record: TrajectoryEntry | None,
+        admission: Admission | None,
     ) -> asyncio.Task[StepResult]:
         """Run the action in a task that leaves the trajectory, even if it is cancelled before it began."""
         task = self._spawn(self._run(trajectory, request, record, admission))
@@ -269,7 +273,11 @@ class ToolSet:
         return task
 
     async def _run(
-        self, trajectory: Trajectory, request: StepRequest, record: Record | None, admission: Admission | None
+        self,
+        trajectory: ServedTrajectory,
+        request: StepRequest,
+        record: TrajectoryEntry | None,
+        admission: Admission | None,
     ) -> StepResult:
         if record is None:
             return await self._runner.run(trajectory, request, [], admission)
@@ -303,7 +311,7 @@ class ToolSet:
         except ToolFault as fault:
             if self._table.get(request.trajectory_id) is None:
                 # Its owner was named before it could be known that it would not come to be.
-                self._tell_released(request.trajectory_id, False)
+                self._notify_released(request.trajectory_id, False)
             return self._runner.faulted(request, fault)
 
     async def _forked(self, source_id: str, new_id: str, admission: Admission | None) -> bool:
@@ -318,7 +326,7 @@ class ToolSet:
             self._table.leave(source)
             self._table.leave(branch)
 
-    async def _copy(self, source: Trajectory, branch: Trajectory, admission: Admission | None) -> None:
+    async def _copy(self, source: ServedTrajectory, branch: ServedTrajectory, admission: Admission | None) -> None:
         try:
             async with admission.place(FORK) if admission else nullcontext():
                 await self._runner.fork(source, branch)
@@ -335,13 +343,13 @@ class ToolSet:
         task.add_done_callback(self._running.discard)
         return task
 
-    def _free_later(self, trajectory: Trajectory) -> None:
+    def _free_later(self, trajectory: ServedTrajectory) -> None:
         if any(self._by_name[name].stateful for name in trajectory.states):
             task = asyncio.create_task(self._runner.free(trajectory))
             self._freeing.add(task)
             task.add_done_callback(self._freeing.discard)
 
-    def _tell_released(self, trajectory_id: str, lost: bool) -> None:
+    def _notify_released(self, trajectory_id: str, lost: bool) -> None:
         if self._on_released is not None:
             self._on_released(trajectory_id, lost)
 
@@ -381,7 +389,7 @@ def _stopping() -> ToolFault:
     return ToolFault(FaultKind.SHUTTING_DOWN, "the server is stopping; send it to another", retryable=True)
 
 
-def _refuse_bad_options(
+def _reject_bad_options(
     tools: Sequence[Tool], state_ttl: float, record_ttl: float, max_trajectories: int, call_timeout: float
 ) -> None:
     if not tools:
@@ -391,7 +399,7 @@ def _refuse_bad_options(
     if twice:
         raise ConfigError(f"tool {twice[0]!r} is given twice; name each tool once")
     for one, other in itertools.combinations(tools, 2):
-        one.refuse_beside(other)
+        one.reject_alongside(other)
     limits = {
         "state_ttl_seconds": state_ttl,
         "record_ttl_seconds": record_ttl,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_tool.content import encoded_bytes
+from verl_tool.content.parts import encoded_bytes
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.tools.base import ToolResult
@@ -24,7 +24,7 @@ _RECORD_OVERHEAD_BYTES = 600
 
 
 @dataclass(slots=True)
-class Record:
+class TrajectoryEntry:
     """One step of one trajectory, so that it runs once however often it is sent."""
 
     fingerprint: int
@@ -42,7 +42,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Trajectory:
+class ServedTrajectory:
     """One live trajectory."""
 
     id: str
@@ -50,7 +50,7 @@ class Trajectory:
     """Monotonic clock, seconds."""
     states: dict[str, Any] = field(default_factory=dict)
     """By name of the tool that has been called; None for a stateless tool."""
-    records: dict[int, Record] = field(default_factory=dict)
+    records: dict[int, TrajectoryEntry] = field(default_factory=dict)
     """By step."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while one of its actions runs."""
@@ -86,7 +86,7 @@ class TrajectoryTable:
         max_trajectories: int,
         max_record_bytes: int,
         records_per_trajectory: int,
-        on_removed: Callable[[Trajectory], None],
+        on_removed: Callable[[ServedTrajectory], None],
         on_released: Callable[[str, bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,8 +99,8 @@ class TrajectoryTable:
         self._on_removed = on_removed
         self._on_released = on_released
         self._clock = clock
-        self._live: OrderedDict[str, Trajectory] = OrderedDict()
-        self._answered: OrderedDict[tuple[str, int], Record] = OrderedDict()
+        self._live: OrderedDict[str, ServedTrajectory] = OrderedDict()
+        self._answered: OrderedDict[tuple[str, int], TrajectoryEntry] = OrderedDict()
         self._lost: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self.record_bytes = 0
 
@@ -127,7 +127,7 @@ class TrajectoryTable:
             if not trajectory.over
         )
 
-    def get(self, trajectory_id: str) -> Trajectory | None:
+    def get(self, trajectory_id: str) -> ServedTrajectory | None:
         """The live trajectory of that id, without touching it."""
         return self._live.get(trajectory_id)
 
@@ -136,7 +136,7 @@ class TrajectoryTable:
         lost = self._lost.get(trajectory_id)
         return trajectory_id in self._live or (lost is not None and lost[1] >= self._clock())
 
-    def enter(self, request: StepRequest) -> Trajectory:
+    def enter(self, request: StepRequest) -> ServedTrajectory:
         """The trajectory of `request`, made if it may be made; `leave` it afterwards.
 
         Raises ToolFault: ``state_lost`` if its state is gone, ``overloaded`` if there is no room for another.
@@ -146,7 +146,7 @@ class TrajectoryTable:
             self.remove(trajectory, lost_because=f"it was idle for more than {self._state_ttl:g} s")
             trajectory = None
         if trajectory is not None and trajectory.over and not self._repeats(trajectory, request):
-            self._make_room_for_next(trajectory, request)
+            self._evict_finished(trajectory, request)
             trajectory = None
         if trajectory is None:
             trajectory = self._create(request)
@@ -154,7 +154,7 @@ class TrajectoryTable:
         self._use(trajectory)
         return trajectory
 
-    def enter_fork(self, source_id: str, new_id: str) -> tuple[Trajectory, Trajectory]:
+    def enter_fork(self, source_id: str, new_id: str) -> tuple[ServedTrajectory, ServedTrajectory]:
         """A live trajectory, and a new one beside it that has no states yet; `leave` both afterwards.
 
         The new one may be there already, forked from this one, if nothing was sent to either since: the same fork is
@@ -170,7 +170,7 @@ class TrajectoryTable:
         if source is None or source.over:
             raise ToolFault(
                 FaultKind.STATE_LOST,
-                f"trajectory {source_id[:80]!r} cannot be forked: {self._why_gone(source_id)}",
+                f"trajectory {source_id[:80]!r} cannot be forked: {self._loss_reason(source_id)}",
                 retryable=False,
                 trajectory_id=source_id,
             )
@@ -183,14 +183,14 @@ class TrajectoryTable:
         self._use(branch)
         return source, branch
 
-    def leave(self, trajectory: Trajectory) -> None:
+    def leave(self, trajectory: ServedTrajectory) -> None:
         """Give back what `enter` gave. A stateless trajectory without a record is forgotten at once."""
         trajectory.users -= 1
         trajectory.last_used = self._clock()
         if not trajectory.closed and self._is_nothing(trajectory):
             self.remove(trajectory)
 
-    def open_record(self, trajectory: Trajectory, request: StepRequest) -> Record:
+    def open_record(self, trajectory: ServedTrajectory, request: StepRequest) -> TrajectoryEntry:
         """The record of the request's step, made if the step is new.
 
         Raises ToolFault ``bad_request`` if the step was run with another action, or is so old that it is forgotten.
@@ -200,7 +200,7 @@ class TrajectoryTable:
         if record is None:
             if step <= trajectory.highest_step:
                 raise _bad_request(request, _why_forgotten(trajectory, step))
-            record = trajectory.records[step] = Record(fingerprint)
+            record = trajectory.records[step] = TrajectoryEntry(fingerprint)
             trajectory.highest_step = step
         elif record.fingerprint != fingerprint:
             raise _bad_request(
@@ -210,7 +210,9 @@ class TrajectoryTable:
             )
         return record
 
-    def close_record(self, trajectory: Trajectory, step: int, record: Record, result: StepResult) -> None:
+    def close_record(
+        self, trajectory: ServedTrajectory, step: int, record: TrajectoryEntry, result: StepResult
+    ) -> None:
         """Remember `result` as the answer to the step, unless the step may be run again."""
         record.task = None
         if result.fault is not None and result.fault.retryable:
@@ -229,7 +231,7 @@ class TrajectoryTable:
         while self.record_bytes > self._max_record_bytes and len(self._answered) > 1:
             self._forget_record(*next(iter(self._answered)))
 
-    def remove(self, trajectory: Trajectory, lost_because: str | None = None) -> None:
+    def remove(self, trajectory: ServedTrajectory, lost_because: str | None = None) -> None:
         """Take it out. With `lost_because`, a state that it had is remembered as lost."""
         del self._live[trajectory.id]
         trajectory.closed = True
@@ -270,7 +272,7 @@ class TrajectoryTable:
         while self._lost and next(iter(self._lost.values()))[1] < now:
             self._lost.popitem(last=False)
 
-    def clear(self) -> list[Trajectory]:
+    def clear(self) -> list[ServedTrajectory]:
         """Take all out without a word to anybody: the server stops."""
         trajectories = list(self._live.values())
         for trajectory in trajectories:
@@ -280,12 +282,12 @@ class TrajectoryTable:
         self.record_bytes = 0
         return trajectories
 
-    def _use(self, trajectory: Trajectory) -> None:
+    def _use(self, trajectory: ServedTrajectory) -> None:
         trajectory.users += 1
         trajectory.last_used = self._clock()
         self._live.move_to_end(trajectory.id)
 
-    def _branch(self, source: Trajectory, new_id: str) -> Trajectory:
+    def _branch(self, source: ServedTrajectory, new_id: str) -> ServedTrajectory:
         branch, point = self._live.get(new_id), (source.id, source.entered)
         if branch is not None and branch.forked_from == point and not branch.entered:
             return branch
@@ -296,39 +298,39 @@ class TrajectoryTable:
         branch.forked_from, branch.highest_step, branch.whole = point, source.highest_step, False
         return branch
 
-    def _why_gone(self, trajectory_id: str) -> str:
+    def _loss_reason(self, trajectory_id: str) -> str:
         reason = self._lost.get(trajectory_id)
         if reason is not None and reason[1] >= self._clock():
             return f"its state is lost, for {reason[0]}"
         return "this replica does not know it; it has called no tool, its replica is gone, or it has ended"
 
-    def _expired(self, trajectory: Trajectory) -> bool:
+    def _expired(self, trajectory: ServedTrajectory) -> bool:
         return not trajectory.users and self._clock() - trajectory.last_used >= self._state_ttl
 
-    def _is_nothing(self, trajectory: Trajectory) -> bool:
+    def _is_nothing(self, trajectory: ServedTrajectory) -> bool:
         """Whether nobody is in it and there is nothing to remember."""
         return not trajectory.users and not trajectory.records and (trajectory.over or not self._stateful)
 
-    def _repeats(self, trajectory: Trajectory, request: StepRequest) -> bool:
+    def _repeats(self, trajectory: ServedTrajectory, request: StepRequest) -> bool:
         record = trajectory.records.get(request.step) if request.step is not None else None
         return record is not None and record.fingerprint == hash(request.action)
 
-    def _make_room_for_next(self, trajectory: Trajectory, request: StepRequest) -> None:
+    def _evict_finished(self, trajectory: ServedTrajectory, request: StepRequest) -> None:
         """Take out a trajectory that is over, because a new one begins under its id."""
         if request.step or trajectory.users:
             raise _bad_request(request, f"it is over since step {trajectory.highest_step}; begin a new one at step 0")
         self.remove(trajectory)
 
-    def _create(self, request: StepRequest) -> Trajectory:
+    def _create(self, request: StepRequest) -> ServedTrajectory:
         if self._stateful:
-            self._refuse_lost(request)
+            self._reject_lost(request)
         if len(self._live) >= self._max_trajectories:
             self._evict_one()
-        trajectory = Trajectory(request.trajectory_id, self._clock())
+        trajectory = ServedTrajectory(request.trajectory_id, self._clock())
         self._live[trajectory.id] = trajectory
         return trajectory
 
-    def _refuse_lost(self, request: StepRequest) -> None:
+    def _reject_lost(self, request: StepRequest) -> None:
         reason = self._lost.get(request.trajectory_id)
         if reason is not None and reason[1] >= self._clock():
             because = reason[0]
@@ -358,14 +360,14 @@ class TrajectoryTable:
             retryable=True,
         )
 
-    def _forget_record(self, trajectory_id: str, step: int, trajectory: Trajectory | None = None) -> None:
+    def _forget_record(self, trajectory_id: str, step: int, trajectory: ServedTrajectory | None = None) -> None:
         owner = trajectory or self._live[trajectory_id]
         record = owner.records.pop(step)
         if self._answered.pop((trajectory_id, step), None) is not None:
             self.record_bytes -= record.size
 
 
-def _why_forgotten(trajectory: Trajectory, step: int) -> str:
+def _why_forgotten(trajectory: ServedTrajectory, step: int) -> str:
     if trajectory.forked_from is not None and not trajectory.records:
         return (
             f"step {step} was run before it was forked from {trajectory.forked_from[0][:80]!r}; its steps go on from "

@@ -21,8 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault, VerlToolError
 from verl_tool.protocol import FaultKind
-from verl_tool.servers.execution.deadline import Deadline
 from verl_tool.servers.mcp.bounds import MAX_PAGES, MAX_TOOLS, Budget
+from verl_tool.util.deadline import Deadline
 
 # These log what a server sends that they do not understand, with a traceback each, and every HTTP request.
 for _name in ("mcp.client", "mcp.shared", "httpx2"):
@@ -33,7 +33,7 @@ _US = Implementation(name="verl-tool", version="0.1")
 _END_SECONDS = 10.0
 _TRANSPORT_FAILED = ("Connection closed", "SSE stream ", "Server returned an error response", "Not Found")
 """How messages of the SDK begin that it makes itself in place of an answer of the server."""
-_SESSION_GONE = "Session terminated"
+_SESSION_CLOSED = "Session terminated"
 
 
 class Unreachable(VerlToolError):
@@ -196,7 +196,7 @@ class Connection:
 
     def _judged(self, tool: str, error: MCPError) -> VerlToolError:
         """What an error is: one that the model reads, or a fault."""
-        if error.message == _SESSION_GONE:
+        if error.message == _SESSION_CLOSED:
             self._broken = True
             words = f"MCP server {self._name} has forgotten the session; start the trajectory again as a new one"
             return ToolFault(FaultKind.STATE_LOST, words, retryable=False)

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from verl_tool.content import ImagePart, listed, to_wire
-from verl_tool.json_text import BadJsonError, decode_request_json, encode_json, shown
+from verl_tool.content.parts import ImagePart, listed, to_wire
+from verl_tool.http.messages import HttpError
+from verl_tool.http.web_app import Request
 from verl_tool.protocol import (
     A_TRAJECTORY_ID,
     DIRECT_FIELD,
@@ -32,11 +33,10 @@ from verl_tool.protocol import (
     StepResult,
     is_trajectory_id,
 )
-from verl_tool.servers.api.asgi_app import ToolServerApp
-from verl_tool.servers.api.http import HttpError
-from verl_tool.servers.api.web_app import Request
-from verl_tool.servers.api.wire import decoded
-from verl_tool.servers.execution.deadline import Deadline
+from verl_tool.servers.replica.asgi_app import ToolServerApp
+from verl_tool.servers.replica.wire import decoded
+from verl_tool.util.deadline import Deadline
+from verl_tool.util.json_text import BadJsonError, decode_request_json, encode_json, excerpt
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -194,7 +194,7 @@ def _step_request(exchange: _Exchange, meta: Mapping[str, Any], name: str, argum
     tool = exchange.app.toolset.tool(name)
     if tool is None:
         known = ", ".join(tool.name for tool in exchange.app.toolset.tools)
-        raise _refused(f"tool {shown(name)} is unknown; known: {known}")
+        raise _refused(f"tool {excerpt(name)} is unknown; known: {known}")
     action = encode_json({"name": name, "arguments": arguments}).decode()
     if len(action) > MAX_ACTION_CHARACTERS:
         raise _refused(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are taken")
@@ -206,7 +206,7 @@ def _step_request(exchange: _Exchange, meta: Mapping[str, Any], name: str, argum
             raise _refused(f"tool {name} {why}: name the trajectory by {TRAJECTORY_HEADER} or _meta {TRAJECTORY_META}")
         trajectory = f"mcp-{secrets.token_hex(16)}"
     elif not is_trajectory_id(trajectory):
-        raise _refused(f"the trajectory is {shown(trajectory)}; send {A_TRAJECTORY_ID}")
+        raise _refused(f"the trajectory is {excerpt(trajectory)}; send {A_TRAJECTORY_ID}")
     return StepRequest(trajectory, action, step, extra={DIRECT_FIELD: True})
 
 
@@ -220,7 +220,7 @@ def _one_of(headers: Mapping[bytes, bytes], header: str, meta: Mapping[str, Any]
     except UnicodeDecodeError:
         raise _refused(f"the header {header} is not UTF-8") from None
     if said is not None and str(said) != text:
-        raise _refused(f"the header {header} says {shown(text)} and _meta {key} {shown(said)}; send one of them")
+        raise _refused(f"the header {header} says {excerpt(text)} and _meta {key} {excerpt(said)}; send one of them")
     return text
 
 
@@ -230,7 +230,7 @@ def _step_number(value: Any) -> int | None:
         value = int(value)
     if value is None or (type(value) is int and 0 <= value <= MAX_STEP):
         return value
-    raise _refused(f"the step is {shown(value)}; send a whole number from 0 to {MAX_STEP}")
+    raise _refused(f"the step is {excerpt(value)}; send a whole number from 0 to {MAX_STEP}")
 
 
 def _told(name: str, result: StepResult) -> CallToolResult:

@@ -6,11 +6,11 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from verl_tool.content import MediaPart, as_parts, from_wire, refuse_too_much
+from verl_tool.content.parts import MediaPart, as_parts, from_wire, reject_too_much
 from verl_tool.errors import ContentError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.mcp.bounds import MAX_IMAGE_CHARACTERS
-from verl_tool.servers.tools._programs import cut_parts, shown_result
+from verl_tool.servers.tools._programs import combine_parts, cut_parts
 from verl_tool.servers.tools.base import ToolResult
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def to_result(name: str, answer: CallToolResult, max_length: int) -> ToolResult:
         parts.append(json.dumps(answer.structured_content, ensure_ascii=False))
     shown = cut_parts(parts, max_length)
     try:
-        refuse_too_much(as_parts(shown))
+        reject_too_much(as_parts(shown))
     except ContentError as error:
         raise _refused(name, str(error)) from error
-    return shown_result(shown, error=answer.is_error, metrics={})
+    return combine_parts(shown, error=answer.is_error, metrics={})
 
 
 def _part(name: str, block: Any) -> str | MediaPart:

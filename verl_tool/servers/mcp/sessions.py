@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from verl_tool.errors import ConfigError, IsolationError, SandboxError, ToolFault, VerlToolError
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import Level, Limits
-from verl_tool.sandbox.service import RunningService, Service, ServiceSandbox
+from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
 from verl_tool.servers.mcp.bounds import MAX_MESSAGE_BYTES, Budget
 from verl_tool.servers.mcp.config import McpServer
 from verl_tool.servers.mcp.connection import Connection, Link, Unreachable
@@ -177,7 +177,7 @@ class McpSessions:
     async def _spawn(self) -> RunningService:
         server = self._server
         assert server.command is not None
-        service = Service(
+        service = SandboxedService(
             (server.command, *server.args), server.env, server.cwd, server.readable, sandboxed=server.sandbox
         )
         try:

@@ -17,9 +17,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from verl_tool.json_text import BadJsonError, decode_request_json
-from verl_tool.sandbox.service import RunningService
+from verl_tool.sandbox.sandboxed_service import RunningService
 from verl_tool.servers.mcp.bounds import Budget, TooMuchError
+from verl_tool.util.json_text import BadJsonError, decode_request_json
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Call
 from verl_tool.formats.json_call import decode
+from verl_tool.servers.mcp.catalog import McpServerTools, require_sdk
 from verl_tool.servers.mcp.config import McpConfig
-from verl_tool.servers.mcp.offers import McpOffer, require_sdk
 from verl_tool.servers.mcp.result import to_result
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 
@@ -26,7 +26,7 @@ _EXAMPLES: Mapping[object, object] = {"integer": 1, "number": 1.5, "boolean": Tr
 class McpTool(Tool):
     """One tool. Each has a class of its own, for a tool's name and schema belong to its class; see `mcp_tools`."""
 
-    _offer: McpOffer
+    _offer: McpServerTools
     _sessions: McpSessions
     _max_length: int
 
@@ -74,7 +74,7 @@ class McpTool(Tool):
         raise InvalidCall(f"write the arguments of {self.name} as one JSON object with the names {', '.join(names)}")
 
 
-def mcp_tools(config: McpConfig, offers: Sequence[McpOffer], isolation: str | None = None) -> list[McpTool]:
+def mcp_tools(config: McpConfig, offers: Sequence[McpServerTools], isolation: str | None = None) -> list[McpTool]:
     """The tools that `offers` lists, not started; those of one server share its clients.
 
     Raises ConfigError if a server is not in `config`, or the SDK is not installed.
@@ -94,7 +94,7 @@ def mcp_tools(config: McpConfig, offers: Sequence[McpOffer], isolation: str | No
     return tools
 
 
-def _tool(offer: McpOffer, sessions: McpSessions, config: McpConfig) -> McpTool:
+def _tool(offer: McpServerTools, sessions: McpSessions, config: McpConfig) -> McpTool:
     server = config.mcpServers[offer.server]
     body = {
         "name": offer.name,
@@ -110,7 +110,7 @@ def _tool(offer: McpOffer, sessions: McpSessions, config: McpConfig) -> McpTool:
     return kind()
 
 
-def _example(offer: McpOffer) -> str:
+def _example(offer: McpServerTools) -> str:
     properties = offer.parameters.get("properties", {})
     wanted = [name for name in offer.parameters.get("required", []) if isinstance(name, str)][:8]
     arguments = {name: _value(properties.get(name)) for name in wanted}

@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import NonNegativeFloat, PositiveInt, field_validator
 from ray.serve import Application
 
+from verl_tool.servers.mcp.catalog import find_offers
 from verl_tool.servers.mcp.config import McpConfig
-from verl_tool.servers.mcp.offers import find_offers
-from verl_tool.servers.replica_parts import make_tools
+from verl_tool.servers.replica.replica_parts import make_tools
 from verl_tool.servers.serve.deployment import application
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
 

@@ -9,7 +9,7 @@ import ray
 from ray import serve
 
 from verl_tool.errors import ConfigError
-from verl_tool.servers.api.host_check import is_loopback
+from verl_tool.http.host_check import is_loopback
 from verl_tool.servers.settings import ReplicaSettings
 
 logger = logging.getLogger(__name__)

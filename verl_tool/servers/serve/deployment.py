@@ -17,14 +17,14 @@ from ray import serve
 from ray.serve import Application
 
 from verl_tool.errors import VerlToolError
-from verl_tool.servers.api.host_check import is_loopback
+from verl_tool.http.host_check import is_loopback
 from verl_tool.servers.cluster.cluster_router import StatelessRouter
 from verl_tool.servers.cluster.direct_server import guarded
 from verl_tool.servers.cluster.members import Members, replica_listing
 from verl_tool.servers.cluster.peers import Peers
 from verl_tool.servers.cluster.stateful_router import StatefulRouter
-from verl_tool.servers.replica_log import log_to_stderr
-from verl_tool.servers.replica_parts import isolation_of, make_app, make_toolset
+from verl_tool.servers.replica.replica_log import log_to_stderr
+from verl_tool.servers.replica.replica_parts import isolation_of, make_app, make_toolset
 from verl_tool.servers.serve.autoscaling import ENTRIES, autoscaling_config
 from verl_tool.servers.serve.cluster_settings import completed
 from verl_tool.servers.serve.replica import LEAVING_SECONDS, REPLICA_VARIABLES, SharedPort, make_member, own_listener

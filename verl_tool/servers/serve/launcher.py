@@ -27,12 +27,12 @@ SERVING_SECONDS = 5.0
 """How long is waited for one that serves: it may be about to stop, as one does whose training was killed."""
 STOPPING_SECONDS = 120.0
 """How long is waited for one that stops: with a node that was just lost, Serve's shutdown takes its time."""
-GONE_SECONDS = 60.0
+EXITED_SECONDS = 60.0
 """How long is waited for one that does not answer: Ray takes half a minute to see that a node is lost."""
 RETRY_SECONDS = 0.5
 
 
-class NameTakenError(VerlToolError):
+class NameInUseError(VerlToolError):
     """A live launcher serves under this name."""
 
 
@@ -55,7 +55,7 @@ class Launcher:
 def claim_name(app_name: str) -> None:
     """Be the launcher of `app_name` on this cluster until this process leaves it.
 
-    One that stops, or does not answer, is waited for. Raises `NameTakenError`.
+    One that stops, or does not answer, is waited for. Raises `NameInUseError`.
     """
     began = time.monotonic()
     while True:
@@ -66,7 +66,7 @@ def claim_name(app_name: str) -> None:
         else:
             return
         if time.monotonic() > began + seconds:
-            raise NameTakenError(
+            raise NameInUseError(
                 f"{holder} on this cluster under the name {app_name!r}; "
                 "give another with --app_name, or stop that server"
             )
@@ -110,7 +110,7 @@ def _holder(app_name: str) -> tuple[str, float]:
         actor = ray.get_actor(_actor_name(app_name), namespace=NAMESPACE)
         process, stops = cast("tuple[str, bool]", ray.get(actor.describe.remote(), timeout=HOLDER_ANSWER_SECONDS))
     except (ValueError, GetTimeoutError, RayError):
-        return "a process that does not answer serves", GONE_SECONDS
+        return "a process that does not answer serves", EXITED_SECONDS
     return (f"{process} still stops", STOPPING_SECONDS) if stops else (f"{process} serves", SERVING_SECONDS)
 
 

@@ -15,8 +15,8 @@ from ray._common.network_utils import is_localhost, node_ip_address_from_perspec
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
-from verl_tool.env_variables import variables_unless_set
 from verl_tool.errors import ConfigError
+from verl_tool.util.env_variables import variables_unless_set
 
 LOOPBACK_ENVIRONMENT = {
     # torch's and vLLM's process groups would listen on the address that the host's name or the way to the network has.

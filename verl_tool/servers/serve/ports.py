@@ -30,7 +30,7 @@ _CREDENTIALS = struct.Struct("iII")
 _PARENT = re.compile(r"^PPid:\s+(\d+)$", re.MULTILINE)
 
 
-class PortTakenError(VerlToolError):
+class PortInUseError(VerlToolError):
     """The port is another server's."""
 
 
@@ -53,23 +53,23 @@ _promised: dict[int, socket.socket] = {}
 def reserve_port(port: int) -> Reservation:
     """One port that was chosen already, for a server in this process. Whether it can be bound is not looked at.
 
-    Raises `PortTakenError` if it is another server's, or was promised by `free_ports` to somebody who is neither this
+    Raises `PortInUseError` if it is another server's, or was promised by `free_ports` to somebody who is neither this
     process nor one that it descends from.
     """
     holder = _hold(f"server:{port}")
     if holder is None:
-        raise PortTakenError(f"port {port} belongs to another tool server or eval endpoint; choose another with --port")
+        raise PortInUseError(f"port {port} belongs to another tool server or eval endpoint; choose another with --port")
     promised_by = _holder_of(f"promise:{port}")
     if promised_by is not None and promised_by not in _own_line():
         holder.close()
-        raise PortTakenError(f"port {port} is kept by process {promised_by} for a server of its own; choose another")
+        raise PortInUseError(f"port {port} is kept by process {promised_by} for a server of its own; choose another")
     return Reservation(holder)
 
 
 def hold_port(host: str, port: int) -> Reservation:
     """As `reserve_port`, for replicas in other processes of this user: they can listen at `port`, and nobody else can.
 
-    Raises `PortTakenError` too if somebody has the port.
+    Raises `PortInUseError` too if somebody has the port.
     """
     reservation = reserve_port(port)
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -84,20 +84,20 @@ def hold_port(host: str, port: int) -> Reservation:
     except OSError as error:
         holder.close()
         reservation.release()
-        raise PortTakenError(
+        raise PortInUseError(
             f"port {port} on {host} cannot be used: {error.strerror}; choose another with --port"
         ) from error
     return Reservation(holder, *reservation._holders)
 
 
 def share_port(port: int, server: str) -> Reservation:
-    """In a replica of `server`: a share in its port. Raises `PortTakenError` if one of another server has a share."""
+    """In a replica of `server`: a share in its port. Raises `PortInUseError` if one of another server has a share."""
     holder = _hold(f"share:{port}:{server}:{os.getpid()}")
     pattern = re.compile(rf"@verl-tool-port:share:{port}:([^:]*):")
     if holder is None or set(pattern.findall(_ABSTRACT.read_text(encoding="utf-8", errors="replace"))) != {server}:
         if holder is not None:
             holder.close()
-        raise PortTakenError(f"port {port} is another server's on this node; choose another with --port")
+        raise PortInUseError(f"port {port} is another server's on this node; choose another with --port")
     return Reservation(holder)
 
 

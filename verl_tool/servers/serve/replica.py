@@ -11,7 +11,7 @@ import ray
 from ray import serve
 
 from verl_tool.errors import StartError
-from verl_tool.servers.api.web_app import WebApp
+from verl_tool.http.web_app import WebApp
 from verl_tool.servers.cluster.direct_server import DirectServer, listen_at
 from verl_tool.servers.cluster.members import Member
 from verl_tool.servers.serve.local_ray import network_address

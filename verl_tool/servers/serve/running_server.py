@@ -14,12 +14,12 @@ from ray import serve
 from rich.markup import escape
 
 from verl_tool.errors import VerlToolError
-from verl_tool.servers.replica_parts import make_tools
+from verl_tool.http.supervised_server import write_url_file
+from verl_tool.servers.replica.replica_parts import make_tools
 from verl_tool.servers.serve.deployment import ReplicaDescription
 from verl_tool.servers.serve.serve_cluster import ServeCluster
 from verl_tool.servers.server_console import console, describe_error, print_start_table
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
-from verl_tool.servers.supervised_server import write_url_file
 
 LOOK_SECONDS = 5.0
 """How often the running server looks whether its cluster is still there."""

@@ -24,7 +24,6 @@ from ray.util import list_named_actors
 from typing_extensions import Self
 
 from verl_tool.errors import ConfigError, StartError
-from verl_tool.json_text import shown
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
 from verl_tool.servers.serve.launcher import NAMESPACE, announce_stop, claim_name, release_name
 from verl_tool.servers.serve.local_ray import keep_token_private, make_token, on_loopback, private_folder
@@ -32,6 +31,7 @@ from verl_tool.servers.serve.ports import Reservation, hold_port
 from verl_tool.servers.serve.replica_output import ReplicaOutput
 from verl_tool.servers.settings import APP_NAME_PATTERN, AutoscalingSettings, ReplicaSettings
 from verl_tool.util.child_processes import HEAD, ChildProcesses
+from verl_tool.util.json_text import excerpt
 
 POLL_SECONDS = 0.2
 """How often the state of the application is looked at while it starts."""
@@ -79,7 +79,7 @@ class ServeCluster:
         app_name: str = "verl_tool",
     ) -> None:
         if re.fullmatch(APP_NAME_PATTERN, app_name) is None:
-            raise ConfigError(f"--app_name is {shown(app_name)}; it must match {APP_NAME_PATTERN}")
+            raise ConfigError(f"--app_name is {excerpt(app_name)}; it must match {APP_NAME_PATTERN}")
         self.host = host
         self.port = port
         self.app_name = app_name
@@ -95,7 +95,7 @@ class ServeCluster:
     def __enter__(self) -> Self:
         """Connect to Ray and Serve, which are started if need be.
 
-        Raises StartError, PortTakenError for a port and NameTakenError for a name of another live server.
+        Raises StartError, PortInUseError for a port and NameInUseError for a name of another live server.
         """
         self._reserved = hold_port(self.host, self.port)
         try:

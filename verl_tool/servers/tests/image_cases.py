@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from verl_tool.content import ImagePart, encode_image, parts_of, to_wire
+from verl_tool.content.parts import ImagePart, encode_image, parts_of, to_wire
 from verl_tool.protocol import IMAGES_FIELD
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -42,21 +42,21 @@ def has_colors(image: Image.Image, size: tuple[int, int], *colors: tuple[int, in
         raise CheckFailed(f"an image of {image.size} with {sorted(found)[:5]}; expected {size} with {sorted(colors)}")
 
 
-def wrong(arguments: dict[str, object], told: str, what: str) -> Case:
+def wrong(arguments: dict[str, object], told: str, what: str) -> LiveCase:
     """A call that is answered with what is wrong about it."""
 
     async def refused(probe: Probe) -> None:
         if await looks(probe, arguments, "Error: ", told):
             raise CheckFailed("the answer holds an image")
 
-    return Case(f"the model is told: {what}", refused)
+    return LiveCase(f"the model is told: {what}", refused)
 
 
-def common(arguments: dict[str, object], missing: dict[str, object] | None = None) -> Sequence[Case]:
+def common(arguments: dict[str, object], missing: dict[str, object] | None = None) -> Sequence[LiveCase]:
     """Cases of every tool, by arguments that are right; `missing`: those of an image that is not there."""
 
     async def none(probe: Probe) -> None:
         await looks(probe, arguments, "there is no image yet", images=0)
 
     there_is_none = wrong(missing or {**arguments, "target_image": 2}, "there is no image 2", "no such image")
-    return (Case("a trajectory without images", none), there_is_none)
+    return (LiveCase("a trajectory without images", none), there_is_none)

@@ -57,7 +57,7 @@ class Probe:
         request = StepRequest(trajectory_id or self.new_id(), action, step, extra=extra or {})
         return (await self.answers([request]))[0]
 
-    async def shows(self, action: str, *expected: str, extra: Mapping[str, Any] | None = None) -> StepResult:
+    async def expect(self, action: str, *expected: str, extra: Mapping[str, Any] | None = None) -> StepResult:
         """The answer is valid and holds each of the texts."""
         result = await self.answer(action, extra=extra)
         if not result.valid:
@@ -77,7 +77,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Case:
+class LiveCase:
     """One thing that must hold."""
 
     name: str
@@ -87,16 +87,16 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """How one case went."""
 
-    case: Case
+    case: LiveCase
     seconds: float
     problem: str | None
     """None if it holds."""
 
 
-async def run_cases(url: str, api_key: str | None, tool_name: str, cases: Sequence[Case]) -> list[Outcome]:
+async def run_cases(url: str, api_key: str | None, tool_name: str, cases: Sequence[LiveCase]) -> list[CheckOutcome]:
     """Run the cases one after the other. Raises ToolFault or ConfigError if the server cannot be checked at all."""
     longest = max(case.seconds for case in cases)
     async with ToolClient(url, api_key=api_key, timeout=longest, max_retries=3) as client:
@@ -107,7 +107,7 @@ async def run_cases(url: str, api_key: str | None, tool_name: str, cases: Sequen
         return [await _run_case(case, probe) for case in cases]
 
 
-async def _run_case(case: Case, probe: Probe) -> Outcome:
+async def _run_case(case: LiveCase, probe: Probe) -> CheckOutcome:
     began = time.perf_counter()
     try:
         await asyncio.wait_for(case.run(probe), case.seconds)
@@ -116,10 +116,10 @@ async def _run_case(case: Case, probe: Probe) -> Outcome:
         problem = f"no answer within {case.seconds:g} s"
     except (CheckFailed, ToolFault) as error:
         problem = str(error)
-    return Outcome(case, time.perf_counter() - began, problem)
+    return CheckOutcome(case, time.perf_counter() - began, problem)
 
 
-def show(outcomes: Sequence[Outcome], title: str, console: Console) -> None:
+def print_outcomes(outcomes: Sequence[CheckOutcome], title: str, console: Console) -> None:
     """The outcomes as a table, and a line that sums them up."""
     table = Table(title=title)
     table.add_column("case")
@@ -134,7 +134,7 @@ def show(outcomes: Sequence[Outcome], title: str, console: Console) -> None:
     console.print(f"{len(outcomes) - failed} of {len(outcomes)} hold" if failed else f"all {len(outcomes)} hold")
 
 
-def check(url: str, api_key: str | None, tool_name: str, cases: Sequence[Case]) -> None:
+def check(url: str, api_key: str | None, tool_name: str, cases: Sequence[LiveCase]) -> None:
     """Run the cases and print the table. Raises typer.Exit with `FAILED` or `UNUSABLE`."""
     console = Console()
     try:
@@ -146,7 +146,7 @@ def check(url: str, api_key: str | None, tool_name: str, cases: Sequence[Case]) 
     except (ConfigError, ValueError) as error:
         console.print(escape(str(error)))
         raise typer.Exit(UNUSABLE) from error
-    show(outcomes, f"{tool_name} at {url}", console)
+    print_outcomes(outcomes, f"{tool_name} at {url}", console)
     if any(outcome.problem is not None for outcome in outcomes):
         raise typer.Exit(FAILED)
 
@@ -158,7 +158,7 @@ ApiKey = Annotated[
 DEFAULT_URL = "http://127.0.0.1:5000/get_observation"
 
 
-def command_line(command: str, tool_name: str, cases: Sequence[Case], about: str) -> typer.Typer:
+def command_line(command: str, tool_name: str, cases: Sequence[LiveCase], about: str) -> typer.Typer:
     """The command line of one tool's check: ``<module> <command> --url=…``."""
     app = typer.Typer(add_completion=False, no_args_is_help=True, help=about)
 

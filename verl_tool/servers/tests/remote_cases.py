@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from verl_tool.protocol import StepRequest
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe
 
 TIMEOUT_SECONDS = 120.0
 """Deadline of the cases that wait for the service's own limits."""
@@ -19,27 +19,27 @@ def _python(code: str) -> str:
 async def _formats(probe: Probe) -> None:
     for action in probe.tool.example_actions:
         if "bash" not in action:
-            await probe.shows(action, "2")
+            await probe.expect(action, "2")
 
 
 async def _forms(probe: Probe) -> None:
     for action in ("<python>print(40 + 2)</python>", "<PYTHON>print(42)</PYTHON>", "```py\nprint(42)\n```"):
-        await probe.shows(action, "42")
+        await probe.expect(action, "42")
     arguments = {"language": "python3", "code": "print(input()[::-1])", "stdin": "olleh"}
-    await probe.shows(
+    await probe.expect(
         f"<tool_call>{json.dumps({'name': probe.tool.name, 'arguments': arguments})}</tool_call>", "hello"
     )
-    await probe.shows(_python("print(input())"), "from the row", extra={"stdin": "from the row"})
+    await probe.expect(_python("print(input())"), "from the row", extra={"stdin": "from the row"})
 
 
 async def _endings(probe: Probe) -> None:
-    await probe.shows(_python("print('before')\n1 / 0"), "before", "ZeroDivisionError: division by zero")
-    await probe.shows(_python("x = 1"), "no output")
-    await probe.shows(_python("import os; os._exit(3)"), "Exit code: 3")
+    await probe.expect(_python("print('before')\n1 / 0"), "before", "ZeroDivisionError: division by zero")
+    await probe.expect(_python("x = 1"), "no output")
+    await probe.expect(_python("import os; os._exit(3)"), "Exit code: 3")
 
 
 async def _timeout(probe: Probe) -> None:
-    await probe.shows(_python("while True: pass"), "Execution timed out")
+    await probe.expect(_python("while True: pass"), "Execution timed out")
 
 
 async def _no_language(probe: Probe) -> None:
@@ -57,10 +57,10 @@ async def _batch(probe: Probe) -> None:
 
 
 REMOTE_CASES = (
-    Case("every example action of GET /tools in Python", _formats),
-    Case("tags, fences, JSON calls and stdin", _forms),
-    Case("errors, exit codes, no output", _endings),
-    Case("time limit", _timeout, TIMEOUT_SECONDS),
-    Case("a language that there is not", _no_language),
-    Case(f"a batch of {TRAJECTORIES} trajectories", _batch, TIMEOUT_SECONDS),
+    LiveCase("every example action of GET /tools in Python", _formats),
+    LiveCase("tags, fences, JSON calls and stdin", _forms),
+    LiveCase("errors, exit codes, no output", _endings),
+    LiveCase("time limit", _timeout, TIMEOUT_SECONDS),
+    LiveCase("a language that there is not", _no_language),
+    LiveCase(f"a batch of {TRAJECTORIES} trajectories", _batch, TIMEOUT_SECONDS),
 )

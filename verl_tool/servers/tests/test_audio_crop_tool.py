@@ -6,9 +6,9 @@ import json
 import wave
 from io import BytesIO
 
-from verl_tool.content import AudioPart, parts_of, read_media, to_wire
+from verl_tool.content.parts import AudioPart, parts_of, read_media, to_wire
 from verl_tool.protocol import AUDIOS_FIELD
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 
 RATE = 8000
 
@@ -65,9 +65,9 @@ async def _told(probe: Probe) -> None:
 
 
 CASES = (
-    Case("some seconds, sample by sample", _crop),
-    Case("some seconds of those", _crop_of_a_crop),
-    Case("what cannot be heard says why", _told),
+    LiveCase("some seconds, sample by sample", _crop),
+    LiveCase("some seconds of those", _crop_of_a_crop),
+    LiveCase("what cannot be heard says why", _told),
 )
 
 app = command_line("audio_crop", "audio_crop", CASES, "Check the tool audio_crop of a live server, case by case.")

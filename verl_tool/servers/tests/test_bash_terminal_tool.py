@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from verl_tool.protocol import StepRequest
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 
 TIMEOUT_SECONDS = 180.0
 """Deadline of the cases that wait for the server's own time limit."""
@@ -80,12 +80,12 @@ async def _apart(probe: Probe) -> None:
 
 
 CASES = (
-    Case("every example action of GET /tools", _formats),
-    Case("directory, variables, jobs and exit codes from turn to turn", _state),
-    Case("a command that takes too long is interrupted, and the shell stays", _too_long, TIMEOUT_SECONDS),
-    Case("a program is sent keys", _programs),
-    Case("hostile: a shell that is broken or flooded", _hostile, TIMEOUT_SECONDS),
-    Case(f"{TRAJECTORIES} trajectories have a shell each", _apart, 60.0),
+    LiveCase("every example action of GET /tools", _formats),
+    LiveCase("directory, variables, jobs and exit codes from turn to turn", _state),
+    LiveCase("a command that takes too long is interrupted, and the shell stays", _too_long, TIMEOUT_SECONDS),
+    LiveCase("a program is sent keys", _programs),
+    LiveCase("hostile: a shell that is broken or flooded", _hostile, TIMEOUT_SECONDS),
+    LiveCase(f"{TRAJECTORIES} trajectories have a shell each", _apart, 60.0),
 )
 
 app = command_line("bash_terminal", "bash_terminal", CASES, "Check the shell of a live server, case by case.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_tool.servers.tests.image_cases import BLUE, RED, common, has_colors, looks, wrong
-from verl_tool.servers.tests.live_check import Case, Probe, command_line
+from verl_tool.servers.tests.live_check import LiveCase, Probe, command_line
 
 
 async def _shapes(probe: Probe) -> None:
@@ -13,7 +13,7 @@ async def _shapes(probe: Probe) -> None:
 
 
 CASES = (
-    Case("boxes and lines in a color", _shapes),
+    LiveCase("boxes and lines in a color", _shapes),
     *common({"points": [[10, 10]]}),
     wrong({"points": [[90, 10]]}, "reaches beyond image 1, which is 80 x 60 pixels", "outside"),
     wrong({"points": [[9, 9]], "color": "no"}, "'no' is no color", "no color"),

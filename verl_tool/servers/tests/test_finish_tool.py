@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 
 
 async def _formats(probe: Probe) -> None:
     for action in probe.tool.example_actions:
-        result = await probe.shows(action)
+        result = await probe.expect(action)
         if not result.done:
             raise CheckFailed(f"{action!r} did not end the trajectory")
 
@@ -36,10 +36,10 @@ async def _from_outside(probe: Probe) -> None:
 
 
 CASES = (
-    Case("every example action of GET /tools ends the trajectory", _formats),
-    Case("talk of finishing does not", _talk),
-    Case("a repeated step is answered alike", _repeat),
-    Case("finish=true from the trainer, twice", _from_outside),
+    LiveCase("every example action of GET /tools ends the trajectory", _formats),
+    LiveCase("talk of finishing does not", _talk),
+    LiveCase("a repeated step is answered alike", _repeat),
+    LiveCase("finish=true from the trainer, twice", _from_outside),
 )
 
 app = command_line("finish", "finish", CASES, "Check the finish tool of a live server, case by case.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_tool.protocol import StepRequest
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 
 TIMEOUT_SECONDS = 120.0
 """Deadline of the cases that wait for the server's own time limit."""
@@ -101,13 +101,13 @@ async def _once(probe: Probe) -> None:
 
 
 CASES = (
-    Case("every example action of GET /tools", _formats),
-    Case("names, files and errors from turn to turn", _state),
-    Case("commands, await, magics", _additions),
-    Case("a cell that is ended is undone", _undone, TIMEOUT_SECONDS),
-    Case("hostile: cells that break their interpreter", _hostile, TIMEOUT_SECONDS),
-    Case(f"{TRAJECTORIES} trajectories have a state each", _apart, 60.0),
-    Case("a repeated step runs once", _once),
+    LiveCase("every example action of GET /tools", _formats),
+    LiveCase("names, files and errors from turn to turn", _state),
+    LiveCase("commands, await, magics", _additions),
+    LiveCase("a cell that is ended is undone", _undone, TIMEOUT_SECONDS),
+    LiveCase("hostile: cells that break their interpreter", _hostile, TIMEOUT_SECONDS),
+    LiveCase(f"{TRAJECTORIES} trajectories have a state each", _apart, 60.0),
+    LiveCase("a repeated step runs once", _once),
 )
 
 app = command_line("ipython_code", "ipython_code", CASES, "Check the IPython tool of a live server, case by case.")

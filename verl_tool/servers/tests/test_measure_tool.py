@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_tool.servers.tests.image_cases import common, looks, wrong
-from verl_tool.servers.tests.live_check import Case, Probe, command_line
+from verl_tool.servers.tests.live_check import LiveCase, Probe, command_line
 
 
 async def _lengths(probe: Probe) -> None:
@@ -13,7 +13,7 @@ async def _lengths(probe: Probe) -> None:
 
 
 CASES = (
-    Case("distances and sizes", _lengths),
+    LiveCase("distances and sizes", _lengths),
     *common({"points": [[1, 1], [2, 2]]}),
     wrong({"points": [[1, 1]]}, "a distance needs two points", "one point"),
 )

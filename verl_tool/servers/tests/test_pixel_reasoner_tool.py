@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 
-from verl_tool.content import to_wire
+from verl_tool.content.parts import to_wire
 from verl_tool.protocol import IMAGES_FIELD
 from verl_tool.servers.tests.image_cases import picture
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 from verl_tool.servers.tests.test_select_frames_tool import CASES as FRAMES
 from verl_tool.servers.tests.test_zoom_in_tool import CASES as CROPS
 
 
-def _for(name: str, case: Case) -> Case:
+def _for(name: str, case: LiveCase) -> LiveCase:
     """A case of the one or the other tool."""
 
     async def run(probe: Probe) -> None:
         tool = probe.tool.model_copy(update={"name": name})
         await case.run(Probe(probe.client, tool))
 
-    return Case(f"{name}: {case.name}", run)
+    return LiveCase(f"{name}: {case.name}", run)
 
 
 async def _together(probe: Probe) -> None:
@@ -42,7 +42,7 @@ async def _together(probe: Probe) -> None:
 CASES = (
     *(_for("zoom_in", case) for case in CROPS),
     *(_for("select_frames", case) for case in FRAMES),
-    Case("both count the images of a trajectory together", _together),
+    LiveCase("both count the images of a trajectory together", _together),
 )
 
 app = command_line("pixel_reasoner", "zoom_in", CASES, "Check the tools of pixel_reasoner of a live server.")

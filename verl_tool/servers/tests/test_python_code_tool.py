@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from verl_tool.protocol import StepRequest
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 
 BATCH = 64
 TIMEOUT_SECONDS = 120.0
@@ -67,16 +67,16 @@ def _python(code: str) -> str:
 
 async def _formats(probe: Probe) -> None:
     for action in probe.tool.example_actions:
-        await probe.shows(action, "2")
+        await probe.expect(action, "2")
 
 
 async def _stdin(probe: Probe) -> None:
-    await probe.shows(_python("print(input()[::-1])"), "olleh", extra={"stdin": "hello\n"})
-    await probe.shows(_python("input()"), "EOFError")
+    await probe.expect(_python("print(input()[::-1])"), "olleh", extra={"stdin": "hello\n"})
+    await probe.expect(_python("input()"), "EOFError")
 
 
 async def _blocks(probe: Probe) -> None:
-    await probe.shows("```python\nx = 20\n```\nand then\n```python\nprint(x + 1)\n```", "21")
+    await probe.expect("```python\nx = 20\n```\nand then\n```python\nprint(x + 1)\n```", "21")
 
 
 async def _fresh(probe: Probe) -> None:
@@ -88,10 +88,10 @@ async def _fresh(probe: Probe) -> None:
 
 
 async def _errors(probe: Probe) -> None:
-    await probe.shows(_python("print('before')\n1 / 0"), "before", "ZeroDivisionError: division by zero", "line 2")
-    await probe.shows(_python("1 +"), "SyntaxError")
-    await probe.shows(_python("import sys; sys.exit(3)"), "Exit code: 3")
-    await probe.shows(_python("x = 1"), "no output")
+    await probe.expect(_python("print('before')\n1 / 0"), "before", "ZeroDivisionError: division by zero", "line 2")
+    await probe.expect(_python("1 +"), "SyntaxError")
+    await probe.expect(_python("import sys; sys.exit(3)"), "Exit code: 3")
+    await probe.expect(_python("x = 1"), "no output")
 
 
 async def _broken_call(probe: Probe) -> None:
@@ -101,27 +101,27 @@ async def _broken_call(probe: Probe) -> None:
 
 
 async def _timeout(probe: Probe) -> None:
-    await probe.shows(_python("print('on', flush=True)\nwhile True: pass"), "on", "Execution timed out")
+    await probe.expect(_python("print('on', flush=True)\nwhile True: pass"), "on", "Execution timed out")
 
 
 async def _memory(probe: Probe) -> None:
-    await probe.shows(_python("parts = []\nwhile True: parts.append(bytearray(64 << 20))"), "Memory")
+    await probe.expect(_python("parts = []\nwhile True: parts.append(bytearray(64 << 20))"), "Memory")
 
 
 async def _long_output(probe: Probe) -> None:
-    result = await probe.shows(_python("print('a' * 5_000_000)"), "left out")
+    result = await probe.expect(_python("print('a' * 5_000_000)"), "left out")
     if len(result.observation) > 1_000_000:
         raise CheckFailed(f"the observation has {len(result.observation)} characters")
 
 
 async def _environment(probe: Probe) -> None:
-    await probe.shows(_python(_ENVIRONMENT), "CLEAN")
+    await probe.expect(_python(_ENVIRONMENT), "CLEAN")
 
 
 async def _network(probe: Probe) -> None:
     parts = urlsplit(probe.client.url)
     for host, port in ((parts.hostname or "127.0.0.1", parts.port or 80), ("1.1.1.1", 53)):
-        await probe.shows(_python(_CONNECT.format(host=host, port=port)), "REFUSED")
+        await probe.expect(_python(_CONNECT.format(host=host, port=port)), "REFUSED")
 
 
 async def _files(probe: Probe) -> None:
@@ -140,9 +140,9 @@ async def _files(probe: Probe) -> None:
 
 
 async def _processes(probe: Probe) -> None:
-    await probe.shows(_python(_LINGER), "parent ends")
+    await probe.expect(_python(_LINGER), "parent ends")
     await probe.answer(_python(_FORKS))
-    await probe.shows(_python("print(6 * 7)"), "42")
+    await probe.expect(_python("print(6 * 7)"), "42")
 
 
 async def _batch(probe: Probe) -> None:
@@ -171,22 +171,22 @@ async def _repeated_step(probe: Probe) -> None:
 
 
 CASES = (
-    Case("every example action of GET /tools", _formats),
-    Case("stdin", _stdin),
-    Case("several blocks are one program", _blocks),
-    Case("nothing is kept from turn to turn", _fresh),
-    Case("errors, exit codes, no output", _errors),
-    Case("a broken tool call says why", _broken_call),
-    Case("time limit", _timeout, TIMEOUT_SECONDS),
-    Case("memory limit", _memory, TIMEOUT_SECONDS),
-    Case("long output is cut", _long_output),
-    Case("hostile: secrets in the environment", _environment),
-    Case("hostile: network", _network),
-    Case("hostile: files of the host", _files),
-    Case("hostile: processes that stay or multiply", _processes, TIMEOUT_SECONDS),
-    Case(f"a batch of {BATCH} trajectories", _batch, 60.0),
-    Case("a failing program in a batch", _mixed_batch),
-    Case("a repeated step runs once", _repeated_step),
+    LiveCase("every example action of GET /tools", _formats),
+    LiveCase("stdin", _stdin),
+    LiveCase("several blocks are one program", _blocks),
+    LiveCase("nothing is kept from turn to turn", _fresh),
+    LiveCase("errors, exit codes, no output", _errors),
+    LiveCase("a broken tool call says why", _broken_call),
+    LiveCase("time limit", _timeout, TIMEOUT_SECONDS),
+    LiveCase("memory limit", _memory, TIMEOUT_SECONDS),
+    LiveCase("long output is cut", _long_output),
+    LiveCase("hostile: secrets in the environment", _environment),
+    LiveCase("hostile: network", _network),
+    LiveCase("hostile: files of the host", _files),
+    LiveCase("hostile: processes that stay or multiply", _processes, TIMEOUT_SECONDS),
+    LiveCase(f"a batch of {BATCH} trajectories", _batch, 60.0),
+    LiveCase("a failing program in a batch", _mixed_batch),
+    LiveCase("a repeated step runs once", _repeated_step),
 )
 
 app = command_line("python", "python_code", CASES, "Check the Python tool of a live server, case by case.")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 
 TIMEOUT_SECONDS = 120.0
 """Deadline of the cases that wait for the server's own time limit."""
@@ -35,12 +35,12 @@ def _python(code: str) -> str:
 
 async def _tested(probe: Probe, code: str, tests: object, *expected: str) -> StepResult:
     """The answer to a program with these tests; it holds each of the texts."""
-    return await probe.shows(_python(code), *expected, extra={"public_tests": tests})
+    return await probe.expect(_python(code), *expected, extra={"public_tests": tests})
 
 
 async def _formats(probe: Probe) -> None:
     for action in probe.tool.example_actions:
-        await probe.shows(action, "All public tests passed", extra={"public_tests": _ASSERTS})
+        await probe.expect(action, "All public tests passed", extra={"public_tests": _ASSERTS})
 
 
 async def _forms(probe: Probe) -> None:
@@ -94,13 +94,13 @@ async def _batch(probe: Probe) -> None:
 
 
 CASES = (
-    Case("every example action of GET /tools", _formats),
-    Case("all forms of tests", _forms),
-    Case("failures tell input, expected and seen value", _failures),
-    Case("a row without tests is a fault", _no_tests),
-    Case("time limit", _slow, TIMEOUT_SECONDS),
-    Case("hostile: programs that cheat", _cheats),
-    Case(f"a batch of {TRAJECTORIES} trajectories", _batch, TIMEOUT_SECONDS),
+    LiveCase("every example action of GET /tools", _formats),
+    LiveCase("all forms of tests", _forms),
+    LiveCase("failures tell input, expected and seen value", _failures),
+    LiveCase("a row without tests is a fault", _no_tests),
+    LiveCase("time limit", _slow, TIMEOUT_SECONDS),
+    LiveCase("hostile: programs that cheat", _cheats),
+    LiveCase(f"a batch of {TRAJECTORIES} trajectories", _batch, TIMEOUT_SECONDS),
 )
 
 app = command_line("python_oj", "python_oj", CASES, "Check the online judge of a live server, case by case.")

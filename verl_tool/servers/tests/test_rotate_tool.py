@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_tool.servers.tests.image_cases import BLUE, RED, common, has_colors, looks, wrong
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 
 
 async def _right_angle(probe: Probe) -> None:
@@ -14,7 +14,7 @@ async def _right_angle(probe: Probe) -> None:
 
 
 CASES = (
-    Case("a right angle, clockwise", _right_angle),
+    LiveCase("a right angle, clockwise", _right_angle),
     *common({"angle": 30}),
     wrong({"angle": "left"}, "valid number", "a text"),
 )

@@ -9,7 +9,7 @@ import json
 import re
 
 from verl_tool.protocol import StepRequest
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 
 BATCH = 64
 QUERIES = ("the capital of a country", "a river", "who painted it")
@@ -27,17 +27,17 @@ def _passages(observation: str) -> int:
 
 async def _formats(probe: Probe) -> None:
     for action in probe.tool.example_actions:
-        await probe.shows(action)
+        await probe.expect(action)
 
 
 async def _form(probe: Probe) -> None:
-    result = await probe.shows(f"<search>{QUERIES[0]}</search>", "Doc 1(Title: ")
+    result = await probe.expect(f"<search>{QUERIES[0]}</search>", "Doc 1(Title: ")
     if _SEARCH_R1.fullmatch(result.observation) is None:
         raise CheckFailed(f"not the form of Search-R1: {result.observation!r:.300}")
 
 
 async def _several(probe: Probe) -> None:
-    result = await probe.shows(_hermes(queries=QUERIES), *(f"Query: {query}\n" for query in QUERIES))
+    result = await probe.expect(_hermes(queries=QUERIES), *(f"Query: {query}\n" for query in QUERIES))
     alone = [_passages((await probe.answer(f"<search>{query}</search>")).observation) for query in QUERIES]
     if _passages(result.observation) != sum(alone):
         raise CheckFailed(f"{sum(alone)} passages one by one, together {_passages(result.observation)}")
@@ -75,17 +75,17 @@ async def _wrong(probe: Probe) -> None:
 
 async def _odd(probe: Probe) -> None:
     for query in ("\x00", "🦊 ≠ ∅", '"; DROP TABLE', "</information>", "a" * 2000):
-        await probe.shows(f"<search>{query}</search>", "</information>")
+        await probe.expect(f"<search>{query}</search>", "</information>")
 
 
 CASES = (
-    Case("every example action of GET /tools", _formats),
-    Case("the observation is that of Search-R1", _form),
-    Case("several queries in one call", _several),
-    Case("one query has one answer", _same),
-    Case(f"a batch of {BATCH} trajectories", _batch),
-    Case("what is no query says why", _wrong),
-    Case("odd queries are answered", _odd),
+    LiveCase("every example action of GET /tools", _formats),
+    LiveCase("the observation is that of Search-R1", _form),
+    LiveCase("several queries in one call", _several),
+    LiveCase("one query has one answer", _same),
+    LiveCase(f"a batch of {BATCH} trajectories", _batch),
+    LiveCase("what is no query says why", _wrong),
+    LiveCase("odd queries are answered", _odd),
 )
 
 app = command_line("search", "search_retrieval", CASES, "Check the search tool of a live server, case by case.")

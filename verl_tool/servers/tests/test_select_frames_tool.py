@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_tool.servers.tests.image_cases import BLUE, RED, common, has_colors, looks, wrong
-from verl_tool.servers.tests.live_check import Case, Probe, command_line
+from verl_tool.servers.tests.live_check import LiveCase, Probe, command_line
 
 
 async def _frames(probe: Probe) -> None:
@@ -13,7 +13,7 @@ async def _frames(probe: Probe) -> None:
 
 
 CASES = (
-    Case("frames by their numbers", _frames),
+    LiveCase("frames by their numbers", _frames),
     *common({"target_frames": [1]}, {"target_frames": [1, 2]}),
     wrong({"target_frames": []}, "at least 1 item", "no frame"),
     wrong({"target_frames": [1] * 99}, "at most 16 items", "too many frames"),

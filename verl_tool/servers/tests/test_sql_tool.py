@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from verl_tool.protocol import FaultKind, StepRequest
-from verl_tool.servers.tests.live_check import DEFAULT_URL, ApiKey, Case, CheckFailed, Probe, Url, check
+from verl_tool.servers.tests.live_check import DEFAULT_URL, ApiKey, CheckFailed, LiveCase, Probe, Url, check
 
 BATCH = 64
 BOMB_SECONDS = 120.0
@@ -46,28 +46,28 @@ class _Checks:
             f"```sql\n{query}\n```",
             f'<tool_call>\n{{"name": "sql", "arguments": {{"query": "{query}"}}}}\n</tool_call>',
         ):
-            await probe.shows(action, "answer | b\n42 | a", extra=self._row)
+            await probe.expect(action, "answer | b\n42 | a", extra=self._row)
 
     async def schema(self, probe: Probe) -> None:
         """Any table's statement."""
-        await probe.shows("<describe/>", "CREATE ", extra=self._row)
-        await probe.shows("<describe>no such table</describe>", "no such table", extra=self._row)
+        await probe.expect("<describe/>", "CREATE ", extra=self._row)
+        await probe.expect("<describe>no such table</describe>", "no such table", extra=self._row)
 
     async def reminder(self, probe: Probe) -> None:
         """The turns that the client tells of."""
         words = "<reminder>You have 3 turns left to complete the task.</reminder></observation>"
-        await probe.shows("<sql>SELECT 1</sql>", words, extra={**self._row, "turns_left": 3})
+        await probe.expect("<sql>SELECT 1</sql>", words, extra={**self._row, "turns_left": 3})
 
     async def only_reads(self, probe: Probe) -> None:
         """Nothing but a SELECT is run."""
         for query in _WRITES:
-            await probe.shows(f"<sql>{query}</sql>", "Error: ", extra=self._row)
+            await probe.expect(f"<sql>{query}</sql>", "Error: ", extra=self._row)
 
     async def bombs(self, probe: Probe) -> None:
         """Time, memory and depth."""
-        await probe.shows(f"<sql>{_ENDLESS}</sql>", "timed out", extra=self._row)
+        await probe.expect(f"<sql>{_ENDLESS}</sql>", "timed out", extra=self._row)
         for query in _BOMBS:
-            await probe.shows(f"<sql>{query}</sql>", "Error: ", extra=self._row)
+            await probe.expect(f"<sql>{query}</sql>", "Error: ", extra=self._row)
 
     async def batch(self, probe: Probe) -> None:
         """Each entry gets its own answer."""
@@ -90,18 +90,18 @@ class _Checks:
                 raise CheckFailed(f"{extra} was answered {result.fault or result.observation!r:.200}")
 
 
-def cases(db_id: str) -> tuple[Case, ...]:
+def cases(db_id: str) -> tuple[LiveCase, ...]:
     """What must hold of a server that has the database `db_id`."""
     of = _Checks(db_id)
     return (
-        Case("queries in tags, fences and Hermes JSON", of.queries),
-        Case("the schema", of.schema),
-        Case("the reminder", of.reminder),
-        Case("nothing is written, and one statement run", of.only_reads),
-        Case("bombs end", of.bombs, BOMB_SECONDS),
-        Case(f"a batch of {BATCH} trajectories", of.batch),
-        Case("a solution ends the trajectory", of.ends),
-        Case("a missing database is a fault", of.databases),
+        LiveCase("queries in tags, fences and Hermes JSON", of.queries),
+        LiveCase("the schema", of.schema),
+        LiveCase("the reminder", of.reminder),
+        LiveCase("nothing is written, and one statement run", of.only_reads),
+        LiveCase("bombs end", of.bombs, BOMB_SECONDS),
+        LiveCase(f"a batch of {BATCH} trajectories", of.batch),
+        LiveCase("a solution ends the trajectory", of.ends),
+        LiveCase("a missing database is a fault", of.databases),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from verl_tool.servers.tests.live_check import Case, CheckFailed, Probe, command_line
+from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
 
 
 async def _turns(probe: Probe, *turns: tuple[dict[str, object], str]) -> None:
@@ -52,9 +52,9 @@ async def _elsewhere(probe: Probe) -> None:
 
 
 CASES = (
-    Case("create, view, str_replace, insert, undo_edit", _edits),
-    Case("errors tell what is wrong", _errors),
-    Case("hostile: files outside of the workspace", _elsewhere),
+    LiveCase("create, view, str_replace, insert, undo_edit", _edits),
+    LiveCase("errors tell what is wrong", _errors),
+    LiveCase("hostile: files outside of the workspace", _elsewhere),
 )
 
 app = command_line("str_replace_editor", "str_replace_editor", CASES, "Check the editor of a live server.")

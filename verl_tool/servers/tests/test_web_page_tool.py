@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from verl_tool.servers.tests.live_check import DEFAULT_URL, ApiKey, Case, CheckFailed, Probe, Url, check
+from verl_tool.servers.tests.live_check import DEFAULT_URL, ApiKey, CheckFailed, LiveCase, Probe, Url, check
 
 _PRIVATE = ("http://169.254.169.254/latest/meta-data/", "http://10.0.0.1/", "http://[fd00:ec2::254]/")
 
@@ -28,17 +28,17 @@ class _Checks:
     async def read(self, probe: Probe) -> None:
         """In tags and as JSON."""
         for action in (f"<web_page>{self._page}</web_page>", _hermes(url=self._page)):
-            result = await probe.shows(action, "part 1 of ")
+            result = await probe.expect(action, "part 1 of ")
             if "cannot be read" in result.observation:
                 raise CheckFailed(result.observation[:300])
 
     async def links(self, probe: Probe) -> None:
         """Some page has none."""
-        await probe.shows(_hermes(url=self._page, links=True), "links")
+        await probe.expect(_hermes(url=self._page, links=True), "links")
 
     async def beyond(self, probe: Probe) -> None:
         """A part that there is not."""
-        await probe.shows(_hermes(url=self._page, page=10_000), "there is no part 10000; the last one is ")
+        await probe.expect(_hermes(url=self._page, page=10_000), "there is no part 10000; the last one is ")
 
     async def wrong(self, probe: Probe) -> None:
         """Calls that make no sense."""
@@ -49,24 +49,24 @@ class _Checks:
     async def no_page(self, probe: Probe) -> None:
         """What is no page."""
         for address in ("file:///etc/passwd", "who painted it", "ftp://example.org/"):
-            await probe.shows(f"<web_page>{address}</web_page>", "cannot be read")
+            await probe.expect(f"<web_page>{address}</web_page>", "cannot be read")
 
     async def private(self, probe: Probe) -> None:
         """Of a cloud, of a private network, in IPv6."""
         for address in _PRIVATE:
-            await probe.shows(f"<web_page>{address}</web_page>", "is not a public address")
+            await probe.expect(f"<web_page>{address}</web_page>", "is not a public address")
 
 
-def cases(page: str, public_only: bool = True) -> tuple[Case, ...]:
+def cases(page: str, public_only: bool = True) -> tuple[LiveCase, ...]:
     """What must hold of a server that can read `page`; `public_only`: and no private address."""
     of = _Checks(page)
     return (
-        Case("a page in tags and Hermes JSON", of.read, 60.0),
-        Case("its links", of.links, 60.0),
-        Case("a part that there is not", of.beyond, 60.0),
-        Case("what is no call says why", of.wrong),
-        Case("what is no page says why", of.no_page),
-        *((Case("private addresses are refused", of.private),) if public_only else ()),
+        LiveCase("a page in tags and Hermes JSON", of.read, 60.0),
+        LiveCase("its links", of.links, 60.0),
+        LiveCase("a part that there is not", of.beyond, 60.0),
+        LiveCase("what is no call says why", of.wrong),
+        LiveCase("what is no page says why", of.no_page),
+        *((LiveCase("private addresses are refused", of.private),) if public_only else ()),
     )
 
 

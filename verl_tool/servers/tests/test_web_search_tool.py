@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from verl_tool.protocol import StepRequest
-from verl_tool.servers.tests.live_check import DEFAULT_URL, ApiKey, Case, CheckFailed, Probe, Url, check
+from verl_tool.servers.tests.live_check import DEFAULT_URL, ApiKey, CheckFailed, LiveCase, Probe, Url, check
 
 BATCH = 64
 QUERIES = ("capital of France", "who painted the Mona Lisa")
@@ -25,17 +25,17 @@ def _hermes(**arguments: object) -> str:
 
 async def _formats(probe: Probe) -> None:
     for action in probe.tool.example_actions:
-        await probe.shows(action)
+        await probe.expect(action)
 
 
 async def _form(probe: Probe) -> None:
-    result = await probe.shows(f"<search>{QUERIES[0]}</search>")
+    result = await probe.expect(f"<search>{QUERIES[0]}</search>")
     if _FORM.search(result.observation) is None:
         raise CheckFailed(f"no title and address of a page: {result.observation!r:.300}")
 
 
 async def _several(probe: Probe) -> None:
-    await probe.shows(_hermes(queries=QUERIES), *(f"Query: {query}\n" for query in QUERIES))
+    await probe.expect(_hermes(queries=QUERIES), *(f"Query: {query}\n" for query in QUERIES))
 
 
 async def _batch(probe: Probe) -> None:
@@ -61,11 +61,11 @@ async def _wrong(probe: Probe) -> None:
 
 
 CASES = (
-    Case("every example action of GET /tools", _formats, 100.0),
-    Case("title and address of pages", _form, 100.0),
-    Case("several queries in one call", _several, 100.0),
-    Case(f"a batch of {BATCH} trajectories has one answer", _batch, 100.0),
-    Case("what is no query says why", _wrong),
+    LiveCase("every example action of GET /tools", _formats, 100.0),
+    LiveCase("title and address of pages", _form, 100.0),
+    LiveCase("several queries in one call", _several, 100.0),
+    LiveCase(f"a batch of {BATCH} trajectories has one answer", _batch, 100.0),
+    LiveCase("what is no query says why", _wrong),
 )
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Check a live server's search of the web.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_tool.servers.tests.image_cases import BLUE, RED, common, has_colors, looks, wrong
-from verl_tool.servers.tests.live_check import Case, Probe, command_line
+from verl_tool.servers.tests.live_check import LiveCase, Probe, command_line
 
 
 async def _crops(probe: Probe) -> None:
@@ -15,7 +15,7 @@ async def _crops(probe: Probe) -> None:
 
 
 CASES = (
-    Case("crops by pixels and by fractions", _crops),
+    LiveCase("crops by pixels and by fractions", _crops),
     *common({"bbox_2d": [0, 0, 20, 20]}),
     wrong({"bbox_2d": [90, 0, 99, 9]}, "lies outside of the image. The image is 80 x 60 pixels", "outside"),
     wrong({"bbox_2d": [20, 0, 10, 9]}, "wrong order", "corners in the wrong order"),

@@ -17,13 +17,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
 
-from verl_tool.content import AudioPart, ImagePart, encode_image, read_media
+from verl_tool.content.parts import AudioPart, ImagePart, encode_image, read_media
 from verl_tool.errors import ConfigError
-from verl_tool.plugin import import_file
 from verl_tool.servers.tool_config import ToolConfig, ToolEntry
 from verl_tool.servers.tools.base import CallError, Context, InvalidCall, Tool, ToolOptions, ToolResult
 from verl_tool.servers.tools.typed.function_tool import function_tool, mark_of, tool
 from verl_tool.servers.tools.typed.trajectory_tools import TrajectoryTools, method_tools
+from verl_tool.util.plugin import import_file
 
 __all__ = [
     "AudioPart",
@@ -75,7 +75,7 @@ def load_tools(
     if not names:
         raise ConfigError(f"no tool is named; known: {', '.join(known_tools())}, or the path of a .py file")
     classes = [kind for name in names for kind in tool_classes(name)]
-    _refuse_twice_or_disabled(classes, entries)
+    _reject_twice_or_disabled(classes, entries)
     common = {**config.shared_options(), **(shared or {})}
     return [_made(kind, common, entries.get(kind)) for kind in classes]
 
@@ -210,7 +210,7 @@ def _entries_by_class(config: ToolConfig) -> dict[type[Tool], ToolEntry]:
     return entries
 
 
-def _refuse_twice_or_disabled(classes: Sequence[type[Tool]], entries: Mapping[type[Tool], ToolEntry]) -> None:
+def _reject_twice_or_disabled(classes: Sequence[type[Tool]], entries: Mapping[type[Tool], ToolEntry]) -> None:
     names = [kind.name for kind in classes]
     for kind in classes:
         if names.count(kind.name) > 1:

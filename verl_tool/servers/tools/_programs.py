@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from verl_tool.content import MediaPart
+from verl_tool.content.parts import MediaPart
 from verl_tool.errors import ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
@@ -47,7 +47,7 @@ def cut_parts(parts: Iterable[str | MediaPart], limit: int) -> list[str | MediaP
     return [cut_middle(text, limit), *(part for part in kept if not isinstance(part, str))]
 
 
-def shown_result(parts: Sequence[str | MediaPart], *, error: bool, metrics: Mapping[str, float]) -> ToolResult:
+def combine_parts(parts: Sequence[str | MediaPart], *, error: bool, metrics: Mapping[str, float]) -> ToolResult:
     """A result of these parts; of texts alone, of their text."""
     if all(isinstance(part, str) for part in parts):
         return ToolResult("".join(map(str, parts)), error=error, metrics=metrics)

@@ -30,7 +30,7 @@ class QueryTool(Tool):
     }
 
 
-def queries_of(call: Call, most_characters: int = MAX_QUERY_CHARACTERS) -> list[str]:
+def queries_of(call: Call, max_characters: int = MAX_QUERY_CHARACTERS) -> list[str]:
     """The queries of a call. Raises InvalidCall with words for the model."""
     arguments = call.arguments
     if arguments is None:
@@ -48,8 +48,8 @@ def queries_of(call: Call, most_characters: int = MAX_QUERY_CHARACTERS) -> list[
     if len(queries) > MAX_QUERIES:
         raise InvalidCall(f"{len(queries)} queries in one call; at most {MAX_QUERIES} are searched for")
     longest = max(map(len, queries))
-    if longest > most_characters:
-        raise InvalidCall(f"a query has {longest} characters; at most {most_characters} are searched for")
+    if longest > max_characters:
+        raise InvalidCall(f"a query has {longest} characters; at most {max_characters} are searched for")
     return queries
 
 

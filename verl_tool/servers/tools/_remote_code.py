@@ -14,7 +14,7 @@ from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.tools._programs import NO_CODE, NO_OUTPUT, code_of, cut_middle, joined, stdin_of
-from verl_tool.servers.tools._service import MAX_ANSWER_BYTES, CodeService, RefusedError, TooLongError, base_url
+from verl_tool.servers.tools._service import MAX_ANSWER_BYTES, CodeService, ServiceRejectedError, TooLongError, base_url
 from verl_tool.servers.tools._without_policy import WithoutPolicy
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 
@@ -57,7 +57,7 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Program:
+class RemoteProgram:
     """What a call asks for."""
 
     language: str
@@ -143,7 +143,7 @@ class RemoteCodeTool(Tool):
         """See that the service answers, and takes the limits of the options. Raises ToolFault or RefusedError."""
 
     @abstractmethod
-    async def run_program(self, program: Program) -> Sequence[Stage]:
+    async def run_program(self, program: RemoteProgram) -> Sequence[Stage]:
         """Run it: the compiler's stage, if there was one, and that of the program. Raises as `Service.ask`, and
         InvalidCall with words for the model."""
 
@@ -159,7 +159,7 @@ class RemoteCodeTool(Tool):
     async def start(self) -> None:
         try:
             await self.probe()
-        except (ToolFault, RefusedError, TooLongError, InvalidCall) as error:
+        except (ToolFault, ServiceRejectedError, TooLongError, InvalidCall) as error:
             await self.service.close()
             words = str(error) or "an answer that is too long"
             raise StartError(
@@ -186,17 +186,17 @@ class RemoteCodeTool(Tool):
         except TooLongError:
             words = f"The program wrote more than the {MAX_ANSWER_BYTES >> 20} MB that an answer may have."
             return ToolResult(words, error=True, metrics={"error": 1.0, "timed_out": 0.0})
-        except RefusedError as error:
+        except ServiceRejectedError as error:
             words = f"{self.service_name} at {self.service.url} refuses the request: {error}"
             raise ToolFault(FaultKind.BAD_REQUEST, words, retryable=False) from error
         return self._told(stages)
 
-    def program(self, call: Call, context: Context) -> Program | None:
+    def program(self, call: Call, context: Context) -> RemoteProgram | None:
         """What a call asks for; None if it has no code."""
         code = code_of(call)
         if code is None:
             return None
-        return Program(self._language(call), code, stdin_of(call, context), call.arguments or {})
+        return RemoteProgram(self._language(call), code, stdin_of(call, context), call.arguments or {})
 
     def seconds(self) -> float:
         """Deadline of a request that runs a program."""

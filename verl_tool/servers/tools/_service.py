@@ -12,7 +12,7 @@ import aiohttp
 
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.web.patience import BusyFault, seconds_of
+from verl_tool.web.retry import BusyFault, seconds_of
 
 CONNECT_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 3.0
@@ -20,7 +20,7 @@ KEEP_ALIVE_SECONDS = 3.0
 MAX_ANSWER_BYTES = 4 << 20
 """Of an answer, decompressed."""
 _CHUNK = 1 << 16
-_NOT_OURS = (401, 402, 403, 404, 405, 407, 432, 433)
+_FOREIGN = (401, 402, 403, 404, 405, 407, 432, 433)
 """Statuses that tell of a wrong address or key, or of a plan that is used up (402; 432 and 433 are Tavily's)."""
 _BUSY = (429, 503)
 
@@ -29,11 +29,11 @@ class TooLongError(Exception):
     """The answer is longer than `MAX_ANSWER_BYTES`."""
 
 
-class RefusedError(Exception):
+class ServiceRejectedError(Exception):
     """The service refuses what it was sent (HTTP 4xx)."""
 
 
-class Service:
+class RemoteService:
     """One service at `url`. Use it in one event loop; `close` it there.
 
     A request leaves nothing behind there, so it is safe to be sent again even if it was answered: each fault says so,
@@ -117,14 +117,14 @@ class Service:
         words = f"HTTP {status}: {self._without_key(text.decode('utf-8', 'replace'))[:300]}"
         if 300 <= status < 400:
             raise self._fault(FaultKind.MISCONFIGURED, f"HTTP {status}: redirects are not followed", retryable=False)
-        if status in _NOT_OURS:
+        if status in _FOREIGN:
             raise self._fault(FaultKind.MISCONFIGURED, f"{words}; see to {self._settings}", retryable=False)
         if status in _BUSY:
             pause = seconds_of(retry_after)
             words += "" if pause is None else f"; it wishes to be left alone for {pause:g} s"
             raise BusyFault(f"{self._name} at {self.url}: {words}", pause)
         if 400 <= status < 500:
-            raise RefusedError(words)
+            raise ServiceRejectedError(words)
         if status != 200:
             raise self._fault(self.failing, words)
         try:
@@ -154,7 +154,7 @@ class Service:
         return self._session
 
 
-class CodeService(Service):
+class CodeService(RemoteService):
     """One that runs programs, which may be the cause that it is slow."""
 
     failing, slow = FaultKind.SANDBOX, FaultKind.TIMEOUT

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
-from verl_tool.content import AudioPart, MediaPart, from_wire, listed, read_media
+from verl_tool.content.parts import AudioPart, MediaPart, from_wire, listed, read_media
 from verl_tool.errors import ContentError, ToolFault
 from verl_tool.protocol import AUDIOS_FIELD, FaultKind
 from verl_tool.servers.tools.base import CallError, Context

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from verl_tool.content import MediaPart, Part, as_parts
+from verl_tool.content.parts import MediaPart, Part, as_parts
 from verl_tool.errors import ConfigError, ToolFault, VerlToolError
 from verl_tool.formats import ALL_FORMATS, BUILT_IN_MARKERS, Call, Format, Tag, TagFormat, format_by_name, guard
 from verl_tool.formats.find import find_calls
@@ -32,7 +32,7 @@ from verl_tool.formats.load import specs_of
 from verl_tool.formats.scan import THOUGHTS
 from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS, OwnTagFormat
 from verl_tool.protocol import FaultKind, ToolDescription
-from verl_tool.servers.tools.typed.problems import errors_of, told
+from verl_tool.servers.tools.typed.problems import describe_problems, errors_of
 from verl_tool.verification import Verdict, Verification
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ToolResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the call's record in the trajectory (`CallRecord.metrics`); the model does not see them."""
     parts: Sequence[str | Part] = ()
-    """In place of `text`: texts, images and audios (`verl_tool.content`) in the order in which the model sees them."""
+    """In place of `text`: texts, images and audios (`verl_tool.content.parts`) in the order in which the model sees them."""
 
     def __post_init__(self) -> None:
         """Raises TypeError for what is no part, ValueError if there is a text, image or audio beside the parts."""
@@ -174,7 +174,7 @@ class Tool(ABC):
 
     def __init__(self, **options: object) -> None:
         """Raises ConfigError if an option is unknown, naming the known ones, or of a wrong type."""
-        _refuse_bad_limits(self)
+        _reject_bad_limits(self)
         self.options = self.check_options(options)
         self.formats = _formats_of(self, self.options)
 
@@ -214,7 +214,7 @@ class Tool(ABC):
         """Tools of the same group share a trajectory's state; the first one that is called makes it."""
         return self.name
 
-    def refuse_beside(self, other: Tool) -> None:  # noqa: B027 - most tools stand any other
+    def reject_alongside(self, other: Tool) -> None:  # noqa: B027 - most tools stand any other
         """Raise ConfigError if this one cannot be served together with `other`."""
 
     async def new_state(self, context: Context) -> Any:
@@ -285,7 +285,7 @@ class Tool(ABC):
         try:
             return model.model_validate(given)
         except ValidationError as error:
-            problems = told(errors_of(error))
+            problems = describe_problems(errors_of(error))
         raise InvalidCall(f"wrong arguments for {self.name}({', '.join(model.model_fields)}): {problems}")
 
     @abstractmethod
@@ -317,7 +317,7 @@ class Tool(ABC):
         )
 
 
-def _refuse_bad_limits(tool: Tool) -> None:
+def _reject_bad_limits(tool: Tool) -> None:
     for name in ("max_live", "ttl_seconds"):
         value = getattr(tool, name)
         if value is not None and not (isinstance(value, (int, float)) and value > 0):

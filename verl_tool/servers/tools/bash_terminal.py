@@ -18,7 +18,7 @@ from verl_tool.sandbox.backends import Sandbox
 from verl_tool.servers.tools._programs import cut_middle, written_by
 from verl_tool.servers.tools.base import CallError, Context, InvalidCall, ToolResult
 from verl_tool.servers.tools.workspace.screen import plain_text
-from verl_tool.servers.tools.workspace.terminal import Shown, Terminal
+from verl_tool.servers.tools.workspace.terminal import Terminal, TerminalOutput
 from verl_tool.servers.tools.workspace.workspace import Workspace, WorkspaceOptions, WorkspaceTool
 
 NO_OUTPUT = "(no output)"
@@ -119,7 +119,7 @@ class BashTerminalTool(WorkspaceTool):
         text = json.dumps({"returncode": code, "output": output + ending}, ensure_ascii=False)
         return ToolResult(text, error=not result.ok, metrics={"timed_out": float(result.timed_out)})
 
-    def _told(self, shown: Shown, seconds: float) -> ToolResult:
+    def _told(self, shown: TerminalOutput, seconds: float) -> ToolResult:
         lines = [_another(shown.lost), cut_middle(shown.text.strip("\n"), self.options.max_output_length)]
         if shown.interrupted:
             lines.append(f"[the command was interrupted: it ran longer than {seconds:g} seconds]")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import Field
 
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.servers.tools.base import CallError
 from verl_tool.servers.tools.pictures.boxes import FourNumbers, TwoNumbers, in_pixels
 from verl_tool.servers.tools.pictures.picture_tools import PictureTools
@@ -17,10 +17,10 @@ from verl_tool.servers.tools.typed.function_tool import tool
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_SHAPES = 20
+MAX_SHAPES = 20
 """Of each kind."""
-Boxes: TypeAlias = Annotated[list[FourNumbers], Field(max_length=MOST_SHAPES)]
-Points: TypeAlias = Annotated[list[TwoNumbers], Field(max_length=MOST_SHAPES)]
+Boxes: TypeAlias = Annotated[list[FourNumbers], Field(max_length=MAX_SHAPES)]
+Points: TypeAlias = Annotated[list[TwoNumbers], Field(max_length=MAX_SHAPES)]
 
 
 class Draw(PictureTools):
@@ -70,7 +70,7 @@ class Draw(PictureTools):
             width, height = view.shown
             raise CallError(f"a shape reaches beyond image {target_image}, which is {width} x {height} pixels")
         marks = partial(_marked, shapes=placed, boxes=len(boxes or ()), rgb=rgb, label=label)
-        return self.told("Here is the image with what you drew.", self.picture(target_image, marks))
+        return self.describe_picture("Here is the image with what you drew.", self.picture(target_image, marks))
 
 
 def _marked(image: Image, shapes: Sequence[Sequence[float]], boxes: int, rgb: tuple[int, ...], label: str) -> Image:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from verl_tool.content import ImagePart, MediaPart, read_media
+from verl_tool.content.parts import ImagePart, MediaPart, read_media
 from verl_tool.errors import ContentError
 from verl_tool.formats import Call
 from verl_tool.sandbox import CellResult
@@ -20,11 +20,11 @@ from verl_tool.servers.tools._programs import (
     NO_CODE,
     NO_OUTPUT,
     code_of,
+    combine_parts,
     cut_parts,
     ending_of,
     joined,
     metrics_of,
-    shown_result,
     stdin_of,
     without_addresses,
     written_by,
@@ -104,7 +104,7 @@ class IPythonCodeTool(WorkspaceTool):
         most = MAX_FIGURES if self.options.images else 0
         count, figures = await notebook.figures(most) if result.state == "kept" else (0, {})
         parts = self._observation(cell, result, count, await asyncio.to_thread(_images, figures))
-        return shown_result(parts, error=not result.ok, metrics=metrics_of(result))
+        return combine_parts(parts, error=not result.ok, metrics=metrics_of(result))
 
     def _observation(
         self, cell: Cell, result: CellResult, count: int, images: Mapping[int, ImagePart]

@@ -23,22 +23,22 @@ from verl_tool.servers.tools._remote_code import (
     COMPILATION,
     EXECUTION,
     START_SECONDS,
-    Program,
     RemoteCodeOptions,
     RemoteCodeTool,
+    RemoteProgram,
     Stage,
     ending_of,
     language_of,
     not_served,
 )
-from verl_tool.servers.tools._service import RefusedError
+from verl_tool.servers.tools._service import ServiceRejectedError
 from verl_tool.servers.tools.base import Context, InvalidCall
 
 API = "/api/v2"
 _USUAL = ("python", "bash", "c", "cpp", "csharp", "go", "java", "javascript", "php", "ruby", "rust", "typescript")
 _TIMED_OUT, _TOO_MUCH, _INTERNAL = "TO", ("OL", "EL"), "XX"
 """Piston's own words for how a stage ended."""
-_MOST_FILES = 32
+_MAX_FILES = 32
 _FILE_NAME = re.compile(r"(?!\.+$)[\w.+ -]{1,200}", re.ASCII)
 _ELEMENT = re.compile(r"<(?P<name>language|version|args|stdin)>(?P<text>.*?)</(?P=name)>", re.DOTALL)
 _FILE = re.compile(r'<file(?:\s+name="(?P<name>[^"]*)")?\s*>\n?(?P<content>.*?)</file>', re.DOTALL)
@@ -127,7 +127,7 @@ class PistonTool(RemoteCodeTool):
     async def probe(self) -> None:
         runtimes = await self._runtimes()
         if not runtimes:
-            raise RefusedError("Piston has no language; install some")
+            raise ServiceRejectedError("Piston has no language; install some")
         self._names = {name: each.language for each in runtimes for name in (each.language, *each.aliases)}
         first = self._names.get(self.options.languages[0], runtimes[0].language)
         await self.service.ask("POST", "/execute", self._body(first, "*", [{"content": ""}], "", []), START_SECONDS)
@@ -144,7 +144,7 @@ class PistonTool(RemoteCodeTool):
         groups = groupby(calls, key=lambda call: _structured(call) is None)
         return [call for is_text, group in groups for call in (join(list(group)) if is_text else group)]
 
-    def program(self, call: Call, context: Context) -> Program | None:
+    def program(self, call: Call, context: Context) -> RemoteProgram | None:
         given = _structured(call)
         if given is None and (call.arguments or {}).get("files") is None:
             return super().program(call, context)
@@ -152,14 +152,14 @@ class PistonTool(RemoteCodeTool):
         own = replace(call, input="", arguments={**arguments, "code": ""})
         return super().program(own, context)
 
-    async def run_program(self, program: Program) -> Sequence[Stage]:
+    async def run_program(self, program: RemoteProgram) -> Sequence[Stage]:
         language = self._served(program.language)
         given = program.arguments
         version = str(given.get("version") or "*")
         body = self._body(language, version, _files(program), program.stdin, _args(given))
         try:
             answer = await self.service.ask("POST", "/execute", body, self.seconds())
-        except RefusedError as error:
+        except ServiceRejectedError as error:
             if "runtime is unknown" in str(error):
                 raise InvalidCall(f"version {version[:40]!r} of {language} is not served here; leave it out") from error
             raise
@@ -234,13 +234,13 @@ def _structured(call: Call) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and "files" in value else None
 
 
-def _files(program: Program) -> list[dict[str, str]]:
+def _files(program: RemoteProgram) -> list[dict[str, str]]:
     """What is sent as the program. Raises InvalidCall."""
     given = program.arguments.get("files")
     if given is None:
         return [{"content": program.code}]
-    if not isinstance(given, list) or not 0 < len(given) <= _MOST_FILES:
-        raise InvalidCall(f"files must be a list of 1 to {_MOST_FILES} objects with name and content")
+    if not isinstance(given, list) or not 0 < len(given) <= _MAX_FILES:
+        raise InvalidCall(f"files must be a list of 1 to {_MAX_FILES} objects with name and content")
     return [_file(each) for each in given]
 
 

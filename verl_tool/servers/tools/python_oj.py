@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Field
 
 from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.formats import Call
-from verl_tool.judge.code_tests import JudgeRun, NoVerdict, TestSuite, Verdict, Verdicts, judge_modules, suite_in
+from verl_tool.judge.code_tests import JudgeRun, JudgeVerdict, NoVerdict, TestSuite, Verdicts, judge_modules, suite_in
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import Level, Limits, RunResult, SandboxPool
 from verl_tool.servers.tools._programs import NO_CODE, code_of, cut_middle
@@ -144,7 +144,7 @@ class PythonOJTool(ProgramTool):
 _IN_A_ROW = "the row's extra_info.tools_kwargs.public_tests"
 
 
-def _told_of(suite: TestSuite, number: int, verdict: Verdict) -> str:
+def _told_of(suite: TestSuite, number: int, verdict: JudgeVerdict) -> str:
     """One failed test: what was wrong, what it was given, what it expected, and what was seen."""
     problem = _PROBLEMS.get(verdict.reason, verdict.reason)
     seen = dict(verdict.seen)

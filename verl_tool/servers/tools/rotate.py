@@ -6,7 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from verl_tool.content import LIMITS, ImagePart
+from verl_tool.content.parts import LIMITS, ImagePart
 from verl_tool.servers.tools.base import CallError
 from verl_tool.servers.tools.pictures.picture_tools import PictureTools
 from verl_tool.servers.tools.typed.function_tool import tool
@@ -40,7 +40,7 @@ class Rotate(PictureTools):
                 "possible; zoom in on a part of it first, or rotate it by a multiple of 90 degrees"
             )
         picture = self.picture(target_image, partial(_rotated, angle=angle))
-        return self.told(f"Here is the image, rotated by {angle:g} degrees.", picture)
+        return self.describe_picture(f"Here is the image, rotated by {angle:g} degrees.", picture)
 
 
 def _rotated(image: Image, angle: float) -> Image:

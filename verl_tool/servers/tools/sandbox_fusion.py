@@ -19,9 +19,9 @@ from verl_tool.servers.tools._remote_code import (
     COMPILATION,
     EXECUTION,
     START_SECONDS,
-    Program,
     RemoteCodeOptions,
     RemoteCodeTool,
+    RemoteProgram,
     Stage,
     ending_of,
     not_served,
@@ -91,7 +91,7 @@ class SandboxFusionTool(RemoteCodeTool):
         body = {**self._limits(), "code": "", "language": _ITS_NAMES.get(language, language)}
         await self._ask(body, min(self.seconds(), START_SECONDS))
 
-    async def run_program(self, program: Program) -> Sequence[Stage]:
+    async def run_program(self, program: RemoteProgram) -> Sequence[Stage]:
         if program.language not in self.options.languages:
             raise not_served(program.language, self.options.languages)
         language = _ITS_NAMES.get(program.language, program.language)

@@ -25,14 +25,14 @@ from verl_tool.retrieval.passage import Passage, RetrievalError
 from verl_tool.retrieval.search_batcher import SearchBatcher
 from verl_tool.retrieval.wire import passages_of, request_of
 from verl_tool.servers.tools._queries import QueryTool, joined_answers, queries_of
-from verl_tool.servers.tools._service import RefusedError, Service, TooLongError, base_url
+from verl_tool.servers.tools._service import RemoteService, ServiceRejectedError, TooLongError, base_url
 from verl_tool.servers.tools.base import Context, ToolOptions, ToolResult
 
 DEFAULT_URL = "http://127.0.0.1:8000/retrieve"
 URL_VARIABLE, KEY_VARIABLE = "RETRIEVER_URL", "VERL_TOOL_RETRIEVAL_API_KEY"
 """Environment variables: the server's address if no option gives it, and its bearer token."""
 NOTHING_FOUND = "No passage was found for this query."
-MOST_REQUESTS = 1024
+MAX_REQUESTS = 1024
 """To a server at once, of each replica."""
 PROBE_SECONDS = 30.0
 """A server that does not answer within this time when the tool starts is not there."""
@@ -152,7 +152,7 @@ class RetrievalServer:
         """Raises ConfigError if `url` is none."""
         base = base_url("search_retrieval", url).removesuffix("/retrieve")
         settings = f"the option url, or {URL_VARIABLE}, and {KEY_VARIABLE}"
-        self._service = Service("the retriever", base, api_key, MOST_REQUESTS, seconds, settings=settings)
+        self._service = RemoteService("the retriever", base, api_key, MAX_REQUESTS, seconds, settings=settings)
         self._seconds = seconds
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
@@ -161,7 +161,7 @@ class RetrievalServer:
             return passages_of(answer, len(queries))
         except ValueError as error:
             raise self._service.malformed(error) from error
-        except (RefusedError, TooLongError) as error:
+        except (ServiceRejectedError, TooLongError) as error:
             words = f"the retriever at {self._service.url} refuses a search: {error or 'its answer is too long'}"
             raise ToolFault(FaultKind.UNREACHABLE, words, retryable=False) from error
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from verl_tool.content import ImagePart, refuse_too_much
+from verl_tool.content.parts import ImagePart, reject_too_much
 from verl_tool.errors import ContentError
 from verl_tool.servers.tools.base import CallError
 from verl_tool.servers.tools.pictures.picture_tools import PictureTools
 from verl_tool.servers.tools.typed.function_tool import tool
 
-MOST_FRAMES = 16
+MAX_FRAMES = 16
 
 
 class SelectFrames(PictureTools):
@@ -24,7 +24,7 @@ class SelectFrames(PictureTools):
         )
     )
     def select_frames(
-        self, target_frames: Annotated[list[int], Field(min_length=1, max_length=MOST_FRAMES)]
+        self, target_frames: Annotated[list[int], Field(min_length=1, max_length=MAX_FRAMES)]
     ) -> list[str | ImagePart]:
         """Look at some frames of the video again.
 
@@ -33,7 +33,7 @@ class SelectFrames(PictureTools):
         """
         frames = [self.picture(number, None) for number in target_frames]
         try:
-            refuse_too_much(frames)
+            reject_too_much(frames)
         except ContentError as error:
             raise CallError(str(error)) from error
         first, last = self.count + 1, self.count + len(frames)

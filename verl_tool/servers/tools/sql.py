@@ -22,7 +22,7 @@ from verl_tool.formats.tags import NAME_TAGS, OwnTagFormat
 from verl_tool.protocol import TURNS_LEFT_FIELD, FaultKind
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolOptions, ToolResult
 from verl_tool.sql.database import database_file
-from verl_tool.sql.executor import QueryError, Rows, SqlExecutor, View
+from verl_tool.sql.executor import QueryError, SqlExecutor, SqlRows, TableView
 from verl_tool.sql.statement import statement_in
 
 SOLUTION, DESCRIBE = "solution", "describe"
@@ -39,7 +39,7 @@ _SAMPLE_ROWS = 3
 _QUERY_KEYS = ("query", "sql", "input")
 
 
-class SqlOptions(ToolOptions):
+class SqlToolOptions(ToolOptions):
     """Where the databases are, and the limits of one query."""
 
     root: Path | None = None
@@ -82,13 +82,13 @@ class SqlTool(Tool):
         "<solution>SELECT count(*) FROM singer</solution>",
     )
     formats = (SQL_TAGS, *ALL_FORMATS)
-    Options = SqlOptions
-    options: SqlOptions
+    Options = SqlToolOptions
+    options: SqlToolOptions
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
         chosen = self.options
-        self._view = View(chosen.max_rows, chosen.max_cell_chars, chosen.max_output_length)
+        self._view = TableView(chosen.max_rows, chosen.max_cell_chars, chosen.max_output_length)
         self._executor: SqlExecutor | None = None
 
     async def start(self) -> None:
@@ -117,7 +117,7 @@ class SqlTool(Tool):
             if table is None:
                 text = as_text(await self._running().rows(path, query, self._view))
             else:
-                sample = View(_SAMPLE_ROWS, self._view.cell_chars, self._view.chars)
+                sample = TableView(_SAMPLE_ROWS, self._view.cell_chars, self._view.chars)
                 text = as_text(await self._running().schema(path, table, sample))
         except QueryError as error:
             return ToolResult(self._reminded(self._failure(error), context), error=True)
@@ -153,7 +153,7 @@ class SqlTool(Tool):
         return f"{shown}\n{_REMINDER.format(left)}" if type(left) is int else shown
 
 
-def as_text(result: Rows) -> str:
+def as_text(result: SqlRows) -> str:
     """Statements one a line, then a line of columns and one a row, values between bars."""
     lines = [f"{statement.rstrip().rstrip(';')};" for statement in result.statements]
     if result.columns:

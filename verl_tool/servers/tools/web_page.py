@@ -20,7 +20,7 @@ from verl_tool.sandbox import Level, SandboxPool
 from verl_tool.servers.tools._web import WebOptions
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 from verl_tool.web.answer_store import NotRecorded
-from verl_tool.web.page_client import PageClient, PageRefused, checked_url
+from verl_tool.web.page_client import PageClient, PageUnavailableError, checked_url
 from verl_tool.web.page_reader import Readable, new_pool, readable
 
 LINKS_OF_PART = 50
@@ -120,9 +120,9 @@ class WebPageTool(Tool):
             url = str(checked_url(given.url))
             answer = await self._store.answer({"page": url}, lambda: self._get(url))
             if "refused" in answer:
-                raise PageRefused(answer["refused"])
-        except (PageRefused, NotRecorded) as error:
-            words = str(error) if isinstance(error, PageRefused) else _NOT_RECORDED
+                raise PageUnavailableError(answer["refused"])
+        except (PageUnavailableError, NotRecorded) as error:
+            words = str(error) if isinstance(error, PageUnavailableError) else _NOT_RECORDED
             missed = float(isinstance(error, NotRecorded))
             text = f"{given.url[:200]} cannot be read: {words}."
             return ToolResult(text, error=True, metrics={"pages": 0.0, "not_recorded": missed})
@@ -141,14 +141,14 @@ class WebPageTool(Tool):
         return found
 
     async def _get(self, url: str) -> dict[str, Any]:
-        """What is kept of a page. Raises PageRefused where another try may find it."""
+        """What is kept of a page. Raises PageUnavailableError where another try may find it."""
         if self._readers is None:
             raise SandboxError(f"{self.name} has not been started", retryable=True)
         await self._place()
         try:
             page = await self._client.get(url, self.options.timeout_seconds)
             return asdict(await readable(page, self._readers))
-        except PageRefused as error:
+        except PageUnavailableError as error:
             if not error.lasting:
                 raise
             return {"refused": str(error)}

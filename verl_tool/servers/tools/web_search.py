@@ -18,12 +18,18 @@ from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.tools._queries import QueryTool, joined_answers, queries_of
-from verl_tool.servers.tools._service import MAX_ANSWER_BYTES, RefusedError, Service, TooLongError, base_url
+from verl_tool.servers.tools._service import (
+    MAX_ANSWER_BYTES,
+    RemoteService,
+    ServiceRejectedError,
+    TooLongError,
+    base_url,
+)
 from verl_tool.servers.tools._web import WebOptions
 from verl_tool.servers.tools.base import Context, InvalidCall, ToolResult
 from verl_tool.web.answer_store import NotRecorded
-from verl_tool.web.patience import Pace, patiently
-from verl_tool.web.providers import PROVIDERS, FailedEngines, Hit, OddAnswer, Provider, Wish
+from verl_tool.web.providers import PROVIDERS, FailedEngines, OddAnswer, Provider, WebHit, Wish
+from verl_tool.web.retry import RateLimiter, retry_until
 
 NOTHING_FOUND = "No page was found for this query."
 _NOT_RECORDED = "There is no recorded answer to this query."
@@ -70,13 +76,13 @@ class WebSearchTool(QueryTool):
     )
     Options = WebSearchOptions
     options: WebSearchOptions
-    _service: Service | None = None
+    _service: RemoteService | None = None
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
         self._provider_name = self.options.provider or self.default_provider
         self._store = self.options.new_store()
-        self._pace = Pace(self.options.requests_per_second)
+        self._pace = RateLimiter(self.options.requests_per_second)
 
     @property
     def call_names(self) -> tuple[str, ...]:
@@ -93,7 +99,7 @@ class WebSearchTool(QueryTool):
             self._service = self._new_service()
         self._store.start()
 
-    def _new_service(self) -> Service:
+    def _new_service(self) -> RemoteService:
         variables = self.provider.key_variables
         key = next((value for name in variables if (value := os.environ.get(name, "").strip())), None)
         if variables and key is None:
@@ -105,7 +111,7 @@ class WebSearchTool(QueryTool):
         url = self.options.url or self.provider.url
         if not url:
             raise StartError(f"tool {self.name}: give the address of {self._provider_name} as the option url")
-        return Service(
+        return RemoteService(
             self._provider_name,
             base_url(self.name, url),
             key,
@@ -139,24 +145,24 @@ class WebSearchTool(QueryTool):
                 raise InvalidCall(f"a query has more than {self.provider.query_words} words; search for fewer")
         return queries
 
-    async def _search(self, query: str) -> list[Hit] | None:
+    async def _search(self, query: str) -> list[WebHit] | None:
         """None if only recorded answers are given and this is none. Raises ToolFault if the provider fails: a model
         must never read that there is nothing."""
         chosen = self.options
-        count = min(chosen.max_results, self.provider.most_hits)
+        count = min(chosen.max_results, self.provider.max_hits)
         wish = Wish(query, count, chosen.location.lower(), chosen.language, chosen.zone)
         asked = {"search": self._provider_name, **asdict(wish)}
         try:
             found = await self._store.answer(asked, lambda: self._ask(wish))
         except NotRecorded:
             return None
-        return [Hit(**hit) for hit in found]
+        return [WebHit(**hit) for hit in found]
 
     async def _ask(self, wish: Wish) -> list[dict[str, Any]]:
-        hits = await patiently(lambda seconds: self._ask_once(wish, seconds), self.options.total_seconds)
+        hits = await retry_until(lambda seconds: self._ask_once(wish, seconds), self.options.total_seconds)
         return [asdict(hit) for hit in hits[: wish.count]]
 
-    async def _ask_once(self, wish: Wish, seconds: float) -> list[Hit]:
+    async def _ask_once(self, wish: Wish, seconds: float) -> list[WebHit]:
         """Raises ToolFault."""
         if self._service is None:
             raise ToolFault(FaultKind.UNREACHABLE, f"{self.name} has not been started", retryable=True)
@@ -164,7 +170,7 @@ class WebSearchTool(QueryTool):
         ask = self.provider.ask(wish)
         try:
             answer = await self._service.ask(ask.method, ask.path, ask.body, min(seconds, self.options.timeout_seconds))
-        except RefusedError as error:
+        except ServiceRejectedError as error:
             # A query may be what it refuses, and queries are the model's.
             kind = FaultKind.MISCONFIGURED if _NO_CREDIT in str(error).lower() else FaultKind.BAD_REQUEST
             raise ToolFault(kind, f"{self._provider_name} refuses a query: {error}", retryable=False) from error
@@ -178,7 +184,7 @@ class WebSearchTool(QueryTool):
         except FailedEngines as error:
             raise ToolFault(FaultKind.UNREACHABLE, f"{self._provider_name} {error}", retryable=True) from error
 
-    def _as_text(self, hits: Sequence[Hit]) -> str:
+    def _as_text(self, hits: Sequence[WebHit]) -> str:
         shown = [f"[{number}] {hit.title}\n{hit.url}\n{self._cut(hit.text)}" for number, hit in enumerate(hits, 1)]
         return "\n\n".join(map(str.rstrip, shown)) or NOTHING_FOUND
 

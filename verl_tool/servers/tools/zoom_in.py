@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 from verl_tool.servers.tools.pictures.boxes import FourNumbers
 from verl_tool.servers.tools.pictures.picture_tools import PictureTools
 from verl_tool.servers.tools.pictures.views import Crop
@@ -31,4 +31,4 @@ class ZoomIn(PictureTools):
             label: What you look for there.
         """
         box = self.box(target_image, bbox_2d, self.options.min_side)
-        return self.told("Here is the cropped image.", self.picture(target_image, Crop(box)))
+        return self.describe_picture("Here is the cropped image.", self.picture(target_image, Crop(box)))

@@ -6,7 +6,13 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_tool.trainer.ppo.causes import GRADER, GRADER_BUG, Outcome, TooManyFaultsError, check_causes
+from verl_tool.trainer.ppo.graded_trajectories import (
+    GRADER,
+    GRADER_BUG,
+    GradedTrajectory,
+    TooManyFaultsError,
+    check_causes,
+)
 
 MIN_COUNT = 20
 """Fewer calls, or answers, are counted with those of the rollouts before."""
@@ -62,13 +68,13 @@ class FaultWatch:
         self._bugs: set[int] = set()
         """Hashes of the prompts at whose answers the reward manager has a bug: a validation asks the same again."""
 
-    def check(self, outcomes: Sequence[Outcome], lost: int = 0) -> None:
+    def check(self, outcomes: Sequence[GradedTrajectory], lost: int = 0) -> None:
         """Raises TooManyFaultsError that names the limit, the causes and the most frequent words."""
         check_causes(outcomes, self._limits.trajectories, lost)
         self._check_calls(outcomes)
         self._check_rewards(outcomes)
 
-    def _check_calls(self, outcomes: Sequence[Outcome]) -> None:
+    def _check_calls(self, outcomes: Sequence[GradedTrajectory]) -> None:
         calls = [call for outcome in outcomes for call in outcome.trajectory.calls]
         faults = [call.fault for call in calls if call.fault is not None]
         self._calls.add(len(calls), [(fault.kind.value, fault.message) for fault in faults])
@@ -82,7 +88,7 @@ class FaultWatch:
             "log and /health; raise max_call_fault_fraction to train on all the same"
         )
 
-    def _check_rewards(self, outcomes: Sequence[Outcome]) -> None:
+    def _check_rewards(self, outcomes: Sequence[GradedTrajectory]) -> None:
         if self._limits.rewards >= 1:
             return
         bugs = [outcome for outcome in outcomes if outcome.cause == GRADER_BUG]

@@ -1,6 +1,6 @@
 """Which of a training's metrics should stay where, and a line in the log when one does not.
 
-The limits are the config's group `metric_limits`; what each means stands in `RULES`, and in `VanishedCalls` for that of
+The limits are the config's group `metric_limits`; what each means stands in `RULES`, and in `ToolUseCollapse` for that of
 calls, which takes more than one metric.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from verl_tool.errors import ConfigError
-from verl_tool.trainer.monitoring.vanished_calls import VanishedCalls
+from verl_tool.trainer.monitoring.tool_use_collapse import ToolUseCollapse
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ RULES: Mapping[str, Rule] = {
 }
 """By the limit's name in the config."""
 CALLS_SHARE = "tool_calls_share"
-"""Name of the limit that `VanishedCalls` looks at."""
+"""Name of the limit that `ToolUseCollapse` looks at."""
 
 
 class MetricWatch:
@@ -96,7 +96,7 @@ class MetricWatch:
             if not 0 <= limit <= highest:
                 raise ConfigError(f"metric_limits.{name}={limit}; it must be between 0 and {highest:g}, or null")
         share = given.pop(CALLS_SHARE, None)
-        self._calls = None if share is None else VanishedCalls(share)
+        self._calls = None if share is None else ToolUseCollapse(share)
         self._limits = given
         self._highest: dict[str, float] = {}
         self._outside: set[str] = set()

@@ -102,9 +102,9 @@ def _arrays(records: Path, folder: Path | None) -> dict[str, np.ndarray]:
             # Compressed, a few kilobytes may hold gigabytes.
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
                 return {}
-            most_bytes = os.fstat(opened.fileno()).st_size
+            max_bytes = os.fstat(opened.fileno()).st_size
             known = [name for name in (*COLUMNS, "lines", "ends") if f"{name}.npy" in archive.namelist()]
-            if not all(_is_within(archive, f"{name}.npy", most_bytes) for name in known):
+            if not all(_is_within(archive, f"{name}.npy", max_bytes) for name in known):
                 return {}
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as file:
@@ -114,7 +114,7 @@ def _arrays(records: Path, folder: Path | None) -> dict[str, np.ndarray]:
     return arrays if _is_consistent(arrays) else {}
 
 
-def _is_within(archive: zipfile.ZipFile, part: str, most_bytes: int) -> bool:
+def _is_within(archive: zipfile.ZipFile, part: str, max_bytes: int) -> bool:
     """Whether an array has one side and is no larger than the file: memory is taken for what its header says.
 
     Raises ValueError.
@@ -123,7 +123,7 @@ def _is_within(archive: zipfile.ZipFile, part: str, most_bytes: int) -> bool:
         version = np.lib.format.read_magic(opened)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(opened)
-    return len(shape) == 1 and 0 <= shape[0] * dtype.itemsize <= most_bytes
+    return len(shape) == 1 and 0 <= shape[0] * dtype.itemsize <= max_bytes
 
 
 def _is_consistent(arrays: Mapping[str, np.ndarray]) -> bool:

@@ -14,7 +14,7 @@ import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from verl import DataProto
-from verl_tool.trainer.ppo.invalid import invalid_rows, lone_rows
+from verl_tool.trainer.ppo.invalid import invalid_rows, singleton_rows
 from verl_tool.trainer.ppo.turns import mt_grpo as mt_grpo  # registers its estimator
 from verl_tool.trainer.ppo.turns.turn_columns import by_turns, takes_turns
 
@@ -80,7 +80,7 @@ def _counted(data: DataProto, adv_estimator: str, sampled: int) -> np.ndarray:
     if "sum_pi_squared" in _parameters(adv_estimator):
         # A baseline of its own for each token is made from tokens in the loss only.
         comparable &= data.batch["response_mask"].any(dim=1).numpy()
-    return counted & ~lone_rows(data.non_tensor_batch["uid"], comparable, sampled)
+    return counted & ~singleton_rows(data.non_tensor_batch["uid"], comparable, sampled)
 
 
 def _computed(compute: Compute, data: DataProto, adv_estimator: str, *args: Any, **kwargs: Any) -> DataProto:

@@ -1,7 +1,7 @@
 """The part of a reward that a whole group decides: pay for what few of its trajectories try.
 
 The curiosity of Pixel Reasoner (arXiv 2505.15966): a reward manager tells, under `CURIOSITY`, what it is worth that a
-trajectory tried (a call, say), 0 if it did not, and under `LEAST_SHARE` from which share of the group on nothing is
+trajectory tried (a call, say), 0 if it did not, and under `MIN_SHARE` from which share of the group on nothing is
 paid. A trajectory that tried has the bonus `CURIOSITY` times what the share lacks. Rows that do not count, and groups
 of a validation, have none.
 """
@@ -19,8 +19,8 @@ from tensordict import TensorDict
 
 from verl import DataProto
 from verl_tool.agent_loop.trajectory import BONUS
-from verl_tool.agent_workers.reward_manager.base import CURIOSITY, LEAST_SHARE
-from verl_tool.trainer.ppo.causes import Outcome
+from verl_tool.agent_workers.reward_manager.base import CURIOSITY, MIN_SHARE
+from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory
 
 
 def curiosity_bonuses(columns: Mapping[str, Sequence[Any]], groups: Sequence[Any], out: Sequence[bool]) -> list[float]:
@@ -36,7 +36,7 @@ def curiosity_bonuses(columns: Mapping[str, Sequence[Any]], groups: Sequence[Any
         if not left_out:
             tried[group].append(value > 0)
     shares = {group: sum(each) / len(each) for group, each in tried.items()}
-    told = zip(worth, columns[LEAST_SHARE], groups, out, strict=True)
+    told = zip(worth, columns[MIN_SHARE], groups, out, strict=True)
     return [
         value * max(float(least) - shares[group], 0.0) if value and not left_out else 0.0
         for value, least, group, left_out in told
@@ -60,7 +60,7 @@ def put_bonuses(keys: Sequence[str], partition_id: str, bonuses: Sequence[float]
     tq.kv_batch_put(keys=list(keys), partition_id=partition_id, fields=TensorDict(fields, batch_size=len(scores)))
 
 
-def curiosity_metrics(outcomes: Sequence[Outcome], prefix: str = "agent") -> dict[str, float]:
+def curiosity_metrics(outcomes: Sequence[GradedTrajectory], prefix: str = "agent") -> dict[str, float]:
     """``{prefix}/curiosity/mean``: the mean bonus; nothing if the reward manager knows none."""
     told = [o.reward_extra_info[BONUS] for o in outcomes if BONUS in o.reward_extra_info]
     return {f"{prefix}/curiosity/mean": sum(told) / len(told)} if told else {}

@@ -18,7 +18,7 @@ def invalid_rows(columns: Mapping[str, Any], n: int) -> list[bool]:
     return [bool(loop) or bool(reward) for loop, reward in zip(by_loop, by_reward, strict=True)]
 
 
-def lone_rows(groups: Sequence[Any], counted: Sequence[bool] | np.ndarray, sampled: int = 1) -> np.ndarray:
+def singleton_rows(groups: Sequence[Any], counted: Sequence[bool] | np.ndarray, sampled: int = 1) -> np.ndarray:
     """Which of the `counted` rows are the only ones left of their group, one entry a row. [batch]
 
     A group that was of one row from the start has no lone one; each was sampled `sampled` times, or as often as it has

@@ -20,7 +20,6 @@ from verl_tool.agent_loop.trajectory import BONUS, PROVOKED, REWARD_FAULT
 from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import without_invalid
-from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, of_rows_that_count
 from verl_tool.trainer.ppo.curiosity import add_bonuses, curiosity_bonuses
 from verl_tool.trainer.ppo.invalid import invalid_rows
 from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, Rewards, bypasses, rollout_log
@@ -28,7 +27,8 @@ from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.turns.turn_columns import TURN_IDS, takes_turns
 from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
-from verl_tool.trainer.ppo.validation import counted, told_by_source
+from verl_tool.trainer.ppo.valid_rows import of_rows_in_the_loss, of_rows_that_count
+from verl_tool.trainer.ppo.validation import main_results_by_source, summarise_valid
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
 from verl_tool.trainer.run_folder.checkpoints import atomic_checkpoint
@@ -169,12 +169,12 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         expected = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         self._progress.begin(Phase.VALIDATION, self.global_steps, self.total_training_steps, expected)
         metrics = super()._validate(*args, **kwargs)
-        self._progress.tell(told_by_source(metrics))
+        self._progress.tell(main_results_by_source(metrics))
         self._progress.end()
         return metrics | self._progress.take_metrics()
 
     def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return counted(super()._val_metrics_update, *args, **kwargs) | self._rollouts.take_validation_metrics()
+        return summarise_valid(super()._val_metrics_update, *args, **kwargs) | self._rollouts.take_validation_metrics()
 
 
 class _WatchedRollouts:

@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT, Trajectory
 from verl_tool.agent_workers.rollout_worker import RAISED
-from verl_tool.trainer.ppo.causes import Outcome
+from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory
 from verl_tool.trainer.ppo.invalid import invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards
 
@@ -23,11 +23,11 @@ REWARD = "reward"
 """What group filtering by ``algorithm.filter_groups.metric=reward`` compares, in verl 0.9.0 too: the rewards."""
 POLL_SECONDS = 0.25
 """Between looks at what has come; verl's two seconds are a tenth of a short step."""
-Told = dict[str, Any]
+LoopFields = dict[str, Any]
 """A row's ``extra_fields``: the loop's, and the reward manager's under ``reward_extra_info``."""
 
 
-def told_by_loop(batch: KVBatchMeta) -> list[Told]:
+def read_loop_fields(batch: KVBatchMeta) -> list[LoopFields]:
     """The extra fields of each row."""
     return _extra_fields(batch.keys, batch.partition_id)
 
@@ -38,13 +38,13 @@ def rewards_of(keys: Sequence[str], partition_id: str) -> list[float] | None:
     return [row.sum().item() for row in fields["rm_scores"].unbind()] if "rm_scores" in fields else None
 
 
-def invalid_of(told: Sequence[Told]) -> list[bool]:
+def invalid_of(told: Sequence[LoopFields]) -> list[bool]:
     """Which rows are invalid."""
     rows = [row | row.get("reward_extra_info", {}) for row in told]
     return [invalid_rows({name: [value] for name, value in row.items()}, 1)[0] for row in rows]
 
 
-def rewards_told(told: Sequence[Told], groups: Sequence[str] | None = None) -> Rewards:
+def read_reward_fields(told: Sequence[LoopFields], groups: Sequence[str] | None = None) -> Rewards:
     """What the reward manager told of each row besides the reward; `groups` are the prompts."""
     infos = [row.get("reward_extra_info", {}) for row in told]
     names = dict.fromkeys((REWARD_FAULT, PROVOKED, *(name for info in infos for name in info)))
@@ -52,7 +52,7 @@ def rewards_told(told: Sequence[Told], groups: Sequence[str] | None = None) -> R
     return Rewards(columns=columns, groups=groups)
 
 
-class FiltersCounted(ReplayBuffer):
+class ValidGroupFilter(ReplayBuffer):
     """A replay buffer that filters groups by the rows that count: equal among themselves, or only one.
 
     verl takes a group with a fault for one with a signal. A group of which no row counts stays: it is no group without
@@ -62,10 +62,10 @@ class FiltersCounted(ReplayBuffer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.poll_interval: float = min(self.poll_interval, POLL_SECONDS)
-        self._filtered: list[Outcome] = []
+        self._filtered: list[GradedTrajectory] = []
         self._raised: list[str] = []
 
-    def take_filtered(self) -> list[Outcome]:
+    def take_filtered(self) -> list[GradedTrajectory]:
         """The trajectories of groups that were filtered out since the last call."""
         filtered, self._filtered = self._filtered, []
         return filtered
@@ -125,7 +125,7 @@ class FiltersCounted(ReplayBuffer):
         self._filtered += _outcomes(told)
         return values.pop()
 
-    def _metric_of(self, uid: str, row: Told) -> float:
+    def _metric_of(self, uid: str, row: LoopFields) -> float:
         try:
             return float(row.get("reward_extra_info", {})[self.filter_groups_metric])
         except KeyError:
@@ -135,20 +135,20 @@ class FiltersCounted(ReplayBuffer):
             ) from None
 
 
-def filtering_by_what_counts(buffer: type[Any]) -> type[Any]:
-    """verl's class of replay buffers with `FiltersCounted` added."""
+def make_valid_group_buffer(buffer: type[Any]) -> type[Any]:
+    """verl's class of replay buffers with `ValidGroupFilter` added."""
     if buffer is ReplayBuffer:
-        return FiltersCounted
-    return buffer if issubclass(buffer, FiltersCounted) else type(buffer.__name__, (FiltersCounted, buffer), {})
+        return ValidGroupFilter
+    return buffer if issubclass(buffer, ValidGroupFilter) else type(buffer.__name__, (ValidGroupFilter, buffer), {})
 
 
-def _extra_fields(keys: list[str], partition_id: str) -> list[Told]:
+def _extra_fields(keys: list[str], partition_id: str) -> list[LoopFields]:
     fields = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
     # `fields[name]` would give a list of another kind.
-    rows: list[Told] = fields.pop("extra_fields").tolist()
+    rows: list[LoopFields] = fields.pop("extra_fields").tolist()
     return rows
 
 
-def _outcomes(told: Sequence[Told]) -> list[Outcome]:
+def _outcomes(told: Sequence[LoopFields]) -> list[GradedTrajectory]:
     trajectories = [Trajectory.from_json(row["trajectory"]) for row in told]
-    return rewards_told(told).outcomes(trajectories, None)
+    return read_reward_fields(told).outcomes(trajectories, None)

@@ -18,8 +18,8 @@ from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.trainer.faults.fault_limits import FaultLimits, FaultWatch
 from verl_tool.trainer.monitoring.token_records import TokenRecords
 from verl_tool.trainer.ppo.advantage import compares_within_groups
-from verl_tool.trainer.ppo.causes import Outcome, with_grading, with_lone
 from verl_tool.trainer.ppo.curiosity import curiosity_metrics
+from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory, drop_singleton_groups, with_grading
 from verl_tool.trainer.ppo.tool_metrics import excluded_metrics, tool_metrics
 from verl_tool.trainer.ppo.turns.turn_metrics import turn_reward_metrics
 from verl_tool.trainer.run_folder.earlier_starts import archive_records
@@ -41,7 +41,7 @@ class Rewards:
     without_baseline: Collection[Any] = ()
     """Prompts whose greedy baseline (ReMax) faulted."""
 
-    def outcomes(self, trajectories: Sequence[Trajectory], sampled: int | None) -> list[Outcome]:
+    def outcomes(self, trajectories: Sequence[Trajectory], sampled: int | None) -> list[GradedTrajectory]:
         """The trajectories as graded; those left alone in a group of `sampled` are left out (None: nobody compares)."""
         n = len(trajectories)
         rewards = self.rewards if self.rewards is not None else [None] * n
@@ -56,7 +56,7 @@ class Rewards:
         ]
         if self.groups is None:
             return outcomes
-        return with_lone(outcomes, self.groups, sampled, self.without_baseline)
+        return drop_singleton_groups(outcomes, self.groups, sampled, self.without_baseline)
 
 
 class RolloutLog:
@@ -76,10 +76,10 @@ class RolloutLog:
         self._sampled = sampled
         self._files: dict[str, Path] = {}
         self._lines: dict[str, int] = {}
-        self._trained: list[Outcome] = []
-        self._last: list[Outcome] = []
+        self._trained: list[GradedTrajectory] = []
+        self._last: list[GradedTrajectory] = []
         self._lost = 0
-        self._validated: list[Outcome] = []
+        self._validated: list[GradedTrajectory] = []
 
     def add(
         self,
@@ -90,7 +90,7 @@ class RolloutLog:
         validation: bool,
         told: Rewards | None = None,
         versions: Sequence[tuple[int, int]] | None = None,
-        filtered: Sequence[Outcome] = (),
+        filtered: Sequence[GradedTrajectory] = (),
         lost: int = 0,
     ) -> range:
         """Keep one rollout, each trajectory as a line of JSON. The numbers of the lines in their file, from 0.
@@ -136,7 +136,7 @@ class RolloutLog:
 
     def _write(
         self,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[GradedTrajectory],
         step: int,
         kind: str,
         *,
@@ -155,7 +155,9 @@ class RolloutLog:
         first = self._lines.get(kind, 0) if again else 0
         self._lines[kind] = first + len(outcomes)
         lines = range(first, first + len(outcomes))
-        samples_of: Sequence[dict[str, int]] = [{}] * len(outcomes) if groups is None else _groups_told(groups, lines)
+        samples_of: Sequence[dict[str, int]] = (
+            [{}] * len(outcomes) if groups is None else _first_lines_of_groups(groups, lines)
+        )
         sampled_by: Sequence[dict[str, Any]] = [{}] * len(outcomes)
         if versions is not None:
             sampled_by = [{VERSIONS: list(oldest_and_newest)} for oldest_and_newest in versions]
@@ -193,7 +195,7 @@ def bypasses(config: DictConfig) -> bool:
     return bool(correction and correction.get("bypass_mode"))
 
 
-def _groups_told(groups: Sequence[Any], lines: Sequence[int]) -> list[dict[str, int]]:
+def _first_lines_of_groups(groups: Sequence[Any], lines: Sequence[int]) -> list[dict[str, int]]:
     """What the records tell of their groups: the line of the first trajectory of the same one."""
     firsts: dict[Any, int] = {}
     return [{GROUP: firsts.setdefault(group, line)} for group, line in zip(groups, lines, strict=True)]
@@ -206,7 +208,7 @@ def _json_value(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _metrics(outcomes: Sequence[Outcome], prefix: str, lost: int) -> dict[str, float]:
+def _metrics(outcomes: Sequence[GradedTrajectory], prefix: str, lost: int) -> dict[str, float]:
     if not outcomes:
         return {}
     told = tool_metrics([outcome.trajectory for outcome in outcomes], prefix=prefix)

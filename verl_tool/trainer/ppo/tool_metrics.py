@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from verl_tool.agent_loop.trajectory import CallRecord, Excluded, StopReason, Trajectory
-from verl_tool.trainer.ppo.causes import CAUSES, LOST, Outcome
+from verl_tool.trainer.ppo.graded_trajectories import CAUSES, LOST, GradedTrajectory
 
 UNNAMED = "none"
 """The tool of an action in which no format finds a call."""
@@ -19,7 +19,7 @@ def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> d
     ``{prefix}/tool/NAME/…`` tells of the calls of one tool, by the name that the model used.
     """
     n = len(trajectories)
-    faults = excluded_metrics([Outcome(trajectory) for trajectory in trajectories], prefix=prefix)
+    faults = excluded_metrics([GradedTrajectory(trajectory) for trajectory in trajectories], prefix=prefix)
     ends = {f"{prefix}/stop/{stop.value}": _share(t.stop is stop for t in trajectories) for stop in StopReason}
     return {
         f"{prefix}/turns/mean": sum(t.num_turns for t in trajectories) / n,
@@ -29,7 +29,7 @@ def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> d
         **_of_calls(trajectories, prefix),
         **_rewards(trajectories, prefix),
         f"{prefix}/model_tokens/mean": sum(sum(t.response_mask) for t in trajectories) / n,
-        f"{prefix}/observation_tokens/mean": sum(c.shown_tokens for t in trajectories for c in t.calls) / n,
+        f"{prefix}/observation_tokens/mean": sum(c.visible_tokens for t in trajectories for c in t.calls) / n,
         f"{prefix}/seconds/generate_mean": sum(t.timings.generate for t in trajectories) / n,
         f"{prefix}/seconds/tools_mean": sum(t.timings.tools for t in trajectories) / n,
         f"{prefix}/seconds/total_max": max(t.timings.total for t in trajectories),
@@ -39,7 +39,7 @@ def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> d
     }
 
 
-def excluded_metrics(outcomes: Sequence[Outcome], lost: int = 0, prefix: str = "agent") -> dict[str, float]:
+def excluded_metrics(outcomes: Sequence[GradedTrajectory], lost: int = 0, prefix: str = "agent") -> dict[str, float]:
     """Shares of trajectories that faulted and that are left out, by cause; `lost` of them did not come.
 
     ``{prefix}/fault/CAUSE`` counts each fault, whether or not the trajectory counts for all that.

@@ -24,34 +24,34 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_t
 from verl_tool.agent_loop.trajectory import BONUS
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.stored_step import STORED_LINE
-from verl_tool.agent_workers.counted_loss import CountingWorker
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
-from verl_tool.agent_workers.rollout_worker import telling
+from verl_tool.agent_workers.masked_loss import MaskedLossWorker
+from verl_tool.agent_workers.rollout_worker import make_rollout_worker
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.platforms.patch import Patch, verl_patch
-from verl_tool.trainer.determinism import CountedIds
+from verl_tool.trainer.determinism import SequentialIds
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.monitoring.staleness import fresh_rows, probability_difference, versions_of
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
-from verl_tool.trainer.ppo.causes import Outcome, check_replaced
-from verl_tool.trainer.ppo.counted import of_rows_in_the_loss, without_nan, without_rewards
 from verl_tool.trainer.ppo.curiosity import curiosity_bonuses, put_bonuses
-from verl_tool.trainer.ppo.invalid import lone_rows
+from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory, check_replaced
+from verl_tool.trainer.ppo.invalid import singleton_rows
 from verl_tool.trainer.ppo.replay import (
-    FiltersCounted,
-    filtering_by_what_counts,
+    ValidGroupFilter,
     invalid_of,
+    make_valid_group_buffer,
+    read_loop_fields,
+    read_reward_fields,
     rewards_of,
-    rewards_told,
-    told_by_loop,
 )
 from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, Rewards, bypasses, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.turns.turn_columns import takes_turns, with_turns
 from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
-from verl_tool.trainer.ppo.validation import counted, told_by_source
+from verl_tool.trainer.ppo.valid_rows import of_rows_in_the_loss, without_nan, without_rewards
+from verl_tool.trainer.ppo.validation import main_results_by_source, summarise_valid
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
 from verl_tool.trainer.run_folder.checkpoints import atomic_checkpoint
@@ -69,10 +69,10 @@ PATCHES = (
     _patch("utils", "compute_advantage", without_invalid),
     _patch("trainer_base", "compute_advantage_for_multi_trajectories", with_turns),
     _patch("trainer_base", "apply_kl_penalty", of_rows_in_the_loss),
-    _patch("trainer_base", "ReplayBuffer", filtering_by_what_counts),
-    _patch("trainer_base", "ReplayBufferAsync", filtering_by_what_counts),
+    _patch("trainer_base", "ReplayBuffer", make_valid_group_buffer),
+    _patch("trainer_base", "ReplayBufferAsync", make_valid_group_buffer),
     tracking_patch("trainer.ppo.v1.trainer_base"),
-    _patch("agent_loop_tq", "AgentLoopWorkerTQ", telling),
+    _patch("agent_loop_tq", "AgentLoopWorkerTQ", make_rollout_worker),
 )
 IDS = _patch("trainer_base", "uuid", lambda module: module)
 """In place of the module, a deterministic trainer puts its own numbers."""
@@ -93,7 +93,7 @@ class AgentTrainerMixin(PPOTrainer):
         self._raised: list[str] = []
         # Of the rows that were sampled and are not trained on yet, the lines of their records.
         self._lines: dict[str, int] = {}
-        self._ids = CountedIds() if config.deterministic else None
+        self._ids = SequentialIds() if config.deterministic else None
         if self._ids is not None:
             ids = replace(IDS, replace=lambda _module: self._ids)
             ids.install()
@@ -130,7 +130,7 @@ class AgentTrainerMixin(PPOTrainer):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(worker)
         if Role.Critic in self.role_worker_mapping:
-            self.role_worker_mapping[Role.Critic] = ray.remote(CountingWorker)
+            self.role_worker_mapping[Role.Critic] = ray.remote(MaskedLossWorker)
 
     def on_train_begin(self) -> None:
         """Fill the asynchronous modes' queue of prompts, in a resumed run with those that its checkpoint lacks."""
@@ -176,7 +176,7 @@ class AgentTrainerMixin(PPOTrainer):
         return int(super()._add_prompts_to_generate(num_prompts))
 
     def _on_sampled(self, batch: KVBatchMeta, step: int, partition: str, prompts: int) -> None:
-        told = told_by_loop(batch)
+        told = read_loop_fields(batch)
         if self.config.actor_rollout_ref.replay_step is not None:
             order = sorted(range(len(told)), key=lambda row: told[row][STORED_LINE])
             batch.reorder(order)
@@ -184,10 +184,10 @@ class AgentTrainerMixin(PPOTrainer):
         sums = rewards_of(batch.keys, batch.partition_id)
         lines = [row["trajectory"] for row in told]
         if partition == "val":
-            self._rollouts.add(lines, sums, step, validation=True, told=rewards_told(told))
+            self._rollouts.add(lines, sums, step, validation=True, told=read_reward_fields(told))
             return
         expected = prompts * self.config.actor_rollout_ref.rollout.n
-        rewards = rewards_told(told, [_prompt(key) for key in batch.keys])
+        rewards = read_reward_fields(told, [_prompt(key) for key in batch.keys])
         sums, rewards = self._with_curiosity(batch, sums, rewards, invalid_of(told))
         written = self._rollouts.add(
             lines,
@@ -226,7 +226,7 @@ class AgentTrainerMixin(PPOTrainer):
         return done
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        done = self._advantages_of_counted(batch, metrics)
+        done = self._advantages_of_valid_rows(batch, metrics)
         metrics.update(self._keep_tokens(batch))
         if takes_turns(self.config.algorithm.adv_estimator):
             names = ["advantages", "response_mask"]
@@ -251,15 +251,15 @@ class AgentTrainerMixin(PPOTrainer):
         self._rollouts.tokens.add(self.global_steps, [lines[key] for key in keys], tokens)
         return {TOKENS_TIMER: time.perf_counter() - began}
 
-    def _advantages_of_counted(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        counted = self._counted(batch)
-        if all(counted):
+    def _advantages_of_valid_rows(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        summarise_valid = self._counted(batch)
+        if all(summarise_valid):
             return super()._compute_advantage(batch, metrics)
         fields = list(batch.fields or [])
-        if any(counted):
-            fields = super()._compute_advantage(_part(batch, counted), metrics).fields
-        put = _put_zeros(_part(batch, [not row for row in counted]), fields)
-        fields = fields if any(counted) else put.fields
+        if any(summarise_valid):
+            fields = super()._compute_advantage(_part(batch, summarise_valid), metrics).fields
+        put = _put_zeros(_part(batch, [not row for row in summarise_valid]), fields)
+        fields = fields if any(summarise_valid) else put.fields
         return KVBatchMeta(
             keys=batch.keys,
             tags=batch.tags,
@@ -270,15 +270,15 @@ class AgentTrainerMixin(PPOTrainer):
 
     def _counted(self, batch: KVBatchMeta) -> list[bool]:
         """Rows that advantages are computed of: neither invalid nor put in to fill up the batch, nor left alone."""
-        counted = [not out for out in _not_told(batch)]
+        summarise_valid = [not out for out in _uninformative_rows(batch)]
         if not compares_within_groups(self.config.algorithm.adv_estimator):
-            return counted
+            return summarise_valid
         groups = [_prompt(key) for key in batch.keys]
-        lone = lone_rows(groups, counted, self.config.actor_rollout_ref.rollout.n)
-        return [row and not alone for row, alone in zip(counted, lone, strict=True)]
+        lone = singleton_rows(groups, summarise_valid, self.config.actor_rollout_ref.rollout.n)
+        return [row and not alone for row, alone in zip(summarise_valid, lone, strict=True)]
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        out = _not_told(batch)
+        out = _uninformative_rows(batch)
         # Rows that fill up the batch are in no mean; nor is a row without reward.
         tags = [tag | {"is_padding": True} if row else tag for tag, row in zip(batch.tags, out, strict=True)]
         told = batch if all(out) else _retagged(batch, tags)
@@ -297,7 +297,7 @@ class AgentTrainerMixin(PPOTrainer):
         expected = len(self.val_dataset) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         self._progress.begin(Phase.VALIDATION, self.global_steps, self.total_training_steps, expected)
         metrics = super()._validate()
-        self._progress.tell(told_by_source(metrics))
+        self._progress.tell(main_results_by_source(metrics))
         self._progress.end()
         return metrics | self._progress.take_metrics()
 
@@ -305,7 +305,7 @@ class AgentTrainerMixin(PPOTrainer):
         self, *args: Any, expected_acc_counts: Mapping[tuple[str, str], int] | None = None
     ) -> dict[str, Any]:
         # By `expected_acc_counts` verl 0.9.1 would count what is missing, a row without reward too, as a wrong answer.
-        return counted(super()._val_metrics_update, *args) | self._rollouts.take_validation_metrics()
+        return summarise_valid(super()._val_metrics_update, *args) | self._rollouts.take_validation_metrics()
 
 
 def register_agent_trainer(mode: str) -> None:
@@ -341,14 +341,16 @@ class _WatchedBuffer:
         return getattr(self._buffer, name)
 
     def take_raised(self) -> tuple[list[str], int]:
-        """See `FiltersCounted.take_raised`, and how many other prompts are there."""
-        if not isinstance(self._buffer, FiltersCounted):
+        """See `ValidGroupFilter.take_raised`, and how many other prompts are there."""
+        if not isinstance(self._buffer, ValidGroupFilter):
             return [], 0
         return self._buffer.take_raised(), self._buffer.prompts_there("train")
 
-    def take_filtered(self) -> list[Outcome]:
+    def take_filtered(self) -> list[GradedTrajectory]:
         """What was sampled since the last call and thrown away with its group."""
-        filtered: list[Outcome] = self._buffer.take_filtered() if isinstance(self._buffer, FiltersCounted) else []
+        filtered: list[GradedTrajectory] = (
+            self._buffer.take_filtered() if isinstance(self._buffer, ValidGroupFilter) else []
+        )
         return filtered
 
 
@@ -363,9 +365,9 @@ def _place(key: str) -> tuple[str, int, int]:
     return prompt, int(sample), int(output)
 
 
-def _not_told(batch: KVBatchMeta) -> list[bool]:
+def _uninformative_rows(batch: KVBatchMeta) -> list[bool]:
     """Rows that tell nothing: invalid, or put in to fill up the batch."""
-    invalid = invalid_of(told_by_loop(batch))
+    invalid = invalid_of(read_loop_fields(batch))
     return [out or bool(tag.get("is_padding")) for out, tag in zip(invalid, batch.tags, strict=True)]
 
 

@@ -15,7 +15,7 @@ Summary = Callable[[np.ndarray, list[str], dict[str, list[Any]], list[Any]], dic
 INVALID = "val-agent/invalid"
 
 
-def counted(
+def summarise_valid(
     summary: Summary,
     data_sources: Sequence[str],
     sample_uids: Sequence[str],
@@ -38,7 +38,7 @@ def counted(
     return summary(sources, uids, columns, sample_turns) | share
 
 
-def told_by_source(metrics: Mapping[str, Any]) -> dict[str, float]:
+def main_results_by_source(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The main result of a validation for each data source, as verl names it: ``val-core/SOURCE/WHAT/mean@N``."""
     return {
         name.split("/")[1]: float(value)

@@ -163,7 +163,7 @@ class TrainedModel:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineMemory:
     """vLLM on the same card."""
 
     shape: ModelShape
@@ -206,7 +206,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Phase:
+class MemoryPhase:
     """What is on the card in one phase of a step, in bytes."""
 
     name: str
@@ -234,7 +234,7 @@ class Step:
     actor: TrainedModel
     card: float
     """Bytes."""
-    engine: Engine | None
+    engine: EngineMemory | None
     """None where no engine runs: trajectories are replayed."""
     critic: TrainedModel | None = None
     reference: TrainedModel | None = None
@@ -242,19 +242,21 @@ class Step:
     gpus: int = 1
     sync_bucket: float = 2048 * 2**20
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[MemoryPhase]:
         """A step from end to end."""
         actor, engine, critic = self.actor, self.engine, self.critic
         overhead = 2 * CONTEXT_BYTES + (NCCL_BYTES if self.gpus > 1 else 0.0)
-        asleep = Phase("")
+        asleep = MemoryPhase("")
         phases = []
         if engine is not None:
             overhead += engine.graphs
             if not engine.sleeps:
-                asleep = Phase("", engine=engine.weights + engine.working, cache=max(engine.cache(self.card), 0.0))
+                asleep = MemoryPhase(
+                    "", engine=engine.weights + engine.working, cache=max(engine.cache(self.card), 0.0)
+                )
             share, held = engine.utilization * self.card, engine.weights + engine.working
             phases.append(
-                Phase("rollout", state=self._resident(), engine=min(held, share), cache=max(share - held, 0.0))
+                MemoryPhase("rollout", state=self._resident(), engine=min(held, share), cache=max(share - held, 0.0))
             )
         rest = critic.resident() if critic else 0.0
         phases += [
@@ -271,12 +273,12 @@ class Step:
     def _resident(self) -> float:
         return self.actor.resident() + (self.critic.resident() if self.critic else 0.0)
 
-    def _forward(self, name: str, model: TrainedModel, others: float, asleep: Phase) -> Phase:
+    def _forward(self, name: str, model: TrainedModel, others: float, asleep: MemoryPhase) -> MemoryPhase:
         reference = model is self.reference
         optimizer = 0.0 if model.offload_optimizer or model.offload_policy or reference else model.optimizer
         weights = 0.0 if model.offload_policy or reference else model.weights
         widest = 4 * model.shape.hidden + 3 * model.shape.active_intermediate
-        return Phase(
+        return MemoryPhase(
             name,
             state=others + weights + optimizer,
             gathered=model.gathered,
@@ -286,11 +288,11 @@ class Step:
             cache=asleep.cache,
         )
 
-    def _update(self, name: str, model: TrainedModel, others: float, asleep: Phase) -> list[Phase]:
+    def _update(self, name: str, model: TrainedModel, others: float, asleep: MemoryPhase) -> list[MemoryPhase]:
         state = others + (0.0 if model.offload_policy else model.weights + model.optimizer)
         shared = 0.0 if model.offload_policy else model.weight_bytes * model.trained / model.shards
         return [
-            Phase(
+            MemoryPhase(
                 f"{name} update",
                 state=state,
                 gradients=model.gradients,
@@ -301,10 +303,10 @@ class Step:
                 cache=asleep.cache,
             ),
             # Gradients, and AdamW's temporary of all parameters.
-            Phase(f"{name} optimizer", state, 2 * shared, engine=asleep.engine, cache=asleep.cache),
+            MemoryPhase(f"{name} optimizer", state, 2 * shared, engine=asleep.engine, cache=asleep.cache),
         ]
 
-    def _sync(self, engine: Engine) -> Phase:
+    def _sync(self, engine: EngineMemory) -> MemoryPhase:
         actor = self.actor
         on_card = not actor.offload_policy and (not actor.fsdp2 or bool(actor.lora_rank) or not actor.offload_weights)
         weights = actor.weights if on_card else 0.0
@@ -313,7 +315,7 @@ class Step:
         optimizer = 0.0 if actor.offload_optimizer or actor.offload_policy else actor.optimizer
         others = self.critic.resident() if self.critic else 0.0
         tensor = actor.weight_bytes * actor.shape.largest_tensor
-        return Phase(
+        return MemoryPhase(
             "weight sync",
             state=weights + copied + optimizer + others,
             gathered=tensor + self.sync_bucket,
@@ -375,5 +377,5 @@ class Step:
         return found
 
 
-def _with_overhead(phase: Phase, overhead: float) -> Phase:
-    return Phase(**{**phase.__dict__, "overhead": overhead})
+def _with_overhead(phase: MemoryPhase, overhead: float) -> MemoryPhase:
+    return MemoryPhase(**{**phase.__dict__, "overhead": overhead})

@@ -16,7 +16,7 @@ from packaging.version import Version
 from rich.table import Table
 from verl.utils.torch_dtypes import PrecisionType
 
-from verl_tool.trainer.preflight.memory import GB, Engine, Step, TrainedModel
+from verl_tool.trainer.preflight.memory import GB, EngineMemory, Step, TrainedModel
 from verl_tool.trainer.preflight.model_shapes import ModelShape, UnknownShapeError, shape_of
 from verl_tool.trainer.preflight.packages import is_installed
 from verl_tool.trainer.preflight.parallelism import has_critic, has_reference, replica_size
@@ -293,12 +293,12 @@ def _tokens(
     return min(most, everything), everything > most
 
 
-def _engine(config: DictConfig, shape: ModelShape) -> Engine | None:
+def _engine(config: DictConfig, shape: ModelShape) -> EngineMemory | None:
     rollout = config.actor_rollout_ref.rollout
     if rollout.name not in ("vllm", "sglang"):
         return None
     quantized = rollout.quantization is not None
-    return Engine(
+    return EngineMemory(
         shape=shape,
         tensor_parallel=rollout.tensor_model_parallel_size,
         parts=replica_size(rollout)

@@ -42,7 +42,7 @@ def internals() -> tuple[Internal, ...]:
         from verl_tool.trainer.preflight.ray_resources import PLACEMENT_GROUP
     except ImportError as error:
         raise ConfigError(f"an installed package lacks what verl-tool extends in it: {error}") from error
-    platform = (*WITHOUT_ACCELERATOR, *_RAY) if cpu.is_wanted() else ()
+    platform = (*WITHOUT_ACCELERATOR, *_RAY) if cpu.trains_on_cpu() else ()
     trainers = (task_runner.TRAINER, *ray_trainer.PATCHES, ray_trainer.TRACKING, *v1_trainer.PATCHES, v1_trainer.IDS)
     return (*cpu.EVERYWHERE, *platform, LOOK_UP, ROLLOUTS, PLACEMENT_GROUP, *trainers, *vllm_plugin.PATCHES)
 

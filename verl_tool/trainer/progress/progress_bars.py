@@ -57,15 +57,15 @@ class Lines:
         else:
             self._steps = event.steps
             if event.phase in (Phase.SET_UP, Phase.VALIDATION):
-                self._print(_ended_line(event))
+                self._print(_final_line(event))
 
     def _print(self, line: str, style: str | None = None) -> None:
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _ended_line(phase: PhaseState) -> str:
+def _final_line(phase: PhaseState) -> str:
     where = f" of step {phase.step}" if phase.step else ""
-    told = f": {told_results(phase)}" if phase.results else ""
+    told = f": {describe_results(phase)}" if phase.results else ""
     return f"{phase.phase.value}{where} {phase.seconds:.1f} s{told}"
 
 
@@ -109,10 +109,10 @@ class Bars:
 
     def _finish(self, phase: PhaseState, task: TaskID) -> None:
         total = phase.expected or 1
-        self._progress.update(task, visible=True, total=total, completed=total, told=told_results(phase))
+        self._progress.update(task, visible=True, total=total, completed=total, told=describe_results(phase))
         self._stop_clock(task)
         if phase.phase is Phase.ROLLOUT:
-            self._progress.update(self._training, told=told_results(phase))
+            self._progress.update(self._training, told=describe_results(phase))
         elif phase.phase is Phase.UPDATE:
             self._progress.update(self._training, completed=phase.step)
 
@@ -121,7 +121,7 @@ class Bars:
         self._progress.stop_task(task)
 
 
-def told_results(phase: PhaseState) -> str:
+def describe_results(phase: PhaseState) -> str:
     """What came of a phase, in words."""
     return ", ".join(f"{name} {value:.3g}" for name, value in phase.results.items())
 

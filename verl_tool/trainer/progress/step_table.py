@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 HEADING_EVERY = 20
 """Lines, so that a heading is always in sight."""
-NOT_TOLD = "-"
+NOT_REPORTED = "-"
 
 
 @dataclass(frozen=True)
@@ -111,5 +111,5 @@ def _line(row: StepRow, steps: int, columns: Sequence[Column]) -> str:
     cells = [f"{f'{row.step}/{steps}' if steps else row.step:>{_STEP_WIDTH}}"]
     for column in columns:
         value = row.values.get(column.title)
-        cells.append(f"{NOT_TOLD if value is None else format(value, column.form):>{column.width}}")
+        cells.append(f"{NOT_REPORTED if value is None else format(value, column.form):>{column.width}}")
     return "  ".join(cells)

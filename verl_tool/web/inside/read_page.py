@@ -9,7 +9,7 @@ import sys
 import lxml.html
 import trafilatura
 
-MOST_LINKS = 1000
+MAX_LINKS = 1000
 LONGEST_TEXT = 500_000
 """Characters."""
 LONGEST_LINK_TEXT = 200
@@ -32,7 +32,7 @@ def links_of(tree: lxml.html.HtmlElement, url: str) -> list[tuple[str, str]]:
         if target.startswith(("http://", "https://")) and target != url.partition("#")[0]:
             words = " ".join(element.text_content().split())[:LONGEST_LINK_TEXT]
             found[target] = found.get(target) or words
-        if len(found) == MOST_LINKS:
+        if len(found) == MAX_LINKS:
             break
     return [(words, target) for target, words in found.items()]
 

@@ -13,7 +13,7 @@ pytest.importorskip("verl")
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tool.agent_workers.reward_manager.grading.manager_process import Answer, Case
+from verl_tool.agent_workers.reward_manager.grading.manager_process import GradingCase, ManagerAnswer
 from verl_tool.agent_workers.reward_manager.grading.manager_thread import graded_in_thread
 
 BODY = """
@@ -33,7 +33,7 @@ class Manager(GradingRewardManager):
 STARTS = """if self.process is None:
             self.process = await asyncio.create_subprocess_exec("sleep", "600", stdin=asyncio.subprocess.PIPE)
             pathlib.Path(__file__).with_name("pid").write_text(str(self.process.pid))"""
-CASES = [Case({"ground_truth": "7"}, Answer(text, (("model", text),))) for text in ("7", "8", "9")]
+CASES = [GradingCase({"ground_truth": "7"}, ManagerAnswer(text, (("model", text),))) for text in ("7", "8", "9")]
 
 
 def config_of(folder: Path, body: str) -> DictConfig:

@@ -27,7 +27,7 @@ async def test_the_reader_gets_all_in_order_and_then_the_end() -> None:
 
 
 async def test_writers_wait_while_the_box_is_full() -> None:
-    box = StreamBuffer(most_bytes=10)
+    box = StreamBuffer(max_bytes=10)
     await box.put(b"x" * 10)
     writing = asyncio.create_task(box.put(b"y"))
     await asyncio.sleep(0.02)

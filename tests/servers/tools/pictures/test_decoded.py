@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from quarters import noise, quarters, same
 
-from verl_tool.content import ImagePart, encode_image, read_media
+from verl_tool.content.parts import ImagePart, encode_image, read_media
 from verl_tool.errors import ContentError
 from verl_tool.servers.tools.pictures.decoded import DecodedImages
 

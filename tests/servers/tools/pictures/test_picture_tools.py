@@ -8,7 +8,7 @@ import pytest
 from quarters import GREEN, Looker, noise, quarters, same
 from toy_tools import Puppet, picture
 
-from verl_tool.content import ImagePart, parts_of, read_media, to_wire
+from verl_tool.content.parts import ImagePart, parts_of, read_media, to_wire
 from verl_tool.protocol import IMAGES_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools

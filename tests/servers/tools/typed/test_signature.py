@@ -113,7 +113,7 @@ def test_a_schema_comes_from_signature_and_docstring(function: Callable[..., obj
         "required": ["city"],
     }
     assert next(iter(signature.schema()["properties"]["city"])) == "type"
-    assert signature.told == "weather(city, days=3)"
+    assert signature.display == "weather(city, days=3)"
 
 
 def test_a_description_is_unwrapped_but_its_lists_are_not() -> None:

@@ -11,7 +11,7 @@ from hostile import MOST_SECONDS, longest_callback
 
 from verl_tool.servers.tools.base import CallError, InvalidCall
 from verl_tool.servers.tools.workspace import text_edits
-from verl_tool.servers.tools.workspace.edits import MAX_KEPT_BYTES, Editor, Edits
+from verl_tool.servers.tools.workspace.edits import MAX_STORED_BYTES, Editor, Edits
 
 LARGE = b"\n" * text_edits.MAX_BYTES
 
@@ -26,7 +26,7 @@ def test_edits_are_taken_back_in_turn_and_old_ones_let_go() -> None:
     edits.forget(edits.last("f"))
     with pytest.raises(CallError, match="there is no edit of f"):
         edits.last("f")
-    noise = Random(0).randbytes(MAX_KEPT_BYTES // 2)
+    noise = Random(0).randbytes(MAX_STORED_BYTES // 2)
     for number in range(3):
         edits.add(str(number), noise, b"")
     with pytest.raises(CallError):

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import SandboxError
-from verl_tool.packed_files import PackedFile, pack_files
 from verl_tool.sandbox import SandboxPool, SessionLimits
 from verl_tool.sandbox.session.command_relay import CommandRelay
 from verl_tool.servers.tools.workspace.terminal import Terminal

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile, pack_files
 from verl_tool.protocol import VERIFY_FIELD, StepRequest
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools

@@ -11,8 +11,8 @@ import pytest
 from containers import stand_in
 from toy_tools import until
 
+from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
-from verl_tool.packed_files import PackedFile, pack_files
 from verl_tool.protocol import FILES_FIELD, FaultKind, StepRequest
 from verl_tool.sandbox import SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerSettings

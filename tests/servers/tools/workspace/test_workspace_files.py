@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from verl_tool.packed_files import PackedFile, pack_files
+from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.protocol import FILES_FIELD, VERIFY_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools

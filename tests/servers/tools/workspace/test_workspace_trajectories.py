@@ -17,12 +17,12 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
+from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile, pack_files
+from verl_tool.notebook.text_environment import TextEnvironment
 from verl_tool.protocol import FILES_FIELD, VERIFY_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
-from verl_tool.text_environment import TextEnvironment
 from verl_tool.verification import Verification
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -146,7 +146,7 @@ async def test_a_notebook_gives_the_reward_of_training(url: str, toolset: ToolSe
     verification = Verification(files=pack_files(TESTS), timeout_seconds=50)
     _, _, masks, rewards, histories = await asyncio.to_thread(
         env.run,
-        ["right", "idle", "unfiled", "unasked"],
+        ["right", "idle", "unfiled", "unexpected_count"],
         files=[FILES[FILES_FIELD], [{"path": "in.txt", "text": "7"}], None, None],
         verifications=[verification, verification.model_dump(), verification.model_dump_json(), None],
     )

@@ -9,15 +9,15 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory  # noqa: E402
-from verl_tool.trainer.ppo.causes import Outcome  # noqa: E402
+from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory  # noqa: E402
 from verl_tool.trainer.ppo.turns.turn_metrics import SHARE, turn_reward_metrics, variance_share  # noqa: E402
 
 
-def outcome(told: str | None, turns: int = 2, reward: float | None = 1.0) -> Outcome:
+def outcome(told: str | None, turns: int = 2, reward: float | None = 1.0) -> GradedTrajectory:
     """Of so many turns, with the turn rewards that are told."""
     written = (Segment(Author.MODEL, (3,)), Segment(Author.TOOL, (4,))) * turns
     trajectory = Trajectory("a", (Segment(Author.PROMPT, (1,)), *written), StopReason.ANSWERED, reward=reward)
-    return Outcome(trajectory, reward_extra_info={} if told is None else {"turn_rewards": told})
+    return GradedTrajectory(trajectory, reward_extra_info={} if told is None else {"turn_rewards": told})
 
 
 def test_each_turn_has_its_mean_over_who_has_it():

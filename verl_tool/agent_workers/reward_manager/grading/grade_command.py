@@ -26,29 +26,29 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from verl_tool.agent_workers.reward_manager.grading.given_rows import options_of, read_rows
+from verl_tool.agent_workers.reward_manager.grading.cli_inputs import options_of, read_rows
 from verl_tool.agent_workers.reward_manager.grading.manager_process import (
-    Answer,
-    Case,
-    Graded,
+    GradedCase,
+    GradingCase,
+    ManagerAnswer,
     UnusableError,
     graded_in_child,
 )
 
 SECONDS = 120.0
 """For one text; a manager's own deadlines are shorter."""
-SHOWN_CHARACTERS = 60
+MAX_DISPLAY_CHARACTERS = 60
 _AUTHORS = ("model", "tool", "template")
 
 
-def cases_in(path: Path) -> list[Case]:
+def cases_in(path: Path) -> list[GradingCase]:
     """A case for each row of a file. Raises UnusableError."""
     cases = []
     for number, row in enumerate(read_rows(path)):
         where = f"{path}, row {number}"
         if "answer" not in row:
             raise UnusableError(f"{where} has no 'answer'; it has: {', '.join(row)}")
-        cases.append(Case(row, Answer(str(number), _segments(row.pop("answer"), where))))
+        cases.append(GradingCase(row, ManagerAnswer(str(number), _segments(row.pop("answer"), where))))
     return cases
 
 
@@ -65,7 +65,7 @@ def _segments(answer: Any, where: str) -> tuple[tuple[str, str], ...]:
     return tuple((str(author), text) for author, text in given)
 
 
-def table_of(cases: Sequence[Case], graded: Sequence[Graded]) -> Table:
+def table_of(cases: Sequence[GradingCase], graded: Sequence[GradedCase]) -> Table:
     """A line a text: its score, what the manager says besides, and why there is no score."""
     names = list(dict.fromkeys(name for each in graded for name in each.extra if name != "acc"))
     table = Table("row", "answer", "ground truth", "score", "acc", *names)
@@ -80,7 +80,9 @@ def table_of(cases: Sequence[Case], graded: Sequence[Graded]) -> Table:
 def _short(text: str) -> str:
     text = repr(text)[1:-1]
     return (
-        text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS // 2]} … {text[-SHOWN_CHARACTERS // 2 :]}"
+        text
+        if len(text) <= MAX_DISPLAY_CHARACTERS
+        else f"{text[: MAX_DISPLAY_CHARACTERS // 2]} … {text[-MAX_DISPLAY_CHARACTERS // 2 :]}"
     )
 
 
@@ -88,7 +90,7 @@ def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:g}"
 
 
-def _as_json(case: Case, graded: Graded) -> str:
+def _as_json(case: GradingCase, graded: GradedCase) -> str:
     told: Mapping[str, Any] = {"row": int(case.answer.name), "score": None if graded.failure else graded.score}
     extra = {name: None if math.isnan(value) else value for name, value in graded.extra.items()}
     return json.dumps({**told, "failure": graded.failure or None, **extra}, ensure_ascii=False)

@@ -39,7 +39,7 @@ _ENDPOINTS_OWN = frozenset({401, 403, 404, 405})
 """HTTP status of an endpoint that is not set up, whatever it is asked."""
 
 
-class JudgeRefused(VerlToolError):
+class JudgeDeclined(VerlToolError):
     """The judge gave no verdict on this answer, and does on others: the answer's doing."""
 
 
@@ -108,7 +108,7 @@ class JudgeModel:
         self._session: aiohttp.ClientSession | None = None
 
     async def is_correct(self, question: Question) -> bool:
-        """The verdict. Raises GraderFault if the judge fails, and JudgeRefused if it fails at this answer only."""
+        """The verdict. Raises GraderFault if the judge fails, and JudgeDeclined if it fails at this answer only."""
         key = self._key(question)
         known = self._cache.get(key)
         if known is not None:
@@ -118,7 +118,7 @@ class JudgeModel:
             if verdict is None and await self._verdict(_control(question)) is None:
                 raise GraderFault(f"the judge at {self._url} gives no verdict on a reference answer either")
         if verdict is None:
-            raise JudgeRefused(f"the judge gave no verdict on {question.candidate[:80]!r}")
+            raise JudgeDeclined(f"the judge gave no verdict on {question.candidate[:80]!r}")
         self._cache.put(key, verdict)
         return verdict
 

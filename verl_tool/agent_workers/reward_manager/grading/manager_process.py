@@ -28,7 +28,7 @@ class UnusableError(VerlToolError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ManagerAnswer:
     """What a trajectory holds behind its prompt."""
 
     name: str
@@ -37,16 +37,16 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Case:
+class GradingCase:
     """One answer to one row."""
 
     row: Mapping[str, Any]
     """A row of a recipe's data with ``ground_truth`` in place of ``reward_model``."""
-    answer: Answer
+    answer: ManagerAnswer
 
 
 @dataclass(frozen=True)
-class Graded:
+class GradedCase:
     """What the manager made of a case."""
 
     score: float = 0.0
@@ -65,7 +65,9 @@ def hangs(seconds: float) -> str:
     return f"hangs: no end within {seconds:g} s"
 
 
-def graded_in_child(name: str, options: Mapping[str, Any], cases: Sequence[Case], seconds: float) -> Iterator[Graded]:
+def graded_in_child(
+    name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float
+) -> Iterator[GradedCase]:
     """What the manager makes of each case. A child that hangs or ends is replaced for the next case.
 
     Raises UnusableError if the manager cannot be made.
@@ -91,7 +93,7 @@ def graded_in_child(name: str, options: Mapping[str, Any], cases: Sequence[Case]
             ours.close()
 
 
-def _received(pipe: Connection, seconds: float) -> Iterator[Graded]:
+def _received(pipe: Connection, seconds: float) -> Iterator[GradedCase]:
     """Raises UnusableError."""
     if not pipe.poll(START_SECONDS):
         raise UnusableError(f"the manager was not made within {START_SECONDS:g} s")
@@ -103,12 +105,14 @@ def _received(pipe: Connection, seconds: float) -> Iterator[Graded]:
         raise UnusableError(problem)
     while True:
         try:
-            yield pipe.recv() if pipe.poll(seconds + _ANSWER_SECONDS) else Graded(failure=hangs(seconds))
+            yield pipe.recv() if pipe.poll(seconds + _ANSWER_SECONDS) else GradedCase(failure=hangs(seconds))
         except EOFError:
-            yield Graded(failure="ends: the process that grades is no more")
+            yield GradedCase(failure="ends: the process that grades is no more")
 
 
-def _grade_all(name: str, options: Mapping[str, Any], cases: Sequence[Case], seconds: float, pipe: Connection) -> None:
+def _grade_all(
+    name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float, pipe: Connection
+) -> None:
     """In the child."""
     from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade_each  # imports torch and verl
 

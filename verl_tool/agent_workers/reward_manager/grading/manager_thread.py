@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.trainer.ppo.reward import load_reward_manager
 
-from verl_tool.agent_workers.reward_manager.grading.manager_process import Case, Graded
+from verl_tool.agent_workers.reward_manager.grading.manager_process import GradedCase, GradingCase
 from verl_tool.agent_workers.reward_manager.grading.manager_worker import CodePoints, grade
 
 log = logging.getLogger(__name__)
@@ -23,14 +23,14 @@ _LOOK_SECONDS = 0.02
 
 
 def graded_in_thread(
-    config: DictConfig, cases: Iterable[Case], seconds: float, enough: Callable[[Sequence[Graded]], bool]
-) -> list[Graded]:
+    config: DictConfig, cases: Iterable[GradingCase], seconds: float, enough: Callable[[Sequence[GradedCase]], bool]
+) -> list[GradedCase]:
     """What the manager of a trainer's config makes of `cases`, one after the other until it is `enough`.
 
     As many as it grades within `seconds`. The manager is anybody's code: if it hangs, its thread is left behind. What
     it logs is left out, and the processes that it started in its event loop are killed.
     """
-    graded: list[Graded] = []
+    graded: list[GradedCase] = []
 
     async def grade_all() -> None:
         manager = load_reward_manager(config, CodePoints())

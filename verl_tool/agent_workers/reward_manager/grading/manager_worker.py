@@ -22,8 +22,8 @@ from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Traject
 from verl_tool.agent_workers.reward_manager import registry
 from verl_tool.agent_workers.reward_manager.grading.manager_process import (
     CRASHES,
-    Case,
-    Graded,
+    GradedCase,
+    GradingCase,
     UnusableError,
     hangs,
 )
@@ -76,7 +76,7 @@ def manager_in(path: Path) -> str:
     return found[0]
 
 
-def batch_of(case: Case) -> DataProto:
+def batch_of(case: GradingCase) -> DataProto:
     """One row as verl's agent loop sends it to a reward worker."""
     segments = tuple(Segment(Author(author), tuple(map(ord, text))) for author, text in case.answer.segments)
     trajectory = Trajectory("given", (Segment(Author.PROMPT, (1,)), *segments), StopReason.ANSWERED)
@@ -103,7 +103,7 @@ def batch_of(case: Case) -> DataProto:
     return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
 
 
-async def grade(manager: Any, case: Case, seconds: float) -> Graded:
+async def grade(manager: Any, case: GradingCase, seconds: float) -> GradedCase:
     """Grade one case within `seconds`, unless the manager does not give way to the event loop."""
     try:
         result = manager.run_single(batch_of(case))
@@ -113,17 +113,17 @@ async def grade(manager: Any, case: Case, seconds: float) -> Graded:
         score = float(result["reward_score"])
         numbers = {name: float(value) for name, value in extra.items() if isinstance(value, (int, float, np.number))}
         right, partial = numbers.get("acc", float(score > 0)), bool(getattr(manager, "partial_credit", False))
-        return Graded(score, right, str(extra.get("reward_fault") or ""), partial, numbers)
+        return GradedCase(score, right, str(extra.get("reward_fault") or ""), partial, numbers)
     except asyncio.TimeoutError:
-        return Graded(failure=hangs(seconds))
+        return GradedCase(failure=hangs(seconds))
     except Exception as error:  # noqa: BLE001  whatever a manager that is not ours raises: it would end the training
-        return Graded(failure=f"{CRASHES}: {type(error).__name__}: {error}")
+        return GradedCase(failure=f"{CRASHES}: {type(error).__name__}: {error}")
 
 
 async def grade_each(
-    name: str, options: Mapping[str, Any], cases: Sequence[Case], seconds: float, pipe: Connection
+    name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float, pipe: Connection
 ) -> None:
-    """Send why there is no manager, or an empty text and then a `Graded` for each case."""
+    """Send why there is no manager, or an empty text and then a `GradedCase` for each case."""
     try:
         manager = manager_of(name, options)
     except UnusableError as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING or __name__ != "__main__":
     from verl_tool.agent_workers.reward_manager.grading.math_text import (
         MAX_ITEMS,
         MODIFIER,
-        Form,
+        MathForm,
         compact,
         form,
         is_relation,
@@ -44,7 +44,7 @@ else:  # a program by itself, which need not find verl-tool
     from math_text import (
         MAX_ITEMS,
         MODIFIER,
-        Form,
+        MathForm,
         compact,
         form,
         is_relation,
@@ -117,12 +117,12 @@ def _equal(gold: str, answer: str) -> bool:
     return _equal_values(gold, answer)
 
 
-def _is_bracketed_list(part: Form) -> bool:
+def _is_bracketed_list(part: MathForm) -> bool:
     """Whether it is ``[1, 2, 3]``, which has too many items for an interval."""
     return part.kind == "tuple" and part.brackets == "[]" and len(part.items) > len("[]")
 
 
-def _equal_items(wanted: Form, given: Form, ordered: bool = False) -> bool:
+def _equal_items(wanted: MathForm, given: MathForm, ordered: bool = False) -> bool:
     """Whether each item has its equal among the others, in the same place if `ordered`."""
     if len(wanted.items) != len(given.items) or len(wanted.items) > MAX_ITEMS:
         return False

@@ -151,7 +151,7 @@ Kind = Literal["value", "list", "tuple", "set", "union"]
 
 
 @dataclass(frozen=True)
-class Form:
+class MathForm:
     """What an answer is made of. `items` of a value is its text alone."""
 
     kind: Kind
@@ -229,20 +229,20 @@ def compact(text: str) -> str:
     return joined
 
 
-def form(text: str) -> Form:
+def form(text: str) -> MathForm:
     """The form of an answer as `spell` writes it."""
     text = text.strip()
     pieces = _split(text, r"\cup")
     if len(pieces) > 1:
-        return Form("union", tuple(pieces))
+        return MathForm("union", tuple(pieces))
     if text.startswith(r"\{") and text.endswith(r"\}") and _is_one_group(text, 2):
-        return Form("set", tuple(_items(text[2:-2])))
+        return MathForm("set", tuple(_items(text[2:-2])))
     if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _is_one_group(text, 1):
         inner = _split(text[1:-1], ",")
         if len(inner) > 1:
-            return Form("tuple", tuple(inner), text[0] + text[-1])
+            return MathForm("tuple", tuple(inner), text[0] + text[-1])
     items = _items(text)
-    return Form("list", tuple(items)) if len(items) > 1 else Form("value", tuple(items) or (text,))
+    return MathForm("list", tuple(items)) if len(items) > 1 else MathForm("value", tuple(items) or (text,))
 
 
 def _items(text: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.agent_loop.trajectory import CallRecord
-from verl_tool.agent_workers.reward_manager.grading.shaping import exchange, failed, said
+from verl_tool.agent_workers.reward_manager.grading.shaping import exchange, extract_calls, failed
 
 
 class SearchTurns(BaseModel):
@@ -27,7 +27,7 @@ class SearchTurns(BaseModel):
 
 
 def search_turn_rewards(
-    calls: Sequence[CallRecord], holds_answer: Callable[[str], bool], options: SearchTurns
+    calls: Sequence[CallRecord], contains_answer: Callable[[str], bool], options: SearchTurns
 ) -> tuple[float, ...]:
     """One for each of the model's calls, in their order.
 
@@ -40,8 +40,8 @@ def search_turn_rewards(
     for number, call in enumerate(calls, 1):
         reward = 0.0 if call.done else -options.count_penalty * number
         if _succeeded(call) and not there and exchange(call) not in exchanges:
-            there = holds_answer(call.observation)
-            new = there and not holds_answer(said(call.action))
+            there = contains_answer(call.observation)
+            new = there and not contains_answer(extract_calls(call.action))
             reward += options.executed + (options.found if new else 0.0)
         exchanges.add(exchange(call))
         rewards.append(reward)

@@ -250,10 +250,10 @@ def failed(call: CallRecord) -> bool:
 
 def exchange(call: CallRecord) -> tuple[str, str]:
     """What a call said and how it was answered, alike for calls that repeat one another."""
-    return said(call.action), _REMINDER.sub("", call.observation)
+    return extract_calls(call.action), _REMINDER.sub("", call.observation)
 
 
-def said(action: str) -> str:
+def extract_calls(action: str) -> str:
     """The calls of an action without the words around them, white space regarded as one; all of it, if it has none."""
     calls = calls_sent(action, ALL_FORMATS)
     texts = [f"{call.name} {_payload(call)}" for call in calls] or [action]

@@ -2,7 +2,7 @@
 
 import typer
 
-from verl_tool.agent_workers.reward_manager.redteam.command import main
+from verl_tool.agent_workers.reward_manager.redteam.redteam_cli import main
 
 if __name__ == "__main__":  # the child processes import this module under another name
     typer.run(main)

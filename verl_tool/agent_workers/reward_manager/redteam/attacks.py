@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_tool.agent_workers.reward_manager.grading.answers import as_number
-from verl_tool.agent_workers.reward_manager.grading.manager_process import Answer
+from verl_tool.agent_workers.reward_manager.grading.manager_process import ManagerAnswer
 
 
-class Attack(Answer):
+class Attack(ManagerAnswer):
     """One that deserves nothing."""
 
 

@@ -19,7 +19,7 @@ Coordinates: TypeAlias = Literal["auto", "pixels", "fractions", "thousandths"]
 FourNumbers: TypeAlias = Annotated[list[float], Field(min_length=4, max_length=4)]
 TwoNumbers: TypeAlias = Annotated[list[float], Field(min_length=2, max_length=2)]
 
-MOST_LONGER = 100
+MAX_LONGER = 100
 """Times that a crop's long side may be as long as its short one: processors of models refuse more than 200."""
 _ROUNDING = 1e-6
 """Pixels; 0.3 of 10 pixels are 3, whatever the computer's fractions give."""
@@ -59,8 +59,8 @@ def box_in_pixels(
     width, height = box[2] - box[0], box[3] - box[1]
     if width < min(least, full[0]) or height < min(least, full[1]):
         raise _refused(f"has only {width} x {height} pixels of the original", values, shown, coordinates, least)
-    if max(width, height) > MOST_LONGER * min(width, height):
-        problem = f"is too thin: one side is more than {MOST_LONGER} times as long as the other"
+    if max(width, height) > MAX_LONGER * min(width, height):
+        problem = f"is too thin: one side is more than {MAX_LONGER} times as long as the other"
         raise _refused(problem, values, shown, coordinates, least)
     return box
 

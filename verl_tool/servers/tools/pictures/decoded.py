@@ -7,7 +7,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from verl_tool.content import ImagePart
+from verl_tool.content.parts import ImagePart
 
 if TYPE_CHECKING:
     from PIL.Image import Image

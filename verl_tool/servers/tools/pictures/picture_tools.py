@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from verl_tool.content import ImagePart, MediaPart, from_wire, listed
+from verl_tool.content.parts import ImagePart, MediaPart, from_wire, listed
 from verl_tool.errors import ContentError, ToolFault
 from verl_tool.protocol import IMAGES_FIELD, FaultKind
 from verl_tool.servers.tools.base import CallError, Context, ToolOptions
 from verl_tool.servers.tools.pictures.boxes import Box, Coordinates, box_in_pixels
-from verl_tool.servers.tools.pictures.views import Step, View
+from verl_tool.servers.tools.pictures.views import ImageView, Step
 from verl_tool.servers.tools.typed.trajectory_tools import TrajectoryTools
 
 
@@ -43,7 +43,7 @@ class PictureTools(TrajectoryTools):
         return PictureTools
 
     async def setup(self, trajectory: Context) -> None:
-        self._made: dict[str, View] = {}
+        self._made: dict[str, ImageView] = {}
         """By the hash of what the model sees."""
         self._views = await asyncio.to_thread(_views_of, trajectory.extra.get(IMAGES_FIELD))
 
@@ -54,14 +54,14 @@ class PictureTools(TrajectoryTools):
 
     def take_media(self, media: Sequence[MediaPart]) -> None:
         images = (part for part in media if isinstance(part, ImagePart))
-        self._views += [self._made.get(image.sha256) or View.of(image) for image in images]
+        self._views += [self._made.get(image.sha256) or ImageView.of(image) for image in images]
 
     @property
     def count(self) -> int:
         """Images that the model has seen."""
         return len(self._views)
 
-    def view(self, number: int) -> View:
+    def view(self, number: int) -> ImageView:
         """The image of that number. Raises CallError."""
         if not self._views:
             raise CallError("there is no image yet: neither the prompt nor an observation has one")
@@ -83,12 +83,12 @@ class PictureTools(TrajectoryTools):
         self._made[part.sha256] = view
         return part
 
-    def told(self, what: str, part: ImagePart) -> list[str | ImagePart]:
+    def describe_picture(self, what: str, part: ImagePart) -> list[str | ImagePart]:
         """An image behind a line that tells its number and size."""
         return [f"{what} (Image {self.count + 1}, Image Size: {part.width}x{part.height})\n", part]
 
 
-def _views_of(images: object) -> list[View]:
+def _views_of(images: object) -> list[ImageView]:
     """The images of a prompt. Raises ToolFault, of a kind that no policy can bring about."""
     try:
         parts = [from_wire(each) if isinstance(each, str) else each for each in listed(images)]
@@ -100,4 +100,4 @@ def _views_of(images: object) -> list[View]:
                 f"{IMAGES_FIELD} holds a {getattr(part, 'media_type', type(part).__name__)}; send data URIs of images"
             )
             raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False)
-    return [View.of(part) for part in parts if isinstance(part, ImagePart)]
+    return [ImageView.of(part) for part in parts if isinstance(part, ImagePart)]

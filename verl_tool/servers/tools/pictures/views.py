@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from verl_tool.content import ImagePart, encode_image
+from verl_tool.content.parts import ImagePart, encode_image
 from verl_tool.servers.tools.base import CallError
 from verl_tool.servers.tools.pictures.boxes import Box, Size
 from verl_tool.servers.tools.pictures.decoded import DECODED
@@ -45,7 +45,7 @@ class Crop:
 
 
 @dataclass(frozen=True)
-class View:
+class ImageView:
     """An image that the model sees."""
 
     original: ImagePart
@@ -56,11 +56,11 @@ class View:
     """As the model sees it; it may be smaller than `full`."""
 
     @classmethod
-    def of(cls, part: ImagePart) -> View:
+    def of(cls, part: ImagePart) -> ImageView:
         """An image that comes from elsewhere."""
         return cls(part, (), (part.width, part.height), (part.width, part.height))
 
-    def then(self, step: Step | None, max_pixels: int) -> tuple[View, ImagePart]:
+    def then(self, step: Step | None, max_pixels: int) -> tuple[ImageView, ImagePart]:
         """What the model sees after a further step, scaled down to `max_pixels`; None: the same image. Takes tens of
         milliseconds: call it in a thread.
 
@@ -74,7 +74,7 @@ class View:
             for each in steps:
                 image = each(image)
             part = _encoded(image, self.original.media_type, max_pixels)
-        return View(self.original, steps, image.size, (part.width, part.height)), part
+        return ImageView(self.original, steps, image.size, (part.width, part.height)), part
 
 
 def _followed(steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:

@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from verl_tool.formats import Call
 from verl_tool.formats.json_call import decode
-from verl_tool.json_text import shown
 from verl_tool.servers.tools.base import InvalidCall
-from verl_tool.servers.tools.typed.problems import errors_of, told
+from verl_tool.servers.tools.typed.problems import describe_problems, errors_of
 from verl_tool.servers.tools.typed.signature import Signature
+from verl_tool.util.json_text import excerpt
 
 MAX_DEPTH = 32
 """Deepest nesting of lists and objects in the arguments of a call."""
@@ -33,12 +33,12 @@ _TEXT = "input"
 
 def read_arguments(signature: Signature, call: Call) -> dict[str, Any]:
     """The keyword arguments for the function. Raises InvalidCall, whatever the call holds, and nothing else."""
-    text = call.input if call.arguments is None else _lone_text(signature, call.arguments)
+    text = call.input if call.arguments is None else _single_text_argument(signature, call.arguments)
     given = call.arguments if text is None else _of_text(signature, text)
     return _checked(signature, given or {})
 
 
-def _lone_text(signature: Signature, arguments: Mapping[str, Any]) -> str | None:
+def _single_text_argument(signature: Signature, arguments: Mapping[str, Any]) -> str | None:
     text = arguments.get(_TEXT)
     known = any(argument.name == _TEXT for argument in signature.arguments)
     return text if len(arguments) == 1 and isinstance(text, str) and not known else None
@@ -52,12 +52,12 @@ def _of_text(signature: Signature, text: str) -> Mapping[str, Any]:
     trimmed = _trimmed(text)
     if not names:
         if trimmed:
-            raise InvalidCall(f"{signature.told} takes no arguments, and was given {shown(trimmed)}")
+            raise InvalidCall(f"{signature.display} takes no arguments, and was given {excerpt(trimmed)}")
         return {}
     argument = signature.free_text
     if argument is None:
         raise InvalidCall(
-            f"write the arguments of {signature.told} as one JSON object with the names {', '.join(names)}"
+            f"write the arguments of {signature.display} as one JSON object with the names {', '.join(names)}"
         )
     if not trimmed and not argument.required:
         return {}
@@ -93,7 +93,7 @@ def _fits(signature: Signature, given: Mapping[str, Any]) -> bool:
 
 
 def _checked(signature: Signature, given: Mapping[str, Any], last: bool = False) -> dict[str, Any]:
-    _refuse_too_large(signature, given)
+    _reject_too_large(signature, given)
     try:
         return signature.checked(given)
     except ValidationError as error:
@@ -105,10 +105,10 @@ def _checked(signature: Signature, given: Mapping[str, Any], last: bool = False)
         values = {name: value for name, text in texts.items() if isinstance(value := _decoded(text), (list, dict))}
         if values:
             return _checked(signature, {**given, **values}, last=True)
-    raise InvalidCall(f"wrong arguments for {signature.told}: {told(errors)}")
+    raise InvalidCall(f"wrong arguments for {signature.display}: {describe_problems(errors)}")
 
 
-def _refuse_too_large(signature: Signature, given: Mapping[str, Any]) -> None:
+def _reject_too_large(signature: Signature, given: Mapping[str, Any]) -> None:
     level: list[Any] = [given]
     count = 0
     for _ in range(MAX_DEPTH + 1):

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, TypeVar, cast, overload
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from verl_tool.content import AudioPart, ImagePart
+from verl_tool.content.parts import AudioPart, ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Call
 from verl_tool.servers.tools.base import CallError, Context, InvalidCall, Tool, ToolResult

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from verl_tool.json_text import shown
+from verl_tool.util.json_text import excerpt
 
-MOST_TOLD = 5
+MAX_REPORTED = 5
 """Errors that are told; of more, their number."""
 _WORDS = {"extra_forbidden": "there is no such argument"}
 _SCALAR = (str, int, float, bool)
@@ -20,19 +20,19 @@ def errors_of(error: ValidationError) -> list[ErrorDetails]:
     return error.errors(include_url=False, include_context=False)
 
 
-def told(errors: Sequence[ErrorDetails]) -> str:
+def describe_problems(errors: Sequence[ErrorDetails]) -> str:
     """Each value that is wrong, where it stands and why; of many, the first ones and their number."""
-    more = [f"and {len(errors) - MOST_TOLD} more"] if len(errors) > MOST_TOLD else []
-    return "; ".join([*map(_told, errors[:MOST_TOLD]), *more])
+    more = [f"and {len(errors) - MAX_REPORTED} more"] if len(errors) > MAX_REPORTED else []
+    return "; ".join([*map(_describe, errors[:MAX_REPORTED]), *more])
 
 
-def _told(error: ErrorDetails) -> str:
+def _describe(error: ErrorDetails) -> str:
     where, why, given = _where(error["loc"]), _WORDS.get(error["type"], error["msg"][:200]), error["input"]
     of_a_value = error["type"] not in ("missing", *_WORDS) and isinstance(given, _SCALAR)
-    return f"{where}: {why}{f', not {shown(given, 40)}' if of_a_value else ''}"
+    return f"{where}: {why}{f', not {excerpt(given, 40)}' if of_a_value else ''}"
 
 
 def _where(places: Sequence[int | str]) -> str:
     """Such as ``points.3.x``; a name that a model made up is quoted if it is long or not printable."""
     parts = [str(place) for place in places[:8]]
-    return ".".join(part if len(part) <= 60 and part.isprintable() else shown(part, 60) for part in parts) or "it"
+    return ".".join(part if len(part) <= 60 and part.isprintable() else excerpt(part, 60) for part in parts) or "it"

@@ -43,7 +43,7 @@ class Argument:
         """Whether nothing but a text fits."""
         return _without_none(self.annotation) is str
 
-    def told(self) -> str:
+    def display(self) -> str:
         return self.name if self.required else f"{self.name}={self.default!r:.40}"
 
 
@@ -63,9 +63,9 @@ class Signature:
     options_model: type[ToolOptions]
 
     @property
-    def told(self) -> str:
+    def display(self) -> str:
         """As it stands in an error message, such as ``weather(city, days=3)``."""
-        return f"{self.name}({', '.join(argument.told() for argument in self.arguments)})"
+        return f"{self.name}({', '.join(argument.display() for argument in self.arguments)})"
 
     @property
     def free_text(self) -> Argument | None:
@@ -192,9 +192,9 @@ def _model(name: str, arguments: typing.Sequence[Argument], words: Mapping[str, 
     # Numbered, because an argument may be called as an attribute of pydantic's models is, or begin with "_".
     fields: dict[str, Any] = {}
     for number, argument in enumerate(arguments):
-        told: dict[str, Any] = {"description": words[argument.name]} if words.get(argument.name) else {}
+        display: dict[str, Any] = {"description": words[argument.name]} if words.get(argument.name) else {}
         default: Any = ... if argument.required else argument.default
-        fields[f"a{number:03}"] = (argument.annotation, Field(default, alias=argument.name, **told))
+        fields[f"a{number:03}"] = (argument.annotation, Field(default, alias=argument.name, **display))
     try:
         model: type[BaseModel] = create_model(name, __config__=_RULES, **fields)
         schema = model.model_json_schema()

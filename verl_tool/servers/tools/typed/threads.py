@@ -31,14 +31,14 @@ class Threads:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._places = asyncio.Semaphore(MAX_THREADS)
-        self._given_up = 0
+        self._abandoned = 0
         """Threads that run on though nobody waits for them."""
         self._idle: list[_Calls] = []
         """Of threads that wait for a call, the latest last."""
 
     def check(self) -> None:
         """Raise ToolFault if every place is taken by a call that nobody waits for: it may never come back."""
-        if self._given_up >= MAX_THREADS:
+        if self._abandoned >= MAX_THREADS:
             message = (
                 f"all {MAX_THREADS} threads of tool {self._owner} run calls that outlasted their deadline; let the "
                 "function end by itself (a timeout of its own), or make it async"
@@ -96,7 +96,7 @@ class Threads:
             await asyncio.wait([ended])
         except asyncio.CancelledError:
             if not ended.done():
-                self._given_up += 1
+                self._abandoned += 1
                 ended.add_done_callback(self._came_back)
             raise
         value, error = ended.result()
@@ -105,7 +105,7 @@ class Threads:
         return value
 
     def _came_back(self, _: asyncio.Future[_Outcome]) -> None:
-        self._given_up -= 1
+        self._abandoned -= 1
 
 
 def _outcome_of(function: Callable[[], object]) -> _Outcome:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar
 
-from verl_tool.content import MediaPart
+from verl_tool.content.parts import MediaPart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
@@ -162,8 +162,8 @@ class MethodTool(FunctionTool):
 @cache
 def method_tools(owner: type[TrajectoryTools]) -> tuple[type[FunctionTool], ...]:
     """The tools that its methods are, in their order. Raises ConfigError if it has none, or one cannot be a tool."""
-    _refuse_what_cannot_be_called(owner)
-    _refuse_shared_values(owner)
+    _reject_uncallable(owner)
+    _reject_shared_values(owner)
     marked = list(_marked_methods(owner))
     if not marked:
         raise ConfigError(f"{owner.__name__} has no tool; decorate a method with @tool")
@@ -204,7 +204,7 @@ def _method_tool(owner: type[TrajectoryTools], function: Function, mark: Mark) -
     )
 
 
-def _refuse_what_cannot_be_called(owner: type[TrajectoryTools]) -> None:
+def _reject_uncallable(owner: type[TrajectoryTools]) -> None:
     wanted = {"__init__": ((), "self"), "setup": ((None,), "self, trajectory"), "fork": ((), "self")}
     wanted |= {"teardown": ((), "self")}
     for name, (arguments, told) in wanted.items():
@@ -216,7 +216,7 @@ def _refuse_what_cannot_be_called(owner: type[TrajectoryTools]) -> None:
             ) from error
 
 
-def _refuse_shared_values(owner: type[TrajectoryTools]) -> None:
+def _reject_shared_values(owner: type[TrajectoryTools]) -> None:
     """A list in the class's body is one list for all trajectories."""
     for name, value in list(vars(owner).items()):
         constant = name.isupper() or name.startswith("__") or "ClassVar" in str(owner.__annotations__.get(name, ""))

@@ -18,14 +18,14 @@ from verl_tool.sandbox.backends import WorkspaceSandbox
 from verl_tool.servers.tools.base import CallError, InvalidCall
 from verl_tool.servers.tools.workspace import text_edits
 
-MAX_KEPT_BYTES = 2 << 20
+MAX_STORED_BYTES = 2 << 20
 """Of earlier contents of a workspace's files, compressed; the oldest are let go first."""
 INLINE_BYTES = 64 << 10
 """Of files and texts that are edited on the event loop, which takes a millisecond; more goes to a process."""
 
 
 @dataclass(frozen=True)
-class Edit:
+class FileEdit:
     """One edit."""
 
     path: str
@@ -39,7 +39,7 @@ class Edits:
     """The edits of one workspace that can be taken back."""
 
     def __init__(self, session: WorkspaceSandbox) -> None:
-        self._edits: deque[Edit] = deque()
+        self._edits: deque[FileEdit] = deque()
         self._kept = 0
 
     def copy_for(self, session: WorkspaceSandbox) -> Edits:
@@ -52,20 +52,20 @@ class Edits:
         """Nothing is held that must be given back."""
 
     def add(self, path: str, before: bytes | None, after: bytes) -> None:
-        """Remember an edit; see `Edit`."""
-        self._edits.append(Edit(path, before, after))
+        """Remember an edit; see `FileEdit`."""
+        self._edits.append(FileEdit(path, before, after))
         self._kept += len(before or b"")
-        while self._kept > MAX_KEPT_BYTES:
+        while self._kept > MAX_STORED_BYTES:
             self._kept -= len(self._edits.popleft().before or b"")
 
-    def last(self, path: str) -> Edit:
+    def last(self, path: str) -> FileEdit:
         """The last edit of a file; `forget` it when it is undone. Raises CallError if there is none."""
         edit = next((edit for edit in reversed(self._edits) if edit.path == path), None)
         if edit is None:
             raise CallError(f"there is no edit of {path} to undo")
         return edit
 
-    def forget(self, edit: Edit) -> None:
+    def forget(self, edit: FileEdit) -> None:
         """It is undone."""
         self._edits.remove(edit)
         self._kept -= len(edit.before or b"")

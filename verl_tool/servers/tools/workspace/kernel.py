@@ -1,5 +1,5 @@
 """IPython's additions as a session's Python finds them. Runs within the sandbox: standard library only, no import of
-this project. `install` is called once in each session that needs it; `cells` writes the calls of `Shell`.
+this project. `install` is called once in each session that needs it; `cells` writes the calls of `KernelShell`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _run = eval  # of the user's own code, where it belongs
 _BACKEND = "verl_tool_figures"
 
 
-class UsageError(Exception):
+class MagicUsageError(Exception):
     """A magic that is unknown or wrongly used."""
 
 
-class Shell:
+class KernelShell:
     """What ``get_ipython()`` gives."""
 
     def __init__(self, main, pre_import):
@@ -52,7 +52,7 @@ class Shell:
         magic = getattr(self, f"_line_{name}", None)
         if magic is None:
             known = ", ".join(sorted(each[6:] for each in dir(self) if each.startswith("_line_")))
-            raise UsageError(f"Line magic function `%{name}` not found; known: {known}")
+            raise MagicUsageError(f"Line magic function `%{name}` not found; known: {known}")
         return magic(rest)
 
     def run_cell_magic(self, name, rest, body):
@@ -69,7 +69,7 @@ class Shell:
         elif name == "time":
             self._line_time(body)
         else:
-            raise UsageError(
+            raise MagicUsageError(
                 f"Cell magic `%%{name}` not found; known: bash, sh, time, timeit, writefile (alone in the first line)"
             )
         return None
@@ -290,17 +290,17 @@ class _Rich:
 
 def install(main, pre_import):
     """Give the module `main` IPython's names. `pre_import`: statements to run again after ``%reset``."""
-    shell = Shell(main, pre_import)
+    shell = KernelShell(main, pre_import)
     builtins.__dict__.update(get_ipython=lambda: shell, display=display)
     _hide_own_frames()
     _stand_in(shell)
 
 
 def _hide_own_frames():
-    shown_by = sys.excepthook
+    displayed_by = sys.excepthook
 
     def show(kind, error, trace):
-        if kind is UsageError:
+        if kind is MagicUsageError:
             print(f"UsageError: {error}", file=sys.stderr)
             return
         frames = []
@@ -312,7 +312,7 @@ def _hide_own_frames():
         for link in reversed(frames):
             link.tb_next = following
             following = link
-        shown_by(kind, error.with_traceback(following), following)
+        displayed_by(kind, error.with_traceback(following), following)
 
     sys.excepthook = show
 

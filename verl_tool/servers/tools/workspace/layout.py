@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from verl_tool.content.packed_files import PackedFile
 from verl_tool.errors import ConfigError
-from verl_tool.packed_files import PackedFile
 from verl_tool.sandbox import SandboxPool, Session, SessionLimits
 from verl_tool.sandbox.backends import Container, Sandbox
 

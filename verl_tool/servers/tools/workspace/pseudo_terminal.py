@@ -24,7 +24,7 @@ _FLOOD_SECONDS = 0.002
 _UNWATCHED_SECONDS = 0.25
 
 
-class TerminalGone(Exception):
+class TerminalClosedError(Exception):
     """No program has the terminal open any more, or none takes what is typed."""
 
 
@@ -70,30 +70,30 @@ class PseudoTerminal:
             self._listen()
 
     async def type(self, keys: bytes, deadline: float) -> None:
-        """Type. Raises TerminalGone if nobody has taken all of it by then."""
+        """Type. Raises TerminalClosedError if nobody has taken all of it by then."""
         left = memoryview(keys)
         while left:
             if self.closed:
-                raise TerminalGone
+                raise TerminalClosedError
             try:
                 left = left[os.write(self._ours, left) :]
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TerminalGone from None
+                    raise TerminalClosedError from None
                 await asyncio.sleep(0.002)
             except OSError:
-                raise TerminalGone from None
+                raise TerminalClosedError from None
 
     def reset_modes(self) -> None:
-        """Undo what programs have set; not in a container. Raises TerminalGone."""
+        """Undo what programs have set; not in a container. Raises TerminalClosedError."""
         if self.closed:
-            raise TerminalGone
+            raise TerminalClosedError
         if self.relayed is not None:
             return
         try:
             termios.tcsetattr(self._ours, termios.TCSANOW, self._modes)
         except (OSError, termios.error):
-            raise TerminalGone from None
+            raise TerminalClosedError from None
 
     async def runs_a_program(self) -> bool:
         """Whether another program than the one that was started with the terminal is in the foreground."""

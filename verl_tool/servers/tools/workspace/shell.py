@@ -23,8 +23,8 @@ from collections.abc import Callable
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends import ContainerProgram, Program, WorkspaceSandbox
 from verl_tool.sandbox.inside import wire
-from verl_tool.sandbox.worker import Ended
-from verl_tool.servers.tools.workspace.pseudo_terminal import PseudoTerminal, TerminalGone
+from verl_tool.sandbox.worker import RunStatus
+from verl_tool.servers.tools.workspace.pseudo_terminal import PseudoTerminal, TerminalClosedError
 
 _BASH = ("bash", "--norc", "--noprofile", "--noediting", "+H", "+o", "history", "-i")
 _VARIABLES = {
@@ -37,7 +37,7 @@ _MARK = b"\x1e"
 _FOLDER_CHARACTERS = 4096
 """Of the directory in a marker: a deeper one has no name by which it could be entered again."""
 _MARKER = re.compile(rb"\x1e(?:([0-9a-f]{32}):(\d{0,3}):([^\x1e]{0,20000})|P)\x1e")
-_BEGUN_MARKER = re.compile(rb"\x1e(?:P|[0-9a-f]{0,32}(?::[^\x1e]{0,20000})?)\Z")
+_STARTED_MARKER = re.compile(rb"\x1e(?:P|[0-9a-f]{0,32}(?::[^\x1e]{0,20000})?)\Z")
 _INTERRUPTED = 128 + signal.SIGINT
 AROUND_MARKER = re.compile(r"trap -- '' (?:SIG)?RTMAX\n|trap -- '\Z|\A' (?:SIG)?RTMAX\n")
 """What stays of the line that prints a marker when the marker is taken out."""
@@ -84,7 +84,7 @@ class Shell:
         """Start bash in a directory, or in the workspace's if there is no such any more.
 
         Raises:
-            TerminalGone: it does not answer.
+            TerminalClosedError: it does not answer.
             ToolFault: the session is lost.
         """
         ends = (self.terminal.theirs,) * 3
@@ -100,10 +100,10 @@ class Shell:
         await self.terminal.type(f"exec {_MARKERS_FD}>&2\n".encode(), time.monotonic() + _START_SECONDS)
         enter = b"\\builtin cd -- %b 2>/dev/null || \\builtin cd 2>/dev/null; :" % _quoted(folder)
         if not await self.run(enter, _START_SECONDS):
-            raise TerminalGone
+            raise TerminalClosedError
 
     async def run(self, command: bytes, seconds: float) -> bool:
-        """Run a command without NUL. Raises TerminalGone.
+        """Run a command without NUL. Raises TerminalClosedError.
 
         Returns:
             Whether it has ended within so many seconds; else `interrupt` it.
@@ -118,20 +118,20 @@ class Shell:
         before, self.exit_code = self.exit_code, None
         self.idle = False
         await self.terminal.type(self._line(command, before or 0), deadline)
-        return await self._ended_by(deadline)
+        return await self._is_terminated_by(deadline)
 
     async def interrupt(self) -> None:
-        """End the command and bring the shell back. Raises TerminalGone if nothing does."""
+        """End the command and bring the shell back. Raises TerminalClosedError if nothing does."""
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGINT):
             if await self.terminal.signal(number):
                 deadline = time.monotonic() + _AFTER_SIGNAL_SECONDS
                 await self._quiet_by(deadline)
                 self._prompts = False
                 await self.terminal.type(self._line(b":", 0), deadline)
-                if await self._ended_by(deadline):
+                if await self._is_terminated_by(deadline):
                     self.exit_code = None
                     return
-        raise TerminalGone
+        raise TerminalClosedError
 
     def _line(self, command: bytes, exit_code: int) -> bytes:
         """What is typed to run a command, with new words; see `_line`."""
@@ -139,7 +139,7 @@ class Shell:
         return _line(command, self._begin_word, self._word, exit_code)
 
     async def type(self, keys: bytes, seconds: float) -> None:
-        """Type keys, and wait until the program in the foreground has answered, or time is up. Raises TerminalGone."""
+        """Type keys, and wait until the program in the foreground has answered, or time is up. Raises TerminalClosedError."""
         self._typed = True
         deadline = time.monotonic() + seconds
         await self.terminal.type(keys, deadline)
@@ -173,7 +173,7 @@ class Shell:
         if self._process is not None:
             self._process.kill()
 
-    async def _ended_by(self, deadline: float) -> bool:
+    async def _is_terminated_by(self, deadline: float) -> bool:
         interrupted = False
         while not self.idle:
             if self._prompts:
@@ -194,9 +194,9 @@ class Shell:
                 return
 
     async def _news_by(self, deadline: float) -> bool:
-        """Whether a program has written something by then. Raises TerminalGone if none will any more."""
+        """Whether a program has written something by then. Raises TerminalClosedError if none will any more."""
         if not self.alive:
-            raise TerminalGone
+            raise TerminalClosedError
         self.terminal.news.clear()
         # Not `asyncio.wait_for`, which loses a cancellation that comes together with the news.
         news = asyncio.ensure_future(self.terminal.news.wait())
@@ -221,7 +221,7 @@ class Shell:
                 self.begun = True
             elif marker[1] == self._word and marker[2] and not self.idle:
                 self.idle, self.exit_code, self.folder = True, int(marker[2]), marker[3]
-        begun = _BEGUN_MARKER.search(data, at)
+        begun = _STARTED_MARKER.search(data, at)
         end = begun.start() if begun is not None else len(data)
         self._show(data[at:end])
         self._begun = data[end:]
@@ -252,7 +252,7 @@ def _quoted(text: bytes) -> bytes:
     return "\\\n".join(f"$'{piece.decode('latin-1').translate(_ESCAPES)}'" for piece in pieces).encode("ascii")
 
 
-async def _end_of(process: Program) -> Ended:
+async def _end_of(process: Program) -> RunStatus:
     """The end of a shell that has left its terminal, or was killed. Raises SandboxError."""
     with contextlib.suppress(asyncio.TimeoutError):
         return await asyncio.wait_for(process.wait(), _AFTER_SIGNAL_SECONDS)

@@ -15,7 +15,7 @@ from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.backends import WorkspaceSandbox
 from verl_tool.sandbox.inside import wire
 from verl_tool.servers.tools.base import CallError
-from verl_tool.servers.tools.workspace.pseudo_terminal import TerminalGone
+from verl_tool.servers.tools.workspace.pseudo_terminal import TerminalClosedError
 from verl_tool.servers.tools.workspace.screen import HeadAndTail
 from verl_tool.servers.tools.workspace.shell import AROUND_MARKER, Shell
 
@@ -30,7 +30,7 @@ _OWN_TRACE = re.compile(
 
 
 @dataclass(frozen=True)
-class Shown:
+class TerminalOutput:
     """What a terminal showed during one call."""
 
     text: str
@@ -68,7 +68,7 @@ class Terminal:
         """End the shell."""
         self._drop()
 
-    async def run(self, command: str, seconds: float, output_bytes: int) -> Shown:
+    async def run(self, command: str, seconds: float, output_bytes: int) -> TerminalOutput:
         """Run a command in the shell, and interrupt it when its time is up.
 
         Raises:
@@ -88,15 +88,15 @@ class Terminal:
                 if interrupted:
                     await shell.interrupt()
                 elif not shell.begun:  # something of an earlier command's stands in its way
-                    raise TerminalGone
-            except TerminalGone:
+                    raise TerminalClosedError
+            except TerminalClosedError:
                 if not shell.begun and not interrupted:  # it had ended before, or could not run it
                     return await self._run_in_another(typed, seconds)
                 return await self._replaced(lost, interrupted)
             self._folder = shell.folder
-            return Shown(self._text(), shell.exit_code, interrupted, lost)
+            return TerminalOutput(self._text(), shell.exit_code, interrupted, lost)
 
-    async def _run_in_another(self, command: bytes, seconds: float) -> Shown:
+    async def _run_in_another(self, command: bytes, seconds: float) -> TerminalOutput:
         """Run a command that no shell has begun in a new one. Raises as `_start`; CallError if that begins none."""
         before = await self._replaced("", False)
         shell = self._shell
@@ -106,16 +106,16 @@ class Terminal:
             interrupted = not await shell.run(command, seconds)
             if interrupted:
                 await shell.interrupt()
-        except TerminalGone:
+        except TerminalClosedError:
             if shell.begun:
                 return await self._replaced(before.ended, interrupted)
             raise CallError(
                 "the shell ended before the command began, and so did another one; nothing was run"
             ) from None
         self._folder = shell.folder
-        return Shown(self._text(), shell.exit_code, interrupted, before.ended)
+        return TerminalOutput(self._text(), shell.exit_code, interrupted, before.ended)
 
-    async def type(self, keys: bytes, seconds: float, output_bytes: int) -> Shown:
+    async def type(self, keys: bytes, seconds: float, output_bytes: int) -> TerminalOutput:
         """Type keys, and see what the program in the foreground makes of them, for so many seconds at most.
 
         Raises:
@@ -125,10 +125,10 @@ class Terminal:
         async with self._call(output_bytes) as (shell, lost):
             try:
                 await shell.type(keys, seconds)
-            except TerminalGone:
+            except TerminalClosedError:
                 return await self._replaced(lost, False)
             drawn = "\n".join(line.rstrip() for line in self._text().split("\n"))
-            return Shown(drawn, running=await shell.terminal.runs_a_program(), lost=lost)
+            return TerminalOutput(drawn, running=await shell.terminal.runs_a_program(), lost=lost)
 
     @contextlib.asynccontextmanager
     async def _call(self, output_bytes: int) -> AsyncIterator[tuple[Shell, str]]:
@@ -139,24 +139,24 @@ class Terminal:
         if self._shell is not None:
             self._shell.terminal.watch(True)
         try:
-            lost = await self._end_if_gone()
+            lost = await self._close_if_exited()
             yield self._shell or await self._start(), lost
         finally:
             if self._shell is not None:
                 self._shell.terminal.watch(False)
             self._session.touch()
 
-    async def _end_if_gone(self) -> str:
+    async def _close_if_exited(self) -> str:
         """End a shell that takes nothing any more. Returns why; empty if it is well, or there is none."""
         shell = self._shell
         if shell is None:
             return ""
         try:
             if not shell.alive:
-                raise TerminalGone
+                raise TerminalClosedError
             if not shell.idle:  # a call was cancelled
                 await shell.interrupt()
-        except TerminalGone:
+        except TerminalClosedError:
             self._shell = None
             return (await shell.end())[1]
         return ""
@@ -168,13 +168,13 @@ class Terminal:
             await shell.start(self._session, self._folder)
         except BaseException as error:
             self._drop()
-            if isinstance(error, TerminalGone):
+            if isinstance(error, TerminalClosedError):
                 await self._session.exec(["true"])  # raises if it is the session that is gone
                 raise SandboxError(f"a shell could not be started: {self._text()!r:.300}", retryable=True) from None
             raise
         return shell
 
-    async def _replaced(self, lost: str, interrupted: bool) -> Shown:
+    async def _replaced(self, lost: str, interrupted: bool) -> TerminalOutput:
         """What was shown by a shell that is gone; there is another one in its place then. Raises as `_start`."""
         if self._shell is None:
             raise ToolFault(FaultKind.STATE_LOST, "the workspace was closed", retryable=False)
@@ -182,7 +182,7 @@ class Terminal:
         text, (code, why) = self._text(), await shell.end()
         self._folder = shell.folder
         await self._start()
-        return Shown(text, code, interrupted, lost, why)
+        return TerminalOutput(text, code, interrupted, lost, why)
 
     def _drop(self) -> None:
         shell, self._shell = self._shell, None

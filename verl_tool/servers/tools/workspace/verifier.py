@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from verl_tool import sandbox
+from verl_tool.content.packed_files import unpack
 from verl_tool.errors import SandboxError
-from verl_tool.packed_files import unpack
 from verl_tool.sandbox import RunResult, Session, SessionLimits
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.session.command_relay import CALLS, CommandRelay
@@ -81,7 +81,7 @@ _ENVIRONMENT = MappingProxyType(
 _START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {_TESTS}/test.sh'
 _EXTRA_BYTES, _EXTRA_FILES, _MIN_PROCESSES = 64 << 20, 4096, 64
 """Limits of a verifier beyond those of the workspace, whose files it has as well."""
-_TOLD_CHARACTERS = 2000
+_MAX_MESSAGE_CHARACTERS = 2000
 """Of the end of what a verifier printed."""
 
 
@@ -108,7 +108,7 @@ async def _verify(session: Session, verification: Verification) -> tuple[float, 
         await _prepare(own, verification)
         complaint = await session.copy_files(own, MARGIN_SECONDS / 2) or await _remove_traps(own)
         if complaint:
-            return 0.0, f"the workspace's files cannot be copied: {complaint[-_TOLD_CHARACTERS:]}", {}
+            return 0.0, f"the workspace's files cannot be copied: {complaint[-_MAX_MESSAGE_CHARACTERS:]}", {}
         relay = CommandRelay(own, session, verification.timeout_seconds)
         async with relay.serving():
             result = await own.exec(
@@ -119,7 +119,7 @@ async def _verify(session: Session, verification: Verification) -> tuple[float, 
         if relay.fault is not None:
             raise relay.fault
         reward, why, numbers = await _reward(own, result, verification)
-    return reward, "\n".join(part for part in (why, result.output[-_TOLD_CHARACTERS:].strip()) if part), numbers
+    return reward, "\n".join(part for part in (why, result.output[-_MAX_MESSAGE_CHARACTERS:].strip()) if part), numbers
 
 
 def _limits(limits: SessionLimits, verification: Verification) -> SessionLimits:
@@ -140,7 +140,7 @@ async def _prepare(own: Session, verification: Verification) -> None:
             "the sandbox has no /tests and /logs: this host's Python is there; install it elsewhere", False
         )
     if result.exit_code != 0:
-        why = result.stderr[-_TOLD_CHARACTERS:].strip() or result.limit_hit
+        why = result.stderr[-_MAX_MESSAGE_CHARACTERS:].strip() or result.limit_hit
         raise SandboxError(f"the verifier's folders cannot be made: {why}", retryable=False)
     try:
         await lay_out(own, unpack(verification.files), _TESTS)

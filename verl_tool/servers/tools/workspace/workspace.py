@@ -1,6 +1,6 @@
 """A trajectory's workspace: one session in the sandbox for all the tools that are served together.
 
-What one tool writes into a file another reads. Each tool keeps what it needs beside the session as a `Part`, made when
+What one tool writes into a file another reads. Each tool keeps what it needs beside the session as a `WorkspacePart`, made when
 the tool is first called.
 """
 
@@ -11,8 +11,8 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import AliasChoices, Field, model_validator
 
+from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
-from verl_tool.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerSettings, WorkspaceSandbox
@@ -80,20 +80,20 @@ _OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "iso
 _OF_EACH_TOOL = {*ToolOptions.model_fields, "timeout_seconds", "max_output_length"}
 
 
-class Part(Protocol):
+class WorkspacePart(Protocol):
     """What one tool keeps in a workspace."""
 
     def __init__(self, session: WorkspaceSandbox) -> None:
         """Nothing is started yet."""
 
-    def copy_for(self, session: WorkspaceSandbox) -> Part:
+    def copy_for(self, session: WorkspaceSandbox) -> WorkspacePart:
         """The same for a session that was forked from its own. Raises ToolFault ``not_forkable``."""
 
     async def close(self) -> None:
         """Give back what is not the session's."""
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=WorkspacePart)
 
 
 class Workspace:
@@ -102,7 +102,7 @@ class Workspace:
     def __init__(self, session: WorkspaceSandbox) -> None:
         """`session`: started; `close` ends it."""
         self.session = session
-        self._parts: dict[type, Part] = {}
+        self._parts: dict[type, WorkspacePart] = {}
 
     def part(self, kind: type[P]) -> P:
         """The workspace's own instance of `kind`, made at first use."""
@@ -197,7 +197,7 @@ class WorkspaceTool(SandboxTool):
     def state_group(self) -> str:
         return "workspace"
 
-    def refuse_beside(self, other: Tool) -> None:
+    def reject_alongside(self, other: Tool) -> None:
         if not isinstance(other, WorkspaceTool):
             return
         own, others = self.options.model_dump(), other.options.model_dump()

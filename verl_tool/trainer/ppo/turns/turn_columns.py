@@ -55,7 +55,7 @@ def by_turns(data: DataProto, adv_estimator: str, config: Any) -> DataProto:
     if TURN_REWARDS in wanted:
         column = data.non_tensor_batch.get(TURN_REWARDS)
         if column is None:
-            raise ConfigError(none_told(adv_estimator))
+            raise ConfigError(missing_turn_rewards_message(adv_estimator))
         told[TURN_REWARDS] = turn_rewards(column, data.batch[TURN_IDS].amax(dim=1).tolist())
     if "uid" in data.non_tensor_batch:
         told["index"] = data.non_tensor_batch["uid"]
@@ -68,7 +68,7 @@ def by_turns(data: DataProto, adv_estimator: str, config: Any) -> DataProto:
     return data
 
 
-def none_told(adv_estimator: str) -> str:
+def missing_turn_rewards_message(adv_estimator: str) -> str:
     """What is wrong where the reward manager tells no turn rewards, and what to do."""
     return (
         f"algorithm.adv_estimator={adv_estimator} needs a reward for each turn, and the reward manager tells none "

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import torch
 
 from verl_tool.agent_workers.reward_manager.base import TURN_REWARDS
-from verl_tool.trainer.ppo.causes import Outcome
+from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory
 
-MOST_TURNS = 8
+MAX_TURNS = 8
 """Turns with a metric of their own."""
 SHARE = "agent/turn_advantage/variance_share"
 
 
-def turn_reward_metrics(outcomes: Sequence[Outcome], prefix: str = "agent") -> dict[str, float]:
+def turn_reward_metrics(outcomes: Sequence[GradedTrajectory], prefix: str = "agent") -> dict[str, float]:
     """Mean reward of each turn, over the trajectories that have this turn; nothing if no turns are rewarded.
 
-    ``{prefix}/turn_reward/K`` is of the K-th turn, from 1 to `MOST_TURNS`; ``{prefix}/turn_reward/sum`` is the mean of
+    ``{prefix}/turn_reward/K`` is of the K-th turn, from 1 to `MAX_TURNS`; ``{prefix}/turn_reward/sum`` is the mean of
     a trajectory's sum. A turn that the reward manager gave no reward for counts as 0. Trajectories without a reward
     (`reward is None`) are left out.
     """
@@ -31,7 +31,7 @@ def turn_reward_metrics(outcomes: Sequence[Outcome], prefix: str = "agent") -> d
     if not rows:
         return {}
     metrics = {f"{prefix}/turn_reward/sum": sum(map(sum, rows)) / len(rows)}
-    for turn in range(min(max(map(len, rows)), MOST_TURNS)):
+    for turn in range(min(max(map(len, rows)), MAX_TURNS)):
         rewards = [row[turn] for row in rows if len(row) > turn]
         metrics[f"{prefix}/turn_reward/{turn + 1}"] = sum(rewards) / len(rewards)
     return metrics

@@ -1,0 +1,52 @@
+"""A tokenizer whose chat template is told of tools in every conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_tool.agent_loop.tokenizer import Tokenizer
+
+SCHEMA_MARK = "SCHEMATELLSTHIS7f3a"
+"""A word that no template writes by itself."""
+PROBE: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": SCHEMA_MARK,
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "A text."}},
+            "required": ["x"],
+        },
+    },
+}
+"""A tool to see where a template writes the schemas."""
+
+
+class TokenizerWithTools:
+    """As `tokenizer`, with `schemas` (OpenAI's ``tools``) in each conversation that names none itself."""
+
+    def __init__(self, tokenizer: Tokenizer, schemas: Sequence[Mapping[str, Any]]) -> None:
+        self._tokenizer, self._schemas = tokenizer, list(schemas)
+        self.eos_token_ids, self.special_tokens = tokenizer.eos_token_ids, tokenizer.special_tokens
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`."""
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        return self._tokenizer.decode(token_ids)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """See `Tokenizer`."""
+        return self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools or self._schemas
+        )

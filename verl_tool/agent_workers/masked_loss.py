@@ -1,0 +1,73 @@
+"""The size of an update, by what counts in it. Written for verl 0.9.0 and 0.9.1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
+from verl.workers.engine_workers import TrainingWorker
+
+LossFn = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
+"""verl's: ``(model_output, data, dp_group) -> (loss, metrics)``, of one micro-batch."""
+
+
+class MaskedLossWorker(TrainingWorker):
+    """verl's worker of the actor or the critic, whose losses are means over the rows that have a token in the loss.
+
+    verl divides by the nominal size of a mini-batch, so that an update would shrink with each row that is left out. A
+    mini-batch of which nothing is left moves no weight: its optimizer's step would follow the momentum of earlier ones.
+    """
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_loss_fn(self, loss_fn: LossFn) -> None:
+        """The loss of each micro-batch, never NaN for want of tokens."""
+        super().set_loss_fn(EmptyBatchSafeLoss(loss_fn))
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def train_batch(self, data: TensorDict) -> TensorDict:
+        """One mini-batch's update; `data` is this rank's part of it."""
+        # The tokens of the loss are counted by this mask, which does not know of tokens that were rejected later on.
+        data["loss_mask"] = data["response_mask"]
+        rows = count_valid_rows(data["loss_mask"], self.engine.get_data_parallel_group())
+        tu.assign_non_tensor(data, global_batch_size=max(rows, 1))
+        if rows:
+            return super().train_batch(data)
+        with _without_update(self.engine):
+            return super().train_batch(data)
+
+
+class EmptyBatchSafeLoss:
+    """A loss that is 0 for a mini-batch without any token, where 0/0 would be NaN."""
+
+    def __init__(self, loss_fn: LossFn) -> None:
+        self._loss_fn = loss_fn
+
+    def __call__(
+        self, model_output: Any, data: TensorDict, dp_group: Any = None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        if data["batch_num_tokens"] == 0:
+            tu.assign_non_tensor(data, batch_num_tokens=1)
+        return self._loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+
+
+def count_valid_rows(mask: torch.Tensor, dp_group: Any) -> int:
+    """Rows with a token in the loss, over all data-parallel ranks. `mask` is padded or nested ``[rows, length]``."""
+    padded = mask.to_padded_tensor(0) if mask.is_nested else mask
+    rows = padded.bool().any(dim=-1).sum().to(get_device_id())
+    torch.distributed.all_reduce(rows, op=torch.distributed.ReduceOp.SUM, group=dp_group)
+    return int(rows.item())
+
+
+@contextmanager
+def _without_update(engine: Any) -> Iterator[None]:
+    engine.optimizer_step = lambda: 0.0
+    try:
+        yield
+    finally:
+        del engine.optimizer_step

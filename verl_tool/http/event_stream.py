@@ -1,0 +1,62 @@
+"""Server-sent events as OpenAI's clients read them (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from verl_tool.http.disconnect import until_disconnect
+from verl_tool.util.json_text import encode_json
+
+DONE = b"data: [DONE]\n\n"
+HEARTBEAT = b": heartbeat\n\n"
+"""A comment, which clients pass over: it keeps proxies from closing a connection on which nothing moves."""
+
+
+def event(value: object) -> bytes:
+    """One event with a JSON value. JSON of ours holds no line break, so it is one line."""
+    return b"data: " + encode_json(value) + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """An answer of events that are sent as they are made.
+
+    `first` is made before the answer begins, so that what fails until then can be answered with a plain error. `rest`
+    is closed when the stream ends or the client leaves. `told`: what it raises, as a status and the value of an event:
+    OpenAI's clients raise an error that arrives as an event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], told: Callable[[Exception], tuple[int, object]]
+    ) -> None:
+        # Reverse proxies hold streams back otherwise.
+        super().__init__(self._all(first), headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._rest = rest
+        self._told = told
+        self.bytes_out = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all. Raises Disconnected if the client leaves before the end."""
+
+        async def counted(message: Message) -> None:
+            self.bytes_out += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await until_disconnect(self.stream_response(counted), receive)
+        finally:
+            await self._rest.aclose()
+
+    async def _all(self, first: bytes) -> AsyncIterator[bytes]:
+        try:
+            yield first
+            async for part in self._rest:
+                yield part
+        except Exception as error:  # noqa: BLE001  # the client is told
+            self.status_code, value = self._told(error)
+            yield event(value)
+        yield DONE

@@ -1,0 +1,242 @@
+"""uvicorn's HTTP protocol with bounds on what a client can send before any application sees it.
+
+uvicorn waits for ever for the rest of a head, and puts no bound on its size; a client needs no key for either. What is
+refused here is answered as the applications answer: JSON, with what was wrong and the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from verl_tool.http.messages import BODY_IS_HERE
+from verl_tool.util.json_text import encode_json
+
+HEAD_SECONDS = 10.0
+"""From a connection's beginning, or the first byte of a further request, to the end of the request's head."""
+MAX_HEAD_BYTES = 32 << 10
+"""Request line and headers together."""
+MAX_HEADERS = 128
+"""Headers of one request."""
+LINGER_SECONDS = 2.0
+"""After an answer to a request that was not read to its end: a client that still sends shall find the answer."""
+_OPEN_FILES_HARD_LIMIT = 16_384
+
+_VERSIONS = ("1.1", "1.0")
+_IDLE, _IN_HEAD, _IN_BODY, _ENDED = range(4)
+
+
+def max_connections() -> int:
+    """Connections that one server holds at a time: half of the files that this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES_HARD_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _OPEN_FILES_HARD_LIMIT)
+    return max(64, most // 2)
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. It does not speak WebSocket: such a request is answered as any other."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._phase = _IDLE
+        self._head_bytes = 0
+        self._gentle = _GentleTransport(self)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._head_too_slow)
+        if len(self.connections) > max_connections():
+            self._refuse(503, "overloaded", f"more than {max_connections()} connections are open; try it again later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase == _ENDED:
+            return
+        # In a body: bytes since a part of it came, which are chunk sizes and trailers.
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > MAX_HEAD_BYTES and self._phase in (_IN_HEAD, _IN_BODY):
+            self._head_too_large()
+        elif self._phase == _IN_HEAD or (self._phase == _IDLE and not self._is_answering()):
+            self._watch_head()
+
+    def on_message_begin(self) -> None:
+        if self._phase != _ENDED:
+            self._phase = _IN_HEAD
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if self._phase == _ENDED:
+            return
+        self._timer.cancel()
+        # What came last may hold a part of the body too.
+        may_be_large = self._head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS
+        if may_be_large and (len(self.headers) > MAX_HEADERS or self._size_of_head() > MAX_HEAD_BYTES):
+            self._head_too_large()
+            return
+        if self.parser.get_http_version() not in _VERSIONS:
+            self._refuse(505, "bad_version", "this server speaks HTTP/1.1; send the request in that version")
+            return
+        if not self.url.startswith(b"/") and self._names_two_hosts():
+            self._refuse(
+                400, "bad_request", "the target and the header 'host' name different hosts; send the path alone"
+            )
+            return
+        self._phase = _IN_BODY
+        self._head_bytes = 0
+        self._body_is_here = [False]
+        self.scope[BODY_IS_HERE] = self._body_is_here  # type: ignore[literal-required]
+        super().on_headers_complete()
+        # Behind a body there may be more of them, which nobody reads.
+        self.headers = []
+        self.cycle.transport = cast(asyncio.Transport, self._gentle)
+
+    def on_body(self, body: bytes) -> None:
+        if self._phase == _IN_BODY:
+            self._head_bytes = 0
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._phase == _IN_BODY:
+            self._phase = _IDLE
+            self._head_bytes = 0
+            self._body_is_here[0] = True
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._phase == _IN_BODY and self.cycle.response_complete:
+            # Nobody will read the rest of the body, which may never end.
+            self.close_gently()
+
+    def close_gently(self) -> None:
+        """Close the connection; if the client is still sending, only after it had time to find the answer.
+
+        Closed with bytes unread, a connection is reset, and the answer on its way may be lost.
+        """
+        if self.transport.is_closing():
+            return
+        self._gentle.flush()
+        if self._phase == _IDLE:
+            self.transport.close()
+        elif self._phase != _ENDED:
+            self._linger()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._phase == _ENDED:
+            return
+        self._refuse(400, "bad_request", "this is not a well-formed HTTP request; see RFC 9112")
+
+    def _should_upgrade_to_ws(self) -> bool:
+        return False
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered as any other; what follows on the connection would be in another protocol."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def _names_two_hosts(self) -> bool:
+        """In a target with a host that one counts (RFC 9112, 3.2.2), and further on ``Host`` is checked."""
+        authority = self.url.partition(b"//")[2].partition(b"/")[0].lower()
+        return any(name == b"host" and value.lower() != authority for name, value in self.headers)
+
+    def _size_of_head(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _watch_head(self) -> None:
+        """Whatever comes now, it must become a whole head in time. uvicorn's own timer is off from the first byte."""
+        if self._timer.cancelled():
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._head_too_slow)
+
+    def _head_too_slow(self) -> None:
+        if self._phase == _IN_HEAD or (self._phase == _IDLE and not self._is_answering()):
+            self._refuse(408, "head_too_slow", f"the request's head did not come within {HEAD_SECONDS:g} s")
+
+    def _head_too_large(self) -> None:
+        message = f"the request's head is larger than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers; send fewer"
+        self._refuse(431, "head_too_large", message)
+
+    def _refuse(self, status: int, kind: str, message: str) -> None:
+        """Answer in place of the application, unless it has begun to, and end the connection."""
+        if self.transport.is_closing():
+            return
+        self._gentle.flush()
+        if self._is_answering():
+            # The application waits for a body that will not come whole, or is about to answer an earlier request.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        # With requests in the queue the one before them may have begun to answer.
+        if not self.pipeline and (not self._is_answering() or not self.cycle.response_started):
+            self.transport.write(_refusal(status, kind, message))
+        self._linger()
+
+    def _linger(self) -> None:
+        self._phase = _ENDED
+        self._gentle.end()
+        # What is not begun has nobody to answer to.
+        self.pipeline.clear()
+        self._timer.cancel()
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+class _GentleTransport:
+    """What a request writes to: the connection's transport, which it closes gently.
+
+    The head of an answer waits for what is written in the same turn of the event loop: one system call and one packet
+    in place of two.
+    """
+
+    def __init__(self, protocol: BoundedHttp) -> None:
+        self._loop = protocol.loop
+        self._transport = protocol.transport
+        self._first = b""
+        self._ended = False
+        self.is_closing = protocol.transport.is_closing
+        self.close = protocol.close_gently
+
+    def write(self, data: bytes) -> None:
+        """Write `data`, now or at the next turn."""
+        if self._ended:
+            return
+        if self._first:
+            first, self._first = self._first, b""
+            self._transport.writelines((first, data))
+        else:
+            self._first = data
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write now what waits."""
+        first, self._first = self._first, b""
+        if first and not self._transport.is_closing():
+            self._transport.write(first)
+
+    def end(self) -> None:
+        """Write nothing from now on: what is on its way is the last that the client gets."""
+        self._ended = True
+
+
+def error_of_any_kind(kind: str, message: str) -> dict[str, dict[str, str | None]]:
+    """The tool server's form of an error and OpenAI's in one, where nobody knows which of them would have answered."""
+    return {"error": {"message": message, "type": kind, "field": None, "param": None, "code": kind}}
+
+
+def _refusal(status: int, kind: str, message: str) -> bytes:
+    body = encode_json(error_of_any_kind(kind, message))
+    further = b"retry-after: 1\r\n" if status == 503 else b""
+    return b"%scontent-type: application/json\r\ncontent-length: %d\r\n%sconnection: close\r\n\r\n%s" % (
+        STATUS_LINE[status],
+        len(body),
+        further,
+        body,
+    )

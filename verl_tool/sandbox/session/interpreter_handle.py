@@ -1,0 +1,265 @@
+"""A session's Python state as the pool sees it: a process that forks for each cell (`inside.keeper`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.isolation.cgroup import RunGroup
+from verl_tool.sandbox.job import JobFiles
+from verl_tool.sandbox.limits import SessionLimits
+from verl_tool.sandbox.worker import RunStatus, Worker
+
+START_SECONDS = 20.0
+_CANCEL_SECONDS = 1.0
+"""For a keeper to undo a cell. One that does not is ended, and the state is lost."""
+ANSWER_SECONDS = 20.0
+"""For a forkserver to end what it was told to end, on an overloaded machine."""
+
+
+class InterpreterExitedError(Exception):
+    """The process that held the Python state has ended."""
+
+
+class Done(NamedTuple):
+    """What a keeper says of a cell: see `wire.DONE`."""
+
+    outcome: int
+    number: int
+    status: int
+    threads: int
+    processes: int
+    peak_bytes: int
+    pid: int
+
+
+class InterpreterHandle:
+    """The Python state of one session. What it says comes from where the user's code has run: not to be trusted."""
+
+    def __init__(self, limits: SessionLimits, others: Callable[[], Iterable[InterpreterHandle]]) -> None:
+        """Nothing is started yet.
+
+        Args:
+            limits: of the session.
+            others: those of its branches, which may live in the same pid namespace.
+        """
+        self._limits, self._others = limits, others
+        self._worker: Worker | None = None
+        self.run_id = 0
+        """Of the run in which it lives; branches share it."""
+        self.ended: asyncio.Future[RunStatus] | None = None
+        """The end of that run; None if there is none."""
+        self.pid = 0
+        """As its programs see it."""
+        self.limit_hit: int = wire.NO_LIMIT
+        """Why the last cell was to be undone."""
+        self.died_idle = False
+        """Whether it has ended between two calls."""
+        self._channel: socket.socket | None = None
+        self._answer: asyncio.Future[Done] | None = None
+        self._folder = -1
+        self._cells = self._run_cells = 0
+        self._timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes cells, as far as is known."""
+        return self._channel is not None
+
+    @property
+    def lost_a_cell(self) -> bool:
+        """Whether it has ended with the last cell."""
+        return self._answer is not None and self._answer.done() and self._answer.exception() is not None
+
+    async def start(self, worker: Worker, job: JobFiles, group: RunGroup | None, box: int) -> int:
+        """Start a fresh interpreter.
+
+        Args:
+            worker: that of the session.
+            job: the files to begin with.
+            group: as of `Worker.begin`.
+            box: as of `Worker.begin`; the `run_id` is that of a new one, if it is 0.
+
+        Returns:
+            A descriptor of the box's folder, the caller's.
+
+        Raises:
+            WorkerExitedError: the forkserver is dead.
+            InterpreterExitedError: it has not come up; `bury` it.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            streams = (*job.fds[1:3], theirs.fileno())
+            try:
+                self.run_id, self.ended = worker.begin(job, self._limits, False, group, wire.KEEPER, box, streams)
+            except BaseException:
+                ours.close()
+                raise
+        self._worker = worker
+        self.ended.add_done_callback(ignore)
+        self._answer = self._listen(ours)
+        self._timers.append(asyncio.get_running_loop().call_later(START_SECONDS, self.kill))
+        try:
+            self.pid = (await self._answer).pid
+        finally:
+            self._stop_timers()
+        folder, self._folder = self._folder, -1
+        return folder
+
+    async def fork(self, branch: InterpreterHandle, number: int) -> None:
+        """Make a second one of the same state; `branch` is not started. Raises InterpreterExitedError if that does not come up.
+
+        `number`: of the branch, which decides its folders.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        branch._worker, branch.run_id, branch.ended = self._worker, self.run_id, self.ended
+        branch._cells, branch._run_cells = self._cells, self._run_cells
+        branch._answer = branch._listen(ours)
+        timer = asyncio.get_running_loop().call_later(START_SECONDS, branch.hang_up)
+        with theirs:
+            self._send(wire.OP_FORK, number, [theirs.fileno()])
+        try:
+            branch.pid = (await branch._answer).pid
+        finally:
+            timer.cancel()
+            branch._drop_folder()
+
+    async def run(self, fds: Sequence[int], *, counted: bool, interactive: bool, wall_seconds: float) -> Done:
+        """Run a cell, until it has ended or was undone.
+
+        Args:
+            fds: of its job.
+            counted: as of `Session.run`.
+            interactive: as of `Session.run`.
+            wall_seconds: after which it is undone.
+
+        Raises:
+            InterpreterExitedError: it has ended; `bury` it.
+        """
+        self._cells += 1
+        self._run_cells += counted
+        self.limit_hit = wire.NO_LIMIT
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        self._timers.append(loop.call_later(wall_seconds, self.cancel, wire.WALL))
+        try:
+            self._send(wire.OP_CELL, self._cells, fds, self._run_cells if counted else 0, interactive)
+            done = await asyncio.shield(self._answer)
+            self.pid = done.pid
+            return done
+        except asyncio.CancelledError:
+            self.cancel(wire.CANCELLED)
+            await asyncio.wait({self._answer}, timeout=_CANCEL_SECONDS + ANSWER_SECONDS)
+            raise
+        finally:
+            self._stop_timers()
+
+    def cancel(self, reason: int) -> None:
+        """Have the cell undone, for a limit that `wire` numbers. The first reason counts."""
+        if self.limit_hit != wire.NO_LIMIT:
+            return
+        self.limit_hit = reason
+        self._send(wire.OP_CANCEL, self._cells, ())
+        self._timers.append(asyncio.get_running_loop().call_later(_CANCEL_SECONDS, self.kill))
+
+    def kill(self) -> None:
+        """End it with all that it started, by its forkserver; if that does not answer, with that."""
+        assert self._worker is not None
+        self._worker.kill(self.run_id)
+        if self.ended is not None and not self.ended.done():
+            self._timers.append(asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._worker.abandon))
+
+    async def end(self) -> None:
+        """Kill it, and wait until nothing is left of it, or for `ANSWER_SECONDS`."""
+        if self.ended is not None:
+            self.kill()
+            await asyncio.wait({self.ended}, timeout=ANSWER_SECONDS)
+            self._stop_timers()
+
+    async def bury(self) -> None:
+        """See to it that nothing is left of one that has ended, or is out of reach. Raises WorkerExitedError."""
+        self.hang_up()
+        assert self.ended is not None
+        self.kill()
+        try:
+            await asyncio.shield(self.ended)
+        finally:
+            self._stop_timers()
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is left of it: another one may be started."""
+        self.ended, self.died_idle = None, False
+
+    def hang_up(self) -> None:
+        """Close the channel to it; whoever waits for its answer waits no more."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            asyncio.get_running_loop().remove_reader(channel.fileno())
+            channel.close()
+        self._drop_folder()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(InterpreterExitedError())
+
+    def _listen(self, channel: socket.socket) -> asyncio.Future[Done]:
+        channel.setblocking(False)
+        self._channel = channel
+        loop = asyncio.get_running_loop()
+        loop.add_reader(channel.fileno(), self._receive)
+        return loop.create_future()
+
+    def _receive(self) -> None:
+        assert self._channel is not None
+        fds: list[int] = []
+        try:
+            message, fds, _, _ = socket.recv_fds(self._channel, 256, 1, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if len(message) != wire.DONE.size:
+            self.died_idle = self._answer is None or self._answer.done()
+            self.hang_up()
+        else:
+            self._answered(Done(*wire.DONE.unpack(message)), fds)
+        for fd in fds:
+            os.close(fd)
+
+    def _answered(self, done: Done, fds: list[int]) -> None:
+        if self._answer is None or self._answer.done() or done.number not in (0, self._cells):
+            self.died_idle = True
+            self.hang_up()  # only a keeper that the user's code has changed speaks unexpected_count
+            return
+        if done.outcome == wire.READY and fds:
+            self._drop_folder()
+            self._folder = fds.pop()
+        self._answer.set_result(done)
+
+    def _send(self, op: int, number: int, fds: Sequence[int], shown: int = 0, interactive: bool = False) -> None:
+        spared = b"".join(wire.PID.pack(other.pid) for other in self._others() if other.run_id == self.run_id)
+        message = wire.CELL.pack(op, number, shown, interactive, self._limits.output_bytes) + spared
+        try:
+            assert self._channel is not None
+            socket.send_fds(self._channel, [message], fds)
+        except OSError:
+            self.hang_up()
+
+    def _drop_folder(self) -> None:
+        folder, self._folder = self._folder, -1
+        if folder >= 0:
+            os.close(folder)
+
+    def _stop_timers(self) -> None:
+        while self._timers:
+            self._timers.pop().cancel()
+
+
+def ignore(future: asyncio.Future[RunStatus]) -> None:
+    """Somebody may never ask for what a future holds; asyncio is not to complain."""
+    with contextlib.suppress(asyncio.CancelledError):
+        future.exception()
