@@ -153,8 +153,8 @@ def command(
     """Serve a model with its tools as an OpenAI API: what was trained is what answers."""
     try:
         run = read_run(from_run, model) if from_run is not None else None
-        given = set_options(episode)
-        options = merged_options(run.options if run else None, given)
+        provided = set_options(episode)
+        options = merged_options(run.options if run else None, provided)
         engine: VllmSettings | CompletionsSettings
         if engine_url is not None:
             engine = CompletionsSettings(
@@ -195,7 +195,7 @@ def command(
             allowed_hosts=command_options.host_names(allowed_hosts),
             log_level=log_level.value,
         )
-        tools = _tools_to_start(options, tool_type, mcp, run, "tool_server_url" in given)
+        tools = _tools_to_start(options, tool_type, mcp, run, "tool_server_url" in provided)
         serve_model(
             Start(settings, host, port, num_models, ray_address, tools, _tool_args(tool_type, tool_config, mcp, run))
         )
@@ -235,8 +235,8 @@ def _name(model: str | None, run: TrainedRun | None, engine: VllmSettings | Comp
 
 
 def _sampling(base: Sampling, temperature: float | None, top_p: float | None, top_k: int | None) -> Sampling:
-    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    return base.model_copy(update={name: value for name, value in given.items() if value is not None})
+    provided = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    return base.model_copy(update={name: value for name, value in provided.items() if value is not None})
 
 
 def _tools_to_start(
@@ -267,8 +267,8 @@ def _tool_args(
 ) -> tuple[str, ...]:
     """Further options of the tool server: the run's, if its tools are served, and the config files."""
     own = run.tool_server_args if run is not None and tool_type is None else ()
-    given = {"--tool_config": tool_config, "--mcp": mcp}
-    return (*own, *(part for name, value in given.items() if value is not None for part in (name, str(value))))
+    provided = {"--tool_config": tool_config, "--mcp": mcp}
+    return (*own, *(part for name, value in provided.items() if value is not None for part in (name, str(value))))
 
 
 @contextlib.contextmanager
@@ -313,15 +313,15 @@ def _is_health_of(server: str, body: bytes) -> bool:
 def _watch(cluster: ServiceCluster, signals: Signals) -> None:
     """Return when told to stop. Raises StartError if the service is gone, or has no model for too long."""
     well_at = time.monotonic()
-    told = "RUNNING"
+    description = "RUNNING"
     while not signals.stop:
         signals.wait(LOOK_SECONDS)
         if signals.stop:
             return
         state = cluster.live_state()
-        if state != told:
+        if state != description:
             console.print(f"the model is {state}: {cluster.replicas_words() or 'all its replicas serve'}", markup=False)
-            told = state
+            description = state
         if state == "RUNNING":
             well_at = time.monotonic()
         elif time.monotonic() - well_at > START_SECONDS:

@@ -151,10 +151,10 @@ def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool, se
 def _log_to_stderr(level: str) -> None:
     """Our own log goes to the process's standard error, which Ray brings to the terminal of the service."""
     for name in ("eval_service", "verl_tool"):
-        ours = logging.getLogger(name)
-        ours.setLevel(level)
-        ours.propagate = False
-        if not ours.handlers:
+        local = logging.getLogger(name)
+        local.setLevel(level)
+        local.propagate = False
+        if not local.handlers:
             handler = logging.StreamHandler()
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-            ours.addHandler(handler)
+            local.addHandler(handler)

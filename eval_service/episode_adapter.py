@@ -74,15 +74,15 @@ class EpisodeAdapter:
         observer = self._observer
         if observer is not None and self._seen is not None:
             await observer.appended(prompt_ids[self._seen :])
-        most = self._most(len(prompt_ids), sampling_params.get("max_tokens"))
-        if most <= 0:
+        maximum = self._max_of(len(prompt_ids), sampling_params.get("max_tokens"))
+        if maximum <= 0:
             return Generation((), stop_reason="length")
-        params = sampling_params | {"max_tokens": most}
+        params = sampling_params | {"max_tokens": maximum}
         listener = None if observer is None else _StopStringFilter(observer, params.get("stop") or (), self._tokenizer)
         wrote = None if listener is None else listener.wrote
-        shown: dict[str, Any] = {"images": images} if images else {}
+        visible: dict[str, Any] = {"images": images} if images else {}
         generation = up_to_stop(
-            await self._engine.generate(prompt_ids, params, request_id, wrote, **shown), params, self._tokenizer
+            await self._engine.generate(prompt_ids, params, request_id, wrote, **visible), params, self._tokenizer
         )
         n = len(generation.token_ids)
         self._seen = len(prompt_ids) + n
@@ -108,9 +108,9 @@ class EpisodeAdapter:
         if finish:
             return await self._tools.call(trajectory_id, "", finish=True)
         # A verifier is none of the client's calls.
-        told = None if VERIFY_FIELD in (extra or {}) else self._observer
-        if told is not None:
-            await told.called(action)
+        description = None if VERIFY_FIELD in (extra or {}) else self._observer
+        if description is not None:
+            await description.called(action)
         self._waiting = True
         result = await self._tools.call(
             trajectory_id,
@@ -120,8 +120,8 @@ class EpisodeAdapter:
             is_last_step=is_last_step,
         )
         self._waiting = False
-        if told is not None and result.fault is None:
-            await told.answered(result)
+        if description is not None and result.fault is None:
+            await description.answered(result)
         return result
 
     async def stop_tool(self, trajectory_id: str) -> None:
@@ -129,7 +129,7 @@ class EpisodeAdapter:
         if self._tools is not None and self._waiting:
             await self._tools.call(trajectory_id, "", finish=True, extra={ABORT_FIELD: True})
 
-    def _most(self, prompt_length: int, asked: int | None) -> int:
+    def _max_of(self, prompt_length: int, asked: int | None) -> int:
         limits = (asked, self._left, self._engine.max_model_len - prompt_length)
         return min(limit for limit in limits if limit is not None)
 
@@ -155,7 +155,7 @@ class _StopStringFilter:
         n = length_to_stop(self._tail, self._stops, self._tokenizer) if len(chunk.token_ids) > 1 else None
         if n is not None and before < n < len(self._tail):
             self._stopped = True
-            kept = n - before
-            chunk = TokenChunk(chunk.token_ids[:kept], None if chunk.log_probs is None else chunk.log_probs[:kept])
+            stored = n - before
+            chunk = TokenChunk(chunk.token_ids[:stored], None if chunk.log_probs is None else chunk.log_probs[:stored])
         self._tail = self._tail[-self._reach :]
         await self._observer.wrote(chunk)

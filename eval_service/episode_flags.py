@@ -53,12 +53,14 @@ def with_episode_flags(command: Command) -> Command:
 
 def set_options(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were set. Raises ConfigError for a list that cannot be read."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    if STOPS in given:
-        given[STOPS] = _strings(given[STOPS])
-    if "additional_eos_token_ids" in given:
-        given["additional_eos_token_ids"] = tuple(int(part) for part in _strings(given["additional_eos_token_ids"]))
-    return given
+    provided = {name: value for name, value in flags.items() if value is not None}
+    if STOPS in provided:
+        provided[STOPS] = _strings(provided[STOPS])
+    if "additional_eos_token_ids" in provided:
+        provided["additional_eos_token_ids"] = tuple(
+            int(part) for part in _strings(provided["additional_eos_token_ids"])
+        )
+    return provided
 
 
 def merged_options(base: EpisodeOptions | None, given: Mapping[str, Any]) -> EpisodeOptions:

@@ -95,8 +95,8 @@ class Service:
         why_no_images: str = "reads text only",
     ) -> None:
         """`image_tokens`: how the model reads images, and `image_reader` how those of requests are; without
-        `image_tokens` they are refused, and `why_no_images` says what the model does. `tool_descriptions`: what the tool
-        server told of its tools, as a run kept it; None: what it says of them now.
+        `image_tokens` they are refused, and `why_no_images` says what the model does. `tool_descriptions`: what the
+        server told of its tools, as a run stored it; None: what it says of them now.
         `formats`: those in which tools are called, in place of those that the options name and the server tells.
 
         Raises ConfigError if options and chat template do not go together.
@@ -132,7 +132,8 @@ class Service:
         self, prompt_ids: Sequence[int], param: str, described_tools: int = 0, images: Sequence[ImagePart] = ()
     ) -> None:
         """Raises HttpError if the prompt leaves no room for an answer, the loop would cut it, it has not one place for
-        each of its images, or the model does not know one of its tokens. `described_tools`: of how many tools it tells."""
+        each of its images, or the model does not know one of its tokens. `described_tools`: the number
+        of tools that it describes."""
         n = len(prompt_ids) + self._further_tokens(prompt_ids, images, param)
         if n == 0:
             raise bad_request(f"'{param}' is empty; a model needs at least one token to continue", param=param)
@@ -143,9 +144,9 @@ class Service:
         }
         for name, limit in limits.items():
             if limit is not None and n > limit:
-                told = f", what it tells of {described_tools} tool(s) included" if described_tools else ""
-                told += f", {len(images)} image(s) included" if images else ""
-                message = f"the prompt has {n} tokens{told}; this model takes at most {limit} here ({name}). Shorten it"
+                description = f", what it tells of {described_tools} tool(s) included" if described_tools else ""
+                description += f", {len(images)} image(s) included" if images else ""
+                message = f"the prompt has {n} tokens{description}; this model takes at most {limit} here ({name}). Shorten it"
                 raise bad_request(message, param=param, code="context_length_exceeded")
         last = self.engine.vocab_size - 1
         for token_id in (min(prompt_ids), max(prompt_ids)):

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,72 +80,55 @@ def test_checked_out_submodule_has_the_pinned_version():
     assert version_file.read_text().strip() == setting("verl-version")
 
 
-ARROWS = {
-    "protocol": "",
-    "formats": "protocol",
-    "sandbox": "protocol",
-    "judge": "protocol",
-    "retrieval": "protocol",
-    "platforms": "protocol",
-    "client": "protocol",
-    "sql": "protocol",
-    "web": "protocol sandbox",
-    "servers.command_options": "",
-    "servers.tool_config": "protocol",
-    "servers.metrics": "protocol",
-    "servers.supervised_server": "protocol",
-    "servers.tools": "protocol formats sandbox judge retrieval sql web servers.tool_config",
-    "tasks": "protocol sandbox servers.tools",
-    "servers.tests": "protocol client",
-    "servers.execution": "protocol formats servers.metrics servers.tools",
-    "servers.api": "protocol sandbox servers.metrics servers.execution",
-    "servers.mcp": "protocol formats sandbox servers.tools servers.execution",
-    "servers.mcp.endpoint": "protocol servers.execution servers.api",
-    "servers.cluster": "protocol servers.api",
-    "servers.settings": "servers.tool_config servers.api servers.mcp",
-    "servers.replica_log": "servers.execution",
-    "servers.replica_parts": "servers.tools servers.execution servers.api servers.mcp servers.mcp.endpoint "
-    "servers.settings",
-    "servers.server_console": "protocol servers.tools servers.api servers.mcp servers.settings servers.replica_parts",
-    "servers.serve": "protocol servers.tools servers.execution servers.api servers.mcp servers.cluster "
-    "servers.settings servers.supervised_server servers.replica_log servers.replica_parts servers.server_console",
-    "servers.embedded": "protocol servers.api servers.cluster servers.settings servers.supervised_server "
-    "servers.replica_log servers.replica_parts servers.server_console servers.serve",
-    "servers.ray_serve": "protocol servers.command_options servers.tool_config servers.mcp servers.settings "
-    "servers.replica_parts servers.server_console servers.serve servers.embedded",
-    "retrieval.serving": "protocol retrieval servers.command_options servers.metrics servers.supervised_server "
-    "servers.execution servers.api servers.cluster servers.settings servers.replica_log servers.server_console "
-    "servers.serve",
-    "retrieval.__main__": "protocol retrieval retrieval.serving",
-    "agent_loop": "protocol formats",
-    "agent_loop.verl": "protocol formats agent_loop client platforms",
-    "text_history": "protocol agent_loop",
-    "text_environment": "protocol formats client agent_loop text_history",
-    "agent_workers": "protocol formats judge platforms client sql agent_loop",
-    "doctor.checks": "protocol formats servers.tools agent_loop agent_workers",
-    "trainer.monitoring": "protocol",
-    "trainer.progress": "agent_loop.verl trainer.monitoring",
-    "trainer": "protocol formats platforms sandbox servers.supervised_server servers.tool_config servers.tools "
-    "servers.mcp servers.serve servers.ray_serve agent_loop agent_loop.verl agent_workers doctor.checks "
-    "trainer.monitoring trainer.progress",
-    "eval_service": "protocol formats client web agent_loop agent_loop.verl servers.command_options servers.metrics "
-    "servers.supervised_server servers.server_console servers.execution servers.api servers.settings servers.serve",
-    "viewer": "protocol servers.command_options servers.execution servers.api trainer.monitoring eval_service",
-    "doctor": "protocol formats client agent_loop agent_loop.verl servers.tool_config servers.tools servers.execution "
-    "agent_workers doctor.checks trainer eval_service",
-    "doctor.gpu_smoke": "protocol formats client servers.tools servers.supervised_server servers.serve agent_loop "
-    "agent_workers trainer.monitoring eval_service",
-    "replay": "protocol client servers.tools servers.supervised_server servers.serve agent_loop agent_loop.verl "
-    "agent_workers trainer.monitoring trainer eval_service",
-    "trajectories": "protocol formats agent_loop replay eval_service",
+ROWS = [
+    row.split()
+    for row in (
+        "errors protocol verification sandbox_fusion content util",
+        "formats sandbox judge sql client platforms",
+        "http web retrieval",
+        "servers.tool_config",
+        "servers.tools",
+        "servers.execution servers.tests tasks",
+        "servers.mcp",
+        "servers.settings",
+        "servers.replica",
+        "servers.server_console servers.cluster",
+        "servers.serve",
+        "servers retrieval.serving retrieval.__main__",
+        "agent_loop",
+        "notebook agent_workers",
+        "checks text_environment text_history",
+        "trainer",
+        "eval_service",
+        "replay viewer",
+        "trajectories doctor",
+    )
+]
+"""Packages of the project: each may import those of earlier rows. The first row is one package. A module belongs to the longest
+name that fits."""
+APART = {
+    "agent_loop": {"servers", "sandbox", "judge", "sql", "web", "retrieval"},
+    "agent_workers": {"servers", "sandbox", "web", "retrieval"},
+    "notebook": {"servers", "sandbox", "judge", "sql", "web", "retrieval"},
+    "eval_service": {"trainer"},
 }
-"""What each room may import besides itself: rooms further up in this table. A module is in the longest that fits."""
-GROUND = (
-    *("protocol", "content", "env_variables", "errors", "json_text", "packed_files", "parent_death"),
-    *("util", "plugin", "rendezvous", "json_options", "sandbox_fusion", "verification"),
+"""Of earlier rows, what a package does not import: tools are reached through `client` only."""
+LIGHT = (
+    "errors",
+    "protocol",
+    "content",
+    "util",
+    "http",
+    "formats",
+    "sandbox",
+    "judge",
+    "retrieval",
+    "sql",
+    "web",
+    "client",
+    "servers",
+    "tasks",
 )
-"""Modules of the room ``protocol``."""
-LIGHT = ("protocol", "formats", "sandbox", "judge", "retrieval", "sql", "web", "client", "servers", "tasks")
 HEAVY = {"torch", "transformers", "verl", "vllm"}
 
 
@@ -159,16 +143,16 @@ def imported_packages(path: Path) -> set[str]:
     return names
 
 
-def room_of(module: str) -> str | None:
-    """The room of one of our modules; None for other people's, and for one that is in no room."""
+RANKS = {package: rank for rank, row in enumerate(ROWS) for package in row}
+
+
+def package_of(module: str) -> str | None:
+    """The package of one of our modules; None for a module of somebody else's, and for `verl_tool` itself."""
     top, _, rest = module.partition(".")
-    if top == "eval_service":
-        return top
-    if top != "verl_tool":
+    name = module if top == "eval_service" else rest
+    if top not in ("verl_tool", "eval_service") or not name:
         return None
-    if rest.split(".")[0] in GROUND:
-        return "protocol"
-    return max((room for room in ARROWS if f"{rest}.".startswith(f"{room}.")), key=len, default=None)
+    return max((package for package in RANKS if f"{name}.".startswith(f"{package}.")), key=len, default=None)
 
 
 def module_of(path: Path) -> str:
@@ -179,27 +163,27 @@ def sources() -> list[Path]:
     return sorted(p for top in ("verl_tool", "eval_service") for p in (ROOT / top).rglob("*.py"))
 
 
-def test_the_table_of_arrows_has_no_circle():
-    rooms = list(ARROWS)
-    for number, room in enumerate(rooms):
-        assert set(ARROWS[room].split()) <= set(rooms[:number]), f"{room}: list it behind what it imports"
+def test_imports_follow_the_table():
+    assert len(ROWS) <= 20
+    for path in sources():
+        package = package_of(module_of(path))
+        imported = {
+            name: other for name in imported_packages(path) if (other := package_of(name)) not in (None, package)
+        }
+        if package is None:
+            assert not imported, f"{path} is in no row of ROWS"
+            continue
+        rank = RANKS[package]
+        wrong = [name for name, other in imported.items() if RANKS[other] >= rank and rank > 0]
+        wrong += [name for name, other in imported.items() if other.split(".")[0] in APART.get(package, ())]
+        wrong += [name for name, other in imported.items() if rank == 0 and RANKS[other]]
+        assert not wrong, f"{path}: {package} may not import {wrong}"
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_follow_the_arrows(path: Path):
-    room = room_of(module_of(path))
-    if room is None:
-        assert not imported_packages(path), "in no room of ARROWS"
-        return
-    found = {name: other for name in imported_packages(path) if (other := room_of(name)) not in (None, room)}
-    assert set(found.values()) <= set(ARROWS[room].split()), f"{room} may import {ARROWS[room]!r}: {found}"
-
-
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_serving_tools_needs_no_torch(path: Path):
-    room = room_of(module_of(path))
-    if room is not None and room.split(".")[0] in LIGHT:
-        assert not {name.split(".")[0] for name in imported_packages(path)} & HEAVY
+def test_serving_tools_needs_no_torch():
+    for path in sources():
+        if (package_of(module_of(path)) or "").split(".")[0] in LIGHT:
+            assert not {name.split(".")[0] for name in imported_packages(path)} & HEAVY, path
 
 
 MAX_FILES = 14
@@ -224,7 +208,7 @@ OF_A_WHOLE_FOLDER = {
     ".": "container_image",
     "agent_loop": "control_tokens properties with_server",
     "agent_workers/reward_manager": "reward_managers",
-    "doctor/checks": "all_checks",
+    "checks": "all_checks",
     "eval_service": "equals_training live lm_eval",
     "eval_service/openai": "odd_requests",
     "examples/cluster": "manifests slurm",
@@ -235,7 +219,7 @@ OF_A_WHOLE_FOLDER = {
     "platforms": "canaries gpu_stack torchvision",
     "platforms/vision": "training_of_vision",
     "sandbox": "adversarial held_by_the_kernel hostile",
-    "servers/api": "hostile_requests loop_turns",
+    "servers/replica": "hostile_requests loop_turns",
     "servers/cluster": "lost_node",
     "servers/tests": "live_checks",
     "servers/tools": "loading",
@@ -258,6 +242,64 @@ def test_tests_mirror_the_source():
         known = {p.stem for p in source.iterdir() if p.suffix in (".py", ".sh", "") and not p.name.startswith("_")}
         known |= set(OF_A_WHOLE_FOLDER.get(folder, "").split())
         assert any(name == k or name.startswith(f"{k}_") for k in known), f"{path} is named for no file of {source}"
+
+
+PARTICIPLES = set(
+    [
+        "told",
+        "telling",
+        "shown",
+        "given",
+        "lone",
+        "provoked",
+        "begun",
+        "asked",
+        "wanted",
+        "gone",
+        "ended",
+        "kept",
+        "said",
+        "patiently",
+        "hopeless",
+        "unasked",
+        "beside",
+        "besides",
+        "mend",
+    ]
+)
+LIMITS = {"most", "least"}
+
+
+def identifiers(path: Path) -> Iterator[str]:
+    """The names that a file defines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def words_of(name: str) -> set[str]:
+    return set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_"))
+
+
+def test_names_use_the_fields_words():
+    for path in sources():
+        odd = {name for name in identifiers(path) if words_of(name) & (PARTICIPLES | LIMITS)}
+        odd |= {name for name in identifiers(path) if name.lstrip("_").startswith("refuse")}
+        odd -= {"most_frequent_gold", "most_frequent_message"}
+        assert not odd, f"{path.relative_to(ROOT)}: name what these are in the field's words: {sorted(odd)}"
+
+
+def test_no_two_public_classes_have_one_name():
+    places: dict[str, list[str]] = {}
+    for path in sources():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: files for name, files in places.items() if len(files) > 1}
 
 
 def test_no_two_tests_have_one_name():

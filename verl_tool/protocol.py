@@ -43,8 +43,8 @@ names them; without it, all of the tools' formats."""
 TURNS_LEFT_FIELD = "turns_left"
 """Entry of a request's extra data: turns that the model may still write behind the answer."""
 FILES_FIELD = "workspace_files"
-"""Entry of a request's extra data: files (`verl_tool.content.packed_files`) that are put into the trajectory's workspace before
-anything runs in it. Sent with the first call; once there is a workspace, none are put into it."""
+"""Entry of a request's extra data: files (`verl_tool.content.packed_files`) that are put into the trajectory's
+workspace before anything runs in it. Sent with the first call; once there is a workspace, none are put into it."""
 IMAGES_FIELD = "images"
 """Entry of a request's extra data: the images of the trajectory's prompt in their order, as data URIs. Sent with the
 first call, whichever tool that calls."""
@@ -162,8 +162,8 @@ class StepResult:
     fault: Fault | None = None
     reward: float | None = None
     image: Any | None = None
-    """The observation's images: a list of `verl_tool.content.parts.ImagePart`. From a tool, or a server, of verl-tool's kind
-    also one data URI; on the wire data URIs and references."""
+    """The observation's images: a list of `verl_tool.content.parts.ImagePart`. From a tool, or a server, of verl-tool's
+    kind also one data URI; on the wire data URIs and references."""
     audio: Any | None = None
     """As `image`."""
     invalid_reason: str | None = None
@@ -297,8 +297,8 @@ class ObservationRequest(BaseModel):
             ),
             ("known_media", known, False, _HASHES),
         )
-        name, value, _, wanted = next(check for check in checks if not check[2])
-        message = f"{name}[{i}] is {excerpt(value)} ({type(value).__name__}); send {wanted}"
+        name, value, _, requested = next(check for check in checks if not check[2])
+        message = f"{name}[{i}] is {excerpt(value)} ({type(value).__name__}); send {requested}"
         return Fault(kind=FaultKind.BAD_REQUEST, message=message, retryable=False)
 
 

@@ -116,10 +116,10 @@ class CompletionsEngine:
         self._model = settings.model or next(iter(cards))
         if self._model not in cards:
             raise ConfigError(f"{self._base} does not serve {self._model!r}; it serves {sorted(cards)}")
-        told = cards[self._model].get("max_model_len")
-        if settings.max_model_len is None and not isinstance(told, int):
+        description = cards[self._model].get("max_model_len")
+        if settings.max_model_len is None and not isinstance(description, int):
             raise ConfigError(f"{self._base} does not tell max_model_len; give --max_model_len")
-        self.max_model_len = settings.max_model_len or int(told or 0)
+        self.max_model_len = settings.max_model_len or int(description or 0)
 
     async def _get_models(self, seconds: float) -> list[Mapping[str, Any]]:
         try:
@@ -212,9 +212,9 @@ def _choice_in(value: object) -> Mapping[str, Any] | None:
 
 
 def _log_probs(choice: Mapping[str, Any], token_ids: list[int]) -> list[TokenLogProb]:
-    told = choice.get("logprobs") or {}
-    values = told.get("token_logprobs") or []
-    tops = told.get("top_logprobs") or [None] * len(values)
+    description = choice.get("logprobs") or {}
+    values = description.get("token_logprobs") or []
+    tops = description.get("top_logprobs") or [None] * len(values)
     if len(values) != len(token_ids):
         raise EngineError(f"the server sent {len(token_ids)} tokens and {len(values)} log-probabilities")
     return [

@@ -47,8 +47,8 @@ class WatchedEngine:
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
         try:
-            shown: dict[str, Any] = {"images": images} if images else {}
-            return await self._engine.generate(prompt_ids, sampling_params, request_id, listen, **shown)
+            visible: dict[str, Any] = {"images": images} if images else {}
+            return await self._engine.generate(prompt_ids, sampling_params, request_id, listen, **visible)
         except asyncio.CancelledError:
             error = self._turns[turn]
             if error is None:

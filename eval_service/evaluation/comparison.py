@@ -100,10 +100,10 @@ def read_evaluation(path: Path) -> Evaluated:
         raise ConfigError(f"{records} holds no answers")
     about = records.with_name(ABOUT)
     try:
-        told = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+        description = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
     except ValueError as error:
         raise ConfigError(f"{about} is no JSON: {error}; remove it, and settings are not compared") from None
-    return Evaluated(str(path), told if isinstance(told, dict) else {}, found)
+    return Evaluated(str(path), description if isinstance(description, dict) else {}, found)
 
 
 def compare(first: Evaluated, second: Evaluated, *, seed: int = 0) -> Comparison:
@@ -117,8 +117,12 @@ def compare(first: Evaluated, second: Evaluated, *, seed: int = 0) -> Comparison
     differences = np.subtract(shares[1], shares[0])
     binary = all(len(records[index]) == 1 for records in (a, b) for index in shared)
     scores = [[_mean_score(records[index]) for index in shared] for records in (a, b)]
-    told = [value for values in scores for value in values if value is not None]
-    score = np.subtract(told[len(shared) :], told[: len(shared)]) if len(told) == 2 * len(shared) else None
+    description = [value for values in scores for value in values if value is not None]
+    score = (
+        np.subtract(description[len(shared) :], description[: len(shared)])
+        if len(description) == 2 * len(shared)
+        else None
+    )
     flips = [_flip(index, a[index], b[index]) for index in shared]
     known = {r.index for r in first.records} | {r.index for r in second.records}
     return Comparison(
@@ -183,13 +187,13 @@ def _check_problems(first: Evaluated, second: Evaluated) -> Iterator[str]:
     a, b = ({record.index: record.problem for record in each.records} for each in (first, second))
     if set(a) != set(b):
         only_a, only_b = (sorted(set(x) - set(y)) for x, y in ((a, b), (b, a)))
-        told = "; ".join(
+        description = "; ".join(
             f"{len(only)} problems are in {name} alone, such as row {only[0]}"
             for only, name in ((only_a, first.name), (only_b, second.name))
             if only
         )
         raise ConfigError(
-            f"{first.name} and {second.name} are of different problems ({len(a)} and {len(b)}): {told}. Evaluate both "
+            f"{first.name} and {second.name} are of different problems ({len(a)} and {len(b)}): {description}. Evaluate both "
             "on the same --data with the same --limit"
         )
     other = [index for index in a if a[index] and b[index] and a[index] != b[index]]

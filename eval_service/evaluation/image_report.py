@@ -28,14 +28,14 @@ def with_images(records: Sequence[Record], folder: Path, most: int = MAX_ANSWERS
             chosen.setdefault(record.index, record)
     if not chosen:
         return ""
-    shown = list(chosen.values())[:most]
-    lines = ["", f"## What the model saw in {len(shown)} of {len(chosen)} problems with images", ""]
-    return "\n".join([*lines, *(line for record in shown for line in _answer(record, folder))]) + "\n"
+    visible = list(chosen.values())[:most]
+    lines = ["", f"## What the model saw in {len(visible)} of {len(chosen)} problems with images", ""]
+    return "\n".join([*lines, *(line for record in visible for line in _answer(record, folder))]) + "\n"
 
 
 def _answer(record: Record, folder: Path) -> Iterator[str]:
-    told = {None: "not scored", True: "right", False: "wrong"}[record.correct]
-    yield f"### Problem {record.index}, answer {record.sample}: {told}"
+    description = {None: "not scored", True: "right", False: "wrong"}[record.correct]
+    yield f"### Problem {record.index}, answer {record.sample}: {description}"
     segments = record.trajectory.segments if record.trajectory is not None else ()
     author: Author | None = None
     for segment in segments:
@@ -44,11 +44,11 @@ def _answer(record: Record, folder: Path) -> Iterator[str]:
         if segment.author is not author:
             author = segment.author
             yield from ("", f"*{author.value}*")
-        yield from ("", *_shown(segment, folder))
+        yield from ("", *_format(segment, folder))
     yield ""
 
 
-def _shown(segment: Segment, folder: Path) -> list[str]:
+def _format(segment: Segment, folder: Path) -> list[str]:
     if segment.image is None:
         text = segment.text[:MAX_CHARACTERS]
         fence = "`" * max(3, *(len(found) + 1 for found in _FENCE.findall(text)), 0)

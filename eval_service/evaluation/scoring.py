@@ -94,12 +94,12 @@ class Scorer:
 
     async def score(self, record: Record, problem: Problem) -> Record:
         """The record with its score, or with the reason why there is none."""
-        told = await self._manager.run_single(self._batch(record, problem))
-        details = dict(told.get("reward_extra_info") or {})
+        description = await self._manager.run_single(self._batch(record, problem))
+        details = dict(description.get("reward_extra_info") or {})
         fault = details.pop("reward_fault", "")
         if fault:
             return Record(**(vars(record) | {"reward_fault": str(fault)}))
-        score = float(told["reward_score"])
+        score = float(description["reward_score"])
         return record.with_score(score, float(details.get("acc", score)) > 0.5, any_of(details))
 
     async def score_all(
@@ -139,21 +139,21 @@ class Scorer:
 
     def _readable(self, record: Record) -> Trajectory:
         """The trajectory in tokens of the tokenizer at hand."""
-        told = record.trajectory
-        if told is not None and self._tokenizer is not None:
-            return told
-        if told is None:
+        description = record.trajectory
+        if description is not None and self._tokenizer is not None:
+            return description
+        if description is None:
             ids = (self._tokenizer or self._texts).encode(record.content, add_special_tokens=False)
             prompt, answer = Segment(Author.PROMPT, ()), Segment(Author.MODEL, tuple(ids), text=record.content)
             return Trajectory(f"{record.index}-{record.sample}", (prompt, answer), StopReason.ANSWERED)
-        segments = tuple(self._as_bytes(segment.author, segment.text) for segment in told.segments)
+        segments = tuple(self._as_bytes(segment.author, segment.text) for segment in description.segments)
         return Trajectory(
-            told.trajectory_id,
+            description.trajectory_id,
             segments,
-            told.stop,
-            prompt_segments=told.prompt_segments,
-            calls=told.calls,
-            verdict=told.verdict,
+            description.stop,
+            prompt_segments=description.prompt_segments,
+            calls=description.calls,
+            verdict=description.verdict,
         )
 
     def _as_bytes(self, author: Author, text: str) -> Segment:

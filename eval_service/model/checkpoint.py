@@ -123,9 +123,9 @@ def _folders(run: Path) -> list[Path]:
     folders = [run, run / "checkpoints"]
     config = run / "config.yaml"
     if config.is_file():
-        told = _configured_folder(config, config.stat().st_mtime_ns)
-        if told is not None:
-            folders.append(run / told)  # an absolute path stays as it is
+        description = _configured_folder(config, config.stat().st_mtime_ns)
+        if description is not None:
+            folders.append(run / description)  # an absolute path stays as it is
     different: dict[Path, Path] = {}
     for folder in folders:
         different.setdefault(folder.resolve(), folder)

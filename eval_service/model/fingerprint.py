@@ -22,7 +22,7 @@ def fingerprint(settings: ServiceSettings) -> str:
     run's prompts told of them: another tool server with the same options gives the same fingerprint.
     """
     options = settings.options.model_dump(mode="json")
-    told = {
+    description = {
         "weights": _weights(settings.model),
         "engine": settings.engine.model_dump(
             mode="json", include={"kind", "model", "dtype", "max_model_len", "engine_kwargs"}
@@ -38,8 +38,8 @@ def fingerprint(settings: ServiceSettings) -> str:
         "chat_template": settings.chat_template,
     }
     if settings.tool_descriptions is not None:
-        told["tools"] = [schema_of(tool) for tool in settings.tool_descriptions]
-    return hashlib.sha256(encode_json(told)).hexdigest()[:_DIGITS]
+        description["tools"] = [schema_of(tool) for tool in settings.tool_descriptions]
+    return hashlib.sha256(encode_json(description)).hexdigest()[:_DIGITS]
 
 
 def _weights(model: str) -> list[object]:

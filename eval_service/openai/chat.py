@@ -87,12 +87,12 @@ class ChatStream:
     async def answered(self, result: StepResult) -> None:
         if not result.observation and not result.image and result.done:
             return
-        shown = result.image if self._service.image_tokens is not None else None
+        visible = result.image if self._service.image_tokens is not None else None
         try:
-            parts = parts_of(result.observation, shown)
+            parts = parts_of(result.observation, visible)
         except ContentError:  # the loop ends the trajectory for it
             parts = [TextPart(result.observation)]
-        if shown is None:
+        if visible is None:
             await self._send({"tool_messages": [self._calls.message(parts)]})
         else:
             await self._send({"tool_messages": [await asyncio.to_thread(self._calls.message, parts)]})

@@ -150,9 +150,9 @@ class Endpoint(WebApp):
             if not job.stream:
                 return await self._at_once(job)
             events = self._events(job, until)
-            return EventStream(await anext(events), events, self._told)
+            return EventStream(await anext(events), events, self._describe)
 
-    def _told(self, raised: Exception) -> tuple[int, object]:
+    def _describe(self, raised: Exception) -> tuple[int, object]:
         """What a stream says of that for which it ends."""
         error = self.as_http_error(raised)
         return error.status, openai_error(error)

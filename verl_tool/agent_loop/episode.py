@@ -110,8 +110,8 @@ class Episode:
         # tool's output held.
         self._control_tokens = ControlTokens(tokenizer, allowed=rendered_markers(self.formats))
         self._placer = ImagePlacer(image_tokens, tokenizer) if image_tokens is not None else None
-        most = options.max_concurrent_trajectories
-        self._places = asyncio.Semaphore(most) if most is not None else contextlib.nullcontext()
+        maximum = options.max_concurrent_trajectories
+        self._places = asyncio.Semaphore(maximum) if maximum is not None else contextlib.nullcontext()
         self._releases: set[asyncio.Task[None]] = set()
         self._answered_in_text = False
         """Some call was."""
@@ -205,8 +205,8 @@ class Episode:
             over = await self._tool_first(builder)
             if over:
                 return over
-        room = self._room(builder)
-        if room is not None and room <= 0:
+        remaining = self._remaining_tokens(builder)
+        if remaining is not None and remaining <= 0:
             return StopReason.MAX_RESPONSE_LENGTH
         for turn in range(builder.turns_started, builder.max_turns + 1):
             text, over = await self._model_turn(builder)
@@ -238,10 +238,10 @@ class Episode:
     async def _model_turn(self, builder: TrajectoryBuilder) -> tuple[_TurnText, StopReason | None]:
         """Generate and append one turn."""
         params = self._sampling_params(builder)
-        most: int | None = params.get("max_tokens")
+        maximum: int | None = params.get("max_tokens")
         started = now()
         try:
-            images: dict[str, Any] = {"images": shown} if (shown := builder.visible_images) else {}
+            images: dict[str, Any] = {"images": visible} if (visible := builder.visible_images) else {}
             generation = await asyncio.wait_for(
                 self._generator.generate(list(builder.context), params, builder.trajectory_id, **images),
                 self.options.generation_timeout,
@@ -258,7 +258,7 @@ class Episode:
         finally:
             seconds = now() - started
             builder.generate_seconds += seconds
-        _check(generation, most)
+        _check(generation, maximum)
         if self._placer is not None and not set(self._placer.tokens.banned_ids).isdisjoint(generation.token_ids):
             words = "the model wrote a token that stands for a part of an image; have the engine never sample it"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
@@ -267,14 +267,14 @@ class Episode:
         builder.append_generation(generation, text.raw_text, seconds)
         if generation.stop_reason == "aborted":
             return text, StopReason.ABORTED
-        return text, self._cut(builder, generation, text, most)
+        return text, self._cut(builder, generation, text, maximum)
 
     def _sampling_params(self, builder: TrajectoryBuilder) -> dict[str, Any]:
         params = dict(builder.sampling_params)
-        limits = [params.get("max_tokens"), self.options.max_action_length, self._room(builder)]
-        most = min((n for n in limits if n is not None), default=None)
-        if most is not None:
-            params["max_tokens"] = most
+        limits = [params.get("max_tokens"), self.options.max_action_length, self._remaining_tokens(builder)]
+        maximum = min((n for n in limits if n is not None), default=None)
+        if maximum is not None:
+            params["max_tokens"] = maximum
         stops = self._stops(builder)
         if stops:
             params["stop"] = stops
@@ -293,7 +293,7 @@ class Episode:
             *(self.options.action_stop_tokens if builder.uses_tools else ()),
         ]
 
-    def _room(self, builder: TrajectoryBuilder) -> int | None:
+    def _remaining_tokens(self, builder: TrajectoryBuilder) -> int | None:
         """Tokens that may still follow; None if nothing limits them."""
         response, model = builder.max_response_length, self.options.max_model_len
         rooms = [
@@ -317,10 +317,10 @@ class Episode:
         complete = text.text != text.raw_text or stopped_action(text.raw_text, self._stops(builder)) is not None
         if not full or complete or generation.stop_reason == "stop":
             return None
-        room = self._room(builder)
+        remaining = self._remaining_tokens(builder)
         # Below the limit that the loop set, it was the engine's own: what its context window holds.
         window_full = most is None or len(generation.token_ids) < most
-        if window_full or (room is not None and room <= 0):
+        if window_full or (remaining is not None and remaining <= 0):
             return StopReason.MAX_RESPONSE_LENGTH
         return StopReason.MAX_ACTION_LENGTH
 
@@ -356,9 +356,9 @@ class Episode:
 
     def _with_prompt_images(self, prompt: list[Segment], segments: list[Segment]) -> list[Segment]:
         """`segments`, which begin with the tokens of `prompt` in one, with its images told apart again."""
-        kept = list(itertools.takewhile(lambda segment: segment.author is Author.PROMPT, segments))
-        own = cut_segments(prompt, sum(len(segment.tokens) for segment in kept), "right", self._tokenizer)
-        return [*own, *segments[len(kept) :]]
+        stored = list(itertools.takewhile(lambda segment: segment.author is Author.PROMPT, segments))
+        own = cut_segments(prompt, sum(len(segment.tokens) for segment in stored), "right", self._tokenizer)
+        return [*own, *segments[len(stored) :]]
 
     async def _tool_turn(
         self, builder: TrajectoryBuilder, action: str, turns_left: int, *, is_last: bool
@@ -376,11 +376,11 @@ class Episode:
             self.options.max_obs_length,
             lambda shown: renderer.next(builder.context, shown, calls),
         )
-        room = self._room(builder)
-        if room is None or sum(len(s.tokens) for s in segments) < room:
+        remaining = self._remaining_tokens(builder)
+        if remaining is None or sum(len(s.tokens) for s in segments) < remaining:
             builder.append_observation(segments, truncated)
             return None
-        fitting = cut_segments(segments, room, self.options.truncate_response_side, self._tokenizer)
+        fitting = cut_segments(segments, remaining, self.options.truncate_response_side, self._tokenizer)
         builder.append_observation(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
         return StopReason.MAX_RESPONSE_LENGTH
 
@@ -412,10 +412,14 @@ class Episode:
             self._answered_in_text |= result.valid and result.fault is None
             return result if self._placer is None else _with_images(result)
         carried = "text" if self._placer is None else "text and images"
-        told = f"{_tool_in(action, formats)} answered with {' and '.join(media)}, and this loop carries {carried} only"
+        description = (
+            f"{_tool_in(action, formats)} answered with {' and '.join(media)}, and this loop carries {carried} only"
+        )
         if not self._answered_in_text:
-            raise ConfigError(f"{told}: the model would go on without having seen it. Serve tools that answer in text")
-        logger.warning("%s: it was left out, and the model told so", told)
+            raise ConfigError(
+                f"{description}: the model would go on without having seen it. Serve tools that answer in text"
+            )
+        logger.warning("%s: it was left out, and the model told so", description)
         left = replace(
             result,
             observation=f"{result.observation}[{' and '.join(media)} was left out: only {carried} can be read here]",
@@ -444,11 +448,11 @@ class Episode:
             raise ConfigError(
                 "this row is verified in a workspace, and uses no tools; set use_tool=True and enable_agent"
             )
-        least = verification.timeout_seconds + MARGIN_SECONDS
-        if self.options.tool_call_timeout < least:
+        minimum = verification.timeout_seconds + MARGIN_SECONDS
+        if self.options.tool_call_timeout < minimum:
             raise ConfigError(
                 f"tool_call_timeout is {self.options.tool_call_timeout:g} s, and this row's verifier may take "
-                f"{verification.timeout_seconds:g} s; set tool_call_timeout to {least:g} or more"
+                f"{verification.timeout_seconds:g} s; set tool_call_timeout to {minimum:g} or more"
             )
 
     async def _ask(self, builder: TrajectoryBuilder, action: str, turns_left: int, is_last: bool) -> StepResult:
@@ -491,11 +495,11 @@ class Episode:
             return self._placed_with_images(self._placer, pieces_of(parts, images), limit, place)
         side, share = self.options.truncate_obs_side, None if limit is None else limit // len(parts)
         for safe in zip(*map(self._control_tokens.escaped_forms, parts), strict=True):
-            shown = [each if share is None else truncate(each, share, side, self._tokenizer) for each in safe]
-            segments = place(shown)
+            visible = [each if share is None else truncate(each, share, side, self._tokenizer) for each in safe]
+            segments = place(visible)
             if not self._control_tokens.forged(segments):
                 break
-        return segments, shown != list(safe)
+        return segments, visible != list(safe)
 
     def _placed_with_images(
         self,
@@ -508,12 +512,12 @@ class Episode:
         side, share = self.options.truncate_obs_side, None if limit is None else limit // len(parts)
         for safe in zip(*map(self._escaped_forms, parts), strict=True):
             try:
-                shown = [list(each) if share is None else placer.truncated(each, share, side) for each in safe]
-                segments = placer.placed(place([placer.text_of(each) for each in shown]), images_in(shown))
+                visible = [list(each) if share is None else placer.truncated(each, share, side) for each in safe]
+                segments = placer.placed(place([placer.text_of(each) for each in visible]), images_in(visible))
             except ContentError as error:
                 raise ToolFault(FaultKind.TOOL_CRASHED, str(error), retryable=False) from error
             if segments is not None and not self._control_tokens.forged(s for s in segments if s.image is None):
-                return segments, shown != [list(each) for each in safe]
+                return segments, visible != [list(each) for each in safe]
         message = (
             f"the observation's {len(images_in(parts))} images are not where the chat template should have left them; "
             "set another mtrl_role, or mtrl_sep"
@@ -573,8 +577,8 @@ def _with_images(result: StepResult) -> StepResult:
 
 def _names_called(action: str, result: StepResult, formats: Sequence[Format]) -> tuple[str, ...]:
     """Names of the tools in an action, each once. One that a tool took may be in a tag of the tool's own."""
-    taken = result.valid and result.fault is None
-    calls = (calls_sent if taken else find_calls)(action, formats)
+    in_use = result.valid and result.fault is None
+    calls = (calls_sent if in_use else find_calls)(action, formats)
     return tuple(sorted({call.name for call in calls}))
 
 

@@ -52,7 +52,7 @@ class CheckedFunction:
             if error.title != self.name:
                 raise  # of the function's own
             problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-            raise ArgumentsError(f"Wrong arguments for {self.name}{self._told()}: {'; '.join(problems)}") from error
+            raise ArgumentsError(f"Wrong arguments for {self.name}{self._describe()}: {'; '.join(problems)}") from error
 
     def describe(self) -> ToolDescription:
         """What a prompt tells of it: its name, the first paragraph of its docstring and the types of its arguments."""
@@ -84,7 +84,7 @@ class CheckedFunction:
         values = _listed(text)
         if not len(self._needed) <= len(values) <= len(self._named):
             raise ArgumentsError(
-                f"{self.name}{self._told()} was given {len(values)} arguments; separate them by commas, or write a "
+                f"{self.name}{self._describe()} was given {len(values)} arguments; separate them by commas, or write a "
                 "JSON object with their names"
             )
         return values
@@ -98,7 +98,7 @@ class CheckedFunction:
             return None
         return value if isinstance(value, dict) and value and set(value) <= {p.name for p in self._named} else None
 
-    def _told(self) -> str:
+    def _describe(self) -> str:
         optional = (p.name if p.default is Parameter.empty else f"{p.name}={p.default!r:.40}" for p in self._named)
         return f"({', '.join(optional)})"
 

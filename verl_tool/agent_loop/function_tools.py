@@ -56,18 +56,18 @@ class FunctionTools:
         calls = find_calls(action, self._formats)
         if not calls:
             return StepResult(trajectory_id, self._formats[0].render(self._no_call()), valid=False)
-        shown: list[Part] = []
+        visible: list[Part] = []
         valid = True
         for call in calls:
             if call.name in _ENDINGS and call.name not in self.functions:
-                return _result(trajectory_id, shown, done=True)
+                return _result(trajectory_id, visible, done=True)
             try:
                 answer = await self._run(call)
             except ArgumentsError as error:
                 answer, valid = [TextPart(str(error))], False
             cut = [TextPart(self._cut(part.text)) if isinstance(part, TextPart) else part for part in answer]
-            shown += render_parts(call.format, cut, call)
-        return _result(trajectory_id, shown, valid=valid)
+            visible += render_parts(call.format, cut, call)
+        return _result(trajectory_id, visible, valid=valid)
 
     def describe(self) -> list[ToolDescription]:
         """What a prompt tells of each function."""
@@ -80,24 +80,24 @@ class FunctionTools:
         if call.name not in self.functions:
             raise ArgumentsError(f"Unknown tool {call.name}. Known: {', '.join(self.functions)}.")
         try:
-            given = await asyncio.to_thread(self.functions[call.name].run, call)
-            if inspect.isawaitable(given):
-                given = await given
-            text = str(given)
+            provided = await asyncio.to_thread(self.functions[call.name].run, call)
+            if inspect.isawaitable(provided):
+                provided = await provided
+            text = str(provided)
         except ArgumentsError:
             raise
         except Exception as error:  # noqa: BLE001 - a function of the user's may raise anything, and the model reads it
             return [TextPart(f"Tool error: {error}")]
-        values = given if isinstance(given, list | tuple) else (given,)
+        values = provided if isinstance(provided, list | tuple) else (provided,)
         if any(isinstance(value, ImagePart | AudioPart) for value in values):
             return as_parts(value if isinstance(value, ImagePart | AudioPart) else str(value) for value in values)
         for part in values:
             if isinstance(part, bytes) or type(part).__module__.partition(".")[0] in _NOT_TEXT:
                 raise ConfigError(
                     f"the tool {call.name!r} answered with a {type(part).__name__}, which no model reads. For one that "
-                    "reads images let the function return verl_tool.content.parts.encode_image(image), else return what it "
-                    "is to know of it in words, such as the numbers that it shows, a caption, or the name of a file "
-                    "that it was saved to"
+                    "reads images let the function return verl_tool.content.parts.encode_image(image), else return "
+                    "what it is to know of it in words, such as the numbers that it shows, a caption, or the name of a "
+                    "file that it was saved to"
                 )
         return [TextPart(text)]
 

@@ -85,8 +85,10 @@ def _keep(head: list[int], tail: list[int], keep: int, side: Side, tokenizer: To
 
 def _folded(text: str) -> str:
     """`text` as a tokenizer may normalise it: plain forms of characters, no invisible ones and no accents."""
-    kept = (c for c in unicodedata.normalize("NFKD", text) if c.isspace() or unicodedata.category(c) not in _INVISIBLE)
-    return unicodedata.normalize("NFKC", "".join(kept))
+    stored = (
+        c for c in unicodedata.normalize("NFKD", text) if c.isspace() or unicodedata.category(c) not in _INVISIBLE
+    )
+    return unicodedata.normalize("NFKC", "".join(stored))
 
 
 def _first_characters(tokens: Sequence[str], flags: int = 0) -> re.Pattern[str]:

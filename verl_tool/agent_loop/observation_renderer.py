@@ -128,9 +128,9 @@ class ChatTemplateRenderer(_InOnePiece):
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
         # The prompt already opens the model's turn; the observation's turn goes before that opening.
-        kept = without_suffix(tuple(prompt), self._opening)
+        stored = without_suffix(tuple(prompt), self._opening)
         text = self._text(observation)[len(self._close) :]
-        return [_prompt(kept, self._tokenizer), *self._pieces.split(text, observation)]
+        return [_prompt(stored, self._tokenizer), *self._pieces.split(text, observation)]
 
     def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
         [observation] = parts
@@ -188,9 +188,9 @@ class ObservationRenderers:
     def of(self, schemas: Sequence[Mapping[str, Any]] | None) -> ObservationRenderer:
         """That behind a prompt in which the template told of `schemas` (None: of none). Raises ConfigError if it cannot
         serve."""
-        return self._telling(schemas) if schemas and self._template_depends_on_tools else self._plain
+        return self._present(schemas) if schemas and self._template_depends_on_tools else self._plain
 
-    def _telling(self, schemas: Sequence[Mapping[str, Any]]) -> ObservationRenderer:
+    def _present(self, schemas: Sequence[Mapping[str, Any]]) -> ObservationRenderer:
         return renderer_for(self._options, TokenizerWithTools(self._tokenizer, schemas), self._formats)
 
     @functools.cached_property
@@ -202,8 +202,12 @@ class ObservationRenderers:
         """Whether tools change what the template writes around an observation, without their schemas being there."""
         if not self._options.enable_mtrl or self._options.mtrl_sep is not None:
             return False
-        told = self._around(lambda: self._telling([PROBE]))
-        return told is not None and SCHEMA_MARK not in told and told != self._around(lambda: self._plain)
+        description = self._around(lambda: self._present([PROBE]))
+        return (
+            description is not None
+            and SCHEMA_MARK not in description
+            and description != self._around(lambda: self._plain)
+        )
 
     def _around(self, renderer: Callable[[], ObservationRenderer]) -> str | None:
         """An observation as a renderer appends it; None if the template refuses it."""
@@ -230,10 +234,10 @@ class _Pieces:
         """Segments of `text`, which starts with the closing of the model's turn."""
         ids = self._tokenizer.encode(text)
         n_before = common_prefix(ids, self._closed_before)
-        said = 0
+        reported = 0
         if context and context[-1] in end_token_ids and context[-1] in ids[: self._n_close]:
-            said = ids.index(context[-1]) + 1
-        return self._segments(ids[said:], max(0, n_before - said), observation)
+            reported = ids.index(context[-1]) + 1
+        return self._segments(ids[reported:], max(0, n_before - reported), observation)
 
     def split(self, text: str, observation: str) -> list[Segment]:
         """Segments of `text`, which starts with the observation's turn."""

@@ -176,9 +176,9 @@ class EpisodeOptions(BaseModel):
     def of_validation(self) -> EpisodeOptions:
         """The options with validation's limits in place of the training's."""
         limits = {"max_turns": self.val_max_turns, "max_response_length": self.val_max_response_length}
-        given = {name: value for name, value in limits.items() if value is not None}
+        provided = {name: value for name, value in limits.items() if value is not None}
         own = self.model_dump(exclude_unset=True, exclude={f"val_{name}" for name in limits})
-        return EpisodeOptions(**(own | given))
+        return EpisodeOptions(**(own | provided))
 
     def client_settings(self) -> dict[str, float | int | None]:
         """Keyword arguments of `verl_tool.client.ToolClient`."""
@@ -302,8 +302,8 @@ def _without_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown_message(unknown: list[str], known: list[str]) -> str:
-    told = [f"{name} ({_MENDS[name]})" if name in _MENDS else name for name in unknown]
-    return f"unknown option {'; '.join(told)}; known: {', '.join(known)}, tool_config"
+    description = [f"{name} ({_MENDS[name]})" if name in _MENDS else name for name in unknown]
+    return f"unknown option {'; '.join(description)}; known: {', '.join(known)}, tool_config"
 
 
 def _validation_message(error: ValidationError) -> str:

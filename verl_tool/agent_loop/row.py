@@ -113,11 +113,11 @@ def text_messages(messages: Sequence[Mapping[str, Any]], where: str) -> list[dic
     """
     if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
         raise ConfigError(f"{where}: the prompt is no list of messages with 'role' and 'content'")
-    told = []
+    description = []
     for i, message in enumerate(messages):
         reject_media(message, f"{where}, message {i}")
-        told.append({**message, "content": _text(message.get("content"), f"{where}, message {i}")})
-    return told
+        description.append({**message, "content": _text(message.get("content"), f"{where}, message {i}")})
+    return description
 
 
 def _text(content: object, where: str) -> object:

@@ -186,8 +186,8 @@ class Trajectory:
     @property
     def row(self) -> dict[str, Any]:
         """What `extra` tells of the data set's row: ``index`` and, if it is known, ``data_source``."""
-        told = {"index": self.extra.get("index"), "data_source": self.extra.get("data_source")}
-        return told if told["data_source"] is not None else {"index": told["index"]}
+        description = {"index": self.extra.get("index"), "data_source": self.extra.get("data_source")}
+        return description if description["data_source"] is not None else {"index": description["index"]}
 
     @property
     def prompt_ids(self) -> list[int]:

@@ -89,10 +89,10 @@ class TrajectoryBuilder:
         it is empty."""
         if not any(segment.tokens for segment in segments):
             raise ValueError("the prompt is empty; a model needs at least one token to continue")
-        kept = segments if limit is None else cut_segments(segments, limit, "left", tokenizer)
-        self.prompt_truncated = kept is not segments
+        stored = segments if limit is None else cut_segments(segments, limit, "left", tokenizer)
+        self.prompt_truncated = stored is not segments
         self.images |= {image.sha256: image for image in images}
-        self.replace_prompt(kept)
+        self.replace_prompt(stored)
 
     def take_up(self, begun: Trajectory) -> None:
         """Start behind `begun`, whose segments and calls are kept as they are. What goes with the first call of a
@@ -184,7 +184,7 @@ class TrajectoryBuilder:
 
     def _excluded(self, stop: StopReason, options: EpisodeOptions) -> Excluded | None:
         if stop is StopReason.FAULT:
-            return None if self._provoked() else Excluded.FAULT
+            return None if self._is_policy_induced() else Excluded.FAULT
         if stop is StopReason.ABORTED:
             return Excluded.ABORTED
         if options.mask_overlong_loss and stop.overlong:
@@ -193,7 +193,7 @@ class TrajectoryBuilder:
             return Excluded.VOID
         return None
 
-    def _provoked(self) -> bool:
+    def _is_policy_induced(self) -> bool:
         """The model's own call may be why it faulted: were that excused, a policy would learn to make such calls."""
         fault = self.calls[-1].fault if self.calls else None
         return fault is not None and fault.kind.provokable
@@ -215,9 +215,9 @@ def cut_segments(segments: list[Segment], room: int, side: Side, tokenizer: Toke
         units += [(segment.author, None if segment.image is None else number, part) for part in parts]
     n_head = {"left": 0, "right": room, "middle": room - room // 2}[side]
     head = fitting(units, _length, n_head)
-    kept = [*head, *fitting(units[len(head) :][::-1], _length, room - n_head)[::-1]]
+    stored = [*head, *fitting(units[len(head) :][::-1], _length, room - n_head)[::-1]]
     cut: list[Segment] = []
-    for (author, image), run in itertools.groupby(kept, key=lambda unit: unit[:2]):
+    for (author, image), run in itertools.groupby(stored, key=lambda unit: unit[:2]):
         ids = tuple(token for _, _, part in run for token in part)
         cut.append(Segment(author, ids, text=tokenizer.decode(ids)) if image is None else segments[image])
     return cut

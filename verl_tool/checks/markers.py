@@ -38,14 +38,14 @@ def markers_are_tokens(setup: Setup) -> Iterator[Finding]:
     odd = {mark: n for mark, n in split.items() if _is_token(mark, setup) and (native or mark in of_template)}
     if odd:
         what = (
-            f"the tokenizer splits markers of the format {setup.taught.name!r}: {_told(odd)}; models that call so have "
+            f"the tokenizer splits markers of the format {setup.taught.name!r}: {_describe(odd)}; models that call so have "
             "a token for each"
         )
         remedy = "see that tokenizer, template and format are of one model; one made from scratch spells them out"
         yield Finding("markers_are_tokens", Severity.WARNING, what, remedy)
     others = {marker: n for marker, n in split.items() if marker not in odd}
     if others:
-        what = f"markers of {setup.taught.name!r} that the model spells out: {_told(others)}"
+        what = f"markers of {setup.taught.name!r} that the model spells out: {_describe(others)}"
         yield Finding("markers_are_tokens", Severity.NOTE, what, "")
     merged = [s for s in setup.options.action_stop_tokens if encode(f"{s}\n")[: len(encode(s))] != encode(s)]
     if merged:
@@ -82,5 +82,5 @@ def _text_of_template(setup: Setup) -> str:
     return (setup.rendered(messages) or "") + (setup.rendered(QUESTION, tools) or "")
 
 
-def _told(lengths: dict[str, int]) -> str:
+def _describe(lengths: dict[str, int]) -> str:
     return ", ".join(f"{marker!r} is {n} tokens" for marker, n in lengths.items())

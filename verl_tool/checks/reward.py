@@ -149,8 +149,8 @@ def _min_right_score(gold: str, pairs: Sequence[tuple[GradingCase, GradedCase]])
     """
     graded = [(case.answer.name, each.score) for case, each in _of_gold(gold, pairs)]
     best = max((score for name, score in graded if name == _GOLD), default=None)
-    least = min((score for _, score in graded), default=0.0)
-    return best if best is not None and best > min(least, 0.0) else None
+    minimum = min((score for _, score in graded), default=0.0)
+    return best if best is not None and best > min(minimum, 0.0) else None
 
 
 def _of_gold(gold: str, pairs: Sequence[tuple[GradingCase, GradedCase]]) -> Iterator[tuple[GradingCase, GradedCase]]:

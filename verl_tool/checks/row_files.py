@@ -39,8 +39,8 @@ def check_rows(
     Of a parquet file only columns are read that could hold such. A ``.json`` file holds a list of rows or a row a line.
     A file of another kind is left to the loop, which refuses a row when its turn comes.
     """
-    wanted = (prompt_key, "use_tool", "max_turns", *media_columns)
-    rows = _of_parquet(path, wanted, prompt_key) if path.suffix == ".parquet" else read_rows(path, wanted)
+    requested = (prompt_key, "use_tool", "max_turns", *media_columns)
+    rows = _of_parquet(path, requested, prompt_key) if path.suffix == ".parquet" else read_rows(path, requested)
     for i, row in enumerate(rows):
         where = f"row {i} of {path}"
         reject_media(row, where, media_columns, no_images or "")
@@ -115,12 +115,12 @@ def check_row_count(config: DictConfig) -> None:
     if made or config.trainer.get("val_only", False) or not counts or None in counts:
         return
     rows, limit = sum(count or 0 for count in counts), data.get("train_max_samples", -1)
-    told = f"the {rows} rows of data.train_files"
+    description = f"the {rows} rows of data.train_files"
     if 0 < limit < rows:
-        rows, told = limit, f"data.train_max_samples={limit}"
+        rows, description = limit, f"data.train_max_samples={limit}"
     if rows < batch:
         raise ConfigError(
-            f"data.train_batch_size={batch} is above {told}: there is no step to train on; lower it (BATCH_SIZE, with "
+            f"data.train_batch_size={batch} is above {description}: there is no step to train on; lower it (BATCH_SIZE, with "
             "MINI_BATCH_SIZE), or make more rows"
         )
 

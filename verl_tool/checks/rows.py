@@ -74,8 +74,8 @@ def ground_truth_leak(rows: Sequence[Row]) -> Iterator[Finding]:
         yield Finding("ground_truth_leak", Severity.WARNING, what, remedy)
     if within:
         row, name = within[0]
-        told = f"{row.where} in tools_kwargs.{name}"
-        what = f"{len(within)} of {golden} rows send a text that holds their gold answer, {told}"
+        description = f"{row.where} in tools_kwargs.{name}"
+        what = f"{len(within)} of {golden} rows send a text that holds their gold answer, {description}"
         yield Finding("ground_truth_leak", Severity.WARNING, what, f"see that the model cannot read it; else {remedy}")
 
 
@@ -83,17 +83,17 @@ def _golds(ground_truth: object) -> Iterator[str]:
     """The texts of a gold answer that tell something: itself, and what it holds if it is JSON, a list or a mapping."""
     value = ground_truth
     if isinstance(value, str):
-        if _tells(value):
+        if _describes(value):
             yield value.strip()
         try:
             value = json.loads(value)
         except ValueError:
             return
     if not isinstance(value, str):
-        yield from (text.strip() for _, text in _leaves({"gold": value}) if _tells(text))
+        yield from (text.strip() for _, text in _leaves({"gold": value}) if _describes(text))
 
 
-def _tells(text: str) -> bool:
+def _describes(text: str) -> bool:
     plain = text.strip()
     return len(plain) > _MAX_TRIVIAL and plain.lower() not in _TRIVIAL
 

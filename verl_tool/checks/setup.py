@@ -73,8 +73,12 @@ class Row:
     @property
     def ground_truth(self) -> object:
         """The gold answer; None if there is none, or a verifier in its place."""
-        told = self.content.get("reward_model")
-        return told.get("ground_truth") if isinstance(told, Mapping) and told.get("style") != STYLE else None
+        description = self.content.get("reward_model")
+        return (
+            description.get("ground_truth")
+            if isinstance(description, Mapping) and description.get("style") != STYLE
+            else None
+        )
 
     @property
     def _tools_kwargs(self) -> Mapping[str, Any] | None:
@@ -131,8 +135,8 @@ class Setup:
         if stops:
             return next((each for each in self.formats if stops.intersection(each.stop)), self.formats[0])
         ordered = self.formats if named else (HERMES, *NATIVE, *self.formats)
-        told = self.prompts.described_tools()
-        if told and ordered[0].usage(told).strip() in (self.prompt_text(None) or ""):
+        description = self.prompts.described_tools()
+        if description and ordered[0].usage(description).strip() in (self.prompt_text(None) or ""):
             return ordered[0]
         return next(filter(self.template_writes, ordered), ordered[0])
 

@@ -24,10 +24,10 @@ def prompts_render(setup: Setup) -> Iterator[Finding]:
         except ConfigError:
             continue  # `columns_are_there` tells of it
         rows.setdefault(kind, row)
-    for shown in list[Row | None](rows.values()) or [None]:
-        problem = setup.problem_of_prompt(shown)
+    for visible in list[Row | None](rows.values()) or [None]:
+        problem = setup.problem_of_prompt(visible)
         if problem is not None:
-            where = "" if shown is None else f"{shown.where}: "
+            where = "" if visible is None else f"{visible.where}: "
             remedy = "set actor_rollout_ref.model.custom_chat_template (--chat_template), or change the messages' roles"
             yield Finding(
                 "prompts_render", Severity.ERROR, f"{where}{problem}", remedy if "template fails" in problem else ""
@@ -51,24 +51,24 @@ def observations_render(setup: Setup) -> Iterator[Finding]:
 
 def check_tools_described(setup: Setup) -> Iterator[Finding]:
     """The prompt names the tools that it shall tell of, with description and arguments, in a format that is found."""
-    told = setup.prompts.described_tools()
+    description = setup.prompts.described_tools()
     text = setup.prompt_text(None)
-    if not told or text is None:
+    if not description or text is None:
         return
-    missing = [tool.name for tool in told if tool.name not in text]
+    missing = [tool.name for tool in description if tool.name not in text]
     if missing:
         what = (
-            f"the chat template drops the tools: {', '.join(missing)} of {len(told)} tools stand nowhere in the "
+            f"the chat template drops the tools: {', '.join(missing)} of {len(description)} tools stand nowhere in the "
             f"prompt, with tool_prompt={setup.options.tool_prompt}"
         )
         remedy = "set tool_prompt=auto, or tool_schemas=none if the rows themselves say how to call"
         yield Finding("check_tools_described", Severity.ERROR, what, remedy)
         return
-    own = setup.rendered(QUESTION, [schema_of(tool) for tool in told], generation=True)
+    own = setup.rendered(QUESTION, [schema_of(tool) for tool in description], generation=True)
     if text != own:
-        yield from _by_usage(setup, told, own)
+        yield from _by_usage(setup, description, own)
         return
-    untold = [f"{tool.name} ({', '.join(parts)})" for tool in told if (parts := _left_out(tool, text))]
+    untold = [f"{tool.name} ({', '.join(parts)})" for tool in description if (parts := _left_out(tool, text))]
     if untold:
         what = f"the chat template names tools and leaves parts of them out: {'; '.join(untold)}"
         yield Finding(

@@ -194,8 +194,8 @@ class ToolClient:
         for value in (trajectory_id, new_trajectory_id):
             if not is_trajectory_id(value):
                 raise ValueError(f"a trajectory id is {value!r:.80}; give {A_TRAJECTORY_ID}")
-        asked = encode_json({"trajectory_id": trajectory_id, "new_trajectory_id": new_trajectory_id})
-        answer = await self._request("POST", "/fork", asked, trajectory_id)
+        requested = encode_json({"trajectory_id": trajectory_id, "new_trajectory_id": new_trajectory_id})
+        answer = await self._request("POST", "/fork", requested, trajectory_id)
         if answer.status in (401, 403):
             raise _rejected_key(f"{self.url}/fork answered HTTP {answer.status}: {answer.words()}")
         forked = _read(answer, ForkResponse)
@@ -276,8 +276,8 @@ class ToolClient:
     ) -> list[_Entry]:
         """One try, and the pause before the next; what is to be sent again."""
         again: list[_Outcome] = []
-        url, begun = where
-        for outcome in await self._send(url, entries, deadline, begun=begun):
+        url, started = where
+        for outcome in await self._send(url, entries, deadline, begun=started):
             results[outcome.entry.position] = outcome.result
             fault = outcome.result.fault
             if fault is None:

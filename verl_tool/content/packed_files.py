@@ -98,10 +98,10 @@ def unpack(packed: object) -> dict[str, PackedFile]:
 
 
 def _inline(entry: Mapping[str, object]) -> tuple[str, PackedFile]:
-    given = {name: value for name, value in entry.items() if value is not None}  # parquet fills gaps with None
-    path, text, data = given.pop("path", None), given.pop("text", None), given.pop("base64", None)
-    executable = given.pop("executable", False)
-    if given or not isinstance(path, str) or not isinstance(executable, bool) or (text is None) == (data is None):
+    provided = {name: value for name, value in entry.items() if value is not None}  # parquet fills gaps with None
+    path, text, data = provided.pop("path", None), provided.pop("text", None), provided.pop("base64", None)
+    executable = provided.pop("executable", False)
+    if provided or not isinstance(path, str) or not isinstance(executable, bool) or (text is None) == (data is None):
         raise ConfigError(f"the file {entry!r:.80} must have a path, and a text or a base64; it may be executable")
     if isinstance(text, str):
         return path, PackedFile(text.encode("utf-8", "surrogatepass"), executable)
@@ -149,10 +149,10 @@ def _files_in(content: bytes, what: str) -> dict[str, PackedFile]:
 def _decompressed(content: bytes, what: str) -> bytes:
     if not content.startswith(_GZIP):
         return content
-    most = MAX_UNPACKED_BYTES + _BLOCKS_BYTES * (MAX_FILES + 1)
+    maximum = MAX_UNPACKED_BYTES + _BLOCKS_BYTES * (MAX_FILES + 1)
     machine = zlib.decompressobj(wbits=31)
-    plain = machine.decompress(content, most + 1)
-    if len(plain) > most:
+    plain = machine.decompress(content, maximum + 1)
+    if len(plain) > maximum:
         raise ConfigError(f"{what}: more than {MAX_UNPACKED_BYTES} bytes when unpacked; leave out what is not needed")
     if not machine.eof:
         raise ConfigError(f"{what}: the compressed tar breaks off")

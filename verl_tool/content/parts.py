@@ -144,9 +144,9 @@ def read_media(data: bytes, limits: ContentLimits = LIMITS) -> MediaPart:
             f"a file that begins with {data[:12]!r} is {kind or 'no image or audio that is known'}; taken are "
             f"{', '.join(sorted(limits.types))}: encode it so"
         )
-    most = limits.image_bytes if kind.startswith("image/") else limits.audio_bytes
-    if len(data) > most:
-        raise ContentError(f"{kind} of {len(data)} bytes; at most {most} are taken: send a smaller or coarser one")
+    maximum = limits.image_bytes if kind.startswith("image/") else limits.audio_bytes
+    if len(data) > maximum:
+        raise ContentError(f"{kind} of {len(data)} bytes; at most {maximum} are taken: send a smaller or coarser one")
     name = sha256(data).hexdigest()
     part = _read.get(name)
     if part is None:
@@ -276,17 +276,19 @@ def from_wire(value: str, limits: ContentLimits = LIMITS) -> MediaPart:
     if found is None:
         raise ContentError(f"{value[:40]!r} is no data URI; send data:image/png;base64,…")
     # Four characters are three bytes: what is too large is not decoded.
-    most = max(limits.image_bytes, limits.audio_bytes)
-    if len(value) - found.end() > (most // 3 + 1) * 4:
-        raise ContentError(f"a data URI of {len(value)} characters; at most {most} bytes are taken: send a smaller one")
+    maximum = max(limits.image_bytes, limits.audio_bytes)
+    if len(value) - found.end() > (maximum // 3 + 1) * 4:
+        raise ContentError(
+            f"a data URI of {len(value)} characters; at most {maximum} bytes are taken: send a smaller one"
+        )
     try:
         data = base64.b64decode(value[found.end() :], validate=True)
     except (binascii.Error, ValueError) as error:
         raise ContentError(f"the data URI {value[:40]!r}… is not base64: {error}") from None
     part = read_media(data, limits)
-    said, held = value[5:].partition("/")[0].lower(), part.media_type.partition("/")[0]
-    if said in ("image", "audio") and said != held:
-        raise ContentError(f"the data URI {value[:40]!r}… says {said} and holds {part.media_type}; say which it is")
+    reported, held = value[5:].partition("/")[0].lower(), part.media_type.partition("/")[0]
+    if reported in ("image", "audio") and reported != held:
+        raise ContentError(f"the data URI {value[:40]!r}… says {reported} and holds {part.media_type}; say which it is")
     return part
 
 
@@ -312,8 +314,10 @@ def _each(value: object, kind: type[MediaPart], limits: ContentLimits) -> Iterat
     for each in listed(value):
         part = from_wire(each, limits) if isinstance(each, str) else each
         if not isinstance(part, kind):
-            told = part.media_type if isinstance(part, (ImagePart, AudioPart)) else f"a {type(part).__name__}"
-            raise ContentError(f"an {'image' if kind is ImagePart else 'audio'} is {told}; send a data URI of one")
+            description = part.media_type if isinstance(part, (ImagePart, AudioPart)) else f"a {type(part).__name__}"
+            raise ContentError(
+                f"an {'image' if kind is ImagePart else 'audio'} is {description}; send a data URI of one"
+            )
         yield part
 
 

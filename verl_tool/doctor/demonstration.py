@@ -43,8 +43,8 @@ class _Script:
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
         turn = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
-        most = sampling_params.get("max_tokens", len(turn))
-        return Generation(turn[:most], stop_reason="length" if most < len(turn) else "stop")
+        maximum = sampling_params.get("max_tokens", len(turn))
+        return Generation(turn[:maximum], stop_reason="length" if maximum < len(turn) else "stop")
 
 
 class StandIn:

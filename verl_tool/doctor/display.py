@@ -63,8 +63,8 @@ def heading(setup: Setup, *, sound: bool) -> Group:
     }
     if sound:
         ends = [f"{setup.tokenizer.decode([token])!r} ({token})" for token in sorted(setup.ends)]
-        told = [tool.name for tool in setup.prompts.described_tools()]
-        lines["told of"] = ", ".join(told) or "none: the prompt is the conversation alone"
+        description = [tool.name for tool in setup.prompts.described_tools()]
+        lines["told of"] = ", ".join(description) or "none: the prompt is the conversation alone"
         lines["end tokens"] = ", ".join(ends) or "none"
     return Group(*(Text.assemble((f"{name:14}", "bold"), value) for name, value in lines.items()))
 
@@ -83,13 +83,13 @@ def prompt_tokens(ids: Sequence[int], tokenizer: Tokenizer, whole: bool) -> Text
 def call_lines(demonstration: Demonstration) -> RenderableType:
     """The model's turn, where it ends, and the calls in it."""
     turn = Text(textwrap.indent(demonstration.turn, "  "), style=STYLES[Author.MODEL])
-    ended = demonstration.end_reason or "its limit of length"
-    lines: list[RenderableType] = [turn, Text(f"The turn ends at {ended}.")]
+    finished = demonstration.end_reason or "its limit of length"
+    lines: list[RenderableType] = [turn, Text(f"The turn ends at {finished}.")]
     if not demonstration.trajectory.calls:
         lines.append(Text("No call is sent to the tools: the turn is taken for the answer.", style="bold yellow"))
     elif not demonstration.calls:
         lines.append(Text("The turn is sent to the tools; the loop itself knows no call in it."))
-    lines += [Text(line) for call in demonstration.calls for line in _told(call)]
+    lines += [Text(line) for call in demonstration.calls for line in _describe(call)]
     lines += [Text(_answer(record)) for record in demonstration.trajectory.calls]
     return Group(*lines)
 
@@ -101,7 +101,7 @@ def _answer(record: CallRecord) -> str:
     return f"The tools answer, the call is {valid}: {record.observation!r:.200}"
 
 
-def _told(call: Call) -> Iterator[str]:
+def _describe(call: Call) -> Iterator[str]:
     what = f"arguments {dict(call.arguments)}" if call.arguments is not None else f"text {call.input!r:.200}"
     yield f"{call.format.name} finds a call of {call.name!r} with the {what}"
     if call.error:
@@ -146,8 +146,8 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
         label = Text(f"{finding.severity.value}: ", style=_SEVERITIES[finding.severity])
         yield Text.assemble(label, f"{finding} ", (f"[{finding.check}]", "dim"))
     counts = Counter(finding.severity for finding in findings)
-    told = ", ".join(f"{counts[each]} {each.value}{'' if counts[each] == 1 else 's'}" for each in Severity)
-    yield Text(told, style="bold")
+    description = ", ".join(f"{counts[each]} {each.value}{'' if counts[each] == 1 else 's'}" for each in Severity)
+    yield Text(description, style="bold")
 
 
 def _section(console: Console, title: str) -> None:

@@ -54,15 +54,15 @@ class Examination:
 
     def run(self, console: Console, *, whole: bool = False) -> bool:
         """Look, show, and tell whether there is no error. Raises VerlToolError if what is given cannot be used."""
-        setup, shown = self._setup(), None
+        setup, visible = self._setup(), None
         _ = setup.prompts  # an unknown format, or tool, is no finding but a mistake of the command line
         of_rows = examine_rows(setup.rows, REWARD_COLUMNS if self._manager is not None else ())
         findings = [*self._of_files(), *of_rows, *examine(setup), *self._of_reward(setup.rows)]
         row = setup.rows[self.row] if setup.rows else None
         unsound = any(each.severity is Severity.ERROR and each.check in RELIED_ON for each in findings)
         if not unsound and setup.problem_of_prompt(row) is None:
-            shown = asyncio.run(self._demonstration(setup, row))
-        print_report(console, setup, shown, findings, whole=whole)
+            visible = asyncio.run(self._demonstration(setup, row))
+        print_report(console, setup, visible, findings, whole=whole)
         return not any(each.severity is Severity.ERROR for each in findings)
 
     @cached_property
@@ -72,10 +72,10 @@ class Examination:
     @cached_property
     def options(self) -> EpisodeOptions:
         """The flags, over those of the config. Raises ConfigError."""
-        given, written = dict(self.episode), self._of_config
-        if written is None and not _MODES & set(given):
-            given["enable_mtrl"] = True
-        return merged_options(None if written is None else written.options, given)
+        provided, written = dict(self.episode), self._of_config
+        if written is None and not _MODES & set(provided):
+            provided["enable_mtrl"] = True
+        return merged_options(None if written is None else written.options, provided)
 
     @cached_property
     def _tools(self) -> ToolSource:

@@ -114,8 +114,8 @@ def context_length(model: str, trust_remote_code: bool) -> int | None:
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code).get_text_config()
     except (OSError, ValueError):
         return None
-    most = getattr(config, "max_position_embeddings", None)
-    return most if isinstance(most, int) else None
+    maximum = getattr(config, "max_position_embeddings", None)
+    return maximum if isinstance(maximum, int) else None
 
 
 @dataclass(frozen=True)

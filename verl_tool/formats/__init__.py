@@ -54,8 +54,8 @@ def loop_formats(names: Sequence[str] | None, tools: Iterable[ToolDescription] =
             raise ConfigError("formats is empty; name at least one, such as hermes, or leave it out (null)")
         return tuple(dict.fromkeys(map(format_by_name, names)))
     known = {fmt.name for fmt in ALL_FORMATS}
-    told = dict.fromkeys(spec for tool in tools for spec in tool.formats if spec not in known)
-    loaded = [spec for spec in told if spec.startswith(("<", "[")) or load.is_installed(spec)]
+    description = dict.fromkeys(spec for tool in tools for spec in tool.formats if spec not in known)
+    loaded = [spec for spec in description if spec.startswith(("<", "[")) or load.is_installed(spec)]
     return (*ALL_FORMATS, *map(format_by_name, loaded))
 
 

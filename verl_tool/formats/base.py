@@ -87,10 +87,10 @@ def render_parts(fmt: Format, parts: Sequence[Part], call: Call | None = None) -
         output = "".join(part.text if isinstance(part, TextPart) else next(words) for part in parts)
         texts = _between(list(media), fmt.render(output, call))
         if texts is not None:
-            shown: list[Part] = [TextPart(texts[0])]
+            visible: list[Part] = [TextPart(texts[0])]
             for part, text in zip(media.values(), texts[1:], strict=True):
-                shown += [part, TextPart(text)]
-            return [part for part in shown if part != TextPart("")]
+                visible += [part, TextPart(text)]
+            return [part for part in visible if part != TextPart("")]
     raise ContentError(f"the format {fmt.name!r} leaves out an image or audio of an output; let render keep all of it")
 
 

@@ -20,14 +20,14 @@ def find_calls(action: str, formats: Sequence[Format], names: Container[str] | N
 
 def without_overlap(found: Iterable[T], call_of: Callable[[T], Call]) -> list[T]:
     """`found`, in the order of the text, less those whose call begins inside one that is kept."""
-    kept: list[T] = []
+    stored: list[T] = []
     end = 0
     for one in found:
         call = call_of(one)
-        if not kept or call.start >= end:
-            kept.append(one)
+        if not stored or call.start >= end:
+            stored.append(one)
             end = call.end
-    return kept
+    return stored
 
 
 def calls_sent(action: str, formats: Sequence[Format]) -> list[Call]:

@@ -40,8 +40,8 @@ def parse_arguments(name: str, payload: str) -> JsonCall:
     try:
         value = decode(payload) if payload.strip() else {}
     except ValueError as error:
-        told = f"The arguments of this call are not valid JSON: {error}. Write {{…}}, one JSON object."
-        return JsonCall(name, payload, error=told)
+        description = f"The arguments of this call are not valid JSON: {error}. Write {{…}}, one JSON object."
+        return JsonCall(name, payload, error=description)
     if not isinstance(value, dict):
         kind = type(value).__name__
         return JsonCall(

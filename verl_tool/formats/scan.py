@@ -108,11 +108,11 @@ class Scanner:
             if match.group() in self._closing:
                 position = self._behind_block(match, cursor)
                 continue
-            taken, position = take(match, cursor)
-            if isinstance(taken, list):
-                calls += taken
-            elif taken is not None:
-                calls.append(taken)
+            in_use, position = take(match, cursor)
+            if isinstance(in_use, list):
+                calls += in_use
+            elif in_use is not None:
+                calls.append(in_use)
         return calls
 
     def _compiled(self) -> re.Pattern[str]:

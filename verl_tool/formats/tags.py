@@ -101,8 +101,8 @@ class TagFormat:
     def render(self, output: str, call: Call | None = None) -> str:
         missing = call.missing if call else ""
         opening, closing = self._block
-        shown = f"{self._within}{markers.escape_markers(output)}{self._within}"
-        return f"{missing}{self._around}{opening}{shown}{closing}{self._around}"
+        visible = f"{self._within}{markers.escape_markers(output)}{self._within}"
+        return f"{missing}{self._around}{opening}{visible}{closing}{self._around}"
 
     def write(self, name: str, payload: str) -> str:
         """A call as a model would write it."""

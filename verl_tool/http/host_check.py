@@ -113,7 +113,7 @@ def _name_and_port(text: str) -> tuple[str, int | None]:
 
 def _foreign(field: str, value: bytes) -> HttpError:
     message = (
-        f"{field!r} is {excerpt(value.decode('latin-1'))}, which is not a name of this server; call it by its IP address "
-        "(127.0.0.1 on its own machine) and port, or start it with --allowed_hosts NAME"
+        f"{field!r} is {excerpt(value.decode('latin-1'))}, which is not a name of this server; call it by its IP "
+        "address (127.0.0.1 on its own machine) and port, or start it with --allowed_hosts NAME"
     )
     return HttpError(403, "forbidden_host", message, field)

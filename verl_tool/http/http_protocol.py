@@ -32,8 +32,8 @@ _IDLE, _IN_HEAD, _IN_BODY, _ENDED = range(4)
 def max_connections() -> int:
     """Connections that one server holds at a time: half of the files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _OPEN_FILES_HARD_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _OPEN_FILES_HARD_LIMIT)
-    return max(64, most // 2)
+    maximum = _OPEN_FILES_HARD_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _OPEN_FILES_HARD_LIMIT)
+    return max(64, maximum // 2)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -46,7 +46,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._gentle = _GentleTransport(self)
         self._timer = self.loop.call_later(HEAD_SECONDS, self._head_too_slow)
         if len(self.connections) > max_connections():
-            self._refuse(503, "overloaded", f"more than {max_connections()} connections are open; try it again later")
+            self._reject(503, "overloaded", f"more than {max_connections()} connections are open; try it again later")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -78,10 +78,10 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_too_large()
             return
         if self.parser.get_http_version() not in _VERSIONS:
-            self._refuse(505, "bad_version", "this server speaks HTTP/1.1; send the request in that version")
+            self._reject(505, "bad_version", "this server speaks HTTP/1.1; send the request in that version")
             return
         if not self.url.startswith(b"/") and self._names_two_hosts():
-            self._refuse(
+            self._reject(
                 400, "bad_request", "the target and the header 'host' name different hosts; send the path alone"
             )
             return
@@ -128,7 +128,7 @@ class BoundedHttp(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self._phase == _ENDED:
             return
-        self._refuse(400, "bad_request", "this is not a well-formed HTTP request; see RFC 9112")
+        self._reject(400, "bad_request", "this is not a well-formed HTTP request; see RFC 9112")
 
     def _should_upgrade_to_ws(self) -> bool:
         return False
@@ -156,13 +156,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _head_too_slow(self) -> None:
         if self._phase == _IN_HEAD or (self._phase == _IDLE and not self._is_answering()):
-            self._refuse(408, "head_too_slow", f"the request's head did not come within {HEAD_SECONDS:g} s")
+            self._reject(408, "head_too_slow", f"the request's head did not come within {HEAD_SECONDS:g} s")
 
     def _head_too_large(self) -> None:
         message = f"the request's head is larger than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers; send fewer"
-        self._refuse(431, "head_too_large", message)
+        self._reject(431, "head_too_large", message)
 
-    def _refuse(self, status: int, kind: str, message: str) -> None:
+    def _reject(self, status: int, kind: str, message: str) -> None:
         """Answer in place of the application, unless it has begun to, and end the connection."""
         if self.transport.is_closing():
             return

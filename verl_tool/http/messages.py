@@ -60,8 +60,8 @@ class JsonResponse(Response):
 
 def error_response(error: HttpError) -> JsonResponse:
     """``{"error": {"message", "type", "field"}}``."""
-    told = {"message": error.message, "type": error.type, "field": error.field}
-    return JsonResponse({"error": told}, error.status, error.headers)
+    description = {"message": error.message, "type": error.type, "field": error.field}
+    return JsonResponse({"error": description}, error.status, error.headers)
 
 
 def headers_of(scope: Scope) -> HeaderMap:

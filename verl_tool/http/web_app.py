@@ -158,8 +158,8 @@ class WebApp:
                 message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the server's port anew"
                 raise HttpError(MISDIRECTED, "misdirected", message)
         if self._tokens and scope["path"] != HEALTH_PATH:
-            given = headers.get(b"authorization", b"")
-            if not any(hmac.compare_digest(given, token) for token in self._tokens):
+            provided = headers.get(b"authorization", b"")
+            if not any(hmac.compare_digest(provided, token) for token in self._tokens):
                 message = "the api key is missing or wrong; send the header 'Authorization: Bearer <api_key>'"
                 raise HttpError(401, self.unauthorized, message, headers={"www-authenticate": "Bearer"})
 

@@ -368,18 +368,18 @@ def _calls(function: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> list
     """A call for each input. If every output is a list of one item, that may be the value or hold it, as in APPS."""
     if not function.isidentifier() or keyword.iskeyword(function):
         raise ValueError(f"fn_name {function[:80]!r} is no name of a function")
-    wanted = [
-        _json_or_text(output) if isinstance(given, str) and isinstance(output, str) else output
-        for given, output in zip(inputs, outputs, strict=True)
+    requested = [
+        _json_or_text(output) if isinstance(provided, str) and isinstance(output, str) else output
+        for provided, output in zip(inputs, outputs, strict=True)
     ]
-    wrapped = all(isinstance(value, list) and len(value) == 1 for value in wanted)
+    wrapped = all(isinstance(value, list) and len(value) == 1 for value in requested)
     return [
         TestCall(
             function,
-            tuple(map(_literal, _arguments(given))),
+            tuple(map(_literal, _arguments(provided))),
             tuple(map(_literal, (value[0], value) if wrapped else (value,))),
         )
-        for given, value in zip(inputs, wanted, strict=True)
+        for provided, value in zip(inputs, requested, strict=True)
     ]
 
 

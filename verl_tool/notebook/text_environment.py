@@ -108,14 +108,14 @@ class TextEnvironment:
                 f"tool_schemas={tool_schemas!r} with chat=False: a text has no place for schemas; write `usage()` into "
                 "`prompt`, or set chat=True"
             )
-        shown = _only_one(max_tool_response=max_tool_response, max_tool_reponse=max_tool_reponse)
-        max_visible = 100 if shown is None else shown
+        visible = _only_one(max_tool_response=max_tool_response, max_tool_reponse=max_tool_reponse)
+        max_visible = 100 if visible is None else visible
         # TRL's models with a value head hold the one that generates.
         self.model = getattr(model, "pretrained_model", model)
         self.tokenizer, self.reward_fn, self.prompt = tokenizer, reward_fn, prompt or ""
-        given = [formats] if isinstance(formats, (str, Format)) else list(formats)
+        provided = [formats] if isinstance(formats, (str, Format)) else list(formats)
         functions = None if isinstance(tools, str) else by_name(tools or ())
-        self._formats = _formats(given, tools if isinstance(tools, str) else [*(functions or {}), "finish"])
+        self._formats = _formats(provided, tools if isinstance(tools, str) else [*(functions or {}), "finish"])
         self._tools = tools if isinstance(tools, str) else FunctionTools(functions or {}, self._formats, max_visible)
         self._kwargs = dict(generation_kwargs or {})
         self._is_generator = inspect.iscoroutinefunction(self.model.generate)
@@ -166,8 +166,8 @@ class TextEnvironment:
         Raises ConfigError if tasks are no texts, files or a verification cannot be read or have no workspace, or if a
         tool answers with an image and there is no `image_processor`.
         """
-        asked = self._asked(_texts(_only_one(tasks=tasks, queries=queries)), files, verifications)
-        trajectories = [_graded(trajectory) for trajectory in _run(self._trajectories(asked))]
+        requested = self._request(_texts(_only_one(tasks=tasks, queries=queries)), files, verifications)
+        trajectories = [_graded(trajectory) for trajectory in _run(self._trajectories(requested))]
         histories = [TextHistory(trajectory, trajectory.reward or 0.0) for trajectory in trajectories]
         if self.reward_fn is not None:
             rewards = self.reward_fn([history.last_text_segment for history in histories], **rewards_kwargs)
@@ -187,7 +187,7 @@ class TextEnvironment:
         async with ToolClient(self._tools) as client:
             return await client.tools()
 
-    def _asked(
+    def _request(
         self, texts: Sequence[str], files: Sequence[Any] | None, verifications: Sequence[Any] | None
     ) -> list[_Task]:
         if not isinstance(self._tools, str) and (files is not None or verifications is not None):
@@ -197,15 +197,15 @@ class TextEnvironment:
             )
         if verifications is not None and self.reward_fn is not None:
             raise ConfigError("reward_fn and verifications both give the reward; leave one of them out")
-        asked = []
+        requested = []
         for i, (text, packed, verification) in enumerate(
             zip(texts, _one_each("files", files, texts), _one_each("verifications", verifications, texts), strict=True)
         ):
             extra = sent_to_tools({FILES_FIELD: packed}, None, f"task {i}")
             if not isinstance(verification, Verification | None):
                 verification = read_verification(verification, f"task {i}")
-            asked.append(_Task(text, extra, verification))
-        return asked
+            requested.append(_Task(text, extra, verification))
+        return requested
 
     async def _trajectories(self, tasks: Sequence[_Task]) -> list[Trajectory]:
         if not isinstance(self._tools, str):
@@ -218,8 +218,8 @@ class TextEnvironment:
 
     async def _rollout(self, tools: Tools, tasks: Sequence[_Task], options: EpisodeOptions) -> list[Trajectory]:
         params = self._kwargs if self._is_generator else {}
-        told = await self._described_by(tools) if self._options.describes_tools else []
-        prompts = PromptRenderer(self._tokenizer, self._options, told, self._formats)
+        description = await self._described_by(tools) if self._options.describes_tools else []
+        prompts = PromptRenderer(self._tokenizer, self._options, description, self._formats)
         starts = [
             RolloutStart(
                 self._prompt_ids(task.text, prompts),
@@ -315,10 +315,10 @@ def _stops(formats: Sequence[Format]) -> tuple[str, ...]:
 
 def _only_one(**names: _Result | None) -> _Result | None:
     """The one that was given, of two names of one argument. Raises ConfigError if both were, with two values."""
-    given = {name: value for name, value in names.items() if value is not None}
-    first = next(iter(given.values()), None)
-    if any(value is not first and value != first for value in given.values()):
-        raise ConfigError(f"{' and '.join(given)} are one argument under two names; give just one of them")
+    provided = {name: value for name, value in names.items() if value is not None}
+    first = next(iter(provided.values()), None)
+    if any(value is not first and value != first for value in provided.values()):
+        raise ConfigError(f"{' and '.join(provided)} are one argument under two names; give just one of them")
     return first
 
 

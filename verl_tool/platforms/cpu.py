@@ -37,8 +37,8 @@ def trains_on_cpu() -> bool:
 
     A torch that was built for GPUs is left alone even on a node that has none, such as a cluster's head.
     """
-    asked = os.environ.get("VERL_PLATFORM", "").strip().lower()
-    return asked == "cpu" if asked else torch.accelerator.current_accelerator() is None
+    requested = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    return requested == "cpu" if requested else torch.accelerator.current_accelerator() is None
 
 
 class _Event:
@@ -267,9 +267,9 @@ def require() -> None:
 
 
 def _why_not() -> str:
-    asked = os.environ.get("VERL_PLATFORM", "")
-    if asked not in ("", "cpu"):
-        return f"VERL_PLATFORM is {asked!r}; unset it"
+    requested = os.environ.get("VERL_PLATFORM", "")
+    if requested not in ("", "cpu"):
+        return f"VERL_PLATFORM is {requested!r}; unset it"
     if os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto") != "auto":
         return "VERL_USE_EXTERNAL_PLUGINS keeps out the plugin 'verl_tool_cpu'; unset it"
     if "verl_tool_cpu" not in {entry.name for entry in entry_points(group="verl.plugins")}:

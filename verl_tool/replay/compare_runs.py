@@ -50,8 +50,8 @@ class SameRuns:
         """The counts in a sentence."""
         metrics = self.lines_of.get(METRICS, 0)
         others = sum(self.lines_of.values()) - metrics
-        told = f"{metrics} lines of metrics and {others} trajectories compared, "
-        return told + (f"{len(self.differences)} are different" if self.differences else "all the same")
+        description = f"{metrics} lines of metrics and {others} trajectories compared, "
+        return description + (f"{len(self.differences)} are different" if self.differences else "all the same")
 
     def lines(self) -> list[str]:
         """Each difference as JSON."""
@@ -65,7 +65,7 @@ class SameRuns:
         """The first differences."""
         table = Table("where", "here", "there")
         for each in self.differences[:rows]:
-            table.add_row(each.where, *(_shown(value) for value in (each.was, each.now)))
+            table.add_row(each.where, *(_format(value) for value in (each.was, each.now)))
         if len(self.differences) > rows:
             table.caption = f"and {len(self.differences) - rows} more; --output FILE has all"
         return [table] if self.differences else []
@@ -110,15 +110,15 @@ def _differences(where: str, was: object, now: object) -> Iterator[RunDifference
         for index, pair in enumerate(zip(was, now, strict=True)):
             yield from _differences(f"{where}[{index}]", *pair)
     elif was != now and not (was != was and now != now):  # NaN is the same as NaN
-        yield RunDifference(where, _told(was), _told(now))
+        yield RunDifference(where, _describe(was), _describe(now))
 
 
-def _told(value: object) -> object:
+def _describe(value: object) -> object:
     """The value if it is a plain one, else the beginning of its JSON."""
-    return _shown(value) if isinstance(value, dict | list) else value
+    return _format(value) if isinstance(value, dict | list) else value
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     text = text if len(text) <= MAX_DISPLAY_CHARACTERS else f"{text[: MAX_DISPLAY_CHARACTERS - 1]}…"
     # A terminal may obey what is not printable, and half a surrogate pair cannot be written.

@@ -82,13 +82,13 @@ class ReexecutionReport:
     def words(self) -> str:
         """The counts in a sentence."""
         calls, different = (sum(getattr(tool, name) for tool in self.tools.values()) for name in ("calls", "different"))
-        told = (
+        description = (
             f"{calls} calls of {self.trajectories} trajectories run again, {different} answered otherwise than before"
         )
         faults = sum(tool.faults for tool in self.tools.values())
-        told += f", {faults} not answered" if faults else ""
-        told += f"; {self.without_observation} had no answer then" if self.without_observation else ""
-        return told + (f"; {len(self.without_row)} trajectories without a row" if self.without_row else "")
+        description += f", {faults} not answered" if faults else ""
+        description += f"; {self.without_observation} had no answer then" if self.without_observation else ""
+        return description + (f"; {len(self.without_row)} trajectories without a row" if self.without_row else "")
 
     def lines(self) -> list[str]:
         """Each drift as JSON."""
@@ -113,10 +113,10 @@ class ReexecutionReport:
 def examples(drifts: Iterable[Drift], of_each: int = 3) -> Table:
     """The first drifts of each tool."""
     table = Table("tool", "call", "action", "then", "now")
-    shown: dict[str, int] = defaultdict(int)
+    visible: dict[str, int] = defaultdict(int)
     for drift in drifts:
-        shown[drift.tool] += 1
-        if shown[drift.tool] <= of_each:
+        visible[drift.tool] += 1
+        if visible[drift.tool] <= of_each:
             table.add_row(drift.tool, drift.where, repr(drift.action[-MAX_DISPLAY_CHARACTERS:])[1:-1], *drift.excerpts)
     return table
 
@@ -221,10 +221,10 @@ async def run_again(
 
 def drift_of(where: str, tool: str, call: CallRecord, now: StepResult) -> Drift:
     """What is different about a call of `tool` in the trajectory at `where`."""
-    return Drift(f"{where}#{call.step}", tool, call.action, *_told(call, now))
+    return Drift(f"{where}#{call.step}", tool, call.action, *_describe(call, now))
 
 
-def _told(call: CallRecord, now: StepResult) -> tuple[str, str]:
+def _describe(call: CallRecord, now: StepResult) -> tuple[str, str]:
     """Both observations, with what else is different before them."""
     answer = now.observation if now.fault is None else f"fault {now.fault.kind.value}: {now.fault.message}"
     if now.fault is not None or (call.valid, call.done) == (now.valid, now.done):
@@ -234,8 +234,8 @@ def _told(call: CallRecord, now: StepResult) -> tuple[str, str]:
 
 def sent_with(trajectory: Trajectory, row: Problem, options: EpisodeOptions) -> list[dict[str, Any]]:
     """The extra data of each call, as the loop sent them. A verifier is not run again."""
-    most = options.max_turns if row.max_turns is None else row.max_turns
-    behind_first = most + int(not options.force_finish_for_last_turn)
+    maximum = options.max_turns if row.max_turns is None else row.max_turns
+    behind_first = maximum + int(not options.force_finish_for_last_turn)
     own = {name: value for name, value in row.tools_kwargs.items() if name != FILES_FIELD}
     if row.tools is not None:
         own[TOOLS_FIELD] = list(row.tools)

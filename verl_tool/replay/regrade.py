@@ -53,15 +53,17 @@ class ScoreDifference:
     @property
     def why(self) -> str:
         """The score, and the reward manager's own values that are different."""
-        found = [_told("score", self.was.score, self.now.score)]
+        found = [_describe("score", self.was.score, self.now.score)]
         was, now = self.was.details or {}, self.now.details or {}
-        found += [_told(name, was[name], now[name]) for name in was if name in now and not _equal(was[name], now[name])]
+        found += [
+            _describe(name, was[name], now[name]) for name in was if name in now and not _equal(was[name], now[name])
+        ]
         return "; ".join([*found, *(f"now {self.now.fault}" for _ in range(bool(self.now.fault)))])
 
     def to_json(self) -> str:
         """One line."""
-        told = {"where": self.where, "was": self.was.score, "now": self.now.score, "why": self.why}
-        return json.dumps(told, ensure_ascii=False)
+        description = {"where": self.where, "was": self.was.score, "now": self.now.score, "why": self.why}
+        return json.dumps(description, ensure_ascii=False)
 
 
 @dataclass
@@ -96,11 +98,11 @@ class RegradeReport:
 
     def words(self) -> str:
         """The counts in a sentence."""
-        told = f"{self.graded} trajectories graded again, {len(self.differences)} otherwise than before"
-        told += f"; mean score {self.mean('was'):.4f}, now {self.mean('now'):.4f}"
-        told += f"; {self.unscored} without score" if self.unscored else ""
-        told += f"; {self.left_out} ended in a fault and have none" if self.left_out else ""
-        return told + (f"; {len(self.without_row)} without a row" if self.without_row else "")
+        description = f"{self.graded} trajectories graded again, {len(self.differences)} otherwise than before"
+        description += f"; mean score {self.mean('was'):.4f}, now {self.mean('now'):.4f}"
+        description += f"; {self.unscored} without score" if self.unscored else ""
+        description += f"; {self.left_out} ended in a fault and have none" if self.left_out else ""
+        return description + (f"; {len(self.without_row)} without a row" if self.without_row else "")
 
     def lines(self) -> list[str]:
         """Each difference as JSON."""
@@ -155,8 +157,8 @@ async def regrade(stored: Iterable[Stored], scorer: Scorer) -> RegradeReport:
     """All of them, in their order."""
     report, remaining = RegradeReport(), iter(stored)
     while batch := list(islice(remaining, AT_A_TIME)):
-        wanted = [one for one in batch if _is_graded(one, report)]
-        for one, now in zip(wanted, await _gradings(wanted, scorer), strict=True):
+        requested = [one for one in batch if _is_graded(one, report)]
+        for one, now in zip(requested, await _gradings(requested, scorer), strict=True):
             report.add(one, now)
     return report
 
@@ -197,8 +199,10 @@ def _without_bonus(grading: Grading) -> float | None:
 def _same(was: Grading, now: Grading) -> bool:
     """Values that only one of the two has do not count: another version of the reward manager tells other ones."""
     details = was.details or {}
-    told = now.details or {}
-    return _equal(was.score, now.score) and all(_equal(details[name], told[name]) for name in details if name in told)
+    description = now.details or {}
+    return _equal(was.score, now.score) and all(
+        _equal(details[name], description[name]) for name in details if name in description
+    )
 
 
 def _equal(a: float | None, b: float | None) -> bool:
@@ -206,7 +210,7 @@ def _equal(a: float | None, b: float | None) -> bool:
     return a == b if a is None or b is None else math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
-def _told(name: str, was: float | None, now: float | None) -> str:
+def _describe(name: str, was: float | None, now: float | None) -> str:
     words = ["none" if value is None or math.isnan(value) else f"{value:.6g}" for value in (was, now)]
     return f"{name} {words[0]} -> {words[1]}" if words[0] != words[1] else f"{name} {words[0]}"
 

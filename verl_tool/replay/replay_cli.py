@@ -104,10 +104,10 @@ def command(
             stored = StoredRun(run, tuple(data or ()), files)
             trained = run if stored.config is not None else from_run
             if regrade:
-                shown = _shown(stored, limit, "grading")
-                report = _regraded(shown, run, trained, reward_manager, options, tool_server_url)
+                visible = _format(stored, limit, "grading")
+                report = _regraded(visible, run, trained, reward_manager, options, tool_server_url)
             else:
-                report = _reexecuted(_shown(stored, limit, "calling"), trained, tool_server_url)
+                report = _reexecuted(_format(stored, limit, "calling"), trained, tool_server_url)
         _print(report)
         if output is not None:
             # Half a surrogate pair becomes the escape by which JSON spells it.
@@ -120,7 +120,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _shown(stored: StoredRun, limit: int | None, doing: str) -> Iterable[Stored]:
+def _format(stored: StoredRun, limit: int | None, doing: str) -> Iterable[Stored]:
     return track(islice(stored, limit), description=doing, console=console, transient=True)
 
 
@@ -173,8 +173,8 @@ def _print(report: Report) -> None:
 def _known(accept: Path | None) -> set[tuple[str, object]]:
     """Where differences are known, and what is there now. Raises ConfigError for a line that is no difference."""
     lines = accept.read_text("utf-8").splitlines() if accept is not None else []
-    told = [json_object(line, repr(line[:200])) for line in lines if line.strip()]
-    return {(str(each.get("where")), each.get("now")) for each in told}
+    description = [json_object(line, repr(line[:200])) for line in lines if line.strip()]
+    return {(str(each.get("where")), each.get("now")) for each in description}
 
 
 def main() -> None:

@@ -121,7 +121,7 @@ def retraining(run: Path, step: int, folder: Path) -> DictConfig:
     _reject_folder(folder, run.resolve())
     if not config.get("trajectories_dir"):
         raise ConfigError(f"{run} has stored no trajectories (trajectories_dir=null)")
-    _refuse(config, step)
+    _reject(config, step)
     stored = StoredStep(Path(config.trajectories_dir), step, int(config.actor_rollout_ref.rollout.n))
     rows = int(config.data.train_batch_size) * int(config.actor_rollout_ref.rollout.n)
     if not config.trainer.use_v1 and len(stored) != rows:
@@ -175,7 +175,7 @@ def _changes(config: DictConfig, step: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _refuse(config: DictConfig, step: int) -> None:
+def _reject(config: DictConfig, step: int) -> None:
     """Raises ConfigError that tells why no step of this training, or not this one, can be made again."""
     if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "separate_async":
         raise ConfigError("a step of trainer.v1.trainer_mode=separate_async is no one batch; it cannot be made again")
@@ -201,7 +201,7 @@ def _begins_drawn(config: DictConfig) -> bool:
     return _has_critic(config) or int(config.actor_rollout_ref.model.get("lora_rank") or 0) > 0
 
 
-def _kept(config: DictConfig) -> list[int]:
+def _stored_steps(config: DictConfig) -> list[int]:
     """Steps behind which the weights are kept. Of a checkpoint that it removes verl leaves a folder without them."""
     parts = ("actor", "critic") if _has_critic(config) else ("actor",)
     folders = Path(config.trainer.default_local_dir).glob("global_step_*/")
@@ -218,11 +218,13 @@ def _before(config: DictConfig, step: int) -> dict[str, str]:
             "(actor_rollout_ref.actor.checkpoint.save_contents); only step 1 can be made again"
         )
     folder = Path(config.trainer.default_local_dir)
-    kept = _kept(config)
-    if step - 1 not in kept:
+    retained = _stored_steps(config)
+    if step - 1 not in retained:
         stored = stored_steps(Path(config.trajectories_dir))
         first = [] if _begins_drawn(config) else [1]
-        possible = ", ".join(str(number) for number in [*first, *(before + 1 for before in kept)] if number in stored)
+        possible = ", ".join(
+            str(number) for number in [*first, *(before + 1 for before in retained)] if number in stored
+        )
         raise ConfigError(
             f"step {step} began with the weights of global_step_{step - 1}, and {folder} has none. Steps that can be "
             f"made again: {possible or 'none'}. With trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=null a run "
@@ -234,12 +236,12 @@ def _before(config: DictConfig, step: int) -> dict[str, str]:
 def _metrics(run: Path, step: int) -> dict[str, float]:
     """Of one step. Raises ConfigError if those of an update of the actor are not there."""
     try:
-        told = dict(read_metrics(run))
+        description = dict(read_metrics(run))
     except FileNotFoundError:
         raise ConfigError(
             f"{run} has no metrics.jsonl (trainer.logger without file): nothing to compare with"
         ) from None
-    return _updated(told, step, run)
+    return _updated(description, step, run)
 
 
 def _updated(told: Mapping[int, dict[str, float]], step: int, run: Path) -> dict[str, float]:

@@ -32,14 +32,14 @@ class Rows:
         key = (None if index is None else int(index), source, _prompt(trajectory))
         if key not in self._known:
             candidates = self._problems if key[0] is None else self._by_index.get(key[0], [])
-            fit = [row for row in candidates if source in (None, row.data_source) and _asked(row, trajectory)]
+            fit = [row for row in candidates if source in (None, row.data_source) and _request(row, trajectory)]
             self._known[key] = _only(fit)
         return self._known[key]
 
     def at(self, position: int, trajectory: Trajectory | None) -> Problem | None:
         """The row at a position, from 0, if it is what the trajectory answers."""
         row = self._problems[position] if position < len(self._problems) else None
-        return row if row is None or trajectory is None or _asked(row, trajectory) else None
+        return row if row is None or trajectory is None or _request(row, trajectory) else None
 
 
 def _only(rows: Sequence[Problem]) -> Problem | None:
@@ -52,7 +52,7 @@ def _only(rows: Sequence[Problem]) -> Problem | None:
     return same[0] if alike else None
 
 
-def _asked(row: Problem, trajectory: Trajectory) -> bool:
+def _request(row: Problem, trajectory: Trajectory) -> bool:
     prompt = _prompt(trajectory)
     return not prompt or trajectory.prompt_truncated or _question(row) in prompt
 

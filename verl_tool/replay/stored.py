@@ -88,8 +88,8 @@ class StoredRun:
         known = {path.name: path for path in self.files} | {f"{BRANCHES}/{path.name}": path for path in branches}
         if name not in known:
             raise ConfigError(f"{self.folder} has no file {name!r}; it has {', '.join(list(known)[:20])}")
-        wanted = f"{known[name].name}:{line}"
-        found = next((stored for stored in self._in(known[name]) if stored.where == wanted), None)
+        requested = f"{known[name].name}:{line}"
+        found = next((stored for stored in self._in(known[name]) if stored.where == requested), None)
         if found is None:
             raise ConfigError(f"{known[name]} has no trajectory at line {line}; lines count from 1")
         return found
@@ -105,8 +105,8 @@ class StoredRun:
                     trajectory = Trajectory.from_json(line)
                 except ValidationError as error:
                     raise ConfigError(f"{path}:{number} is no trajectory: {error.errors()[0]['msg']}") from None
-                told = trajectory.extra.get("reward_extra_info") or {}
-                details = {str(name): value for name, value in told.items() if not isinstance(value, str)}
+                description = trajectory.extra.get("reward_extra_info") or {}
+                details = {str(name): value for name, value in description.items() if not isinstance(value, str)}
                 grading = Grading(trajectory.reward, details, str(trajectory.extra.get("reward_fault") or ""))
                 row = rows.of(trajectory)
                 yield Stored(f"{path.name}:{number}", row, grading, trajectory)

@@ -97,6 +97,6 @@ def _best_of(scores: NDArray[np.float32], topk: int) -> NDArray[np.int64]:
     looked at: eight times as quick as to sort all scores of a million passages.
     """
     peaks = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
-    least = np.partition(peaks, len(peaks) - topk)[len(peaks) - topk] if len(peaks) > topk else 0
-    numbers = np.flatnonzero(scores >= least if least > 0 else scores)
+    minimum = np.partition(peaks, len(peaks) - topk)[len(peaks) - topk] if len(peaks) > topk else 0
+    numbers = np.flatnonzero(scores >= minimum if minimum > 0 else scores)
     return numbers[np.lexsort((numbers, -scores[numbers]))[:topk]]

@@ -53,11 +53,11 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """Changes if a file is added, taken away, or written anew. From names, sizes and times of change."""
-        told = hashlib.sha256()
+        description = hashlib.sha256()
         for file in self._files:
             found = file.stat()
-            told.update(f"{file.relative_to(self.path.parent)}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
-        return told.hexdigest()
+            description.update(f"{file.relative_to(self.path.parent)}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+        return description.hexdigest()
 
     def passages(self, skip: int = 0) -> Iterator[tuple[Passage, int]]:
         """The passages behind the first `skip`, and how many bytes of the corpus are read by then.

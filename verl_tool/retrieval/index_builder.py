@@ -43,7 +43,7 @@ def build(settings: BuildSettings, folder: Path, on_progress: OnProgress) -> Man
     with _locked(folder):
         if (folder / MANIFEST).exists():
             return _as_it_is(settings, folder)
-        state = _begun(settings, folder)
+        state = _load_state(settings, folder)
         embedder = load_embedder(settings.embedder) if settings.kind.by_vectors else None
         if embedder is not None:
             dense_index.faiss()
@@ -88,7 +88,7 @@ def _as_it_is(settings: BuildSettings, folder: Path) -> Manifest:
     return found
 
 
-def _begun(settings: BuildSettings, folder: Path) -> BuildState:
+def _load_state(settings: BuildSettings, folder: Path) -> BuildState:
     """How far the index is. Raises RetrievalError if what was begun is another one, or the folder is none of ours."""
     if (folder / STATE).exists():
         state = BuildState.model_validate_json((folder / STATE).read_bytes())
@@ -107,11 +107,11 @@ def _other(what: str, found: BuildSettings, wanted: BuildSettings, folder: Path)
     names = [name for name in BuildSettings.model_fields if getattr(found, name) != getattr(wanted, name)]
     if "corpus_fingerprint" in names and "corpus" not in names:
         return f"{folder} {what} of {wanted.corpus} as it was before it changed; delete the folder or give another"
-    words = ", ".join(f"{name}={_shown(found, name)} and not {_shown(wanted, name)}" for name in names)
+    words = ", ".join(f"{name}={_format(found, name)} and not {_format(wanted, name)}" for name in names)
     return f"{folder} {what} with {words}; delete the folder or give another"
 
 
-def _shown(settings: BuildSettings, name: str) -> str:
+def _format(settings: BuildSettings, name: str) -> str:
     value = getattr(settings, name)
     return str(getattr(value, "value", value))
 

@@ -135,13 +135,13 @@ def record_files(folder: Path, names: list[str], on_progress: Callable[[float], 
     total, read = sum((folder / name).stat().st_size for name in names), 0
     records = {}
     for name in names:
-        told = hashlib.sha256()
+        description = hashlib.sha256()
         with (folder / name).open("rb") as file:
             while block := file.read(_HASHED_AT_A_TIME):
-                told.update(block)
+                description.update(block)
                 read += len(block)
                 on_progress(read / total)
-        records[name] = FileRecord(bytes=(folder / name).stat().st_size, sha256=told.hexdigest())
+        records[name] = FileRecord(bytes=(folder / name).stat().st_size, sha256=description.hexdigest())
     return records
 
 

@@ -80,13 +80,13 @@ class JobFiles:
 
     def output(self, limit: int) -> Output:
         """What was written, `limit` bytes of each stream."""
-        kept, total = [], []
+        stored, total = [], []
         dropped = struct.unpack("<QQ", os.pread(self._fds[0], 16, wire.DROPPED_OUT * 8))
         for fd, beyond in zip(self._fds[1:3], dropped, strict=True):
             size = os.fstat(fd).st_size
-            kept.append(os.pread(fd, min(size, limit), 0) if size else b"")
+            stored.append(os.pread(fd, min(size, limit), 0) if size else b"")
             total.append(size + beyond)
-        return Output(kept[0], kept[1], self._interleave(kept[0], kept[1]), total[0], total[1])
+        return Output(stored[0], stored[1], self._interleave(stored[0], stored[1]), total[0], total[1])
 
     def result(
         self,
@@ -176,16 +176,16 @@ def check_names(files: Iterable[str], fetch_files: Iterable[str]) -> None:
     Raises:
         ConfigError: one would leave the folder, is too long, or is a file and a folder at once.
     """
-    given = {wire.SCRIPT_NAME}
+    provided = {wire.SCRIPT_NAME}
     for name in files:
         _check_name(name)
-        given.add(name)
+        provided.add(name)
     for name in fetch_files:
         _check_name(name)
-    for name in given:
+    for name in provided:
         at = name.find("/")
         while at >= 0:
-            if name[:at] in given:
+            if name[:at] in provided:
                 raise ConfigError(f"file {name!r} needs a folder where the file {name[:at]!r} is to be; rename one")
             at = name.find("/", at + 1)
 

@@ -36,9 +36,9 @@ class Limits:
             ConfigError: a limit is below its least sensible value.
         """
         for field in fields(self):
-            value, least = getattr(self, field.name), _LEAST[field.name]
-            if value is not None and not value >= least:
-                raise ConfigError(f"limit {field.name}={value!r} is too small; give {least} or more")
+            value, minimum = getattr(self, field.name), _LEAST[field.name]
+            if value is not None and not value >= minimum:
+                raise ConfigError(f"limit {field.name}={value!r} is too small; give {minimum} or more")
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,8 @@ class SandboxPool:
         self._tiers = tiers_of(warm_modules, self._policy.pre_imported_modules)
         self._holds: dict[Tier, frozenset[str]] = {}
         """By tier: what is in its forkservers."""
-        most = min(max(max_concurrent or _MAX_PER_CORE * cores, 1), MAX_SLOTS - _SPARE_SLOTS)
-        self._run_slots = RunSlots(_SHORT_PER_CORE * cores, most, max_queued)
+        maximum = min(max(max_concurrent or _MAX_PER_CORE * cores, 1), MAX_SLOTS - _SPARE_SLOTS)
+        self._run_slots = RunSlots(_SHORT_PER_CORE * cores, maximum, max_queued)
         self._max_sessions = max_sessions
         self._session_memory = session_memory_bytes or _memory_ceiling() // 3
         self._sessions: SessionPool | None = None
@@ -141,7 +141,7 @@ class SandboxPool:
         """Empty until they are started."""
         self._starting = asyncio.Lock()
         self._replacements: set[asyncio.Task[None]] = set()
-        self._fair_share = _memory_ceiling() // most
+        self._fair_share = _memory_ceiling() // maximum
         self._quarantine = asyncio.Semaphore(_QUARANTINES)
         self._enforcer = LimitEnforcer()
         self._watch: asyncio.Task[None] | None = None
@@ -394,18 +394,18 @@ class SandboxPool:
     async def _run_once(self, worker: Worker, job: JobFiles, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
         if self._group is None:
             kills = oom_kills.machine_kills()
-            ended = await self._let_run(worker, job, limits, bool(fetch_files), None)
-            with _closing(ended.folder_fd):
-                ended = oom_kills.judge_without_group(ended, kills, self._fair_share)
-                return self._result(job, ended, limits, fetch_files)
+            finished = await self._let_run(worker, job, limits, bool(fetch_files), None)
+            with _closing(finished.folder_fd):
+                finished = oom_kills.judge_without_group(finished, kills, self._fair_share)
+                return self._result(job, finished, limits, fetch_files)
         group = self._group.take(group_bytes(worker.resident_bytes, limits))
-        ended = await self._let_run(worker, job, limits, bool(fetch_files), group)
-        with _closing(ended.folder_fd):
+        finished = await self._let_run(worker, job, limits, bool(fetch_files), group)
+        with _closing(finished.folder_fd):
             try:
-                ended = oom_kills.judge_by_group(ended, group, self._fair_share)
+                finished = oom_kills.judge_by_group(finished, group, self._fair_share)
             finally:
-                self._group.give(group, gone=ended.gone)
-            return self._result(job, ended, limits, fetch_files)
+                self._group.give(group, gone=finished.gone)
+            return self._result(job, finished, limits, fetch_files)
 
     async def _let_run(
         self, worker: Worker, job: JobFiles, limits: Limits, fetch_files: bool, group: RunGroup | None
@@ -415,20 +415,20 @@ class SandboxPool:
         except BaseException:
             self._give(group, gone=True)
             raise
-        patience = limits.wall_seconds + _ANSWER_SECONDS
-        timer = asyncio.get_running_loop().call_later(patience, _give_up, worker)  # its death ends the future
+        max_wait_seconds = limits.wall_seconds + _ANSWER_SECONDS
+        timer = asyncio.get_running_loop().call_later(max_wait_seconds, _give_up, worker)  # its death ends the future
         try:
             with self._enforce_limits(group, limits, lambda why: worker.kill(run_id, why)):
                 return await asyncio.shield(future)
         except asyncio.CancelledError:
             worker.kill(run_id)
             await asyncio.wait({future}, timeout=_ANSWER_SECONDS)
-            gone = False
+            exited = False
             if future.done() and future.exception() is None:
-                ended = future.result()
-                with _closing(ended.folder_fd):
-                    gone = ended.gone
-            self._give(group, gone=gone)
+                finished = future.result()
+                with _closing(finished.folder_fd):
+                    exited = finished.gone
+            self._give(group, gone=exited)
             raise
         except SandboxError:
             self._give(group, gone=False)
@@ -497,10 +497,10 @@ class SandboxPool:
 
 def _allow_open_files(wanted: int) -> None:
     """Raise this process's soft limit to so many, or to the hard one."""
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    soft, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = wanted if maximum == resource.RLIM_INFINITY else min(wanted, maximum)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, maximum))
 
 
 def _compile_forkserver() -> None:

@@ -70,7 +70,7 @@ class CellResult(RunResult):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a model should know of the state besides the cell's output, in sentences; often nothing."""
-        told = {
+        description = {
             "kept": "",
             "rolled_back": "Variables and modules are as they were before this cell; "
             "what it wrote to files, shared memory, pipes and sockets remains.",
@@ -78,4 +78,4 @@ class CellResult(RunResult):
         }[self.state]
         threads = f"Threads left running by the cell were ended: {self.ended_threads}." if self.ended_threads else ""
         others = f"Processes left running by the cell were ended: {self.ended_processes}."
-        return tuple(note for note in (told, threads, others if self.ended_processes else "") if note)
+        return tuple(note for note in (description, threads, others if self.ended_processes else "") if note)

@@ -235,8 +235,8 @@ def _reject_unreadable(path: str, by_others: bool) -> None:
         raise ConfigError("all of this machine (/) is to be readable in the sandbox; name folders of it")
     if not os.path.exists(path):
         raise ConfigError(f"{path} is to be readable in the sandbox, and is not there")
-    wanted = 0o005 if os.path.isdir(path) else 0o004
-    if by_others and os.stat(path).st_mode & wanted != wanted:
+    requested = 0o005 if os.path.isdir(path) else 0o004
+    if by_others and os.stat(path).st_mode & requested != requested:
         raise ConfigError(f"{path} is to be readable in the sandbox, where programs are another user; chmod -R o+rX it")
 
 

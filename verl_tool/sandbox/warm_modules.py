@@ -56,14 +56,14 @@ def suited_to(texts: Iterable[bytes], holds: Mapping[Tier, frozenset[str]]) -> T
     """
     *_, largest = holds
     elsewhere = {name for name in largest if not _is_standard(name)}
-    wanted: set[str] = set()
+    requested: set[str] = set()
     for text in texts:
-        wanted |= imported_by(text) | {name for name in elsewhere if name.encode() in text}
+        requested |= imported_by(text) | {name for name in elsewhere if name.encode() in text}
     for tier, held in holds.items():
-        if wanted <= held:
+        if requested <= held:
             return tier
     # What none holds has imports of its own: some of them are in any tier but the bare one.
-    known = wanted & holds[largest]
+    known = requested & holds[largest]
     return next((tier for tier in list(holds)[1:] if known <= holds[tier]), largest)
 
 

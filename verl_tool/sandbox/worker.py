@@ -119,10 +119,10 @@ class Worker:
             IsolationError: it cannot do its work here.
             SandboxError: it did not get ready in time.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel = ours
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHANNEL_BYTES)
+        local, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel = local
+        local.setblocking(False)
+        local.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHANNEL_BYTES)
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHANNEL_BYTES)
         with theirs:
             self._process = self._spawn(theirs.fileno())
@@ -137,7 +137,7 @@ class Worker:
         self.loaded, self.missing, self.holds = answer["loaded"], answer["missing"], frozenset(answer["holds"])
         self.resident_bytes = answer["resident"]
         self._alive = True
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
+        asyncio.get_running_loop().add_reader(local.fileno(), self._receive)
 
     def _spawn(self, channel_fd: int) -> subprocess.Popen[bytes]:
         setup = self.setup
@@ -272,7 +272,7 @@ class Worker:
             if not message:
                 self._died()
                 return
-            run_id, reached, gone, limit, status, wall, cpu, peak = wire.REPLY.unpack(message)
+            run_id, reached, exited, limit, status, wall, cpu, peak = wire.REPLY.unpack(message)
             folder_fd = fds[0] if fds else -1
             future = self._waiting.pop(run_id, None)
             if future is None or future.done():
@@ -280,7 +280,7 @@ class Worker:
                     os.close(folder_fd)
                 continue
             limit_hit = wire.LIMIT_NAMES[limit]
-            future.set_result(RunStatus(bool(reached), bool(gone), limit_hit, status, wall, cpu, peak, folder_fd))
+            future.set_result(RunStatus(bool(reached), bool(exited), limit_hit, status, wall, cpu, peak, folder_fd))
 
     def _died(self) -> None:
         if not self._alive:

@@ -30,10 +30,10 @@ def database_file(root: Path, db_id: object) -> Path:
     if not path.is_relative_to(folder):
         raise ConfigError(f"database {db_id!r} is a link to {path}, which is not under {root}; copy it there")
     for journal in ("-wal", "-journal"):
-        beside = path.with_name(path.name + journal)
-        if beside.is_file() and beside.stat().st_size > 0:
+        neighbours = path.with_name(path.name + journal)
+        if neighbours.is_file() and neighbours.stat().st_size > 0:
             raise ConfigError(
-                f"database {db_id!r} has unfinished changes in {beside}; open and close it with sqlite3 once"
+                f"database {db_id!r} has unfinished changes in {neighbours}; open and close it with sqlite3 once"
             )
     return path
 

@@ -95,23 +95,23 @@ class SqlExecutor:
     async def rows(self, path: Path, query: str, view: TableView) -> SqlRows:
         """The first rows of a query. Raises QueryError, ConfigError if the file is no database, SandboxError, or
         ToolFault if there is no place."""
-        return _rows(await self._asked(path, {"task": "rows", "query": query, **vars(view)}))
+        return _rows(await self._request(path, {"task": "rows", "query": query, **vars(view)}))
 
     async def schema(self, path: Path, table: str, view: TableView) -> SqlRows:
         """The statements that made all tables, or those of one and its first rows. Raises as `rows`."""
-        return _rows(await self._asked(path, {"task": "schema", "table": table, **vars(view)}))
+        return _rows(await self._request(path, {"task": "schema", "table": table, **vars(view)}))
 
     async def digest(self, path: Path, query: str, match: Match) -> Digest:
         """The whole result, to be compared with another's. Raises as `rows`."""
-        told = await self._asked(path, {"task": "digest", "query": query, "match": match})
-        return Digest(told["digest"], told["rows"], told["reads_tables"])
+        description = await self._request(path, {"task": "digest", "query": query, "match": match})
+        return Digest(description["digest"], description["rows"], description["reads_tables"])
 
     async def close(self) -> None:
         """End the processes. They end with this one in any case."""
         while self._idle:
             await _killed(self._idle.pop())
 
-    async def _asked(self, path: Path, task: Mapping[str, Any]) -> dict[str, Any]:
+    async def _request(self, path: Path, task: Mapping[str, Any]) -> dict[str, Any]:
         try:
             await asyncio.wait_for(self._places.acquire(), self._queue_seconds)
         except asyncio.TimeoutError:
@@ -121,8 +121,8 @@ class SqlExecutor:
             process = self._idle.pop() if self._idle else await self._started()
             sound = False
             try:
-                told = await self._answered(process, {"path": str(path), "seconds": self._seconds, **task})
-                sound = not told.pop("worn", False)
+                description = await self._answered(process, {"path": str(path), "seconds": self._seconds, **task})
+                sound = not description.pop("worn", False)
             finally:
                 if sound:
                     self._idle.append(process)
@@ -130,11 +130,11 @@ class SqlExecutor:
                     await _killed(process)
         finally:
             self._places.release()
-        if "broken" in told:
-            raise ConfigError(told["broken"])
-        if "error" in told:
-            raise QueryError(told["error"], told["message"])
-        return told
+        if "broken" in description:
+            raise ConfigError(description["broken"])
+        if "error" in description:
+            raise QueryError(description["error"], description["message"])
+        return description
 
     async def _answered(self, process: asyncio.subprocess.Process, question: Mapping[str, Any]) -> dict[str, Any]:
         """The result. What befalls the process once the file is open is the query's doing; before, SandboxError."""

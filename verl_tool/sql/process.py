@@ -152,7 +152,7 @@ def _named(action: int, first: str | None, second: str | None) -> str:
 def rows(question: Answer) -> Answer:
     """The first rows, for a reader: ``{"columns", "rows", "more"}``; each value is a text."""
     with _opened(question) as reader:
-        return _shown(reader.run(question["query"]), question)
+        return _format(reader.run(question["query"]), question)
 
 
 def schema(question: Answer) -> Answer:
@@ -163,18 +163,18 @@ def schema(question: Answer) -> Answer:
             "escape '\\' order by rowid"
         ).fetchall()
         inner = tuple(f"{name}_" for name, sql, _, _ in found if sql.lower().startswith("create virtual"))
-        shown = [row for row in found if row[3] in ("table", "view") and not row[0].startswith(inner or ("\0",))]
-        tables = {name.lower(): name for name, *_ in shown}
-        wanted = question["table"]
-        if not wanted:
-            return {"statements": _first([sql for _, sql, *_ in shown], question)}
-        if wanted.lower() not in tables:
+        visible = [row for row in found if row[3] in ("table", "view") and not row[0].startswith(inner or ("\0",))]
+        tables = {name.lower(): name for name, *_ in visible}
+        requested = question["table"]
+        if not requested:
+            return {"statements": _first([sql for _, sql, *_ in visible], question)}
+        if requested.lower() not in tables:
             known = ", ".join(_first(list(tables.values()), question))
-            return {"error": "sql", "message": f"no such table: {wanted[:200]}; known: {known}"}
-        name = tables[wanted.lower()]
+            return {"error": "sql", "message": f"no such table: {requested[:200]}; known: {known}"}
+        name = tables[requested.lower()]
         own = _first([sql for _, sql, table, _ in found if table == name], question)
         quoted = name.replace('"', '""')
-        return {"statements": own} | _shown(reader.run(f'select * from "{quoted}"'), question)
+        return {"statements": own} | _format(reader.run(f'select * from "{quoted}"'), question)
 
 
 def digest(question: Answer) -> Answer:
@@ -183,15 +183,18 @@ def digest(question: Answer) -> Answer:
     `match`: ``set`` tells neither order nor repetition, ``bag`` no order, ``ordered`` everything. Numbers are equal by
     value, as in Python: 1 and 1.0. The names of columns do not count.
     """
-    match, most = question["match"], MAX_ROWS
+    match, maximum = question["match"], MAX_ROWS
     with _opened(question, exact=True) as reader:
         hashes = map(_hash_of, reader.run(question["query"]))
-        kept = _distinct(hashes, most) if match == "set" else list(islice(hashes, most + 1))
-        if len(kept) > most:
-            return {"error": "rows", "message": f"the result has more than {most} {'distinct ' * (match == 'set')}rows"}
-        ordered = kept if match == "ordered" else sorted(kept)
+        stored = _distinct(hashes, maximum) if match == "set" else list(islice(hashes, maximum + 1))
+        if len(stored) > maximum:
+            return {
+                "error": "rows",
+                "message": f"the result has more than {maximum} {'distinct ' * (match == 'set')}rows",
+            }
+        ordered = stored if match == "ordered" else sorted(stored)
         total = hashlib.blake2b(b"".join(ordered), digest_size=32).hexdigest()
-        return {"digest": total, "rows": len(kept), "reads_tables": reader.reads_tables}
+        return {"digest": total, "rows": len(stored), "reads_tables": reader.reads_tables}
 
 
 def _opened(question: Answer, exact: bool = False) -> ResultReader:
@@ -201,7 +204,7 @@ def _opened(question: Answer, exact: bool = False) -> ResultReader:
         reader = ResultReader(question["path"], question["seconds"], lambda data: data.decode("utf-8", errors))
     except (sqlite3.Error, OSError) as error:
         raise _Broken(f"{question['path']} cannot be read as a SQLite database: {error}") from error
-    _tell({"opened": True})
+    _report({"opened": True})
     return reader
 
 
@@ -209,37 +212,37 @@ class _Broken(Exception):
     """The file is no database that can be read."""
 
 
-def _shown(cursor: sqlite3.Cursor, question: Answer) -> Answer:
+def _format(cursor: sqlite3.Cursor, question: Answer) -> Answer:
     columns = [str(column[0])[: question["cell_chars"]] for column in cursor.description or ()]
-    kept: list[list[str]] = []
-    room = question["chars"]
+    stored: list[list[str]] = []
+    remaining = question["chars"]
     for row in cursor:
         cells = [_cell(value, question["cell_chars"]) for value in row]
-        room -= sum(map(len, cells)) + len(cells)
-        if len(kept) == question["rows"] or room < 0:
-            return {"columns": columns, "rows": kept, "more": True}
-        kept.append(cells)
-    return {"columns": columns, "rows": kept, "more": False}
+        remaining -= sum(map(len, cells)) + len(cells)
+        if len(stored) == question["rows"] or remaining < 0:
+            return {"columns": columns, "rows": stored, "more": True}
+        stored.append(cells)
+    return {"columns": columns, "rows": stored, "more": False}
 
 
 def _first(texts: Iterable[str], question: Answer) -> list[str]:
     """As many as there is room for, and a mark if some are left out."""
-    kept: list[str] = []
-    room = question["chars"]
+    stored: list[str] = []
+    remaining = question["chars"]
     for text in texts:
-        room -= len(text)
-        if room < 0:
-            return [*kept, "…"]
-        kept.append(text)
-    return kept
+        remaining -= len(text)
+        if remaining < 0:
+            return [*stored, "…"]
+        stored.append(text)
+    return stored
 
 
 def _cell(value: object, limit: int) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
-        shown = f"x'{value[: limit // 2].hex()}'"
-        return shown if len(value) <= limit // 2 else f"{shown}… ({len(value)} bytes)"
+        visible = f"x'{value[: limit // 2].hex()}'"
+        return visible if len(value) <= limit // 2 else f"{visible}… ({len(value)} bytes)"
     text = str(value)
     if len(text) > limit:
         text = f"{text[:limit]}… ({len(text)} characters)"
@@ -259,12 +262,12 @@ def _hash_of(row: tuple[object, ...]) -> bytes:
 
 def _distinct(hashes: Iterable[bytes], most: int) -> list[bytes]:
     """At most one more than `most`."""
-    kept: set[bytes] = set()
+    stored: set[bytes] = set()
     for each in hashes:
-        kept.add(each)
-        if len(kept) > most:
+        stored.add(each)
+        if len(stored) > most:
             break
-    return list(kept)
+    return list(stored)
 
 
 def _exact(value: object) -> tuple[bytes, bytes]:
@@ -303,7 +306,7 @@ def _failure(error: Exception) -> Answer:
     return {"error": "sql", "message": words[:1000]}
 
 
-def _tell(what: Answer) -> None:
+def _report(what: Answer) -> None:
     _answers.write(json.dumps(what) + "\n")
     _answers.flush()
 
@@ -313,12 +316,12 @@ def _confine(memory_bytes: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    for kind, most in (
+    for kind, maximum in (
         (resource.RLIMIT_AS, memory_bytes + _memory("address space") + _SPARE_BYTES),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (most, most))
+        resource.setrlimit(kind, (maximum, maximum))
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.execute(f"pragma hard_heap_limit={memory_bytes}")  # of the whole process
 
@@ -338,13 +341,13 @@ def _questions() -> Iterator[Answer]:
 def main(memory_bytes: int) -> None:
     """Answer until stdin ends."""
     _confine(memory_bytes)
-    _tell({"ready": True})
+    _report({"ready": True})
     for question in _questions():
         signal.setitimer(signal.ITIMER_PROF, question["seconds"] + GRACE_SECONDS)
-        told = answer(question)
+        description = answer(question)
         signal.setitimer(signal.ITIMER_PROF, 0)
         worn = _memory("resident") > memory_bytes
-        _tell(told | {"worn": worn or told.get("error") == "memory"})
+        _report(description | {"worn": worn or description.get("error") == "memory"})
 
 
 if __name__ == "__main__":

@@ -72,11 +72,11 @@ async def _check_all(folders: Sequence[Path], ignore_build: bool, attacks: Seque
 def _table(findings: Sequence[TaskFinding]) -> Table:
     table = Table("task", "solution", "nothing", "attacks", "seconds", "")
     for finding in findings:
-        told = f"[red]{escape(finding.problem)}[/red]" if finding.problem else "[green]right[/green]"
+        description = f"[red]{escape(finding.problem)}[/red]" if finding.problem else "[green]right[/green]"
         rewards = (" ".join(f"{reward:g}" for reward in each) for each in (finding.solved, finding.idle))
         attacks = str(finding.attacks) if finding.attacks else ""
         seconds = f"{finding.seconds:.1f}" if finding.seconds else ""
-        table.add_row(escape(finding.name), *rewards, attacks, seconds, told)
+        table.add_row(escape(finding.name), *rewards, attacks, seconds, description)
     return table
 
 

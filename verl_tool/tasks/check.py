@@ -103,6 +103,6 @@ async def _solve(task: Task, session: Session) -> None:
 def _problem(verdicts: list[Verdict], wanted: float, what: str) -> str:
     for number, verdict in enumerate(verdicts, 1):
         if verdict.reward != wanted:
-            told = f": {verdict.told[-_MAX_DISPLAY_CHARACTERS:]}" if verdict.told else ""
-            return f"{what} got {verdict.reward:g} in place of {wanted:g} at attempt {number}{told}"
+            description = f": {verdict.told[-_MAX_DISPLAY_CHARACTERS:]}" if verdict.told else ""
+            return f"{what} got {verdict.reward:g} in place of {wanted:g} at attempt {number}{description}"
     return ""

@@ -57,19 +57,19 @@ def workspace_files(context: Mapping[str, PackedFile], *, ignore_build: bool) ->
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Line number, name and the rest of each instruction, with the lines that it goes on over put together."""
-    begun, parts = 0, [""]
+    started, parts = 0, [""]
     for number, line in enumerate([*text.splitlines(), ""], 1):
         if line.lstrip().startswith("#"):
             continue
-        begun = begun or number
+        started = started or number
         parts.append(line.strip())
         if parts[-1].endswith("\\"):
             parts[-1] = parts[-1][:-1]
             continue
         name, _, rest = " ".join(parts).strip().partition(" ")
         if name:
-            yield begun, name.upper(), rest.strip()
-        begun, parts = 0, []
+            yield started, name.upper(), rest.strip()
+        started, parts = 0, []
 
 
 def _copied(rest: str, folder: str, context: Mapping[str, PackedFile], where: str) -> dict[str, PackedFile]:

@@ -82,8 +82,11 @@ def read_task(folder: Path, *, ignore_build: bool = False) -> Task:
     try:
         config = _config(folder)
         verifier = config.get("verifier", {})
-        given = {"files": pack(_part(folder, "tests", TEST)), "timeout_seconds": verifier.get("timeout_sec", _SECONDS)}
-        verification = read_verification({**given, "env": _env(verifier, "verifier")}, f"{CONFIG} and tests/")
+        provided = {
+            "files": pack(_part(folder, "tests", TEST)),
+            "timeout_seconds": verifier.get("timeout_sec", _SECONDS),
+        }
+        verification = read_verification({**provided, "env": _env(verifier, "verifier")}, f"{CONFIG} and tests/")
         instruction = _text(folder / INSTRUCTION).strip()
         if not instruction:
             raise ConfigError(f"{INSTRUCTION} is empty; write what the model is to do")

@@ -122,7 +122,7 @@ def tools_of(config: DictConfig) -> list[Tool]:
     app = typer.Typer()
     app.command()(ray_serve.serve_tools)
     context = typer.main.get_command(app).make_context("tool_server.args", args_of(config))
-    given, servers = context.params["tool_config"], context.params["mcp"]
+    provided, servers = context.params["tool_config"], context.params["mcp"]
     if servers is not None:
         # Whether they can be reached is seen when the server starts; --mcp_check tells before.
         McpConfig.from_file(servers)
@@ -130,7 +130,7 @@ def tools_of(config: DictConfig) -> list[Tool]:
     if not config.tool_server.start and servers is not None:
         return []
     shared = {"isolation": level} if (level := context.params["isolation"]) is not None else None
-    return load_tools(config.tool_server.start, ToolConfig.from_cli(given) if given else None, shared)
+    return load_tools(config.tool_server.start, ToolConfig.from_cli(provided) if provided else None, shared)
 
 
 def args_of(config: DictConfig) -> list[str]:
@@ -171,8 +171,8 @@ class _NoTokenizer:
 
 def _of_reward_manager(config: DictConfig) -> Iterator[str]:
     """As verl's reward workers do at their start: the class is found, and one is made with its options."""
-    wanted = config.reward.reward_manager
-    told = f"reward.reward_manager.name={wanted.name}"
+    requested = config.reward.reward_manager
+    description = f"reward.reward_manager.name={requested.name}"
     try:
         kind = resolve_reward_manager_cls(config)
         made = kind(
@@ -188,10 +188,10 @@ def _of_reward_manager(config: DictConfig) -> Iterator[str]:
     except VerlToolError as error:
         yield str(error)
     except ValueError as error:
-        known = "" if wanted.name in REWARD_MANAGER else f"; known: {', '.join(sorted(REWARD_MANAGER))}"
-        yield f"{told}: {error}{known}"
+        known = "" if requested.name in REWARD_MANAGER else f"; known: {', '.join(sorted(REWARD_MANAGER))}"
+        yield f"{description}: {error}{known}"
     except Exception as error:  # noqa: BLE001 - a manager is anybody's code, and may raise anything
-        yield f"{told}: {type(error).__name__}: {error}"
+        yield f"{description}: {type(error).__name__}: {error}"
 
 
 def _of_turn_rewards(config: DictConfig, manager: Any) -> Iterator[str]:

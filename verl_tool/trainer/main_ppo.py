@@ -409,8 +409,8 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
     """
     from verl_tool.trainer.config_validation import args_of
 
-    wanted = config.tool_server
-    if wanted.start is None:
+    requested = config.tool_server
+    if requested.start is None:
         yield lambda: None
         return
     agent, run = config.actor_rollout_ref.agent, Path(config.run_dir)
@@ -418,13 +418,13 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
     # The same for whoever goes on with this run, so that what this start leaves behind is replaced.
     app_name = f"verl_tool-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
     args = ["--url_file", str(url_file), *args_of(config)]
-    command = serve_command(wanted.start, wanted.port, args, app_name=app_name)
+    command = serve_command(requested.start, requested.port, args, app_name=app_name)
     server = SupervisedServer(
         command,
         agent.tool_server_url,
         log,
-        start_timeout=wanted.start_timeout,
-        max_restarts=wanted.max_restarts,
+        start_timeout=requested.start_timeout,
+        max_restarts=requested.max_restarts,
         url_file=url_file,
     )
 
@@ -432,7 +432,7 @@ def tool_server(config: DictConfig, console: Console) -> Iterator[Callable[[], N
         server.wait_until_up()
         if server.url != agent.tool_server_url:
             agent.tool_server_url = server.url
-        served = wanted.start or "tools of MCP servers"
+        served = requested.start or "tools of MCP servers"
         console.print(f"tool server: {server.url} ({served}), log in {log.name}", soft_wrap=True, highlight=False)
 
     server.start()
@@ -450,13 +450,13 @@ def train(config: DictConfig, console: Console, wait_for_tools: Callable[[], Non
     from verl_tool.trainer.task_runner import AgentTaskRunner, AgentTaskRunnerV1
 
     runner = AgentTaskRunnerV1 if config.trainer.use_v1 else AgentTaskRunner
-    ours = not ray.is_initialized()
-    shown = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
+    local = not ray.is_initialized()
+    visible = ProgressBars(display_for(console)) if options_in(config).enable_tqdm else contextlib.nullcontext()
     try:
-        with shown, ray_settings(config):
+        with visible, ray_settings(config):
             _run(config, RunnerActor(ray.remote(num_cpus=1)(runner), wait_for_tools, config))
     finally:
-        if ours:
+        if local:
             ray.shutdown()
     run = Path(config.run_dir)
     if (run / "metrics.jsonl").exists():
@@ -534,8 +534,8 @@ def _replace_engine(config: DictConfig) -> None:
 
 
 def _choose_tool_server(config: DictConfig) -> None:
-    wanted, agent = config.tool_server, config.actor_rollout_ref.agent
-    if wanted.start is None:
+    requested, agent = config.tool_server, config.actor_rollout_ref.agent
+    if requested.start is None:
         if options_in(config).enable_agent and options_in(config).tool_server_url is None:
             raise ConfigError(
                 "no tool server: set tool_server.start=python_code to start one (empty for tools of MCP servers alone, "
@@ -544,13 +544,13 @@ def _choose_tool_server(config: DictConfig) -> None:
                 "or actor_rollout_ref.agent.enable_agent=false"
             )
         return
-    given = agent.tool_server_url or agent.tool_config.server_url
-    if given is not None:
+    provided = agent.tool_server_url or agent.tool_config.server_url
+    if provided is not None:
         raise ConfigError(
-            f"tool_server.start={wanted.start!r} starts a server and tool_server_url={given!r} names one; give just one"
+            f"tool_server.start={requested.start!r} starts a server and tool_server_url={provided!r} names one; give just one"
         )
-    wanted.port = wanted.port or free_ports(1)[0]
-    agent.tool_server_url = f"http://127.0.0.1:{wanted.port}"
+    requested.port = requested.port or free_ports(1)[0]
+    agent.tool_server_url = f"http://127.0.0.1:{requested.port}"
 
 
 def _check_cpu(config: DictConfig) -> None:
@@ -621,9 +621,9 @@ def _place_files(config: DictConfig) -> None:
 
 def _leave_resources_to_cluster(config: DictConfig) -> None:
     """A cluster that runs already says itself what it has: Ray refuses to be told."""
-    given = config.ray_kwargs.ray_init
-    if address_to_join(given.get("address")) is not None:
-        given.update({name: None for name in ("num_cpus", "num_gpus", "object_store_memory") if name in given})
+    provided = config.ray_kwargs.ray_init
+    if address_to_join(provided.get("address")) is not None:
+        provided.update({name: None for name in ("num_cpus", "num_gpus", "object_store_memory") if name in provided})
 
 
 def set_aside(path: Path) -> None:

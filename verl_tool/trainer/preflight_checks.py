@@ -84,8 +84,8 @@ def _tools(config: DictConfig, options: EpisodeOptions, server_is_up: bool) -> S
     """Those that the prompts tell of, or that the server has; none if nobody tells them quickly."""
     if not options.enable_agent:
         return ()
-    if told := tools_in(config):
-        return told
+    if description := tools_in(config):
+        return description
     if config.tool_server.start is not None and not (server_is_up and serves_mcp(config)):
         return [tool.describe() for tool in tools_of(config)]
     if not server_is_up:

@@ -31,26 +31,26 @@ def ray_settings(config: DictConfig) -> Iterator[None]:
     # Short, since it is for Unix sockets, and not guessable: other nodes make a folder of the same name.
     sockets = tempfile.mkdtemp(prefix="verl-tool-", dir="/tmp")
     try:
-        given = config.ray_kwargs.ray_init
-        alone = address_to_join(given.get("address")) is None
+        provided = config.ray_kwargs.ray_init
+        alone = address_to_join(provided.get("address")) is None
         if alone:
             make_token()
         else:
             keep_token_private()
-        _tell(config, {"runtime_env": {"env_vars": {FOLDER: sockets}}})
+        _report(config, {"runtime_env": {"env_vars": {FOLDER: sockets}}})
         if not alone:
             yield
-        elif given.get("_node_ip_address"):
-            _tell(config, {"address": "local"})
+        elif provided.get("_node_ip_address"):
+            _report(config, {"address": "local"})
             yield
         else:
-            _tell(config, {"address": "local", "_temp_dir": given.get("_temp_dir") or str(private_folder())})
+            _report(config, {"address": "local", "_temp_dir": provided.get("_temp_dir") or str(private_folder())})
             with on_loopback(), forked_ray_workers():
                 yield
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
 
 
-def _tell(config: DictConfig, options: dict[str, Any]) -> None:
+def _report(config: DictConfig, options: dict[str, Any]) -> None:
     with open_dict(config):
         config.ray_kwargs.ray_init = OmegaConf.merge(config.ray_kwargs.ray_init, options)

@@ -110,9 +110,9 @@ def _make(config: DictConfig, folder: Path, file: Path, names: Sequence[str], co
         code = subprocess.run([sys.executable, *command], stdout=console.file, stderr=console.file).returncode
         if code:
             raise RecipeError(f"`python {shlex.join(command)}` ended with exit code {code}; the lines above say why")
-    wanted = folder if file == made_by else file
-    if not wanted.exists():
-        raise RecipeError(f"{' and '.join(names)} of the recipe ended without an error and made no {wanted}")
+    requested = folder if file == made_by else file
+    if not requested.exists():
+        raise RecipeError(f"{' and '.join(names)} of the recipe ended without an error and made no {requested}")
     made_by.write_text(now, encoding="utf-8")
     return True
 

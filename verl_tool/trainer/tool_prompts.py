@@ -94,10 +94,10 @@ def _fetch_tools(options: EpisodeOptions) -> list[ToolDescription]:
 def _reject_others(before: Sequence[ToolDescription], now: Sequence[ToolDescription]) -> None:
     known = {tool.name: schema_of(tool) for tool in before}
     changed = [tool.name for tool in now if known.get(tool.name) != schema_of(tool)]
-    gone = sorted(set(known) - {tool.name for tool in now})
-    if before and (changed or gone):
+    exited = sorted(set(known) - {tool.name for tool in now})
+    if before and (changed or exited):
         raise ConfigError(
-            f"the tools of this run have changed since it began: {', '.join([*changed, *gone])}. Its model would be "
+            f"the tools of this run have changed since it began: {', '.join([*changed, *exited])}. Its model would be "
             "told other things from here on: serve the tools of before, or give another run_dir (in a recipe: RUN=...)"
         )
 

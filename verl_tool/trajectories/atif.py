@@ -96,9 +96,9 @@ def write(trajectory: Trajectory) -> Converted:
 
 def read(document: Any) -> Converted:
     """The trajectory: the one that was written, or what another project's document tells. Raises ConfigError."""
-    told = validated(_Document, document, "this is no ATIF document")
-    own = _own(told)
-    return Converted(own) if own is not None else _foreign(told)
+    description = validated(_Document, document, "this is no ATIF document")
+    own = _own(description)
+    return Converted(own) if own is not None else _foreign(description)
 
 
 def _agent_step(trajectory: Trajectory, turn: Turn, number: int) -> Json:

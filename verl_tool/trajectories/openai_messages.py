@@ -62,11 +62,11 @@ def write(trajectory: Trajectory, prompt: Sequence[Json] | None = None) -> Conve
 
 def read(document: Any) -> Converted:
     """A trajectory of texts alone. A call is written in the form of Hermes. Raises ConfigError."""
-    told = validated(_Conversation, document, "these are no messages of OpenAI's form").messages
-    first = next((i for i, message in enumerate(told) if message.role == "assistant"), len(told))
-    segments = [Segment(Author.PROMPT, (), text=_text(message)) for message in told[:first]]
+    description = validated(_Conversation, document, "these are no messages of OpenAI's form").messages
+    first = next((i for i, message in enumerate(description) if message.role == "assistant"), len(description))
+    segments = [Segment(Author.PROMPT, (), text=_text(message)) for message in description[:first]]
     calls: list[CallRecord] = []
-    for message in told[first:]:
+    for message in description[first:]:
         if message.role != "assistant":
             segments.append(Segment(Author.TOOL, (), text=_text(message)))
             if calls and message.role in ("tool", "function"):
@@ -77,16 +77,16 @@ def read(document: Any) -> Converted:
         if message.tool_calls:
             names = tuple(dict.fromkeys(call.function.name for call in message.tool_calls))
             calls.append(CallRecord(len(calls), text, names=names))
-    kept = [message.model_dump(exclude_none=True) for message in told[:first]]
-    made = foreign("messages", segments, max(first, 1), calls, extra={PROMPT_MESSAGES: kept})
+    stored = [message.model_dump(exclude_none=True) for message in description[:first]]
+    made = foreign("messages", segments, max(first, 1), calls, extra={PROMPT_MESSAGES: stored})
     return Converted(made, ("tokens, log-probabilities and masks (texts alone)", "ids of calls"))
 
 
 def _messages(turn: Turn, count: int) -> list[Json]:
     text = _END_TOKEN.sub("", turn.text_without_calls)
     if not turn.calls:
-        shown = [{"role": "user", "content": turn.observation}] if turn.observation else []
-        return [{"role": "assistant", "content": text}, *shown]
+        visible = [{"role": "user", "content": turn.observation}] if turn.observation else []
+        return [{"role": "assistant", "content": text}, *visible]
     ids = [f"call_{count + i}" for i in range(len(turn.calls))]
     calls = [
         {
@@ -98,16 +98,18 @@ def _messages(turn: Turn, count: int) -> list[Json]:
     ]
     # Several calls are answered by one observation, and each needs a message.
     answers = [turn.observation, *[""] * (len(ids) - 1)]
-    told = [{"role": "tool", "tool_call_id": name, "content": each} for name, each in zip(ids, answers, strict=True)]
-    return [{"role": "assistant", "content": text, "tool_calls": calls}, *told]
+    description = [
+        {"role": "tool", "tool_call_id": name, "content": each} for name, each in zip(ids, answers, strict=True)
+    ]
+    return [{"role": "assistant", "content": text, "tool_calls": calls}, *description]
 
 
 def _written(call: _ToolCall) -> str:
-    given = call.function.arguments
+    provided = call.function.arguments
     try:
-        arguments = json.loads(given or "{}") if isinstance(given, str) else given
+        arguments = json.loads(provided or "{}") if isinstance(provided, str) else provided
     except ValueError:
-        arguments = {"input": given}
+        arguments = {"input": provided}
     body = json.dumps({"name": call.function.name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{body}\n</tool_call>"
 

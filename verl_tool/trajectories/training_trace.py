@@ -60,9 +60,9 @@ def write(trajectory: Trajectory) -> Converted:
 
 def read(document: Any) -> Converted:
     """The trajectory: the one that was written, or what another project's trace tells. Raises ConfigError."""
-    told = validated(_Trace, document, "this is no TrainingTrace of version 1")
-    own = _own(told)
-    return Converted(own) if own is not None else _foreign(told)
+    description = validated(_Trace, document, "this is no TrainingTrace of version 1")
+    own = _own(description)
+    return Converted(own) if own is not None else _foreign(description)
 
 
 def _fits(trajectory: Trajectory, turn: Turn) -> bool:
@@ -74,13 +74,13 @@ def _fits(trajectory: Trajectory, turn: Turn) -> bool:
 def _turn(trajectory: Trajectory, turn: Turn, number: int, *, last: bool) -> Json:
     before = [token for segment in trajectory.segments[: turn.index] for token in segment.tokens]
     message: Json = {"role": "assistant", "content": turn.model.text}
-    counted = int(trajectory.excluded is None)
+    valid = int(trajectory.excluded is None)
     return {
         "node_id": f"{trajectory.trajectory_id}/{number}",
         "prompt_token_ids": before,
         "completion_token_ids": list(turn.model.tokens),
         "per_token_logps": list(turn.model.log_probs or ()),
-        "loss_mask": [0] * len(before) + [counted] * len(turn.model.tokens),
+        "loss_mask": [0] * len(before) + [valid] * len(turn.model.tokens),
         "request": {},
         "response": {"choices": [{"message": message, "finish_reason": finish_reason(trajectory, turn, last)}]},
         "metadata": {"turn": number, "reward": trajectory.reward},

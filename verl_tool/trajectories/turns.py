@@ -68,10 +68,10 @@ class Turn:
     @property
     def text_without_calls(self) -> str:
         """What the model wrote besides."""
-        text, kept, behind = self.model.text, "", 0
+        text, stored, behind = self.model.text, "", 0
         for call in self.calls:
-            kept, behind = kept + text[behind : call.start], call.end
-        return kept + text[behind:]
+            stored, behind = stored + text[behind : call.start], call.end
+        return stored + text[behind:]
 
 
 def turns_of(trajectory: Trajectory) -> list[Turn]:

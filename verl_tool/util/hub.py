@@ -23,8 +23,8 @@ def go_offline_without_hub() -> bool:
 
     Returns whether it is offline now. A proxy is taken to reach it, and what the variable says already stays.
     """
-    if said := os.environ.get(OFFLINE, ""):
-        return said.upper() in ("1", "TRUE", "YES", "ON")
+    if reported := os.environ.get(OFFLINE, ""):
+        return reported.upper() in ("1", "TRUE", "YES", "ON")
     url = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     proxies = (f"{url.scheme}_proxy", "all_proxy")
     if any(os.environ.get(name) or os.environ.get(name.upper()) for name in proxies):

@@ -51,8 +51,8 @@ class BranchOrder(msgspec.Struct, forbid_unknown_fields=True):
     def arguments(self) -> list[str]:
         """Of the command, but for the place."""
         edits = {"turn": self.turn, "action": self.action, "observation": self.observation, "samples": self.samples}
-        told = [f"--{name}={value}" for name, value in edits.items() if value is not None]
-        return told if self.turn is not None else [*told, "--values"]
+        description = [f"--{name}={value}" for name, value in edits.items() if value is not None]
+        return description if self.turn is not None else [*description, "--values"]
 
 
 class BranchError(VerlToolError):
@@ -88,7 +88,7 @@ class BranchJobs:
             self._reject_more()
         except HttpError as error:
             return error_response(error)
-        return TimedStream(self._events(command), COMMAND_SECONDS + UNREAD_SECONDS, _told)
+        return TimedStream(self._events(command), COMMAND_SECONDS + UNREAD_SECONDS, _describe)
 
     def _command(self, order: BranchOrder, options: Sequence[str]) -> list[str]:
         """Raises HttpError if there is no such trajectory."""
@@ -163,7 +163,7 @@ async def _stopped(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _told(raised: Exception) -> tuple[int, object]:
+def _describe(raised: Exception) -> tuple[int, object]:
     """What the stream says of that for which it ends."""
     if isinstance(raised, HttpError):
         return raised.status, {"error": {"message": raised.message, "type": raised.type}}

@@ -53,19 +53,22 @@ class _Values(msgspec.Struct):
 def branches_of(records: Records, file: str, line: int) -> dict[str, Any]:
     """The branches of the trajectory at `line`, from 0, of a file: each with where it began, its row in short and its
     own ``branches``. ``total`` counts those that went on from the trajectory itself."""
-    room = [MOST]
+    remaining = [MOST]
     number = records.file_number(_name(file, line))
-    return {"total": 0 if number is None else _rows(records, number)[1], "branches": _tree(records, file, line, room)}
+    return {
+        "total": 0 if number is None else _rows(records, number)[1],
+        "branches": _tree(records, file, line, remaining),
+    }
 
 
 def values_of(run: Run, file: str, line: int) -> list[dict[str, Any]]:
     """The values of a trajectory's turns, as far as they were estimated; none if nobody did, or not readable."""
     try:
         path = run.folder / BRANCHES / f"{_name(file, line)}.values.json"
-        told = msgspec.json.decode(read_confined(path, run.folder, _MAX_VALUES_BYTES), type=_Values)
+        description = msgspec.json.decode(read_confined(path, run.folder, _MAX_VALUES_BYTES), type=_Values)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
-    return [msgspec.to_builtins(turn) for turn in told.turns]
+    return [msgspec.to_builtins(turn) for turn in description.turns]
 
 
 def _tree(records: Records, file: str, line: int, room: list[int]) -> list[dict[str, Any]]:
@@ -73,15 +76,15 @@ def _tree(records: Records, file: str, line: int, room: list[int]) -> list[dict[
     number = records.file_number(name)
     if number is None:
         return []
-    told = []
+    description = []
     start, count = _rows(records, number)
     for place in range(count):
         if room[0] <= 0:
             break
         room[0] -= 1
         entry = _entry(records, start + place)
-        told.append({**entry, "branches": _tree(records, name, place, room)})
-    return told
+        description.append({**entry, "branches": _tree(records, name, place, room)})
+    return description
 
 
 def _entry(records: Records, number: int) -> dict[str, Any]:
@@ -90,9 +93,9 @@ def _entry(records: Records, number: int) -> dict[str, Any]:
         origin = msgspec.json.decode(records.line(records.rows[number]), type=_Line).extra.branch
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         origin = _Origin()
-    kept = {name: row[name] for name in ("file", "line", "reward", "correct", "stop", "fault", "turns", "answer")}
+    stored = {name: row[name] for name in ("file", "line", "reward", "correct", "stop", "fault", "turns", "answer")}
     edit = {"edited": origin.edited, "text": (origin.text or "")[:_TEXT], "for_values": origin.for_values}
-    return {**kept, "turn": origin.turn, **edit}
+    return {**stored, "turn": origin.turn, **edit}
 
 
 def _rows(records: Records, number: int) -> tuple[int, int]:

@@ -108,17 +108,17 @@ class EndpointProxy:
 
     async def _endpoint(self, request: Request) -> Response:
         """The endpoint's address, its models (name, and whether it gives trajectories), and why it tells none."""
-        told: dict[str, Any] = {"url": self._url, "models": [], "error": None}
+        description: dict[str, Any] = {"url": self._url, "models": [], "error": None}
         if self._url is not None:
             try:
-                told["models"] = await self._models()
+                description["models"] = await self._models()
             except EndpointError as error:
-                told["error"] = str(error)
-        return JsonResponse(told)
+                description["error"] = str(error)
+        return JsonResponse(description)
 
     async def _models(self) -> list[dict[str, Any]]:
         """Raises EndpointError."""
-        async with self._asked("GET", "models", MODELS_SECONDS) as response:
+        async with self._request("GET", "models", MODELS_SECONDS) as response:
             body = await _bounded(response, MAX_MODELS_BYTES)
         try:
             cards = msgspec.json.decode(body, type=_Models).data
@@ -137,7 +137,7 @@ class EndpointProxy:
         except HttpError as error:
             return error_response(error)
         # The answer begins before the endpoint has said a word, so that a page that leaves stops it from then on.
-        return TimedStream(self._events(order), self._stream_seconds + UNREAD_SECONDS, _told)
+        return TimedStream(self._events(order), self._stream_seconds + UNREAD_SECONDS, _describe)
 
     async def _events(self, order: ChatOrder) -> AsyncGenerator[bytes, None]:
         """The endpoint's events, as they come. Closed, it lets go of the endpoint, which then stops to generate."""
@@ -145,7 +145,7 @@ class EndpointProxy:
         self._reject_more()
         self.streams += 1
         try:
-            async with self._asked("POST", "chat/completions", self._stream_seconds, value) as response:
+            async with self._request("POST", "chat/completions", self._stream_seconds, value) as response:
                 if response.content_type != "text/event-stream":
                     words = excerpt(response.content_type)
                     raise EndpointError(f"the endpoint answered with {words} and no stream; is it an OpenAI API?")
@@ -167,7 +167,7 @@ class EndpointProxy:
             raise HttpError(503, "overloaded", words, headers=RETRY_AFTER)
 
     @contextlib.asynccontextmanager
-    async def _asked(
+    async def _request(
         self, method: str, path: str, deadline: float, value: object = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The endpoint's answer with status 200. Raises EndpointError for any other, and for what fails meanwhile.
@@ -307,7 +307,7 @@ def _refusal(url: str, status: int, body: bytes) -> str:
     return f"the endpoint refuses: {words}" if status < 500 else f"the endpoint failed: {words}"
 
 
-def _told(raised: Exception) -> tuple[int, object]:
+def _describe(raised: Exception) -> tuple[int, object]:
     """What the stream says of that for which it ends."""
     if isinstance(raised, HttpError):
         return raised.status, {"error": {"message": raised.message, "type": raised.type}}

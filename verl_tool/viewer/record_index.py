@@ -318,8 +318,8 @@ def _size_of(file: RecordFile) -> int:
 
 
 def _index_folder(records: Path, elsewhere: Path | None) -> Path:
-    beside = records / FOLDER
-    if elsewhere is None and os.access(records, os.W_OK) and not beside.is_symlink():
-        return beside
+    neighbours = records / FOLDER
+    if elsewhere is None and os.access(records, os.W_OK) and not neighbours.is_symlink():
+        return neighbours
     root = elsewhere or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl_tool" / "viewer"
     return root / hashlib.sha256(str(records).encode()).hexdigest()[:16]

@@ -55,9 +55,9 @@ class Query:
             raise ConfigError(f"sort={sort[:40]!r} is no column; known: {', '.join((*NUMBERS, *WORDS))}")
         bounds = []
         for name in NUMBERS:
-            least, most = given.get(f"{name}_min", ""), given.get(f"{name}_max", "")
-            if least or most:
-                bounds.append((name, number(least or "-inf", name), number(most or "inf", name)))
+            minimum, maximum = given.get(f"{name}_min", ""), given.get(f"{name}_max", "")
+            if minimum or maximum:
+                bounds.append((name, number(minimum or "-inf", name), number(maximum or "inf", name)))
         return cls(
             files=tuple(name for name in given.get("files", "").split(",") if name),
             **{name: given.get(name, "") for name in ("kind", "stop", "tool", "fault", "excluded")},
@@ -96,15 +96,15 @@ def _find_rows(records: Records, query: Query) -> QueryResult:
         numbers = [number for name in query.files if (number := records.file_number(name)) is not None]
         keep &= np.isin(rows["file"], numbers)
     for name in ("kind", "stop", "fault", "excluded"):
-        wanted = getattr(query, name)
-        if wanted:
-            keep &= rows[name] != 0 if wanted == _ANY else rows[name] == _place(records, wanted)
+        requested = getattr(query, name)
+        if requested:
+            keep &= rows[name] != 0 if requested == _ANY else rows[name] == _place(records, requested)
     if not query.files and not query.kind:
         keep &= rows["kind"] != _place(records, "branch")  # they are no part of the training
     if query.tool:
         keep &= np.isin(rows["tools"], [i for i, word in enumerate(records.words) if query.tool in word.split(",")])
-    for name, least, most in query.bounds:
-        keep &= (rows[name] >= least) & (rows[name] <= most)
+    for name, minimum, maximum in query.bounds:
+        keep &= (rows[name] >= minimum) & (rows[name] <= maximum)
     if query.prompt is not None:
         keep &= rows["prompt"] == query.prompt
     found = np.flatnonzero(keep)
@@ -117,28 +117,28 @@ def _find_rows(records: Records, query: Query) -> QueryResult:
 def page(records: Records, query: Query, offset: int, limit: int) -> dict[str, Any]:
     """Rows from `offset` on, at most `limit`, with the first and last words of their texts."""
     found = find_rows(records, query)
-    wanted = found.rows[max(0, offset) : max(0, offset) + min(limit, MAX_PAGE)]
+    requested = found.rows[max(0, offset) : max(0, offset) + min(limit, MAX_PAGE)]
     return {
         "total": len(found.rows),
         "searched": found.searched,
         "candidates": found.candidates,
         "offset": offset,
-        "rows": [row_as_json(records, int(number)) for number in wanted],
+        "rows": [row_as_json(records, int(number)) for number in requested],
     }
 
 
 def row_as_json(records: Records, number: int, *, texts: bool = True) -> dict[str, Any]:
     """A row as JSON. `texts`: with the beginnings of its prompt's and its last turn's text."""
     row = records.rows[number]
-    told: dict[str, Any] = {"file": records.files[row["file"]].name, "row": number}
+    description: dict[str, Any] = {"file": records.files[row["file"]].name, "row": number}
     for name in NUMBERS:
         value = row[name].item()
-        told[name] = None if isinstance(value, float) and math.isnan(value) else value
-    told |= {name: records.words[row[name]] for name in WORDS}
+        description[name] = None if isinstance(value, float) and math.isnan(value) else value
+    description |= {name: records.words[row[name]] for name in WORDS}
     if texts:
         prompt, _, last = texts_of(records.line(row))
-        told |= {"question": prompt[-4 * _PREVIEW :], "answer": last[-_PREVIEW:]}
-    return told
+        description |= {"question": prompt[-4 * _PREVIEW :], "answer": last[-_PREVIEW:]}
+    return description
 
 
 def neighbours(records: Records, query: Query, number: int) -> dict[str, Any]:
@@ -173,23 +173,23 @@ def _address(records: Records, number: np.int64) -> dict[str, Any]:
 def facets(records: Records, query: Query) -> dict[str, Any]:
     """How often each stop reason, tool, fault and reason of exclusion occurs in the query's files, and the rewards."""
     rows = records.rows[find_rows(records, Query(files=query.files, kind=query.kind)).rows]
-    told: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     for name in WORDS:
         counts = np.bincount(rows[name], minlength=1)
-        told[name] = {records.words[i]: int(counts[i]) for i in np.argsort(-counts) if counts[i]}
+        description[name] = {records.words[i]: int(counts[i]) for i in np.argsort(-counts) if counts[i]}
     tools: dict[str, int] = {}
-    for words, count in told.pop("tools").items():
+    for words, count in description.pop("tools").items():
         for tool in words.split(",") if words else ():
             tools[tool] = tools.get(tool, 0) + count
     rewards = rows["reward"][np.isfinite(rows["reward"])]
     counts, edges = np.histogram(rewards, bins=_BINS) if len(rewards) else (np.zeros(0, int), np.zeros(0))
     histogram = {"counts": counts.tolist(), "edges": edges.tolist()}
-    return {**told, "tool": tools, "rewards": histogram, "failed": int(np.count_nonzero(rows["failed_calls"]))}
+    return {**description, "tool": tools, "rewards": histogram, "failed": int(np.count_nonzero(rows["failed_calls"]))}
 
 
 def by_file(records: Records) -> list[dict[str, Any]]:
     """Means of each file's rows, and its calls by tool."""
-    told = []
+    description = []
     ends = [*records.starts[1:], len(records.rows)]
     for number, (file, start, end) in enumerate(zip(records.files, records.starts, ends, strict=True)):
         if file.kind == "branch":
@@ -198,27 +198,27 @@ def by_file(records: Records) -> list[dict[str, Any]]:
         means = {name: _mean(rows[name]) for name in ("reward", "correct", "turns", "calls", "model_tokens", "seconds")}
         tools = {name: vars(counts) for name, counts in records.tools[number].items()}
         faults = int(np.count_nonzero(rows["fault"]))
-        told.append(
+        description.append(
             {"file": file.name, "kind": file.kind, "step": file.step, "rows": len(rows), "faults": faults}
             | {"means": means, "tools": tools}
         )
-    return told
+    return description
 
 
 def prompts(records: Records, kind: str, most: int = 100) -> dict[str, Any]:
     """Prompts that were sampled at more than one step: those whose mean reward differs most from first to last."""
     rows = records.rows
-    wanted = np.isfinite(rows["reward"]) & (rows["kind"] == _place(records, kind) if kind else rows["step"] >= 0)
-    numbers = np.flatnonzero(wanted)
-    told = rows[numbers]
-    order = np.lexsort((told["step"], told["prompt"]))
-    numbers, told = numbers[order], told[order]
+    requested = np.isfinite(rows["reward"]) & (rows["kind"] == _place(records, kind) if kind else rows["step"] >= 0)
+    numbers = np.flatnonzero(requested)
+    description = rows[numbers]
+    order = np.lexsort((description["step"], description["prompt"]))
+    numbers, description = numbers[order], description[order]
     # One entry for each prompt at each step, in this order.
-    changes = (np.diff(told["prompt"]) != 0) | (np.diff(told["step"]) != 0)
-    starts = np.flatnonzero(np.concatenate([[len(told) > 0], changes]))
-    counts = np.diff(np.append(starts, len(told)))
-    means = np.add.reduceat(told["reward"].astype("f8"), starts) / counts if len(starts) else np.zeros(0)
-    firsts = np.flatnonzero(np.concatenate([[len(starts) > 0], np.diff(told["prompt"][starts]) != 0]))
+    changes = (np.diff(description["prompt"]) != 0) | (np.diff(description["step"]) != 0)
+    starts = np.flatnonzero(np.concatenate([[len(description) > 0], changes]))
+    counts = np.diff(np.append(starts, len(description)))
+    means = np.add.reduceat(description["reward"].astype("f8"), starts) / counts if len(starts) else np.zeros(0)
+    firsts = np.flatnonzero(np.concatenate([[len(starts) > 0], np.diff(description["prompt"][starts]) != 0]))
     lasts = np.append(firsts[1:], len(starts)) - 1
     several = lasts > firsts
     firsts, lasts = firsts[several], lasts[several]

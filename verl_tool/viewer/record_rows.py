@@ -132,10 +132,10 @@ class RowReader:
         row["index"] = row["sample"] = -1
         known, blank = len(self._words), row.copy()
         try:
-            told = _decode(line)
-            self._fill(row, told.trajectory or told)
+            description = _decode(line)
+            self._fill(row, description.trajectory or description)
             if kind == "evaluation":
-                self._fill_answer(row, told)
+                self._fill_answer(row, description)
         except (msgspec.DecodeError, ValueError, OverflowError, TypeError, RecursionError):
             while len(self._words) > known:  # those of this line
                 self._words.popitem()
@@ -200,22 +200,22 @@ class RowReader:
 
 def call_failed(call: _Call) -> bool:
     """It gave no observation, was none, or the tool says that it ended in an error or out of time."""
-    told = (call.metrics.get("error"), call.metrics.get("timed_out"))
-    return call.fault is not None or not call.valid or any(isinstance(v, (int, float)) and v > 0 for v in told)
+    description = (call.metrics.get("error"), call.metrics.get("timed_out"))
+    return call.fault is not None or not call.valid or any(isinstance(v, (int, float)) and v > 0 for v in description)
 
 
 def texts_of(line: bytes) -> tuple[str, str, str]:
     """The prompt, all behind it, and what the model wrote last; empty texts of a line that is no record."""
     try:
-        told = _decode(line)
+        description = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "", "", ""
-    t = told.trajectory or told
+    t = description.trajectory or description
     start = max(0, t.prompt_segments)
     prompt = "".join(segment.text for segment in t.segments[:start])
     behind = t.segments[start:]
-    last = next((segment.text for segment in reversed(behind) if segment.author == "model"), told.content)
-    return prompt, "".join(segment.text for segment in behind) or told.content, last
+    last = next((segment.text for segment in reversed(behind) if segment.author == "model"), description.content)
+    return prompt, "".join(segment.text for segment in behind) or description.content, last
 
 
 def prompt_hash(tokens: Sequence[bytes], index: int) -> int:

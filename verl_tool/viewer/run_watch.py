@@ -129,7 +129,7 @@ class RunWatch:
     def _selected_runs(self) -> list[Run]:
         now = time.monotonic()
         with self._lock:
-            return [run for run, asked in self._asked.items() if now - asked < FORGET_SECONDS]
+            return [run for run, requested in self._asked.items() if now - requested < FORGET_SECONDS]
 
 
 def _numbers(data: dict[str, float]) -> dict[str, float]:

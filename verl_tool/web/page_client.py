@@ -113,8 +113,8 @@ class PageClient:
     async def get(self, address: str, seconds: float) -> Page:
         """The page at `address`, which must be there within `seconds`.
 
-        Raises PageUnavailableError for all that a page, its server or its address may be the cause of, and ToolFault if this
-        machine has no network.
+        Raises PageUnavailableError for all that a page, its server or its address may be the cause of, and ToolFault if
+        this machine has no network.
         """
         url = checked_url(address)
         try:

@@ -53,7 +53,7 @@ def new_pool(workers: int | None, required_level: Level) -> SandboxPool:
 
 
 async def readable(page: Page, pool: SandboxPool) -> Readable:
-    """Raises PageUnavailableError if the page breaks its reader, SandboxError (`verl_tool.errors`) if the sandbox fails."""
+    """Raises PageUnavailableError if the page breaks its reader, and SandboxError if the sandbox fails."""
     if not page.is_html:
         return Readable(page.url, "", _decoded(page), ())
     head = json.dumps({"url": page.url, "charset": page.charset}).encode()

@@ -94,7 +94,7 @@ def _read_serper(answer: Any) -> list[WebHit]:
 
 
 def _ask_brave(wish: Wish) -> Ask:
-    asked = {
+    requested = {
         "q": wish.query,
         "count": wish.count,
         "country": wish.location.upper(),
@@ -102,7 +102,7 @@ def _ask_brave(wish: Wish) -> Ask:
         "text_decorations": "false",
         "result_filter": "web",
     }
-    return Ask(f"/res/v1/web/search?{_encoded(asked)}")
+    return Ask(f"/res/v1/web/search?{_encoded(requested)}")
 
 
 def _read_brave(answer: Any) -> list[WebHit]:
@@ -122,8 +122,8 @@ def _read_tavily(answer: Any) -> list[WebHit]:
 
 def _ask_brightdata(wish: Wish) -> Ask:
     market = f"{wish.language}-{wish.location.upper()}"
-    asked = {"q": wish.query, "mkt": market, "setLang": wish.language, "cc": wish.location, "brd_json": 1}
-    url = f"https://www.bing.com/search?{_encoded(asked)}"
+    requested = {"q": wish.query, "mkt": market, "setLang": wish.language, "cc": wish.location, "brd_json": 1}
+    url = f"https://www.bing.com/search?{_encoded(requested)}"
     return Ask("/request", {"zone": wish.zone, "url": url, "format": "raw"})
 
 

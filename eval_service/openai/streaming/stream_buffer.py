@@ -49,7 +49,7 @@ class StreamBuffer:
         while not self._parts and not self._closed:
             self._filled.clear()
             await self._filled.wait()
-        taken = b"".join(self._parts)
+        in_use = b"".join(self._parts)
         self._parts, self._bytes = [], 0
         self._room.set()
-        return taken
+        return in_use

@@ -73,9 +73,9 @@ def _first_partial_byte(tokenizer: Tokenizer) -> int | None:
     own and spoils those before it; None for all other tokenizers."""
     for character in _RARE:
         tokens = tokenizer.encode(character)
-        begun = [i for i, token in enumerate(tokens[:-1]) if tokenizer.decode([token]) == BROKEN_CHARACTER]
-        if begun:
-            first = begun[0]
+        started = [i for i, token in enumerate(tokens[:-1]) if tokenizer.decode([token]) == BROKEN_CHARACTER]
+        if started:
+            first = started[0]
             return tokens[first] if len(tokenizer.decode(tokens[first:-1])) > 1 else None
     return None
 

@@ -23,8 +23,8 @@ from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.mcp import bounds
 from verl_tool.servers.mcp.catalog import ask_all
 from verl_tool.servers.mcp.config import McpConfig
-from verl_tool.servers.mcp.endpoint import PATH, McpEndpoint
 from verl_tool.servers.mcp.tool import mcp_tools
+from verl_tool.servers.replica.mcp_endpoint import PATH, McpEndpoint
 
 Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 

@@ -7,5 +7,5 @@ import hashlib
 
 def seed_of(*parts: object) -> int:
     """A seed for what `parts` name: the same in every process and run, another for other parts. 31 bits."""
-    told = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
-    return int.from_bytes(told, "big") >> 1
+    description = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(description, "big") >> 1

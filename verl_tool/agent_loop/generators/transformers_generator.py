@@ -53,10 +53,10 @@ class TransformersGenerator:
         """
         self.model, self._tokenizer = model, tokenizer
         self._kwargs = dict(generation_kwargs or {})
-        ours = sorted(_SET_HERE & set(self._kwargs))
-        if ours:
+        local = sorted(_SET_HERE & set(self._kwargs))
+        if local:
             raise ConfigError(
-                f"generation_kwargs has {ours[0]!r}, which the loop sets for each batch; leave it out (lengths and "
+                f"generation_kwargs has {local[0]!r}, which the loop sets for each batch; leave it out (lengths and "
                 "stop strings are options of the loop)"
             )
         self._end_token_ids = tokenizer.eos_token_ids

@@ -48,35 +48,37 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], images: object, whe
     if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
         raise ConfigError(f"{where}: the prompt is no list of messages with 'role' and 'content'")
     left = iter(column)
-    told: list[dict[str, Any]] = []
+    description: list[dict[str, Any]] = []
     found: list[ImagePart] = []
     for i, message in enumerate(messages):
         place = f"{where}, message {i}"
         parts = list(_parts_of(message.get("content"), left, place))
         held = [part for part in parts if isinstance(part, ImagePart)]
         if not held:
-            told += text_messages([message], where)
+            description += text_messages([message], where)
             continue
         reject_media(message, place)
         found += held
-        told.append({**message, "content": [_for_template(part) for part in parts]})
-    places = len(column) - len(list(left)) + sum(str(message.get("content")).count(TAG) for message in told if column)
+        description.append({**message, "content": [_for_template(part) for part in parts]})
+    places = (
+        len(column) - len(list(left)) + sum(str(message.get("content")).count(TAG) for message in description if column)
+    )
     if places != len(column):
         raise ConfigError(f"{where}: {len(column)} images and {places} {TAG} in its prompt; write one for each image")
-    return Conversation(told, tuple(found))
+    return Conversation(description, tuple(found))
 
 
 def without_images(messages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
     """The messages of a row as texts, with ``<image>`` for each part that is an image. Raises ConfigError that names
     the row and the message if they hold other media."""
-    told = []
+    description = []
     for message in messages:
         parts = _listed(message.get("content")) if isinstance(message, Mapping) else []
         if any(_is_image(part) for part in parts):
             texts = [{"type": "text", "text": TAG} if _is_image(part) else part for part in parts]
             message = {**message, "content": texts}
-        told.append(message)
-    return text_messages(told, where)
+        description.append(message)
+    return text_messages(description, where)
 
 
 def read_image(value: object, where: str) -> ImagePart:
@@ -107,9 +109,9 @@ def _read(value: object) -> Any:
         if "://" in str(value) and not str(value).startswith("file://"):
             raise ContentError(f"{str(value)[:80]!r} is not fetched; put the image's bytes into the row")
         path = Path(str(value).removeprefix("file://"))
-        most = LIMITS.image_bytes
+        maximum = LIMITS.image_bytes
         with path.open("rb") as file:
-            return read_media(file.read(most + 1))
+            return read_media(file.read(maximum + 1))
     if hasattr(value, "save") and hasattr(value, "convert"):  # PIL's, which need not be there
         return encode_image(value)  # type: ignore[arg-type]
     raise ContentError(f"a {type(value).__name__} is no image; give its bytes, a data URI or a path")

@@ -71,10 +71,14 @@ class PromptRenderer:
 
         `listed`: the only tools that the row or the request lets its trajectory use; None: it does not say.
         """
-        wanted = self._options.tool_schemas
-        if not self._options.enable_agent or wanted == "none" or (listed is None and not self._options.describes_tools):
+        requested = self._options.tool_schemas
+        if (
+            not self._options.enable_agent
+            or requested == "none"
+            or (listed is None and not self._options.describes_tools)
+        ):
             return ()
-        names = {tool.name for tool in self.tools} if wanted == "auto" else set(wanted)
+        names = {tool.name for tool in self.tools} if requested == "auto" else set(requested)
         return tuple(
             tool for tool in self.tools if tool.name in (names if listed is None else names.intersection(listed))
         )
@@ -84,10 +88,10 @@ class PromptRenderer:
 
         Raises ConfigError if the template leaves out what is told, and what the template raises.
         """
-        telling = self._telling(self.described_tools(listed))
-        if telling.usage:
-            return self._with_usage(messages, telling.usage)
-        return prompt_text(self._tokenizer, messages, telling.schemas)
+        presentation = self._present(self.described_tools(listed))
+        if presentation.usage:
+            return self._with_usage(messages, presentation.usage)
+        return prompt_text(self._tokenizer, messages, presentation.schemas)
 
     def ids(self, messages: Messages, listed: Sequence[str] | None, where: str, further_tokens: int = 0) -> list[int]:
         """Token ids of `text`. [prompt_length] `further_tokens`: those that its images have more than their
@@ -108,8 +112,8 @@ class PromptRenderer:
                 bare = len(self._tokenizer.encode(prompt_text(self._tokenizer, messages)))
                 raise ConfigError(
                     f"{where}: the prompt has {n} tokens, {len(ids) - bare} of them about the tools "
-                    f"{', '.join(tool.name for tool in described_tools)}, and {name}={limit}: what it tells of them would be cut "
-                    f"off. Raise {name} (in training data.max_prompt_length), tell of fewer tools "
+                    f"{', '.join(tool.name for tool in described_tools)}, and {name}={limit}: they would be cut off. "
+                    f"Raise {name} (in training data.max_prompt_length), tell of fewer tools "
                     "(tool_schemas=[...]), or leave the row out"
                 )
         return ids
@@ -117,13 +121,13 @@ class PromptRenderer:
     def observations(self, listed: Sequence[str] | None = None) -> ObservationRenderer:
         """How an observation goes on behind the prompt of `text`. Raises ConfigError if the template cannot serve."""
         tools = self.described_tools(listed)
-        schemas = self._telling(tools).schemas
+        schemas = self._present(tools).schemas
         names = tuple(tool.name for tool in tools) if schemas else ()
         if names not in self._of_schemas:
             self._of_schemas[names] = self._renderers.of(schemas)
         return self._of_schemas[names]
 
-    def _telling(self, tools: tuple[ToolDescription, ...]) -> _ToolPresentation:
+    def _present(self, tools: tuple[ToolDescription, ...]) -> _ToolPresentation:
         if not tools:
             return _ToolPresentation()
         names = tuple(tool.name for tool in tools)

@@ -122,12 +122,12 @@ class ImagePlacer:
             return list(pieces)
         keep = limit
         while keep >= 0:
-            kept = self._kept(units, keep, side)
+            stored = self._kept(units, keep, side)
             excess = (
-                sum(len(self._encode(each)) if isinstance(each, str) else self._size(each) for each in kept) - limit
+                sum(len(self._encode(each)) if isinstance(each, str) else self._size(each) for each in stored) - limit
             )
             if excess <= 0:
-                return kept
+                return stored
             keep -= excess
         return [""]
 

@@ -137,7 +137,7 @@ class ToolMessageRenderer(TemplateCalls):
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
         """The prompt with an observation that comes before the model's first turn. Raises ConfigError if the template
         takes no tool's message without a call before it."""
-        kept = without_suffix(tuple(prompt), tuple(self._tokenizer.encode(self._opening)))
+        stored = without_suffix(tuple(prompt), tuple(self._tokenizer.encode(self._opening)))
         output = "\n".join(self.parts(observation))
         try:
             before, mark, after = self._behind_the_user(TOOL_MARK).partition(TOOL_MARK)
@@ -152,24 +152,24 @@ class ToolMessageRenderer(TemplateCalls):
                 f"call_tool_first: the chat template leaves out a turn of role {ROLE!r} without a call; set another "
                 "mtrl_role, or mtrl_sep"
             )
-        own = Segment(Author.PROMPT, kept, text=self._tokenizer.decode(kept))
+        own = Segment(Author.PROMPT, stored, text=self._tokenizer.decode(stored))
         return [own, *self._segments((), "", (before, after), text, [output])]
 
     def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
         """The segments to append behind the model's turn, in which it wrote `calls`."""
         found = calls if self.found else ()
-        told, shown = _named(found, len(parts)), list(parts)
-        shape = self._shape(told)
+        description, visible = _named(found, len(parts)), list(parts)
+        shape = self._shape(description)
         if shape is None:  # such as an id that the template does not take
-            told = _Calls.made_up(len(parts))
-            shape = self._shape(told)
+            description = _Calls.made_up(len(parts))
+            shape = self._shape(description)
         if shape is None:  # such as several calls, which Llama's refuses
-            told, shown = _Calls.made_up(1), ["\n".join(parts)]
-            shape = self._shape(told)
+            description, visible = _Calls.made_up(1), ["\n".join(parts)]
+            shape = self._shape(description)
         assert shape is not None  # it is the one that was tried when the renderer was made
         missing = found[-1].missing if found else ""
-        text = self._render([*shape.messages, *_answers(told, shown)], True)[shape.head :]
-        return self._segments(context, missing, shape.fixed, text, shown)
+        text = self._render([*shape.messages, *_answers(description, visible)], True)[shape.head :]
+        return self._segments(context, missing, shape.fixed, text, visible)
 
     # What the template writes
 
@@ -202,9 +202,9 @@ class ToolMessageRenderer(TemplateCalls):
                 )
         # A template may write the turn otherwise where an answer follows (Qwen3's adds thoughts to the last), but its
         # calls alike.
-        said = self._last_call(self._render(messages, False)) if self.found else MODEL_MARK
-        head = whole.rfind(said or "", 0, whole.find(contents[0])) + len(said or "")
-        if not said or said not in whole[:head]:
+        reported = self._last_call(self._render(messages, False)) if self.found else MODEL_MARK
+        head = whole.rfind(reported or "", 0, whole.find(contents[0])) + len(reported or "")
+        if not reported or reported not in whole[:head]:
             raise ConfigError("the chat template leaves out what the assistant wrote; set mtrl_sep to render turns")
         fixed: list[str] = []
         text = whole[head:]
@@ -237,15 +237,15 @@ class ToolMessageRenderer(TemplateCalls):
         # A token in which template and output meet counts as the output's.
         n_after = common_prefix(ids[n_before:][::-1], after[::-1])
         behind = len(ids) - n_after
-        said = self._said(context, ids[:n_before])
+        reported = self._count_written(context, ids[:n_before])
         segments = [
-            _template(ids[said:n_before], self._tokenizer),
+            _template(ids[reported:n_before], self._tokenizer),
             *_outputs(ids[n_before:behind], [encode(each) for each in fixed[1:-1]], shown, self._tokenizer),
             _template(ids[behind:], self._tokenizer),
         ]
         return [segment for segment in segments if segment.tokens]
 
-    def _said(self, context: Sequence[int], before: Sequence[int]) -> int:
+    def _count_written(self, context: Sequence[int], before: Sequence[int]) -> int:
         """How many of the template's tokens the model wrote itself, at the end of its turn."""
         last = context[-1] if context else None
         if last in self.end_token_ids:
@@ -253,9 +253,9 @@ class ToolMessageRenderer(TemplateCalls):
                 return before.index(last) + 1
             # It closed its turn by another end token than the template does, as Llama by ``<|eom_id|>``.
             return next((i + 1 for i, token in enumerate(before) if token in self.end_token_ids), 0)
-        most = min(len(before), len(context), _MAX_OVERLAP)
+        maximum = min(len(before), len(context), _MAX_OVERLAP)
         # A line end may be the model's own; a control token is the template's, such as ``<｜tool▁calls▁end｜>``.
-        overlaps = (n for n in range(most, 0, -1) if list(context[-n:]) == list(before[:n]))
+        overlaps = (n for n in range(maximum, 0, -1) if list(context[-n:]) == list(before[:n]))
         return next((n for n in overlaps if not self._control.isdisjoint(before[:n])), 0)
 
 

@@ -137,8 +137,8 @@ class _Worker:
 
     def folder_of_images(self, validation: bool) -> Path | None:
         """Where the images of a trajectory are kept; None: nowhere."""
-        wanted = ("all", "validation") if validation else ("all",)
-        folder = self._trajectories_dir if self.options.record_images in wanted else None
+        requested = ("all", "validation") if validation else ("all",)
+        folder = self._trajectories_dir if self.options.record_images in requested else None
         return Path(folder) / "images" if folder else None
 
     def _tools(self) -> ToolClient | None:
@@ -251,8 +251,8 @@ class VerlToolAgentLoop(AgentLoopBase):
             total = len(output.prompt_ids) + len(output.response_ids)
             output.routed_experts = worker.routes.align(use.routed_experts, total)
         if worker.images is not None:
-            shown, folder = trajectory.visible_images, worker.folder_of_images(bool(row.get(VALIDATION)))
-            output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, shown, folder)
+            visible, folder = trajectory.visible_images, worker.folder_of_images(bool(row.get(VALIDATION)))
+            output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, visible, folder)
         return output
 
     def _seed(self, row: Mapping[str, Any], index: int | None, step: int, priority: int) -> int | None:
@@ -312,8 +312,8 @@ class VerlToolAgentLoop(AgentLoopBase):
         """In place of a trajectory whose prompt has other places for images than images: a fault, with its text."""
         worker = self._worker
         banned = worker.images.banned_ids if worker.images is not None else ()
-        kept = [token for token in prompt_ids if token not in banned]
-        prompt = Segment(Author.PROMPT, tuple(kept[-(worker.options.max_prompt_length or len(kept)) :]))
+        stored = [token for token in prompt_ids if token not in banned]
+        prompt = Segment(Author.PROMPT, tuple(stored[-(worker.options.max_prompt_length or len(stored)) :]))
         fault = Fault(kind=FaultKind.MISCONFIGURED, message=words, retryable=False)
         return Trajectory(trajectory_id, (prompt,), StopReason.FAULT, fault=fault, excluded=Excluded.FAULT)
 

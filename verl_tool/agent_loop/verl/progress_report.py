@@ -27,9 +27,9 @@ class ProgressReport:
         self._calls += calls
         if not self._waiting:
             self._waiting = True
-            asyncio.get_running_loop().call_later(SECONDS_BETWEEN_REPORTS, self._tell)
+            asyncio.get_running_loop().call_later(SECONDS_BETWEEN_REPORTS, self._report)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if not ray.is_initialized():  # asking for an actor would start a cluster
             return
         if self._board is None:

@@ -89,9 +89,9 @@ class StoredStep:
         bonus = info.pop(BONUS, None) or 0.0
         info = {name: math.nan if value is None else value for name, value in info.items()}
         faults = {REWARD_FAULT: "reward_fault", PROVOKED: "provoked"}
-        told = {name: str(stored.extra.get(recorded) or "") for name, recorded in faults.items()} | info
+        description = {name: str(stored.extra.get(recorded) or "") for name, recorded in faults.items()} | info
         reward = 0.0 if stored.reward is None else stored.reward - bonus
-        return Graded(replace(stored.ungraded(), extra=stored.row), reward, told)
+        return Graded(replace(stored.ungraded(), extra=stored.row), reward, description)
 
 
 def stored_steps(folder: Path) -> list[int]:

@@ -110,8 +110,8 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         if fault is not None and (sample.trajectory.excluded is Excluded.FAULT or not fault.kind.provokable):
             return self._without_reward(f"trajectory: {fault.kind.value}")
         try:
-            grade, provoked = await self._grade_or_control(sample)
-            return self._with_reward(grade, self.options.shaping.values(sample), provoked)
+            grade, policy_induced = await self._grade_or_control(sample)
+            return self._with_reward(grade, self.options.shaping.values(sample), policy_induced)
         except GraderFault as error:
             return self._without_reward(self._failure(error))
         except Exception as error:  # a bug of the grader: neither the score 0 nor the end of the training
@@ -142,15 +142,15 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         return f"grader: {name}: {error if isinstance(error, GraderFault) else f'{type(error).__name__}: {error}'}"
 
     def _with_reward(self, grade: Grade, shaping: dict[str, float], provoked: str) -> dict[str, Any]:
-        told = {REWARD_FAULT: "", PROVOKED: provoked, "acc": float(grade.correct), "base_score": grade.score}
-        told |= {name: float(grade.details.get(name, math.nan)) for name in self.details}
-        told |= {f"shaping/{name}": value for name, value in shaping.items()}
+        description = {REWARD_FAULT: "", PROVOKED: provoked, "acc": float(grade.correct), "base_score": grade.score}
+        description |= {name: float(grade.details.get(name, math.nan)) for name in self.details}
+        description |= {f"shaping/{name}": value for name, value in shaping.items()}
         score = grade.score + sum(shaping.values())
         if self.by_turns:
             total = sum(grade.turn_rewards, 0.0)
-            told |= {TURN_REWARDS: json.dumps(grade.turn_rewards), TURN_REWARD: total}
+            description |= {TURN_REWARDS: json.dumps(grade.turn_rewards), TURN_REWARD: total}
             score += self.turn_weight * total
-        return {"reward_score": score, "reward_extra_info": told}
+        return {"reward_score": score, "reward_extra_info": description}
 
     def _without_reward(self, why: str) -> dict[str, Any]:
         return without_reward(why, self.empty_extra_info())
@@ -158,8 +158,8 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
     def empty_extra_info(self) -> dict[str, Any]:
         """What ``reward_extra_info`` holds besides faults where there is no reward: the same keys as where there is."""
         terms = (f"shaping/{name}" for name in self.options.shaping.terms())
-        told: dict[str, Any] = dict.fromkeys(("acc", "base_score", *self.details, *terms), math.nan)
-        return told | {TURN_REWARDS: "[]", TURN_REWARD: math.nan} if self.by_turns else told
+        description: dict[str, Any] = dict.fromkeys(("acc", "base_score", *self.details, *terms), math.nan)
+        return description | {TURN_REWARDS: "[]", TURN_REWARD: math.nan} if self.by_turns else description
 
 
 def _is_from_outside(error: BaseException) -> bool:
@@ -182,9 +182,9 @@ def options_in(config: DictConfig, kind: type[_Model], manager: str) -> _Model:
     """``reward.reward_kwargs`` as `kind`. Raises ConfigError that names the option and those that `manager` has."""
     # In its place, where it may refer to other parts of the config.
     kwargs = config.reward.get("reward_kwargs") or {}
-    given = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
+    provided = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(provided)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(["reward.reward_kwargs", *map(str, problem["loc"])])

@@ -88,8 +88,8 @@ class BySourceRewardManager(RewardManagerBase):
             known = ", ".join(self._managers)
             why = f"a row has {self.options.by} {kind!r}, which no entry of reward_kwargs.managers matches: {known}"
             return without_reward(why, self._nothing)
-        told = await manager.run_single(data)
-        return {**told, "reward_extra_info": {**self._nothing, **told["reward_extra_info"]}}
+        description = await manager.run_single(data)
+        return {**description, "reward_extra_info": {**self._nothing, **description["reward_extra_info"]}}
 
 
 def _made(config: DictConfig, tokenizer: Any, key: str, entry: Entry) -> GradingRewardManager[Any]:

@@ -31,10 +31,10 @@ class CalculatorRewardManager(GradingRewardManager[CalculatorRewardOptions]):
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises ValueError if the ground truth is no number."""
-        wanted = as_number(str(sample.ground_truth))
-        if wanted is None:
+        requested = as_number(str(sample.ground_truth))
+        if requested is None:
             raise ValueError(f"ground_truth {sample.ground_truth!r} is no number")
         _, mark, behind = sample.answer.rpartition(_MARK)
-        given = as_number(behind.partition("<")[0]) if mark else None
-        right = given is not None and given == wanted
-        return Grade(self.options.right if right else self.options.wrong, right, {"answered": given is not None})
+        provided = as_number(behind.partition("<")[0]) if mark else None
+        right = provided is not None and provided == requested
+        return Grade(self.options.right if right else self.options.wrong, right, {"answered": provided is not None})

@@ -34,12 +34,12 @@ class Gsm8kRewardManager(GradingRewardManager[Gsm8kOptions]):
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises ValueError if the ground truth is no number."""
-        wanted = as_number(str(sample.ground_truth).rpartition(_MARK)[2])
-        if wanted is None:
+        requested = as_number(str(sample.ground_truth).rpartition(_MARK)[2])
+        if requested is None:
             raise ValueError(f"ground_truth {sample.ground_truth!r} is no number")
-        given = final_number(sample.text, self.options.flexible)
-        right = given is not None and given == wanted
-        return Grade(self.options.right if right else self.options.wrong, right, {"answered": given is not None})
+        provided = final_number(sample.text, self.options.flexible)
+        right = provided is not None and provided == requested
+        return Grade(self.options.right if right else self.options.wrong, right, {"answered": provided is not None})
 
 
 def final_number(text: str, flexible: bool) -> Decimal | None:

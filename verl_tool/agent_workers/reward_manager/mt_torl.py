@@ -2,8 +2,8 @@ r"""`reward.reward_manager.name=mt_torl`: as `torl`, and a reward for each turn 
 
 Turn rewards are those of Multi-Turn-RL-Agent's code execution reward (arXiv 2505.11821), taken apart: of `n` calls, one
 that succeeded gets ``turn_share / n + turn_each``, any other 0, so that they add up to 0.3 times the share of successes
-plus 0.05 a success. No more than `max_rewarded_turns` successes are rewarded: calls for their own sake must not pay more than
-an answer.
+plus 0.05 a success. No more than `max_rewarded_turns` successes are rewarded: calls for their own sake must not pay
+more than an answer.
 
 The score is the answer's (`torl`) plus `turn_weight` times the sum: with 1, GRPO trains on what the paper calls merged
 reward. With ``algorithm.adv_estimator=mt_grpo``, which gives each turn its own advantage, set `turn_weight` to 0.

@@ -72,20 +72,20 @@ class PixelReasonerRewardManager(GradingRewardManager[PixelReasonerOptions]):
             right = await self._is_one_of(answer, sample.ground_truth)
         calls = valid_calls(sample.trajectory.calls)
         redundancy = options.redundancy * min(options.enough_calls - calls, 0)
-        told = {
+        description = {
             "answered": answer is not None,
             "valid_calls": calls,
             "redundancy": redundancy,
             CURIOSITY: options.curiosity if calls else 0.0,
             MIN_SHARE: options.min_share,
         }
-        return Grade((options.right if right else options.wrong) + redundancy, right, told)
+        return Grade((options.right if right else options.wrong) + redundancy, right, description)
 
     async def _is_one_of(self, answer: str, ground_truth: Any) -> bool:
-        given = normalised(answer)
+        provided = normalised(answer)
         for gold in map(normalised, golden_answers(ground_truth)):
-            for wanted, said in dict.fromkeys(((gold, given), (gold.lower(), given.lower()))):
-                if await self._grader.equal(wanted, said):
+            for requested, reported in dict.fromkeys(((gold, provided), (gold.lower(), provided.lower()))):
+                if await self._grader.equal(requested, reported):
                     return True
         return False
 

@@ -61,9 +61,9 @@ class ReasoningGymRewardManager(GradingRewardManager[GymOptions]):
 
 def same_answer(answer: str, gold: str) -> bool:
     """Whether two answers are the same number, or the same text."""
-    number, wanted = as_number(answer), as_number(gold)
-    if number is not None and wanted is not None:
-        return number == wanted
+    number, requested = as_number(answer), as_number(gold)
+    if number is not None and requested is not None:
+        return number == requested
     return bool(answer.strip()) and answer.strip().casefold() == gold.strip().casefold()
 
 

@@ -40,9 +40,9 @@ class SearchF1RewardManager(SearchRewardManager):
 
 def f1(answer: str, gold: str) -> float:
     """Harmonic mean of precision and recall of words, 0 to 1."""
-    given, wanted = normalised(answer), normalised(gold)
-    if given != wanted and (given in VERDICTS or wanted in VERDICTS):
+    provided, requested = normalised(answer), normalised(gold)
+    if provided != requested and (provided in VERDICTS or requested in VERDICTS):
         return 0.0
-    words, golden = given.split(), wanted.split()
+    words, golden = provided.split(), requested.split()
     common = sum((Counter(words) & Counter(golden)).values())
     return 2 * common / (len(words) + len(golden)) if common else 0.0

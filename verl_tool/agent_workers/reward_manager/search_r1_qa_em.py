@@ -109,14 +109,16 @@ def mentions(text: str, golden: Sequence[str]) -> bool:
     That of a yes or no says nothing, nor one of which nothing is left.
     """
     words = f" {normalised(text)} "
-    return any(f" {wanted} " in words for gold in golden if (wanted := normalised(gold)) and wanted not in VERDICTS)
+    return any(
+        f" {requested} " in words for gold in golden if (requested := normalised(gold)) and requested not in VERDICTS
+    )
 
 
 def same_answer(answer: str, gold: str) -> bool:
     """Whether the normal forms are equal; of a gold answer of which nothing is left, "The A", the texts themselves."""
-    wanted = normalised(gold)
-    if wanted:
-        return normalised(answer) == wanted
+    requested = normalised(gold)
+    if requested:
+        return normalised(answer) == requested
     return bool(answer.strip()) and answer.strip().casefold() == gold.strip().casefold()
 
 
@@ -143,12 +145,14 @@ def golden_answers(ground_truth: Any) -> list[str]:
 
     Raises ValueError if there is none.
     """
-    given = ground_truth
-    if isinstance(given, str) and given.lstrip().startswith(("[", "{")):
-        given = json.loads(given)
-    if isinstance(given, Mapping):
-        given = given.get("target")
-    answers = [given] if isinstance(given, str) else [] if given is None else [str(answer) for answer in given]
+    provided = ground_truth
+    if isinstance(provided, str) and provided.lstrip().startswith(("[", "{")):
+        provided = json.loads(provided)
+    if isinstance(provided, Mapping):
+        provided = provided.get("target")
+    answers = (
+        [provided] if isinstance(provided, str) else [] if provided is None else [str(answer) for answer in provided]
+    )
     if not answers:
         raise ValueError("the row has no golden answer in its ground_truth")
     return answers

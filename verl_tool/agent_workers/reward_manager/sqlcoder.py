@@ -75,9 +75,9 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
         super().__init__(*args, **kwargs)
         options = self.options
         if options.root is None or not options.root.is_dir():
-            told = "is not set" if options.root is None else f"is {str(options.root)!r}, which is no folder"
+            description = "is not set" if options.root is None else f"is {str(options.root)!r}, which is no folder"
             raise ConfigError(
-                f"reward.reward_kwargs.root {told}; give the folder of the databases (DATABASES of the recipe skysql)"
+                f"reward.reward_kwargs.root {description}; give the folder of the databases (DATABASES of the recipe skysql)"
             )
         self._root = options.root
         self._executor = SqlExecutor(
@@ -103,21 +103,21 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
 
     async def _graded_on(self, path: Path, sample: Sample) -> Grade:
         gold = await self._gold_result(path, sample)
-        given = last_tagged(sample.text, "solution")
-        query = statement_in(given or "")
+        provided = last_tagged(sample.text, "solution")
+        query = statement_in(provided or "")
         found = None
         if query and len(query) <= self.options.max_query_chars:
             found = await self._result(path, query)
         right = found is not None and found.digest == gold.digest and found.reads_tables >= gold.reads_tables
         well_formed = bool(query) and self._has_format(sample)
         score = (self.options.right if right else self.options.wrong) if well_formed else self._bad_format
-        details = {"answered": given is not None, "executed": found is not None, "well_formed": well_formed}
+        details = {"answered": provided is not None, "executed": found is not None, "well_formed": well_formed}
         return Grade(score, right, details)
 
     @property
     def _bad_format(self) -> float:
-        given = self.options.bad_format
-        return given if given is not None else -1.0 if self.options.published else 0.0
+        provided = self.options.bad_format
+        return provided if provided is not None else -1.0 if self.options.published else 0.0
 
     def _has_format(self, sample: Sample) -> bool:
         """Whether each turn begins with a thought and there is one solution, as far as that is required."""

@@ -98,8 +98,8 @@ def end_processes(process: subprocess.Popen[bytes], mark: str) -> None:
 
 def marked_processes(mark: str) -> list[int]:
     """Ids of the processes that carry the mark, zombies left out."""
-    wanted = f"{MARK}={mark}".encode()
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if wanted in _read_bytes(path / "environ")]
+    requested = f"{MARK}={mark}".encode()
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if requested in _read_bytes(path / "environ")]
 
 
 class MemoryPeak:

@@ -202,8 +202,8 @@ def check_images(context: PartContext) -> Figures:
                 raise PartFailed(f"a trajectory ended in a fault: {trajectory.fault}")
             ids = torch.tensor([[*trajectory.prompt_ids, *trajectory.response_ids]])
             features = images.features([image.decode() for image in trajectory.visible_images])
-            given = features | {"mm_token_type_ids": (ids == images.pad_id).int()}
-            on_device = {name: value.to(context.device) for name, value in given.items()}
+            provided = features | {"mm_token_type_ids": (ids == images.pad_id).int()}
+            on_device = {name: value.to(context.device) for name, value in provided.items()}
             texts = (trajectory.prompt_ids, trajectory.response_ids)
             found = tiny_models.token_log_probs(model, *texts, images.banned_ids, **on_device)
             differences.add(found, trajectory.response_log_probs)
@@ -290,8 +290,8 @@ def check_trajectories(context: PartContext, trajectories: Sequence[Any]) -> Fig
         for trajectory in trajectories:
             mine = tiny_models.token_log_probs(model, trajectory.prompt_ids, trajectory.response_ids)
             mask = torch.tensor(trajectory.response_mask).bool()
-            told = torch.tensor(trajectory.response_log_probs)
-            differences.add(mine.cpu()[mask], told[mask].tolist())
+            description = torch.tensor(trajectory.response_log_probs)
+            differences.add(mine.cpu()[mask], description[mask].tolist())
     figures = differences.check(context.device, "the loop's record beside a forward pass")
     return {"trajectories": len(trajectories), "calls": len(calls), **figures}
 
@@ -318,8 +318,8 @@ def _memory_figures() -> Figures:
     torch.cuda.empty_cache()
     after = torch.cuda.mem_get_info()[0]
     if before - within < ALLOCATED_BYTES or after < before - (64 << 20):
-        taken, returned = (before - within) / 2**30, (after - within) / 2**30
-        raise PartFailed(f"of 1 GiB, {taken:.2f} were taken and {returned:.2f} given back")
+        in_use, returned = (before - within) / 2**30, (after - within) / 2**30
+        raise PartFailed(f"of 1 GiB, {in_use:.2f} were taken and {returned:.2f} given back")
     capability = ".".join(map(str, torch.cuda.get_device_capability()))
     return {"free_gib": before / 2**30, "total_gib": total / 2**30, "capability": capability}
 
@@ -345,12 +345,12 @@ def _lora_figures(model: Any, loss_of: Callable[[Any], torch.Tensor]) -> Figures
     frozen = {name: copy.deepcopy(p.detach()) for name, p in model.named_parameters()}
     adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     figures = _losses_of_steps(adapted, loss_of)
-    kept = {
+    stored = {
         name.replace(".base_layer", ""): p
         for name, p in adapted.base_model.model.named_parameters()
         if "lora_" not in name
     }
-    changed = [name for name, value in frozen.items() if not torch.equal(kept[name], value)]
+    changed = [name for name, value in frozen.items() if not torch.equal(stored[name], value)]
     if changed:
         raise PartFailed(f"training an adapter changed {len(changed)} of the model's own weights, such as {changed[0]}")
     return figures

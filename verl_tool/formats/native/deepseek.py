@@ -40,8 +40,8 @@ class DeepSeekFormat(DelimitedFormat):
         return (SECTION, SECTION_END, self.opening, self.closing, SEPARATOR, *OBSERVATION)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        given = json.dumps(dict(arguments), ensure_ascii=False)
-        return f"{SECTION}{self.opening}{name}{SEPARATOR}{given}{self.closing}{SECTION_END}"
+        provided = json.dumps(dict(arguments), ensure_ascii=False)
+        return f"{SECTION}{self.opening}{name}{SEPARATOR}{provided}{self.closing}{SECTION_END}"
 
     def _read(self, body: str) -> tuple[json_call.JsonCall, str | None]:
         head, separated, rest = body.partition(SEPARATOR)

@@ -70,8 +70,8 @@ class HarmonyFormat(ToolResponseFormat):
         return Call(name, parsed.input, start, end, self, parsed.arguments, parsed.error)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        given = json.dumps(dict(arguments), ensure_ascii=False)
-        return f"<|channel|>commentary to=functions.{name} <|constrain|>json{MESSAGE}{given}{CALL}"
+        provided = json.dumps(dict(arguments), ensure_ascii=False)
+        return f"<|channel|>commentary to=functions.{name} <|constrain|>json{MESSAGE}{provided}{CALL}"
 
 
 def _recipient(header: str) -> tuple[str, bool] | None:

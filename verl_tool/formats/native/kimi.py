@@ -34,14 +34,14 @@ class KimiFormat(DelimitedFormat):
         return (SECTION, SECTION_END, self.opening, self.closing, ARGUMENTS, *OBSERVATION)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        given = json.dumps(dict(arguments), ensure_ascii=False)
-        return f"{SECTION}{self.opening}functions.{name}:0{ARGUMENTS}{given}{self.closing}{SECTION_END}"
+        provided = json.dumps(dict(arguments), ensure_ascii=False)
+        return f"{SECTION}{self.opening}functions.{name}:0{ARGUMENTS}{provided}{self.closing}{SECTION_END}"
 
     def _read(self, body: str) -> tuple[json_call.JsonCall, str | None]:
-        head, begun, payload = body.partition(ARGUMENTS)
+        head, started, payload = body.partition(ARGUMENTS)
         call_id = head.strip()
         name = call_id.partition(":")[0].removeprefix("functions.")
-        if not begun or not name:
-            lacking = "has no name" if begun else f"lacks {ARGUMENTS}"
+        if not started or not name:
+            lacking = "has no name" if started else f"lacks {ARGUMENTS}"
             return json_call.JsonCall(name[:200], body, error=f"This call {lacking}. Write {SHAPE}."), None
         return json_call.parse_arguments(name, payload), call_id

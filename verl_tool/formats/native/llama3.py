@@ -53,10 +53,10 @@ class Llama3Format(ToolResponseFormat):
         return json.dumps({"name": name, "parameters": dict(arguments)}, ensure_ascii=False)
 
     def _whole_turn(self, text: str) -> list[Call]:
-        begun = _START.match(text, 0) or _START.match(text, _behind_thought(text))
-        if begun is None:
+        started = _START.match(text, 0) or _START.match(text, _behind_thought(text))
+        if started is None:
             return []
-        objects = read_objects(text, begun.end(), _BETWEEN)
+        objects = read_objects(text, started.end(), _BETWEEN)
         whole = _END.fullmatch(text, objects[-1].end) is not None
         return [self._call(each) for each in objects] if whole else []
 
@@ -65,9 +65,9 @@ class Llama3Format(ToolResponseFormat):
         behind = cursor.find(TAG, match.end())
         stop = behind if behind >= 0 else len(cursor.text)
         region = cursor.text[match.end() : stop]
-        begun = _START.match(region)
-        if begun:
-            read = read_objects(region, begun.end(), _BETWEEN)
+        started = _START.match(region)
+        if started:
+            read = read_objects(region, started.end(), _BETWEEN)
         else:
             read = [JsonObject(_code(_without_end(region)), 0, len(region), None)]
         calls = [self._call(each, match.end()) for each in read]
@@ -97,11 +97,11 @@ def _code(region: str) -> json_call.JsonCall:
     built_in = _BUILT_IN.fullmatch(region)
     if built_in is None:
         return json_call.JsonCall(CODE, region)
-    given, position = built_in["arguments"], 0
+    provided, position = built_in["arguments"], 0
     arguments: dict[str, Any] = {}
-    while argument := _ARGUMENT.match(given, position):
+    while argument := _ARGUMENT.match(provided, position):
         arguments[argument["key"]] = argument["value"]
         position = argument.end()
-    if given[position:].strip():
+    if provided[position:].strip():
         return json_call.JsonCall(CODE, region)
     return json_call.JsonCall(built_in["name"], json_call.as_input(arguments), arguments)

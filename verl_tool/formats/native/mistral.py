@@ -81,14 +81,14 @@ def _named(region: str, match: re.Match[str]) -> JsonObject:
 
 def _listed(region: str) -> list[JsonObject]:
     """``[{…}, {…}]``, or one object without the list."""
-    begun = _LIST.match(region)
-    if begun is None:
+    started = _LIST.match(region)
+    if started is None:
         return [_unreadable(region, "no call follows")]
-    objects = read_objects(region, begun.end(), _COMMA)
+    objects = read_objects(region, started.end(), _COMMA)
     if not objects:
         return [_unreadable(region, "the list is empty")]
     closed = _LIST_END.match(region, objects[-1].end)
-    if begun["list"] and closed:
+    if started["list"] and closed:
         objects[-1] = objects[-1].ending_at(closed.end())
     return objects
 

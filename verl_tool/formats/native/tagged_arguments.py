@@ -51,11 +51,11 @@ class TaggedArgumentsFormat(ToolResponseFormat):
             position = close + len(self.value_end)
         end = self.ends.match(text, position)
         if end is None and not _REST.fullmatch(text, position):
-            return self._broken(match, cursor, position, f"what follows {_shown(text, position)} is no argument")
+            return self._broken(match, cursor, position, f"what follows {_format(text, position)} is no argument")
         behind = end.end() if end else len(text)
         missing = "" if end else TOOL_CALL_END
-        given = json_call.as_input(arguments)
-        return Call(name, given, match.start(), behind, self, arguments, missing=missing), behind
+        provided = json_call.as_input(arguments)
+        return Call(name, provided, match.start(), behind, self, arguments, missing=missing), behind
 
     def _broken(self, match: re.Match[str], cursor: Cursor, position: int, reason: str) -> tuple[Call, int]:
         """The call that could not be read from `position` on; it ends at the next closing tag."""
@@ -80,6 +80,6 @@ def written(arguments: Mapping[str, Any], argument: str) -> str:
     return "".join(argument.format(key=key, value=as_text(value)) for key, value in arguments.items())
 
 
-def _shown(text: str, position: int) -> str:
+def _format(text: str, position: int) -> str:
     """The end of what was read, for a message."""
     return repr(text[max(0, position - 30) : position].strip())

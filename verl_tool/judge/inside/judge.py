@@ -91,7 +91,7 @@ def may_look_into_others():
 class Judge:
     """`job` has ``token``, ``solution``, ``tests`` (Python texts), ``programs`` (pairs of stdin and expected stdout),
     ``prelude`` (imports and a recursion limit before the solution), ``strict`` (a program must print exactly that, and
-    exit with 0), ``test_seconds``, ``total_seconds``, ``max_display_chars`` (most that verdicts tell of values; 0: nothing).
+    exit with 0), ``test_seconds``, ``total_seconds``, ``max_display_chars`` (of a value in a verdict; 0: none).
     """
 
     def __init__(self, spawner, evaluating, job, report):
@@ -169,31 +169,31 @@ class Judge:
         if self._late:
             reason, detail = too_late
             self._forget()
-        seen = self._shown(self._seen) if reason in ("assertion", "output", "error") else []
+        seen = self._format(self._seen) if reason in ("assertion", "output", "error") else []
         self._report(test=number, passed=reason == "passed", reason=reason, detail=detail[:DETAIL], seen=seen)
 
-    def _shown(self, seen):
+    def _format(self, seen):
         """As much of it as there is room for."""
-        shown = []
+        visible = []
         for name, value in seen:
             if len(name) + len(value) <= self._room:
-                shown.append([name, value])
+                visible.append([name, value])
                 self._room -= len(name) + len(value)
-        return shown
+        return visible
 
     def _run_test(self, test):
         try:
             case = TestCase(test, notes=self._room > 0)
         except (SyntaxError, ValueError, RecursionError) as error:
-            return "error", _told(error)
+            return "error", _describe(error)
         try:
             link = self._link or self._load()
         except Exception as error:  # noqa: BLE001  whatever the solution raises is what is found out here
             self._forget()
-            return "load", _told(error)
+            return "load", _describe(error)
         except (Gone, SystemExit) as error:
             self._forget()
-            why = _told(error) if isinstance(error, SystemExit) else error
+            why = _describe(error) if isinstance(error, SystemExit) else error
             return "load", f"the solution ended while it was loaded: {why}"
         try:
             self._perform(case, link)
@@ -206,7 +206,7 @@ class Judge:
         except Gone as error:
             reason, detail = "ended", f"the solution's process: {error}"
         except BaseException as error:  # noqa: BLE001  whatever a test raises, it has failed; pytest's are no Exception
-            reason, detail = "error", _told(error)
+            reason, detail = "error", _describe(error)
         else:
             reason, detail = "passed", ""
         if link.gone:  # also if the test has caught what told of it
@@ -238,20 +238,20 @@ class Judge:
             raise AssertionError("no assertion of the test was reached and held")
 
     def _load(self):
-        ours, theirs = socket.socketpair()
+        local, theirs = socket.socketpair()
         with theirs:
             self._spawner.start(MODULE, [theirs.fileno()])
-        link = JudgeLink(ours, self._evaluator)
+        link = JudgeLink(local, self._evaluator)
         link.load(self._job.solution)
         self._link = link
         return link
 
     def _evaluator(self):
         """The link to a fresh process that has not run, and does not hold, the solution."""
-        ours, theirs = socket.socketpair()
+        local, theirs = socket.socketpair()
         with theirs:
             self._evaluating.start(MODULE, [theirs.fileno()])
-        return JudgeLink(ours)
+        return JudgeLink(local)
 
     def _forget(self):
         """The next test starts a process anew."""
@@ -264,10 +264,10 @@ class Judge:
                 [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3 if self._room > 0 else 2)]
                 for _ in programs
             ]
-            for (_, (stdin, _)), (given, *_) in zip(programs, files, strict=True):
-                given.write(stdin.encode("utf-8", "surrogatepass"))
-                given.flush()
-                given.seek(0)
+            for (_, (stdin, _)), (provided, *_) in zip(programs, files, strict=True):
+                provided.write(stdin.encode("utf-8", "surrogatepass"))
+                provided.flush()
+                provided.seek(0)
             descriptors = [[file.fileno() for file in each] for each in files]
             ends = self._spawner.run_programs(descriptors, self._job.test_seconds, self._ends)
             # A program may stop this process, which then is killed; the spawner ends late programs by itself before.
@@ -275,7 +275,7 @@ class Judge:
             for (number, (_, expected)), (_, *streams), end in zip(programs, files, ends, strict=True):
                 self._deadline.move(self._job.test_seconds + PROGRAM_GRACE_SECONDS)
                 reason, detail, seen = self._program_verdict(expected, streams, *end)
-                seen = self._shown(seen) if reason in ("output", "error") else []
+                seen = self._format(seen) if reason in ("output", "error") else []
                 self._report(test=number, passed=reason == "passed", reason=reason, detail=detail[:DETAIL], seen=seen)
 
     def _program_verdict(self, expected, streams, how, code):
@@ -327,7 +327,7 @@ def _end_of(file):
     return text[max(0, text.find('  File "solution.py"')) :][-SHOWN:]
 
 
-def _told(error):
+def _describe(error):
     """Its name and message, and the line of the solution that raised it."""
     line = vars(error).get(LINE)
     return f"{type(error).__name__}: {error}{'' if line is None else f' (line {line} of the program)'}"

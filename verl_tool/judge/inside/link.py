@@ -93,7 +93,7 @@ class ProcessLink:
         try:
             return self._accept(answer, (*args, *kwargs.values()), (*sent, *named.values()))
         except Exception as error:  # noqa: BLE001  whatever a hostile answer makes of its reader
-            raise self._gone(f"no answer of the form agreed on: {error}") from None
+            raise self._peer_exited(f"no answer of the form agreed on: {error}") from None
 
     def serve(self):
         """Perform what is asked until the other side closes."""
@@ -123,7 +123,7 @@ class ProcessLink:
             own = {name: value for name, value in _PLAIN.pairs(attributes).items() if not name.startswith("__")}
             return self.exception([str(name) for name in names], str(text)[:LONGEST_TEXT], _PLAIN.many(args), own)
         except Exception:  # noqa: BLE001  whatever a hostile answer makes of its reader
-            raise self._gone("an error of another form than the one agreed on") from None
+            raise self._peer_exited("an error of another form than the one agreed on") from None
 
     def _accept(self, answer, args, sent):
         """`answer` tells the value, or which argument is the value, and the state of arguments that were changed."""
@@ -152,14 +152,14 @@ class ProcessLink:
                 raise RecursionError(f"more than {DEEPEST} requests within requests")
             args, kwargs = self._arguments(request)
             value = self.perform(request["operation"], args, kwargs)
-            given = self._copied(request, (*args, *kwargs.values()))
-            same = next((i for i, arg in enumerate(given) if arg is value and arg is not None), None)
-            after = [None if arg is None else encode(arg, self.refer) for arg in given]
+            provided = self._copied(request, (*args, *kwargs.values()))
+            same = next((i for i, arg in enumerate(provided) if arg is value and arg is not None), None)
+            after = [None if arg is None else encode(arg, self.refer) for arg in provided]
             value = None if same is not None else encode(value, self.refer)
             text = json.dumps({"value": value, "same": same, "after": after, "printed": self.take_printed()})
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code raises is the asker's to know
-            told = {"error": _description(error), "line": self.line_of(error), "printed": self.take_printed()}
-            text = json.dumps(told)
+            description = {"error": _description(error), "line": self.line_of(error), "printed": self.take_printed()}
+            text = json.dumps(description)
         finally:
             self._depth -= 1
         self._send_text(text)
@@ -183,7 +183,7 @@ class ProcessLink:
         read = self._reader.read
         return [read(arg) for arg in request["args"]], {name: read(arg) for name, arg in request["kwargs"].items()}
 
-    def _gone(self, why):
+    def _peer_exited(self, why):
         self.gone = True
         return PeerExitedError(why)
 
@@ -195,18 +195,18 @@ class ProcessLink:
         try:
             self._socket.sendall(_HEADER.pack(len(body)) + body)
         except OSError as error:
-            raise self._gone(str(error)) from None
+            raise self._peer_exited(str(error)) from None
 
     def _receive(self):
         (length,) = _HEADER.unpack(self._read(_HEADER.size))
         if length > LONGEST_MESSAGE:
-            raise self._gone(f"a message of {length} bytes; at most {LONGEST_MESSAGE} are read")
+            raise self._peer_exited(f"a message of {length} bytes; at most {LONGEST_MESSAGE} are read")
         try:
             message = json.loads(self._read(length))
         except (ValueError, RecursionError) as error:
-            raise self._gone(f"a message that is not JSON: {error}") from None
+            raise self._peer_exited(f"a message that is not JSON: {error}") from None
         if not isinstance(message, dict):
-            raise self._gone("a message that is no object")
+            raise self._peer_exited("a message that is no object")
         return message
 
     def _read(self, length):
@@ -215,9 +215,9 @@ class ProcessLink:
             try:
                 part = self._socket.recv(min(length, 1 << 20))
             except OSError as error:
-                raise self._gone(str(error)) from None
+                raise self._peer_exited(str(error)) from None
             if not part:
-                raise self._gone("the process has ended")
+                raise self._peer_exited("the process has ended")
             parts.append(part)
             length -= len(part)
         return b"".join(parts)
@@ -239,7 +239,7 @@ def _description(error):
 def _short(values):
     """JSON of each, or None if one is no plain data or all together are long."""
     try:
-        encoded = [encode(value, _refuse) for value in values]
+        encoded = [encode(value, _reject) for value in values]
         _PLAIN.many(encoded)
     except Exception:  # noqa: BLE001  objects of the solution's
         return None
@@ -259,7 +259,7 @@ def _made(kind, message, args):
     return None
 
 
-def _refuse(value):
+def _reject(value):
     raise ValueError(f"{str(value)[:40]!r} is no plain data")
 
 
@@ -268,14 +268,14 @@ class _PlainReader(Reader):
 
     def number(self, value):
         if not math.isfinite(value):
-            _refuse(value)
+            _reject(value)
         return value
 
     def empty_array(self, array):
-        return _refuse(array)
+        return _reject(array)
 
 
-_PLAIN = _PlainReader(_refuse)
+_PLAIN = _PlainReader(_reject)
 
 
 def next_of(iterator):

@@ -295,14 +295,14 @@ def _start_programs(control, descriptors, each, seconds, ends):
 
 def _wait(pid, ends):
     """Wait for a program until its time is over; nothing of its process group is left running."""
-    how, ended = ENDED, os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    while ended is None:
+    how, finished = ENDED, os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    while finished is None:
         left = ends - time.monotonic()
         if left <= 0:
             how = LATE
             break
         _signal.sigtimedwait(_SIGCHLD, left)
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        finished = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, _signal.SIGKILL)

@@ -68,12 +68,12 @@ class Handle:
     def __eq__(self, other):
         if other is None:  # as ``is None``, which cannot be refused
             return False
-        raise self.__link.refuse("==")
+        raise self.__link.reject("==")
 
     def __ne__(self, other):
         if other is None:
             return True
-        raise self.__link.refuse("!=")
+        raise self.__link.reject("!=")
 
     def __str__(self):
         return self.__text("str")
@@ -88,7 +88,7 @@ class Handle:
         copied = self.__link.copy_of(self)
         length = self.__link.ask("len", self) if copied is None else len(copied)
         if type(length) is not int or length < 0:
-            raise self.__link.refuse("len")
+            raise self.__link.reject("len")
         return length
 
     def __getitem__(self, place):
@@ -96,7 +96,7 @@ class Handle:
             return self.__link.borrow("getitem", self, place)
         copied = self.__link.copy_of(self)
         if copied is None or not isinstance(place, (int, slice)):
-            raise self.__link.refuse("[]")
+            raise self.__link.reject("[]")
         return copied[place]
 
     def __setitem__(self, place, value):
@@ -108,7 +108,7 @@ class Handle:
     def __iter__(self):
         copied = self.__link.copy_of(self)
         if copied is None:
-            raise self.__link.refuse("iter")
+            raise self.__link.reject("iter")
         return iter(copied)
 
     def __instancecheck__(self, instance):
@@ -127,20 +127,20 @@ class Handle:
     def _check_field(self, name):
         """Refuse what stands in a named tuple under the name of a method of plain data's: ``f(1).startswith("a")``."""
         if self.__link._is_plain_access("getattr", self, name):
-            raise self.__link.refuse(f".{name}()")
+            raise self.__link.reject(f".{name}()")
 
     def __text(self, operation):
         if self.__link.describing:
             return "<an object of the program>"
         text = self.__link.ask(operation, self)
         if type(text) is not str:
-            raise self.__link.refuse(operation)
+            raise self.__link.reject(operation)
         return text
 
 
-def _refused(name):
+def _rejection(name):
     def method(self, *_, **__):
-        raise self._Handle__link.refuse(name)
+        raise self._Handle__link.reject(name)
 
     return method
 
@@ -151,7 +151,7 @@ _OPERATORS = (
 )
 _BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or"
 for _name in [*_OPERATORS.split(), *(side + name for name in _BINARY.split() for side in ("", "r", "i"))]:
-    setattr(Handle, f"__{_name}__", _refused(_name))
+    setattr(Handle, f"__{_name}__", _rejection(_name))
 
 
 class Stream(Handle):
@@ -174,7 +174,7 @@ class Stream(Handle):
         if type(answer) is not list or len(answer) != 2 or answer[0] is not True:
             object.__setattr__(self, "_Stream__ended", True)
             if self.__fresh and self._Handle__link.vector:
-                raise self._Handle__link.refuse("an iterator of nothing, of which a test of arrays does not speak,")
+                raise self._Handle__link.reject("an iterator of nothing, of which a test of arrays does not speak,")
             raise StopIteration
         object.__setattr__(self, "_Stream__fresh", False)
         return answer[1]
@@ -183,11 +183,11 @@ class Stream(Handle):
         raise TypeError("an iterator has no length")  # as ``list(iterator)`` expects
 
     def __getitem__(self, place):
-        raise self._Handle__link.refuse("[]")
+        raise self._Handle__link.reject("[]")
 
     def __check(self):
         if self.__ended:
-            raise self._Handle__link.refuse("a second look at the end of an iterator")
+            raise self._Handle__link.reject("a second look at the end of an iterator")
 
 
 class Generated(Stream):
@@ -244,7 +244,7 @@ class JudgeReader(Reader):
         if self.case.vector and type(value) in _SIZED and not value:
             if self._link.calling:
                 raise ValueError("an empty value")
-            raise self._link.refuse("an empty value, of which a test of arrays does not speak,")
+            raise self._link.reject("an empty value, of which a test of arrays does not speak,")
         return value
 
     def number(self, value):
@@ -252,7 +252,7 @@ class JudgeReader(Reader):
         if self.case.finite and not math.isfinite(value):
             if self._link.calling:
                 raise ValueError("nan or infinity")
-            raise self._link.refuse("nan or infinity, of which the test does not speak,")
+            raise self._link.reject("nan or infinity, of which the test does not speak,")
         return value
 
     def array(self, array):
@@ -284,7 +284,7 @@ class JudgeReader(Reader):
         """Only a test of arrays that expects something empty can tell it from what is equal to it."""
         if self.case.arrays and not self.case.vector:
             return array
-        raise self._link.refuse("an empty array")
+        raise self._link.reject("an empty array")
 
 
 class _Change:
@@ -405,7 +405,7 @@ class JudgeLink(Link):
         finally:
             self.refused = self.refused or apart.refused
         if isinstance(value, Handle):
-            raise self.refuse("eval of a text")
+            raise self.reject("eval of a text")
         return value
 
     def begin(self, case):
@@ -435,12 +435,12 @@ class JudgeLink(Link):
         """What the solution is asked for at this moment."""
         return self._asked[-1] if self._asked else ""
 
-    def refuse(self, what):
+    def reject(self, what):
         """The exception to raise; the test has failed even if it catches it."""
         return self.reject_test(f"{what} of what the solution gave back: only plain data has it")
 
     def reject_test(self, why):
-        """As `refuse`, for another reason."""
+        """As `reject`, for another reason."""
         self.refused = self.refused or why
         return Refused(self.refused)
 
@@ -452,11 +452,11 @@ class JudgeLink(Link):
             and owner._Handle__number not in self._built
             and key not in (self.copy_of(owner) or ())
         ):
-            raise self.refuse("[] with a key that is none of its own,")
+            raise self.reject("[] with a key that is none of its own,")
         value = self.ask(operation, owner, key)
         if isinstance(value, Handle):
             if self._is_plain_access(operation, owner, key):
-                raise self.refuse(f".{key}()")
+                raise self.reject(f".{key}()")
             self._name(value, key)
         if isinstance(value, CONTAINERS):
             self._borrowed.append(_Borrowed(value, encode(value, self.refer), operation, owner, key))
@@ -504,7 +504,7 @@ class JudgeLink(Link):
         if number not in self._copies:
             items = self.ask("list", handle, LONGEST_COPY)
             if items is not None and type(items) is not list:
-                raise self.refuse("a copy")
+                raise self.reject("a copy")
             self._copies[number] = items
         return self._copies[number]
 

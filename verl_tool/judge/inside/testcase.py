@@ -169,7 +169,7 @@ class TestCase:
     def seen(self, longest):
         """The parts of the assertion that has failed, and their values, in at most `longest` characters each."""
         parts = [(ast.get_source_segment(self._text, self._noted_parts[n]), v) for n, v in self._values.items()]
-        return [[(source or "")[:longest], _shown(value)[:longest]] for source, value in parts]
+        return [[(source or "")[:longest], _format(value)[:longest]] for source, value in parts]
 
     def _noting(self, node):
         """The node, with the parts noted whose values tell why it does not hold."""
@@ -199,20 +199,22 @@ class TestCase:
         ``pow`` does, and only if no other call is among their arguments: ``sqrt`` in ``isclose(sqrt(4), 2)``. Raises
         `Refused` if the solution has none of those: the test would be of Python itself.
         """
-        wanted = (link.names() & self._mentioned) - self._modules
-        tested = self._tested & wanted
+        requested = (link.names() & self._mentioned) - self._modules
+        tested = self._tested & requested
         if self._tested and not tested:
             raise link.reject_test(f"the solution does not define {' or '.join(sorted(self._tested))}")
-        if self._passed - wanted:
-            raise link.reject_test(f"the solution does not define {' or '.join(sorted(self._passed - wanted))}")
-        names = {name: link.value(name) for name in wanted if name not in _PROTECTED or name in tested | self._passed}
+        if self._passed - requested:
+            raise link.reject_test(f"the solution does not define {' or '.join(sorted(self._passed - requested))}")
+        names = {
+            name: link.value(name) for name in requested if name not in _PROTECTED or name in tested | self._passed
+        }
         for name in self._free & _HOME_OF.keys() - names.keys():
             with suppress(ImportError):
                 names[name] = getattr(import_module(_HOME_OF[name]), name)
         own_builtins = self._builtins(link)
         for name, alias in self._apart.items():
-            if name in wanted or name in own_builtins:
-                names[alias] = link.value(name) if name in wanted else own_builtins[name]
+            if name in requested or name in own_builtins:
+                names[alias] = link.value(name) if name in requested else own_builtins[name]
         for name in self._modules:
             with suppress(ImportError):
                 names[name] = import_module(_MODULES[name])
@@ -309,7 +311,7 @@ _SHORT.maxtuple = _SHORT.maxlist = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfr
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 300
 
 
-def _shown(value):
+def _format(value):
     """A value as text, large ones not in full."""
     try:
         return _SHORT.repr(value)

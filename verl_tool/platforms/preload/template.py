@@ -32,7 +32,7 @@ def template(environment: Mapping[str, str], modules: tuple[str, ...] = MODULES)
     """
     # Only this user may ask: who asks says what is run.
     folder = Path(tempfile.mkdtemp(prefix="verl-tool-", dir="/tmp"))
-    alive, ours = os.pipe()
+    alive, local = os.pipe()
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(folder / "template"))
@@ -52,7 +52,7 @@ def template(environment: Mapping[str, str], modules: tuple[str, ...] = MODULES)
             yield
         finally:
             os.environ.pop(ADDRESS, None)
-            os.close(ours)
+            os.close(local)
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -79,11 +79,11 @@ def forked_ray_workers() -> Iterator[None]:
     from ray._private import ray_constants
 
     # Ray joins this with its own folder, which an absolute path replaces.
-    ours = str(Path(__file__).with_name("ray_worker.py"))
+    local = str(Path(__file__).with_name("ray_worker.py"))
     # Workers that a raylet starts before there is a job cannot be forked, and none of ours would take them.
     settings = {
         "RAY_worker_register_timeout_seconds": str(REGISTER_SECONDS),
         "RAY_prestart_worker_first_driver": "0",
     }
-    with mock.patch.object(ray_constants, "SETUP_WORKER_FILENAME", ours), variables_unless_set(settings):
+    with mock.patch.object(ray_constants, "SETUP_WORKER_FILENAME", local), variables_unless_set(settings):
         yield

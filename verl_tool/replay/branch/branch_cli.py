@@ -199,7 +199,7 @@ def _report(
     name = str(loop.model) if request.endpoint is None else f"{loop.model} at {request.endpoint}"
     records = [branch.recorded(name, for_values=values) for branches in made for branch in branches]
     lines, path, page = add_branches(request.run, place, records), branches_path(request.run, place), Console()
-    told = f"{path}, {'line' if len(lines) == 1 else 'lines'} {lines[0]}" + (
+    description = f"{path}, {'line' if len(lines) == 1 else 'lines'} {lines[0]}" + (
         f" to {lines[-1]}" if len(lines) > 1 else ""
     )
     parent = made[0][0].point.trajectory
@@ -207,12 +207,13 @@ def _report(
         found = [turn_value(branches[0].point.turn, branches) for branches in made]
         turns = [branches[0].point.recorded_turn.text for branches in made]
         page.print(_table_of_values(turns, found, parent.reward), markup=False)
-        told += f"; values in {write_values(request.run, place, found, name)}"
+        description += f"; values in {write_values(request.run, place, found, name)}"
     else:
         page.print(_table_of_branches(made[0], lines), markup=False)
-        told += f"; mean score {Mean.of([float(r.reward) for r in records if r.reward is not None])}"
+        description += f"; mean score {Mean.of([float(r.reward) for r in records if r.reward is not None])}"
     page.print(
-        f"{told}; {place} itself: {'no score' if parent.reward is None else f'{parent.reward:.3f}'}", soft_wrap=True
+        f"{description}; {place} itself: {'no score' if parent.reward is None else f'{parent.reward:.3f}'}",
+        soft_wrap=True,
     )
     accepted = sum(len(branch.drifts) for branches in made for branch in branches[:1])
     if accepted:
@@ -226,7 +227,7 @@ def _table_of_values(turns: Sequence[str], values: Sequence[TurnValue], reward: 
     for text, value in zip(turns, values, strict=True):
         bar = "█" * round(10 * min(1.0, max(0.0, value.success.value or 0.0)))
         counts = (str(value.samples), str(value.unscored))
-        table.add_row(str(value.turn), str(value.score), str(value.success), bar, *counts, _shown(text))
+        table.add_row(str(value.turn), str(value.score), str(value.success), bar, *counts, _format(text))
     table.add_row("its end", "–" if reward is None else f"{reward:.3f}")
     return table
 
@@ -238,11 +239,11 @@ def _table_of_branches(branches: Sequence[Branch], lines: Sequence[int]) -> Tabl
         score = "–" if made.reward is None else f"{made.reward:.3f}"
         right = "–" if branch.correct is None else "yes" if branch.correct else "no"
         state = "a fork" if branch.forked else "calls run again" if branch.point.calls else "new"
-        table.add_row(str(line), score, right, made.stop.value, str(made.num_turns), state, _shown(made.model_text))
+        table.add_row(str(line), score, right, made.stop.value, str(made.num_turns), state, _format(made.model_text))
     return table
 
 
-def _shown(text: str) -> str:
+def _format(text: str) -> str:
     return repr(text[-MAX_DISPLAY_CHARACTERS:])[1:-1]
 
 

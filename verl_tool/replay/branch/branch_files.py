@@ -51,10 +51,15 @@ def add_branches(run: Path, place: BranchPlace, records: Sequence[Trajectory]) -
 
 def write_values(run: Path, place: BranchPlace, values: Sequence[TurnValue], model: str) -> Path:
     """Store the values of a trajectory's turns in place of those that are there. The file."""
-    told = {"file": place.file, "line": place.line, "model": model, "turns": [value.to_json() for value in values]}
+    description = {
+        "file": place.file,
+        "line": place.line,
+        "model": model,
+        "turns": [value.to_json() for value in values],
+    }
     path = values_path(run, place)
     with _held(path.parent):
-        _replace(path, json.dumps(told, indent=1).encode() + b"\n")
+        _replace(path, json.dumps(description, indent=1).encode() + b"\n")
     return path
 
 

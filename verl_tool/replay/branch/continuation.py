@@ -30,10 +30,10 @@ class FixedTurn:
         turn, self._turn = self._turn, None
         if turn is None:
             return await self._generator.generate(prompt_ids, sampling_params, request_id)
-        written, most = len(turn.token_ids), sampling_params.get("max_tokens")
-        if most is not None and written > most:
+        written, maximum = len(turn.token_ids), sampling_params.get("max_tokens")
+        if maximum is not None and written > maximum:
             raise ConfigError(
-                f"the action has {written} tokens, and the run's limits leave {most} to this turn; shorten it"
+                f"the action has {written} tokens, and the run's limits leave {maximum} to this turn; shorten it"
             )
         end = length_to_stop(turn.token_ids, sampling_params.get("stop") or (), self._tokenizer)
         if end is not None and end < written:
@@ -83,7 +83,7 @@ class Continuation:
         the loop encodes it, and marked (`Segment.edited`). Raises what `Episode.run` raises, and ConfigError if an
         edited action is one that the model could not have written.
         """
-        row, loop, begun = point.row, self.loop, point.begun
+        row, loop, started = point.row, self.loop, point.begun
         uses_tools = self.tools is not None and row.use_tool and row.tools != ()
         episode = Episode(
             self._generator(point),
@@ -98,8 +98,8 @@ class Continuation:
             extra[TOOLS_FIELD] = list(row.tools)
         try:
             trajectory = await episode.run(
-                begun.prompt_ids,
-                begun=begun,
+                started.prompt_ids,
+                begun=started,
                 sampling_params=self.model.sampling_params,
                 trajectory_id=trajectory_id,
                 use_tool=uses_tools,
@@ -109,7 +109,7 @@ class Continuation:
             )
         finally:
             await episode.aclose()
-        return replace(trajectory, segments=_marked(trajectory.segments, len(begun.segments), point))
+        return replace(trajectory, segments=_marked(trajectory.segments, len(started.segments), point))
 
     def _generator(self, point: BranchPoint) -> Generator:
         if point.edit is None:
@@ -130,9 +130,9 @@ def _marked(segments: Sequence[Segment], first: int, point: BranchPoint) -> tupl
     """`segments` with the edited ones marked; `first`: where those behind the beginning start."""
     if point.edit is None:
         return tuple(segments)
-    kept, new = segments[:first], list(segments[first:])
+    stored, new = segments[:first], list(segments[first:])
     if point.edit.part == "action":
-        return (*kept, replace(new[0], edited=True), *new[1:])
+        return (*stored, replace(new[0], edited=True), *new[1:])
     end = next((i for i, s in enumerate(new) if i and s.author is Author.MODEL), len(new))
-    shown = [replace(s, edited=True) if s.author is Author.TOOL else s for s in new[1:end]]
-    return (*kept, new[0], *shown, *new[end:])
+    visible = [replace(s, edited=True) if s.author is Author.TOOL else s for s in new[1:end]]
+    return (*stored, new[0], *visible, *new[end:])

@@ -65,14 +65,14 @@ def _bury():
 
 
 def _new_state(private):
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    local, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
-        ours.close()
+        local.close()
         for fd in private:
             os.close(fd)
         State(theirs).keep()
     theirs.close()
-    return ours
+    return local
 
 
 def _answer(channel, request, number):
@@ -83,17 +83,17 @@ def _answer(channel, request, number):
             while content:
                 content = content[os.write(fd, content) :]
             os.lseek(fd, 0, os.SEEK_SET)
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             socket.send_fds(channel, [b"%d %d" % (number, request["interactive"])], files)
-            told = _end_of(channel, request["seconds"])
+            description = _end_of(channel, request["seconds"])
         except OSError:
-            told = {"state": "lost", "timed_out": False}
-        told["wall_seconds"] = time.monotonic() - begun
+            description = {"state": "lost", "timed_out": False}
+        description["wall_seconds"] = time.monotonic() - started
         for fd, name in zip(files[2:], ("stdout", "stderr"), strict=False):
-            told[name] = base64.b64encode(os.pread(fd, request["output_bytes"], 0)).decode()
-            told[name + "_bytes"] = os.fstat(fd).st_size
-        return told
+            description[name] = base64.b64encode(os.pread(fd, request["output_bytes"], 0)).decode()
+            description[name + "_bytes"] = os.fstat(fd).st_size
+        return description
     finally:
         for fd in files:
             os.close(fd)

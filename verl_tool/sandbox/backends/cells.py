@@ -52,7 +52,7 @@ class Cells:
         if self._server is None:
             self._server = await self._start()
         try:
-            answer = await asyncio.wait_for(self._asked(self._server, request), seconds + _MARGIN_SECONDS)
+            answer = await asyncio.wait_for(self._request_value(self._server, request), seconds + _MARGIN_SECONDS)
         except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
             return await self._lost(self._server, seconds if isinstance(error, asyncio.TimeoutError) else None)
         except BaseException:
@@ -84,7 +84,7 @@ class Cells:
         answer: dict[str, Any] = {}
         try:
             request = self._request("pass", b"", False, False, _OWN_CELL_SECONDS)
-            answer = await asyncio.wait_for(self._asked(server, request), _OWN_CELL_SECONDS + _MARGIN_SECONDS)
+            answer = await asyncio.wait_for(self._request_value(server, request), _OWN_CELL_SECONDS + _MARGIN_SECONDS)
         except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(server.wait(), 1.0)
@@ -112,7 +112,7 @@ class Cells:
         if server is not None:
             await end(server)
 
-    async def _asked(self, server: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:
+    async def _request_value(self, server: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:
         assert server.stdin is not None
         assert server.stdout is not None
         body = json.dumps(request).encode()
@@ -129,8 +129,8 @@ class Cells:
             await asyncio.wait_for(server.wait(), 1.0)
         await self._container.look()
         await self.stop()
-        told = {"state": "lost", "timed_out": timed_out, "wall_seconds": seconds or 0.0}
-        return self._result(told, "wall_seconds" if timed_out else None)
+        description = {"state": "lost", "timed_out": timed_out, "wall_seconds": seconds or 0.0}
+        return self._result(description, "wall_seconds" if timed_out else None)
 
     def _result(self, told: dict[str, Any], limit_hit: str | None) -> CellResult:
         out, err = (base64.b64decode(told.get(name, "")) for name in ("stdout", "stderr"))

@@ -113,8 +113,8 @@ class Container:
         try:
             self._life = await self.engine.start(*self._run_arguments())
             assert self._life.stdout is not None
-            said = await asyncio.wait_for(self._life.stdout.readline(), _START_SECONDS)
-            if said != _READY:
+            reported = await asyncio.wait_for(self._life.stdout.readline(), _START_SECONDS)
+            if reported != _READY:
                 raise SandboxError(f"{self.engine.command} run failed: {await self._complaint()}", retryable=True)
             self._lost = ""
         except asyncio.TimeoutError:
@@ -149,9 +149,9 @@ class Container:
             if self._wall >= self.limits.total_wall_seconds:
                 return _result(Ran(0, b"", b"", 0, 0), 0.0, "total_wall_seconds")
             seconds = self.wall_left(wall_seconds)
-            begun = time.monotonic()
+            started = time.monotonic()
             ran = await self.inside(_arguments(command), _bytes(stdin), seconds, env, cwd, self.limits.output_bytes)
-            took = time.monotonic() - begun
+            took = time.monotonic() - started
             return _result(ran, took, "wall_seconds" if ran.code is None else None)
 
     async def run(
@@ -192,11 +192,11 @@ class Container:
 
     async def read_file(self, path: str) -> bytes:
         async with self._turn():
-            most, seconds = self.limits.disk_bytes, self.limits.wall_seconds + _MARGIN_SECONDS
-            command = ["head", "-c", str(most + 1), "--", path]
-            ran = await self.inside(command, b"", seconds, {"LC_ALL": "C"}, wire.WORK_DIRECTORY, most)
-        if ran.stdout_bytes > most or ran.code is None:
-            raise OSError(errno.EFBIG, f"more than {most} bytes, or not read in {seconds:g} s", path)
+            maximum, seconds = self.limits.disk_bytes, self.limits.wall_seconds + _MARGIN_SECONDS
+            command = ["head", "-c", str(maximum + 1), "--", path]
+            ran = await self.inside(command, b"", seconds, {"LC_ALL": "C"}, wire.WORK_DIRECTORY, maximum)
+        if ran.stdout_bytes > maximum or ran.code is None:
+            raise OSError(errno.EFBIG, f"more than {maximum} bytes, or not read in {seconds:g} s", path)
         if ran.code != 0:
             raise transfer.os_error(ran.stderr.decode(errors="replace"), path)
         return ran.stdout
@@ -244,7 +244,7 @@ class Container:
         Raises ToolFault ``state_lost`` if the container has ended, SandboxError if the command line did not run it.
         """
         mark = secrets.token_hex(8)
-        begun = f"{mark}\n".encode()
+        started = f"{mark}\n".encode()
         arguments = [*self.exec_arguments(mark, env, cwd, "--interactive"), "bash", "-c", _BEGIN, mark, *command]
         whole = False
         try:
@@ -256,11 +256,13 @@ class Container:
         finally:
             if not whole:
                 await asyncio.shield(self.kill(mark))
-        if not ran.stderr.startswith(begun):
+        if not ran.stderr.startswith(started):
             await self.look()
-            said = ran.stderr[:300].decode(errors="replace").strip() or "nothing"
-            raise SandboxError(f"{self.engine.command} exec did not run a command; it says {said!r}", retryable=True)
-        return replace(ran, stderr=ran.stderr[len(begun) :], stderr_bytes=ran.stderr_bytes - len(begun))
+            reported = ran.stderr[:300].decode(errors="replace").strip() or "nothing"
+            raise SandboxError(
+                f"{self.engine.command} exec did not run a command; it says {reported!r}", retryable=True
+            )
+        return replace(ran, stderr=ran.stderr[len(started) :], stderr_bytes=ran.stderr_bytes - len(started))
 
     async def kill(self, mark: str) -> None:
         """Kill the processes of a command. If that fails, the container is stopped."""
@@ -288,18 +290,18 @@ class Container:
     async def _turn(self) -> AsyncIterator[None]:
         async with self._lock:
             self.require()
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 yield
             finally:
-                self._wall += time.monotonic() - begun
+                self._wall += time.monotonic() - started
 
     async def _complaint(self) -> str:
         assert self._life is not None
         assert self._life.stderr is not None
         with contextlib.suppress(asyncio.TimeoutError):
-            said = await asyncio.wait_for(self._life.stderr.read(2000), _OWN_SECONDS)
-            return said.decode(errors="replace").strip()
+            reported = await asyncio.wait_for(self._life.stderr.read(2000), _OWN_SECONDS)
+            return reported.decode(errors="replace").strip()
         return "it says nothing"
 
     async def _stop(self) -> None:

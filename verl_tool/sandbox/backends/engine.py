@@ -69,7 +69,7 @@ class ContainerEngine:
     async def run(self, arguments: Sequence[str], *, seconds: float, stdin: bytes = b"", most: int = 1 << 20) -> Ran:
         """Run one to its end, or until `seconds` are over; `most` bytes of each stream are kept. Raises as `start`."""
         process = await self.start(*arguments)
-        out, err = _Kept(most), _Kept(most)
+        out, err = _Captured(most), _Captured(most)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -86,7 +86,7 @@ class ContainerEngine:
         return Ran(code, bytes(out.data), bytes(err.data), out.total, err.total)
 
 
-class _Kept:
+class _Captured:
     """The beginning of a stream, and its length."""
 
     def __init__(self, most: int) -> None:

@@ -515,8 +515,8 @@ def main(channel_fd: int) -> None:
     os.environ.pop("LD_BIND_NOW", None)  # it was for this process: forks would look up each function anew
     try:
         _prefer_as_oom_victim()
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_MAX_FILES, most), most))
+        _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(_MAX_FILES, maximum), maximum))
         if config["as_root"]:
             os.setgroups([])
         server = Forkserver(channel, config)
@@ -529,7 +529,7 @@ def main(channel_fd: int) -> None:
     gc.freeze()
     linux.trim_heap()
     linux.collapse_heap()
-    holds = sorted({name.partition(".")[0] for name in sys.modules})
-    ready = {"loaded": server.loaded, "missing": server.missing, "holds": holds, "resident": _memory(1)}
+    contains = sorted({name.partition(".")[0] for name in sys.modules})
+    ready = {"loaded": server.loaded, "missing": server.missing, "holds": contains, "resident": _memory(1)}
     channel.send(wire.first_message(ready))
     server.serve()

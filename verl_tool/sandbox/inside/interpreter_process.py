@@ -84,10 +84,10 @@ class InterpreterProcess:
             message, fds = linux.recv_fds(self._channel, 1 << 16, wire.MAX_FDS)
             if not message:
                 _exit(0)
-            op, number, shown, interactive, output = wire.CELL.unpack_from(message)
+            op, number, visible, interactive, output = wire.CELL.unpack_from(message)
             self._spared = {pid for (pid,) in wire.PID.iter_unpack(message[wire.CELL.size :])}
             if op == wire.OP_CELL:
-                self._cell(number, fds, shown, bool(interactive), output)
+                self._cell(number, fds, visible, bool(interactive), output)
             elif op == wire.OP_FORK:
                 self._branch(number, fds)
 
@@ -118,20 +118,20 @@ class InterpreterProcess:
     def _cell(self, number: int, fds: list[int], shown: int, interactive: bool, output: int) -> None:
         """Return in the process that is the keeper afterwards."""
         _wait_for_the_end_of_all_but({1, os.getpid()} | self._spared)
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        local, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         keeper, token = os.getpid(), os.urandom(_TOKEN_BYTES)
         try:
             pid = self._fork()
         except BlockingIOError:
-            self._refuse(number, fds)
+            self._reject(number, fds)
             return
         if pid:
             theirs.close()
             _close(fds)
-            self._watch(pid, ours, token, number)
+            self._watch(pid, local, token, number)
             return
         try:
-            ours.close()
+            local.close()
             self._channel.close()
             own = os.getpid()
             status, threads = self._run(fds, shown, interactive, output)
@@ -162,7 +162,7 @@ class InterpreterProcess:
                 if waiting.poll(10) or time.monotonic() > deadline:  # or the cell is cancelled
                     raise
 
-    def _refuse(self, number: int, fds: list[int]) -> None:
+    def _reject(self, number: int, fds: list[int]) -> None:
         with contextlib.suppress(OSError):  # its disk may be full
             os.write(fds[2], _NO_MEMORY)
         _close(fds)

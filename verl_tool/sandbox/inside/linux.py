@@ -153,8 +153,8 @@ def recv_fds(channel: _socket.socket, size: int, most: int) -> tuple[bytes, list
 
     As `socket.recv_fds`; the module `socket` itself would make every fork dearer.
     """
-    room = _socket.CMSG_SPACE(4 * most)
-    message, ancillary, _, _ = channel.recvmsg(size, room)
+    remaining = _socket.CMSG_SPACE(4 * most)
+    message, ancillary, _, _ = channel.recvmsg(size, remaining)
     fds: list[int] = []
     for level, kind, data in ancillary:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):

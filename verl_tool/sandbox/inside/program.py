@@ -173,13 +173,13 @@ def _report(error: BaseException) -> None:
 
 
 def _users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    kept = []
+    stored = []
     while traceback is not None:
         if not traceback.tb_frame.f_code.co_filename.startswith(_HERE):
-            kept.append(traceback)
+            stored.append(traceback)
         traceback = traceback.tb_next
     following = None
-    for link in reversed(kept):
+    for link in reversed(stored):
         link.tb_next = following
         following = link
     return following

@@ -23,7 +23,7 @@ _BOX = "/box"
 
 
 def main(config_fd: int) -> NoReturn:
-    """Confine this process as the JSON in a file says (`verl_tool.sandbox.sandboxed_service`), and become the program."""
+    """Confine this process as the JSON in a file says (`verl_tool.sandbox.sandboxed_service`), and become it."""
     with os.fdopen(config_fd, encoding="utf-8") as file:
         config = json.load(file)
     try:

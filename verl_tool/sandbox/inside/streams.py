@@ -59,12 +59,12 @@ class OutputFile(io.FileIO):
             written = super().write(data)
             self.room -= written
             return written
-        kept = super().write(memoryview(data).cast("B")[: self.room]) if self.room else 0
-        self.room -= kept
+        stored = super().write(memoryview(data).cast("B")[: self.room]) if self.room else 0
+        self.room -= stored
         if self.room == 0:
-            journal.drop(self._fd, size - kept)
+            journal.drop(self._fd, size - stored)
             return size
-        return kept
+        return stored
 
 
 _NAMES = {1: "stdout", 2: "stderr"}

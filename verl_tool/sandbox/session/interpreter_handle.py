@@ -92,17 +92,17 @@ class InterpreterHandle:
             WorkerExitedError: the forkserver is dead.
             InterpreterExitedError: it has not come up; `bury` it.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        local, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             streams = (*job.fds[1:3], theirs.fileno())
             try:
                 self.run_id, self.ended = worker.begin(job, self._limits, False, group, wire.KEEPER, box, streams)
             except BaseException:
-                ours.close()
+                local.close()
                 raise
         self._worker = worker
         self.ended.add_done_callback(ignore)
-        self._answer = self._listen(ours)
+        self._answer = self._listen(local)
         self._timers.append(asyncio.get_running_loop().call_later(START_SECONDS, self.kill))
         try:
             self.pid = (await self._answer).pid
@@ -112,14 +112,14 @@ class InterpreterHandle:
         return folder
 
     async def fork(self, branch: InterpreterHandle, number: int) -> None:
-        """Make a second one of the same state; `branch` is not started. Raises InterpreterExitedError if that does not come up.
+        """Fork the state into `branch`, which is not started. Raises InterpreterExitedError if it does not come up.
 
         `number`: of the branch, which decides its folders.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        local, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         branch._worker, branch.run_id, branch.ended = self._worker, self.run_id, self.ended
         branch._cells, branch._run_cells = self._cells, self._run_cells
-        branch._answer = branch._listen(ours)
+        branch._answer = branch._listen(local)
         timer = asyncio.get_running_loop().call_later(START_SECONDS, branch.hang_up)
         with theirs:
             self._send(wire.OP_FORK, number, [theirs.fileno()])

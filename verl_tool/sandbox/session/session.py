@@ -234,9 +234,9 @@ class Session:
                 limits = replace(self._limits, wall_seconds=self._wall_left(wall_seconds))
                 cpu = self._cpu()
                 process = self._begin(job, limits, ())
-                ended = await self._ended(process, limits.wall_seconds + ANSWER_SECONDS)
+                finished = await self._ended(process, limits.wall_seconds + ANSWER_SECONDS)
                 self._require_result()
-                return self._exec_result(job, ended, self._cpu() - cpu)
+                return self._exec_result(job, finished, self._cpu() - cpu)
 
     async def spawn(
         self,
@@ -312,15 +312,15 @@ class Session:
     async def _copy_files(self, number: int) -> None:
         target = wire.BRANCH_FOLDER.format(number=number, name="$f")
         copy = f"cd {wire.BOX} && for f in {' '.join(FOLDERS)}; do cp -aT $f {target} || exit; done"
-        ended, said = await self._command(copy)
-        if ended.status != 0:
-            raise SandboxError(f"the session's files cannot be copied: {said}", retryable=False)
+        finished, reported = await self._command(copy)
+        if finished.status != 0:
+            raise SandboxError(f"the session's files cannot be copied: {reported}", retryable=False)
 
     async def _command(self, line: str) -> tuple[RunStatus, str]:
         """Run a command of ours in the session's confinement; its end and what it complained of."""
         with contextlib.closing(JobFiles(_packed(line, _NOTHING, wire.BOX), b"", {})) as job:
-            ended = await self._ended(self._begin(job, self._limits, ()), self._limits.wall_seconds + ANSWER_SECONDS)
-            return ended, job.output(1000).stderr.decode(errors="replace").strip()
+            finished = await self._ended(self._begin(job, self._limits, ()), self._limits.wall_seconds + ANSWER_SECONDS)
+            return finished, job.output(1000).stderr.decode(errors="replace").strip()
 
     async def _fork_interpreter(self, branch: Session) -> None:
         try:
@@ -503,14 +503,14 @@ class Session:
         self._pool.forget(self)
 
     async def _close_all(self) -> None:
-        gone = await self._end_all()
+        exited = await self._end_all()
         if self._files is not None:
             self._files.close()
             self._files = None
-        if self._worker is not None and self._box and gone:
+        if self._worker is not None and self._box and exited:
             self._worker.drop(self._box)
         if self._group is not None:
-            self._pool.give_group(self._group, gone=gone)
+            self._pool.give_group(self._group, gone=exited)
 
     async def _end_all(self) -> bool:
         """Whether nothing is left of it."""
@@ -534,7 +534,7 @@ class Session:
         async with self._lock:
             self._require()
             slot = None if self._attended else await self._pool.run_slots.enter()
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 self._require()
                 self.own_files()
@@ -544,7 +544,7 @@ class Session:
             finally:
                 if slot is not None:
                     self._pool.run_slots.leave(slot)
-                self._wall += time.monotonic() - begun
+                self._wall += time.monotonic() - started
                 self.touch()
                 self.measure()
                 self._pool.enforce_memory()
@@ -587,12 +587,12 @@ class Session:
         assert self._worker is not None
         order = (streams[1], streams[2], streams[0]) if streams else ()
         try:
-            run_id, ended = self._worker.begin(job, limits, False, self._group, wire.COMMAND, self._box, order)
+            run_id, finished = self._worker.begin(job, limits, False, self._group, wire.COMMAND, self._box, order)
         except WorkerExitedError as error:
             raise self._state_lost(error) from error
-        self._processes[run_id] = process = SessionProcess(self._worker, run_id, ended)
-        ended.add_done_callback(ignore)
-        ended.add_done_callback(lambda _: self._processes.pop(run_id, None))
+        self._processes[run_id] = process = SessionProcess(self._worker, run_id, finished)
+        finished.add_done_callback(ignore)
+        finished.add_done_callback(lambda _: self._processes.pop(run_id, None))
         return process
 
     async def _look_after(self, process: SessionProcess) -> None:
@@ -658,7 +658,7 @@ class Session:
             os.close(folder)
 
     async def _run_cell(self, job: JobFiles, counted: bool, interactive: bool, wall: float) -> CellResult:
-        begun, cpu = time.monotonic(), self._cpu()
+        started, cpu = time.monotonic(), self._cpu()
         done: Done | None = None
         try:
             with self._pool.enforced(self._group, self._limits, self._keeper.cancel):
@@ -669,7 +669,7 @@ class Session:
             raise
         except InterpreterExitedError:
             await self._reap_interpreter()
-        return self._cell_result(job, done, time.monotonic() - begun, self._cpu() - cpu, None)
+        return self._cell_result(job, done, time.monotonic() - started, self._cpu() - cpu, None)
 
     async def _dead_interpreter_result(self, job: JobFiles) -> CellResult:
         """The result of a cell that is not run, for there is no state in which it could."""

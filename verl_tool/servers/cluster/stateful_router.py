@@ -106,8 +106,8 @@ class StatefulRouter(ClusterReports):
 
     async def _answer_known(self, app: ToolServerApp, request: Request) -> Response:
         _for_replicas_only(app, request)
-        asked = decode_model(request.body, _Ids).ids
-        return JsonResponse({"ids": [trajectory_id for trajectory_id in asked if self._known(trajectory_id)]})
+        requested = decode_model(request.body, _Ids).ids
+        return JsonResponse({"ids": [trajectory_id for trajectory_id in requested if self._known(trajectory_id)]})
 
     async def _hear_of_leaving(self, app: ToolServerApp, request: Request) -> Response:
         _for_replicas_only(app, request)
@@ -135,7 +135,7 @@ class StatefulRouter(ClusterReports):
 
     async def _places(self, requests: Sequence[StepRequest]) -> dict[str, _Place]:
         """Where each trajectory is to go."""
-        begun = {r.trajectory_id for r in requests if not r.finish and (r.step or r.begun or self._has_met(r))}
+        started = {r.trajectory_id for r in requests if not r.finish and (r.step or r.begun or self._has_met(r))}
         found, silent = await self._locate(list(dict.fromkeys(r.trajectory_id for r in requests)))
         accepting_replicas = [member.id for member in self._members.accepting_replicas()]
         places: dict[str, _Place] = {}
@@ -143,7 +143,7 @@ class StatefulRouter(ClusterReports):
             trajectory_id = request.trajectory_id
             if trajectory_id in found:
                 places[trajectory_id] = _Place(found[trajectory_id], True)
-            elif trajectory_id in begun:
+            elif trajectory_id in started:
                 places[trajectory_id] = _Place(UNKNOWN if silent else LOST, True)
             elif request.finish:
                 # Whose state is gone is free again.

@@ -200,15 +200,15 @@ class ActionRunner:
             for kind, tool in self._tools_by_format:
                 if _FIELDS[kind] in request.extra:
                     await self._open(tool, trajectory, request, admission, deadline)
-            wanted, formats = self._requested_tools(request), self._requested_formats(request)
+            requested, formats = self._requested_tools(request), self._requested_formats(request)
             if len(request.action) > MAX_ACTION_CHARACTERS:
                 self._metrics.not_understood()
-                tools = self._tools if wanted is None else wanted
+                tools = self._tools if requested is None else requested
                 return too_long(request, tools, MAX_ACTION_CHARACTERS, self._done_if_invalid, formats)
             if request.extra.get(DIRECT_FIELD) is True:
-                matched, unknown = self._finder.direct(request.action, wanted)
+                matched, unknown = self._finder.direct(request.action, requested)
             else:
-                matched, unknown = await self._finder.find_async(request.action, wanted, formats)
+                matched, unknown = await self._finder.find_async(request.action, requested, formats)
             # Each refusal costs as much as a call, and an action may hold tens of thousands.
             matched = matched[: MAX_CALLS + 1]
             if matched:
@@ -219,7 +219,7 @@ class ActionRunner:
                 result = await asyncio.to_thread(merging) if long else merging()
             else:
                 self._metrics.not_understood()
-                tools = self._tools if wanted is None else wanted
+                tools = self._tools if requested is None else requested
                 result = not_understood(request, tools, unknown, self._done_if_invalid, formats)
             if result.done and request.extra.get(KEEP_FIELD) is not True:
                 trajectory.over = True

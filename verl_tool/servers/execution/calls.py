@@ -63,10 +63,10 @@ class CallFinder:
     def direct(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[MatchedCall], list[Call]]:
         """As `find`, for an action that is one JSON call and nothing else (`DIRECT_FIELD`)."""
         call = DIRECT.find_calls(action)[0]
-        taker = self._by_name.get(call.name)
-        if taker is None or (only is not None and taker not in only):
+        receiver = self._by_name.get(call.name)
+        if receiver is None or (only is not None and receiver not in only):
             return [], [call]
-        return [MatchedCall(taker, call)], []
+        return [MatchedCall(receiver, call)], []
 
     def _begin_to_read(self, length: int) -> None:
         if self._read == 0:
@@ -91,9 +91,9 @@ class CallFinder:
             if formats is not None and not is_among(fmt, formats):
                 continue
             for call in fmt.find_calls(action):
-                taker = accepting_replicas.get(call.name)
-                if taker is not None:
-                    matched.append(MatchedCall(taker, call))
+                receiver = accepting_replicas.get(call.name)
+                if receiver is not None:
+                    matched.append(MatchedCall(receiver, call))
                 else:
                     unknown.append(call)
         for tool in self._own_ways:

@@ -120,21 +120,21 @@ def too_long(
 
 def _rendered(text: str, tools: Sequence[Tool], formats: Collection[str] | None) -> str:
     """`text` in the first format in which one of the tools is called."""
-    taken = [fmt for tool in tools for fmt in tool.formats if formats is None or is_among(fmt, formats)]
-    return taken[0].render(text) if taken else text
+    in_use = [fmt for tool in tools for fmt in tool.formats if formats is None or is_among(fmt, formats)]
+    return in_use[0].render(text) if in_use else text
 
 
 def _with_parts(calls: Sequence[tuple[Call, ToolResult]]) -> tuple[str, object, object]:
     """The text, in which tags stand for the images and audios beside it."""
-    shown: list[Part] = []
+    visible: list[Part] = []
     for call, result in calls:
         if result.parts:
             parts = [TextPart(clean_text(p.text)) if isinstance(p, TextPart) else p for p in as_parts(result.parts)]
-            shown += render_parts(call.format, parts, call)
+            visible += render_parts(call.format, parts, call)
         else:
-            shown += parts_of(_render(call, result), result.image, result.audio)
-    reject_too_much(shown)
-    text, images, audios = tagged(shown)
+            visible += parts_of(_render(call, result), result.image, result.audio)
+    reject_too_much(visible)
+    text, images, audios = tagged(visible)
     return text, images or None, audios or None
 
 

@@ -153,19 +153,19 @@ class ToolSet:
         """
         if not requests:
             return []
-        begun: list[asyncio.Task[StepResult] | StepResult] = []
+        started: list[asyncio.Task[StepResult] | StepResult] = []
         try:
             for number, request in enumerate(requests, 1):
-                begun.append(self._begin(request, admission))
+                started.append(self._begin(request, admission))
                 if number % _BEGIN_AT_A_TIME == 0:
                     # What else this process serves has its turn too.
                     await asyncio.sleep(0)
-            await wait_all({run for run in begun if isinstance(run, asyncio.Task)}, timeout_seconds)
+            await wait_all({run for run in started if isinstance(run, asyncio.Task)}, timeout_seconds)
         finally:
-            for request, run in zip(requests, begun, strict=False):
+            for request, run in zip(requests, started, strict=False):
                 if isinstance(run, asyncio.Task) and request.step is None and not request.finish:
                     run.cancel()
-        return [self._outcome(*pair, timeout_seconds) for pair in zip(requests, begun, strict=True)]
+        return [self._outcome(*pair, timeout_seconds) for pair in zip(requests, started, strict=True)]
 
     async def fork(
         self,

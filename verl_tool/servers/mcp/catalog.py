@@ -96,8 +96,8 @@ def offers_of(name: str, server: McpServer, listed: Sequence[Tool]) -> list[McpS
         offer = _offer(name, tool)
         if server.url is not None and _MIRRORED in json.dumps(offer.parameters):
             raise ConfigError(
-                f"MCP server {name}: its tool {excerpt(tool.name)} wants arguments in HTTP headers (x-mcp-header), which "
-                "is not supported; name others (tools)"
+                f"MCP server {name}: its tool {excerpt(tool.name)} wants arguments in HTTP headers (x-mcp-header), "
+                "which is not supported; name others (tools)"
             )
         if offer.name in offers:
             both = f"{excerpt(offers[offer.name].tool)} and {excerpt(tool.name)}"
@@ -110,8 +110,8 @@ def _offer(server: str, tool: Tool) -> McpServerTools:
     name = f"mcp__{server}__{_ODD.sub('_', tool.name)}"
     if not tool.name or len(name) > MAX_TOOL_NAME:
         raise ConfigError(
-            f"MCP server {server}: the name of its tool {excerpt(tool.name)} has {len(tool.name)} characters; with that "
-            f"of the server 1 to {MAX_TOOL_NAME} are taken; name others (tools)"
+            f"MCP server {server}: the name of its tool {excerpt(tool.name)} has {len(tool.name)} characters; with "
+            f"that of the server 1 to {MAX_TOOL_NAME} are taken; name others (tools)"
         )
     description = "".join(
         each for each in tool.description or tool.title or tool.name if each.isprintable() or each == "\n"

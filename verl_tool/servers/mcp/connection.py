@@ -117,7 +117,7 @@ class Connection:
                 f"MCP server {self._name} did not list its tools within start_seconds={self._start_seconds:g}"
             ) from None
         except (MCPError, ValidationError, RecursionError) as error:
-            raise Unreachable(f"MCP server {self._name} does not list its tools: {self._told(error)}") from error
+            raise Unreachable(f"MCP server {self._name} does not list its tools: {self._describe(error)}") from error
         raise Unreachable(f"MCP server {self._name} lists its tools on more than {MAX_PAGES} pages")
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
@@ -185,13 +185,13 @@ class Connection:
         cause = _first(self._failure)
         if isinstance(cause, ConfigError):
             return ConfigError(f"MCP server {self._name}: {cause}")
-        said = self._link.last_words()
+        reported = self._link.last_words()
         if cause is None:
             words = f"no answer within start_seconds={self._start_seconds:g}; if it may take longer, raise that"
         else:
             words = str(cause) if isinstance(cause, (SandboxError, MCPError)) else f"{type(cause).__name__}: {cause}"
-        if said not in words:
-            words += f" ({said})"
+        if reported not in words:
+            words += f" ({reported})"
         return Unreachable(f"MCP server {self._name} cannot be reached: {words}")
 
     def _judged(self, tool: str, error: MCPError) -> VerlToolError:
@@ -201,7 +201,7 @@ class Connection:
             words = f"MCP server {self._name} has forgotten the session; start the trajectory again as a new one"
             return ToolFault(FaultKind.STATE_LOST, words, retryable=False)
         if self._broken or self._link.ended or error.message.startswith(_TRANSPORT_FAILED):
-            return self._crashed(tool, self._told(error))
+            return self._crashed(tool, self._describe(error))
         return AnswerError(error.message)
 
     def _crashed(self, tool: str, why: str) -> ToolFault:
@@ -209,9 +209,9 @@ class Connection:
         words = f"MCP server {self._name} failed in a call of {tool}: {why}"
         return ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)
 
-    def _told(self, error: BaseException) -> str:
-        said = self._link.last_words()
-        return f"{str(error)[:500]}{f' ({said})' if said else ''}"
+    def _describe(self, error: BaseException) -> str:
+        reported = self._link.last_words()
+        return f"{str(error)[:500]}{f' ({reported})' if reported else ''}"
 
 
 def _first(error: BaseException | None) -> BaseException | None:

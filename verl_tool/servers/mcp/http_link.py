@@ -93,8 +93,8 @@ class _Bounded(httpx2.AsyncHTTPTransport):
             self._link.why = "its answer is compressed, which was not asked for"
             raise httpx2.RemoteProtocolError(self._link.why, request=request)
         is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        most = MAX_BYTES if is_stream else MAX_MESSAGE_BYTES
-        response.stream = _Counted(response.stream, self._budget, most, self._link, request)
+        maximum = MAX_BYTES if is_stream else MAX_MESSAGE_BYTES
+        response.stream = _Counted(response.stream, self._budget, maximum, self._link, request)
         return response
 
 

@@ -33,12 +33,12 @@ def to_result(name: str, answer: CallToolResult, max_length: int) -> ToolResult:
         parts += ["\n", part] if below else [part]
     if not answer.content and answer.structured_content is not None:
         parts.append(json.dumps(answer.structured_content, ensure_ascii=False))
-    shown = cut_parts(parts, max_length)
+    visible = cut_parts(parts, max_length)
     try:
-        reject_too_much(as_parts(shown))
+        reject_too_much(as_parts(visible))
     except ContentError as error:
-        raise _refused(name, str(error)) from error
-    return combine_parts(shown, error=answer.is_error, metrics={})
+        raise _rejection(name, str(error)) from error
+    return combine_parts(visible, error=answer.is_error, metrics={})
 
 
 def _part(name: str, block: Any) -> str | MediaPart:
@@ -55,14 +55,14 @@ def _part(name: str, block: Any) -> str | MediaPart:
 
 def _media(name: str, kind: str, data: str) -> MediaPart:
     if not _MEDIA_TYPE.fullmatch(kind):
-        raise _refused(name, f"binary data of type {kind[:80]!r}, which no model reads")
+        raise _rejection(name, f"binary data of type {kind[:80]!r}, which no model reads")
     if len(data) > MAX_IMAGE_CHARACTERS:
-        raise _refused(name, f"{kind} of {len(data)} characters; at most {MAX_IMAGE_CHARACTERS} are carried")
+        raise _rejection(name, f"{kind} of {len(data)} characters; at most {MAX_IMAGE_CHARACTERS} are carried")
     try:
         return from_wire(f"data:{kind};base64,{data}")
     except ContentError as error:
-        raise _refused(name, f"{kind} that cannot be carried: {error}") from error
+        raise _rejection(name, f"{kind} that cannot be carried: {error}") from error
 
 
-def _refused(name: str, what: str) -> ToolFault:
+def _rejection(name: str, what: str) -> ToolFault:
     return ToolFault(FaultKind.TOOL_CRASHED, f"tool {name} answered with {what}", retryable=False)

@@ -125,9 +125,9 @@ class McpSessions:
         async with self._connecting:
             if self._shared is not None and self._shared.usable:
                 return self._shared
-            gone, self._shared = self._shared, None
-            if gone is not None:
-                self._retire(gone)
+            exited, self._shared = self._shared, None
+            if exited is not None:
+                self._retire(exited)
             self._shared = await self._reached()
             return self._shared
 
@@ -205,11 +205,11 @@ class McpSessions:
 
 def _way_out(args: Sequence[str], readable: Sequence[str]) -> str:
     """What a program in the sandbox may lack that ends before it answers, or never does, and how to give it that."""
-    shown = [Path(path).expanduser().absolute() for path in (*readable, sys.prefix, "/usr/bin", "/usr/lib")]
+    visible = [Path(path).expanduser().absolute() for path in (*readable, sys.prefix, "/usr/bin", "/usr/lib")]
     lacks = 'no file but what is "readable", and no network'
     for arg in args:
         path = Path(arg)
-        if path.exists() and not (path.is_absolute() and any(path.is_relative_to(each) for each in shown)):
+        if path.exists() and not (path.is_absolute() and any(path.is_relative_to(each) for each in visible)):
             lacks = f'no {arg}: write {path.absolute()}, and name it or its folder in "readable"'
             break
     return f'in the sandbox it finds {lacks}; or run it outside: "sandbox": false'

@@ -112,8 +112,8 @@ def _tool(offer: McpServerTools, sessions: McpSessions, config: McpConfig) -> Mc
 
 def _example(offer: McpServerTools) -> str:
     properties = offer.parameters.get("properties", {})
-    wanted = [name for name in offer.parameters.get("required", []) if isinstance(name, str)][:8]
-    arguments = {name: _value(properties.get(name)) for name in wanted}
+    requested = [name for name in offer.parameters.get("required", []) if isinstance(name, str)][:8]
+    arguments = {name: _value(properties.get(name)) for name in requested}
     text = json.dumps({"name": offer.name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{text}\n</tool_call>"
 

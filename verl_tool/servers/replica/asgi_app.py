@@ -174,25 +174,25 @@ class ToolServerApp(WebApp):
 
     async def _fork(self, request: Request) -> Response:
         forwarded = self.is_forwarded(request)
-        asked = await decoded(partial(decode_model, model=ForkRequest), request.body)
+        requested = await decoded(partial(decode_model, model=ForkRequest), request.body)
         self._admit(1)
         try:
-            answer = await (self.fork_local(asked) if forwarded else self.router.fork(asked, self.fork_local))
+            answer = await (self.fork_local(requested) if forwarded else self.router.fork(requested, self.fork_local))
         finally:
             self.admission.release(1)
         if answer.fault is None:
             return JsonResponse(answer.model_dump(mode="json"))
         status = _status_of_fault(answer.fault)
-        told = {"error": _error_of(answer.fault), **answer.model_dump(mode="json")}
-        return JsonResponse(told, status, RETRY_AFTER if status == 503 else None)
+        description = {"error": _error_of(answer.fault), **answer.model_dump(mode="json")}
+        return JsonResponse(description, status, RETRY_AFTER if status == 503 else None)
 
     async def _run_code(self, request: Request) -> Response:
         pool, limit = self._sandbox(), self.request_timeout_seconds
-        asked = await decoded(partial(decode_model, model=RunCodeRequest), request.body)
+        requested = await decoded(partial(decode_model, model=RunCodeRequest), request.body)
         self._admit(1)
         try:
             async with self.admission.place("run_code"):
-                answer = await asyncio.wait_for(run_code(pool, asked, limit), limit)
+                answer = await asyncio.wait_for(run_code(pool, requested, limit), limit)
         except asyncio.TimeoutError:
             message = f"no answer within {limit:g} s"
             raise HttpError(504, FaultKind.TIMEOUT.value, message) from None
@@ -245,8 +245,8 @@ class ToolServerApp(WebApp):
         """Whether a peer sent this, to be run here. Raises HttpError if somebody else says so."""
         if _FORWARDED not in request.headers:
             return False
-        shown = request.headers.get(_PEER_KEY)
-        if self._peer_key is None or shown is None or not hmac.compare_digest(shown, self._peer_key):
+        visible = request.headers.get(_PEER_KEY)
+        if self._peer_key is None or visible is None or not hmac.compare_digest(visible, self._peer_key):
             message = f"the header {FORWARDED_HEADER!r} is for the replicas of this server; leave it out"
             raise HttpError(403, "forbidden", message, FORWARDED_HEADER)
         return True

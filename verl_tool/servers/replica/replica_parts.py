@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from verl_tool.http.host_check import HostCheck
 from verl_tool.servers.execution.toolset import ToolSet
-from verl_tool.servers.mcp.endpoint import PATH, McpEndpoint
 from verl_tool.servers.mcp.tool import mcp_tools
 from verl_tool.servers.replica.asgi_app import AppHandler, ToolServerApp
+from verl_tool.servers.replica.mcp_endpoint import PATH, McpEndpoint
 from verl_tool.servers.replica.router import Router
 from verl_tool.servers.settings import ReplicaSettings
 from verl_tool.servers.tools import load_tools
@@ -18,8 +18,8 @@ from verl_tool.servers.tools.base import Tool
 def make_tools(settings: ReplicaSettings) -> list[Tool]:
     """The tools of ``--tool_type`` and those of MCP servers, not started. Raises ConfigError if one is unknown or an
     option is wrong."""
-    given = {"workers": settings.workers_per_tool, "isolation": settings.isolation}
-    shared = {name: value for name, value in given.items() if value is not None}
+    provided = {"workers": settings.workers_per_tool, "isolation": settings.isolation}
+    shared = {name: value for name, value in provided.items() if value is not None}
     if settings.mcp is None:
         return load_tools(settings.tool_type, settings.tool_config, shared)
     config = settings.tool_config

@@ -27,7 +27,7 @@ async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: floa
     its folder, a limit that nothing could live within.
     """
     if request.language != "python":
-        return _refused(f"language {request.language[:40]!r} is not served here; send 'python'")
+        return _rejection(f"language {request.language[:40]!r} is not served here; send 'python'")
     files = {path: await _decoded(path, text or "") for path, text in request.files.items()}
     try:
         limits = _limits(pool.limits, request, max_seconds)
@@ -41,8 +41,8 @@ async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: floa
     except ConfigError as error:
         raise HttpError(400, "bad_request", str(error)) from None
     except SandboxError as error:
-        return _refused(str(error))
-    return await _told(result)
+        return _rejection(str(error))
+    return await _describe(result)
 
 
 async def _decoded(path: str, text: str) -> bytes:
@@ -57,12 +57,12 @@ async def _decoded(path: str, text: str) -> bytes:
 
 
 def _limits(own: Limits, request: RunCodeRequest, max_seconds: float) -> Limits:
-    asked = request.memory_limit_MB << 20
-    memory = min(asked, own.memory_bytes) if asked > 0 else own.memory_bytes
+    requested = request.memory_limit_MB << 20
+    memory = min(requested, own.memory_bytes) if requested > 0 else own.memory_bytes
     return replace(own, wall_seconds=min(request.run_timeout, max_seconds), memory_bytes=memory)
 
 
-def _refused(message: str) -> RunCodeResponse:
+def _rejection(message: str) -> RunCodeResponse:
     return RunCodeResponse(status="SandboxError", message=message)
 
 
@@ -72,10 +72,10 @@ async def _encoded(content: bytes) -> str:
     return (await asyncio.to_thread(base64.b64encode, content)).decode()
 
 
-async def _told(result: RunResult) -> RunCodeResponse:
+async def _describe(result: RunResult) -> RunCodeResponse:
     size = sum(map(len, result.files.values()))
     if size > MAX_FETCHED_BYTES:
-        return _refused(f"the files to fetch are {size} bytes; at most {MAX_FETCHED_BYTES} are sent. Fetch fewer")
+        return _rejection(f"the files to fetch are {size} bytes; at most {MAX_FETCHED_BYTES} are sent. Fetch fewer")
     code = -result.signal if result.signal is not None else result.exit_code
     run = CommandRunResult(
         status="TimeLimitExceeded" if result.timed_out else "Finished",

@@ -93,22 +93,22 @@ def encode_response(
     `known_media`: for each result, the images and audios that its caller has already, by their hashes.
     A result that JSON cannot hold (an image that is no text, say) becomes the fault ``tool_crashed``.
     """
-    beside = {} if error is None else {"error": error}
+    neighbours = {} if error is None else {"error": error}
     sent = [_with_media(*pair) for pair in zip(results, known_media or repeat(()), strict=False)]
     try:
-        return encode_json(beside | _response(sent, processing_time_ms))
+        return encode_json(neighbours | _response(sent, processing_time_ms))
     except (TypeError, ValueError, RecursionError):
-        return encode_json(beside | _response([_encodable(result) for result in sent], processing_time_ms))
+        return encode_json(neighbours | _response([_encodable(result) for result in sent], processing_time_ms))
 
 
 def _with_media(result: StepResult, known: Collection[str]) -> StepResult:
     """The result with data URIs, and references to what is `known`, in place of parts."""
     if result.image is None and result.audio is None:
         return result
-    return replace(result, image=_told(result.image, known), audio=_told(result.audio, known))
+    return replace(result, image=_describe(result.image, known), audio=_describe(result.audio, known))
 
 
-def _told(media: object, known: Collection[str]) -> object:
+def _describe(media: object, known: Collection[str]) -> object:
     if not isinstance(media, list):
         return media
     return [to_wire(each, known) if isinstance(each, (ImagePart, AudioPart)) else each for each in media]

@@ -112,8 +112,8 @@ def _token_file() -> Path | None:
     """Where Ray looks for the token; None if it looks in no file."""
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return None
-    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return Path(given) if given else _default_token_file()
+    provided = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(provided) if provided else _default_token_file()
 
 
 def _default_token_file() -> Path:

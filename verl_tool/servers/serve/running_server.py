@@ -51,8 +51,8 @@ class Signals:
 
     def take_update(self) -> bool:
         """Whether an update was asked for since the last look."""
-        asked, self._update = self._update, False
-        return asked
+        requested, self._update = self._update, False
+        return requested
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         if self.stop or not self.serving:

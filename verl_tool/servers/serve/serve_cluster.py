@@ -383,8 +383,8 @@ def _answers(url: str, answers: Callable[[int, bytes], bool]) -> bool:
 
 def _cause(text: str) -> str:
     """The line of a replica's traceback that a user needs: our own error if there is one, else the last."""
-    ours = re.findall(r"verl_tool\.errors\.\w+: (.+)", text)
-    if ours:
-        return str(ours[-1])
+    local = re.findall(r"verl_tool\.errors\.\w+: (.+)", text)
+    if local:
+        return str(local[-1])
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "Ray gave no reason"

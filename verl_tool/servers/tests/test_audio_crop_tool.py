@@ -53,7 +53,7 @@ async def _crop_of_a_crop(probe: Probe) -> None:
         raise CheckFailed(f"{len(samples)} bytes of samples, which are not those of the first crop's second half")
 
 
-async def _told(probe: Probe) -> None:
+async def _describe(probe: Probe) -> None:
     for arguments, audios, words in (
         ({"start": 3.0, "end": 4.0}, 1, "this recording is 2.00 s long"),
         ({"start": 0.0, "end": 1.0, "target_audio": 2}, 1, "there is no audio 2"),
@@ -67,7 +67,7 @@ async def _told(probe: Probe) -> None:
 CASES = (
     LiveCase("some seconds, sample by sample", _crop),
     LiveCase("some seconds of those", _crop_of_a_crop),
-    LiveCase("what cannot be heard says why", _told),
+    LiveCase("what cannot be heard says why", _describe),
 )
 
 app = command_line("audio_crop", "audio_crop", CASES, "Check the tool audio_crop of a live server, case by case.")

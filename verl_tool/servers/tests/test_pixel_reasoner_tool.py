@@ -29,13 +29,13 @@ async def _together(probe: Probe) -> None:
         ("zoom_in", {"bbox_2d": [0, 0, 20, 20], "target_image": 3}, "(Image 4, Image Size: 20x20)"),
         ("zoom_in", {"bbox_2d": [0.5, 0, 1, 0.5], "target_image": 4}, "(Image 5, Image Size: 10x10)"),
     )
-    for step, (name, arguments, told) in enumerate(turns):
+    for step, (name, arguments, description) in enumerate(turns):
         call = json.dumps({"name": name, "arguments": arguments})
         result = await probe.answer(
             f"<tool_call>{call}</tool_call>", trajectory_id=trajectory, step=step, extra=extra if step == 0 else None
         )
-        if told not in result.observation:
-            raise CheckFailed(f"{told!r} is missing in the answer {result.observation!r:.300} to {call:.100}")
+        if description not in result.observation:
+            raise CheckFailed(f"{description!r} is missing in the answer {result.observation!r:.300} to {call:.100}")
     await probe.client.finish([trajectory])
 
 

@@ -51,9 +51,9 @@ async def _same(probe: Probe) -> None:
 
 async def _batch(probe: Probe) -> None:
     alone = {query: (await probe.answer(f"<search>{query}</search>")).observation for query in QUERIES}
-    asked = [QUERIES[i % len(QUERIES)] for i in range(BATCH)]
-    requests = [StepRequest(probe.new_id(), f"<search>{query}</search>") for query in asked]
-    for query, result in zip(asked, await probe.answers(requests), strict=True):
+    requested = [QUERIES[i % len(QUERIES)] for i in range(BATCH)]
+    requests = [StepRequest(probe.new_id(), f"<search>{query}</search>") for query in requested]
+    for query, result in zip(requested, await probe.answers(requests), strict=True):
         if result.observation != alone[query]:
             raise CheckFailed(f"{query!r} in a batch gave {result.observation!r:.200}")
 

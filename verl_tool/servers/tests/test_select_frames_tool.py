@@ -7,8 +7,8 @@ from verl_tool.servers.tests.live_check import LiveCase, Probe, command_line
 
 
 async def _frames(probe: Probe) -> None:
-    told = "Here are the selected frames. (Images 4 to 5, Frame Size: 80x60)"
-    for image in await looks(probe, {"target_frames": [1, 3]}, told, images=3):
+    description = "Here are the selected frames. (Images 4 to 5, Frame Size: 80x60)"
+    for image in await looks(probe, {"target_frames": [1, 3]}, description, images=3):
         has_colors(image, (80, 60), RED, BLUE)
 
 

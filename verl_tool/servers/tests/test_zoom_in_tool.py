@@ -9,8 +9,8 @@ from verl_tool.servers.tests.live_check import LiveCase, Probe, command_line
 async def _crops(probe: Probe) -> None:
     for name in ("zoom_in", "crop_image", "crop_image_normalized"):
         for box in ([30, 0, 50, 20], [0.375, 0, 0.625, 1 / 3]):
-            told = "Here is the cropped image. (Image 2, Image Size: 20x20)"
-            [image] = await looks(probe, {"bbox_2d": box, "target_image": 1}, told, name=name)
+            description = "Here is the cropped image. (Image 2, Image Size: 20x20)"
+            [image] = await looks(probe, {"bbox_2d": box, "target_image": 1}, description, name=name)
             has_colors(image, (20, 20), RED, BLUE)
 
 

@@ -203,18 +203,18 @@ class _Evaluator(Transformer[Token, Decimal]):
     def function(self, token: Token, *arguments: Decimal | None) -> Decimal:
         if token not in FUNCTIONS:
             raise ExpressionError(f"function {str(token)!r} is unknown; known: {', '.join(FUNCTIONS)}")
-        function, least, most = FUNCTIONS[token]
-        given = [argument for argument in arguments if argument is not None]
-        if not least <= len(given) <= most:
-            wanted = f"{least}" if least == most else f"{least} to {most}"
-            raise ExpressionError(f"{token} takes {wanted} arguments, not {len(given)}")
+        function, minimum, maximum = FUNCTIONS[token]
+        provided = [argument for argument in arguments if argument is not None]
+        if not minimum <= len(provided) <= maximum:
+            requested = f"{minimum}" if minimum == maximum else f"{minimum} to {maximum}"
+            raise ExpressionError(f"{token} takes {requested} arguments, not {len(provided)}")
         try:
-            value = function(*given)
+            value = function(*provided)
         except ExpressionError:
             raise
         except (DecimalException, ValueError, OverflowError):
-            _no_value(str(token), given)
-        return value if value.is_finite() else _no_value(str(token), given)
+            _no_value(str(token), provided)
+        return value if value.is_finite() else _no_value(str(token), provided)
 
     def add(self, a: Decimal, b: Decimal) -> Decimal:
         return a + b

@@ -40,11 +40,11 @@ def cut_middle(text: str, limit: int) -> str:
 def cut_parts(parts: Iterable[str | MediaPart], limit: int) -> list[str | MediaPart]:
     """Texts with images and audios between them; if the texts have more than `limit` characters together, all text as
     `cut_middle` leaves it, and the others behind it."""
-    kept = [part for part in parts if part]
-    text = "".join(part for part in kept if isinstance(part, str))
+    stored = [part for part in parts if part]
+    text = "".join(part for part in stored if isinstance(part, str))
     if len(text) <= limit:
-        return kept
-    return [cut_middle(text, limit), *(part for part in kept if not isinstance(part, str))]
+        return stored
+    return [cut_middle(text, limit), *(part for part in stored if not isinstance(part, str))]
 
 
 def combine_parts(parts: Sequence[str | MediaPart], *, error: bool, metrics: Mapping[str, float]) -> ToolResult:
@@ -112,12 +112,12 @@ def _source(payload: str) -> str:
 
 def stdin_of(call: Call, context: Context) -> str:
     """What the model gave as ``stdin``, else what the request's extra field of that name holds."""
-    given = (call.arguments or {}).get("stdin")
-    stdin = given if given is not None else context.extra.get("stdin", "")
+    provided = (call.arguments or {}).get("stdin")
+    stdin = provided if provided is not None else context.extra.get("stdin", "")
     if stdin is None or isinstance(stdin, str):
         return stdin or ""
-    if given is not None:
-        return str(given)
+    if provided is not None:
+        return str(provided)
     message = f"the extra field 'stdin' is a {type(stdin).__name__}; send a string"
     raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
 

@@ -189,7 +189,7 @@ class RemoteCodeTool(Tool):
         except ServiceRejectedError as error:
             words = f"{self.service_name} at {self.service.url} refuses the request: {error}"
             raise ToolFault(FaultKind.BAD_REQUEST, words, retryable=False) from error
-        return self._told(stages)
+        return self._describe(stages)
 
     def program(self, call: Call, context: Context) -> RemoteProgram | None:
         """What a call asks for; None if it has no code."""
@@ -203,19 +203,19 @@ class RemoteCodeTool(Tool):
         return self.options.compile_seconds + self.options.timeout_seconds + self.options.grace_seconds
 
     def _language(self, call: Call) -> str:
-        given = (call.arguments or {}).get("language")
-        if isinstance(given, str) and given.strip():
-            return language_of(given.strip())
+        provided = (call.arguments or {}).get("language")
+        if isinstance(provided, str) and provided.strip():
+            return language_of(provided.strip())
         if call.name in _PYTHON_NAMES:
             return _PYTHON
         if call.name in (*super().call_names, *_GENERAL_NAMES):
             return self.options.languages[0]
         return language_of(call.name)
 
-    def _told(self, stages: Sequence[Stage]) -> ToolResult:
-        shown = [stage for stage in stages if stage is stages[-1] or not stage.ok]
-        written = "\n".join(text for stage in shown if (text := stage.output.rstrip("\n")))
-        ending = "\n".join(stage.ending for stage in shown if stage.ending)
+    def _describe(self, stages: Sequence[Stage]) -> ToolResult:
+        visible = [stage for stage in stages if stage is stages[-1] or not stage.ok]
+        written = "\n".join(text for stage in visible if (text := stage.output.rstrip("\n")))
+        ending = "\n".join(stage.ending for stage in visible if stage.ending)
         error = not all(stage.ok for stage in stages)
         metrics = {
             "wall_seconds": stages[-1].seconds,

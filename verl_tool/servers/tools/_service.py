@@ -134,8 +134,8 @@ class RemoteService:
 
     def malformed(self, answer: object) -> ToolFault:
         """The fault of an answer that is not of the service's form."""
-        shown = self._without_key(str(answer))[:300]
-        return self._fault(self.failing, f"an answer of another form than {self._name}'s: {shown}")
+        visible = self._without_key(str(answer))[:300]
+        return self._fault(self.failing, f"an answer of another form than {self._name}'s: {visible}")
 
     def _fault(self, kind: FaultKind, words: str, retryable: bool = True) -> ToolFault:
         return ToolFault(kind, f"{self._name} at {self.url}: {words}", retryable)

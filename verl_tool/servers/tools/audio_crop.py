@@ -72,7 +72,7 @@ class AudioCrop(TrajectoryTools):
     takes_media = (AudioPart,)
 
     async def setup(self, trajectory: Context) -> None:
-        self._audios = await asyncio.to_thread(_given, trajectory.extra.get(AUDIOS_FIELD))
+        self._audios = await asyncio.to_thread(_row_audio, trajectory.extra.get(AUDIOS_FIELD))
 
     async def fork(self) -> AudioCrop:
         copy = AudioCrop()
@@ -107,8 +107,10 @@ class AudioCrop(TrajectoryTools):
             part = recording.between(first, last)
         except ContentError as error:
             raise CallError(f"audio {target_audio} cannot be cut: {error}") from error
-        told = f"Here is the audio from {first:.2f} s to {last:.2f} s. (Audio {count + 1}, {last - first:.2f} s)\n"
-        return [told, part]
+        description = (
+            f"Here is the audio from {first:.2f} s to {last:.2f} s. (Audio {count + 1}, {last - first:.2f} s)\n"
+        )
+        return [description, part]
 
 
 def _within(recording: Recording, start: float, end: float) -> tuple[float, float]:
@@ -122,7 +124,7 @@ def _within(recording: Recording, start: float, end: float) -> tuple[float, floa
     return start, last
 
 
-def _given(audios: object) -> list[AudioPart]:
+def _row_audio(audios: object) -> list[AudioPart]:
     """The row's audio. Raises ToolFault, of a kind that no policy can bring about, for what cannot be cut."""
     parts: list[AudioPart] = []
     for each in listed(audios):

@@ -70,7 +70,7 @@ class ToolResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the call's record in the trajectory (`CallRecord.metrics`); the model does not see them."""
     parts: Sequence[str | Part] = ()
-    """In place of `text`: texts, images and audios (`verl_tool.content.parts`) in the order in which the model sees them."""
+    """In place of `text`: texts, images and audios (`verl_tool.content.parts`) in the order the model sees them."""
 
     def __post_init__(self) -> None:
         """Raises TypeError for what is no part, ValueError if there is a text, image or audio beside the parts."""
@@ -189,8 +189,8 @@ class Tool(ABC):
         if problem["type"] == "extra_forbidden":
             known = ", ".join(sorted(cls.Options.model_fields))
             raise ConfigError(f"tool {cls.name} has no option {where!r}; known: {known}")
-        given = f"option {where} is {problem['input']!r:.80}: " if where else ""
-        raise ConfigError(f"tool {cls.name}: {given}{problem['msg'].removeprefix('Value error, ')}")
+        provided = f"option {where} is {problem['input']!r:.80}: " if where else ""
+        raise ConfigError(f"tool {cls.name}: {provided}{problem['msg'].removeprefix('Value error, ')}")
 
     def isolation_in_force(self) -> str:
         """How code of others is confined, in words; empty if the tool runs none. Known once it has started."""
@@ -281,9 +281,9 @@ class Tool(ABC):
         model = type(self).Arguments
         if model is None:
             raise ConfigError(f"tool {self.name} reads arguments and has no Arguments; set it to a pydantic model")
-        given = call.arguments if call.arguments is not None else _read(call.input, list(model.model_fields))
+        provided = call.arguments if call.arguments is not None else _read(call.input, list(model.model_fields))
         try:
-            return model.model_validate(given)
+            return model.model_validate(provided)
         except ValidationError as error:
             problems = describe_problems(errors_of(error))
         raise InvalidCall(f"wrong arguments for {self.name}({', '.join(model.model_fields)}): {problems}")
@@ -358,8 +358,8 @@ def _custom_tags(tool: Tool, options: ToolOptions) -> tuple[TagFormat, ...]:
 def _name_tags(tool: Tool) -> tuple[TagFormat, ...]:
     """``<name>…</name>`` for each of its names that is not a tag of a built-in format, or of thoughts, already."""
     names = dict.fromkeys(tool.call_names)
-    taken = BUILT_IN_MARKERS | THOUGHTS.keys()
-    tags = [Tag.named(name) for name in names if Tag.can_be(name) and f"<{name}>" not in taken]
+    in_use = BUILT_IN_MARKERS | THOUGHTS.keys()
+    tags = [Tag.named(name) for name in names if Tag.can_be(name) and f"<{name}>" not in in_use]
     return (_claimed(tool, OwnTagFormat(NAME_TAGS, tags)),) if tags else ()
 
 

@@ -92,7 +92,7 @@ class BashTerminalTool(WorkspaceTool):
             seconds = min(_seconds(arguments, self.options.timeout_seconds), self.options.timeout_seconds)
             if self.options.stateless:
                 return await self._run_alone(command, seconds, workspace.session)
-            return self._told(await workspace.part(Terminal).run(command, seconds, self._bytes), seconds)
+            return self._describe(await workspace.part(Terminal).run(command, seconds, self._bytes), seconds)
         except CallError as error:
             return ToolResult(str(error), error=True)
 
@@ -105,8 +105,8 @@ class BashTerminalTool(WorkspaceTool):
         if self.options.stateless:
             raise InvalidCall("there is no terminal to send keys to: every command has a shell of its own")
         typed = b"".join(_typed(key) for key in ([keys] if isinstance(keys, str) else _texts(keys)))
-        shown = await workspace.part(Terminal).type(typed, min(seconds, self.options.timeout_seconds), self._bytes)
-        return self._told(shown, seconds)
+        visible = await workspace.part(Terminal).type(typed, min(seconds, self.options.timeout_seconds), self._bytes)
+        return self._describe(visible, seconds)
 
     async def _run_alone(self, command: str, seconds: float, session: Sandbox) -> ToolResult:
         result = await session.exec(command, wall_seconds=seconds)
@@ -119,7 +119,7 @@ class BashTerminalTool(WorkspaceTool):
         text = json.dumps({"returncode": code, "output": output + ending}, ensure_ascii=False)
         return ToolResult(text, error=not result.ok, metrics={"timed_out": float(result.timed_out)})
 
-    def _told(self, shown: TerminalOutput, seconds: float) -> ToolResult:
+    def _describe(self, shown: TerminalOutput, seconds: float) -> ToolResult:
         lines = [_another(shown.lost), cut_middle(shown.text.strip("\n"), self.options.max_output_length)]
         if shown.interrupted:
             lines.append(f"[the command was interrupted: it ran longer than {seconds:g} seconds]")
@@ -139,13 +139,13 @@ def _another(why: str) -> str:
 
 def _seconds(arguments: Mapping[str, Any], default: float) -> float:
     """Raises InvalidCall if what is given is no number above 0."""
-    given = arguments.get("seconds", arguments.get("timeout", default))
+    provided = arguments.get("seconds", arguments.get("timeout", default))
     try:
-        seconds = float(given)
+        seconds = float(provided)
     except (TypeError, ValueError):
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise InvalidCall(f"seconds is {given!r:.80}; give a number above 0")
+        raise InvalidCall(f"seconds is {provided!r:.80}; give a number above 0")
     return seconds
 
 

@@ -101,8 +101,8 @@ class IPythonCodeTool(WorkspaceTool):
             wall_seconds=self.options.timeout_seconds,
             pre_import=self._settings.policy.pre_import,
         )
-        most = MAX_FIGURES if self.options.images else 0
-        count, figures = await notebook.figures(most) if result.state == "kept" else (0, {})
+        maximum = MAX_FIGURES if self.options.images else 0
+        count, figures = await notebook.figures(maximum) if result.state == "kept" else (0, {})
         parts = self._observation(cell, result, count, await asyncio.to_thread(_images, figures))
         return combine_parts(parts, error=not result.ok, metrics=metrics_of(result))
 
@@ -116,8 +116,13 @@ class IPythonCodeTool(WorkspaceTool):
             if cell.timed and result.limit_hit is None
             else ""
         )
-        told = (timed, _told_of(count, len(images)), ending_of(result, self._limits, "a session"), *result.notes)
-        ending = "\n".join(part for part in told if part)
+        description = (
+            timed,
+            _describe(count, len(images)),
+            ending_of(result, self._limits, "a session"),
+            *result.notes,
+        )
+        ending = "\n".join(part for part in description if part)
         if ending and written and isinstance(written[-1], str):
             ending = f"{written.pop()}\n{ending}"
         return [*written, ending] if ending else written or [NO_OUTPUT]
@@ -147,7 +152,7 @@ def _in_order(written: str, images: Mapping[int, ImagePart]) -> Iterator[str | M
     yield from left.values()
 
 
-def _told_of(count: int, shown: int) -> str:
+def _describe(count: int, shown: int) -> str:
     """What the model reads of the figures that a cell has left."""
     if count == shown:
         return ""

@@ -145,18 +145,18 @@ class PistonTool(RemoteCodeTool):
         return [call for is_text, group in groups for call in (join(list(group)) if is_text else group)]
 
     def program(self, call: Call, context: Context) -> RemoteProgram | None:
-        given = _structured(call)
-        if given is None and (call.arguments or {}).get("files") is None:
+        provided = _structured(call)
+        if provided is None and (call.arguments or {}).get("files") is None:
             return super().program(call, context)
-        arguments = given if given is not None else call.arguments or {}
+        arguments = provided if provided is not None else call.arguments or {}
         own = replace(call, input="", arguments={**arguments, "code": ""})
         return super().program(own, context)
 
     async def run_program(self, program: RemoteProgram) -> Sequence[Stage]:
         language = self._served(program.language)
-        given = program.arguments
-        version = str(given.get("version") or "*")
-        body = self._body(language, version, _files(program), program.stdin, _args(given))
+        provided = program.arguments
+        version = str(provided.get("version") or "*")
+        body = self._body(language, version, _files(program), program.stdin, _args(provided))
         try:
             answer = await self.service.ask("POST", "/execute", body, self.seconds())
         except ServiceRejectedError as error:
@@ -164,11 +164,11 @@ class PistonTool(RemoteCodeTool):
                 raise InvalidCall(f"version {version[:40]!r} of {language} is not served here; leave it out") from error
             raise
         try:
-            told = _Answer.model_validate(answer)
+            description = _Answer.model_validate(answer)
         except ValidationError as error:
             raise self.service.malformed(answer) from error
-        compiled = [self._stage(told.compile, COMPILATION)] if told.compile is not None else []
-        return compiled if compiled and not compiled[0].ok else [*compiled, self._stage(told.run, EXECUTION)]
+        compiled = [self._stage(description.compile, COMPILATION)] if description.compile is not None else []
+        return compiled if compiled and not compiled[0].ok else [*compiled, self._stage(description.run, EXECUTION)]
 
     def _served(self, language: str) -> str:
         """The server's own name of a language. Raises InvalidCall."""
@@ -236,12 +236,12 @@ def _structured(call: Call) -> dict[str, Any] | None:
 
 def _files(program: RemoteProgram) -> list[dict[str, str]]:
     """What is sent as the program. Raises InvalidCall."""
-    given = program.arguments.get("files")
-    if given is None:
+    provided = program.arguments.get("files")
+    if provided is None:
         return [{"content": program.code}]
-    if not isinstance(given, list) or not 0 < len(given) <= _MAX_FILES:
+    if not isinstance(provided, list) or not 0 < len(provided) <= _MAX_FILES:
         raise InvalidCall(f"files must be a list of 1 to {_MAX_FILES} objects with name and content")
-    return [_file(each) for each in given]
+    return [_file(each) for each in provided]
 
 
 def _file(given: Any) -> dict[str, str]:

@@ -108,7 +108,7 @@ class PythonOJTool(ProgramTool):
             verdicts = run.read(result.stdout, result.stderr, _ended(result, self.options))
         except NoVerdict as error:
             raise SandboxError(str(error)) from error
-        return self._told(suite, verdicts)
+        return self._describe_value(suite, verdicts)
 
     def _job(self, code: str, extra: Mapping[str, Any]) -> tuple[TestSuite, JudgeRun]:
         """The tests and the run. Raises ToolFault if the request brings no tests."""
@@ -116,14 +116,14 @@ class PythonOJTool(ProgramTool):
         try:
             suite = suite_in(extra.get(FIELD), options.max_tests)
         except ValueError as error:
-            given = "brings no" if extra.get(FIELD) is None else "has an unreadable"
+            provided = "brings no" if extra.get(FIELD) is None else "has an unreadable"
             message = (
-                f"tool python_oj: the request {given} extra field {FIELD!r}: {error}. In training it is {_IN_A_ROW}"
+                f"tool python_oj: the request {provided} extra field {FIELD!r}: {error}. In training it is {_IN_A_ROW}"
             )
             raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False) from error
         return suite, JudgeRun.of(code, suite, options.test_seconds, options.timeout_seconds, _SHOWN)
 
-    def _told(self, suite: TestSuite, verdicts: Verdicts) -> ToolResult:
+    def _describe_value(self, suite: TestSuite, verdicts: Verdicts) -> ToolResult:
         failed = [(number, verdict) for number, verdict in enumerate(verdicts.of) if not verdict.passed]
         metrics = {"pass_rate": verdicts.pass_rate, "tests": float(len(suite)), "time_outs": float(verdicts.time_outs)}
         if not failed:
@@ -133,10 +133,10 @@ class PythonOJTool(ProgramTool):
         if all(verdict.reason == "load" for _, verdict in failed):
             lines.append(f"{_PROBLEMS['load'].capitalize()}: {failed[0][1].detail}")
         else:
-            shown = failed[: self.options.max_failures]
-            lines += [f"\nTest {number + 1}: {_told_of(suite, number, verdict)}" for number, verdict in shown]
-            if len(failed) > len(shown):
-                lines.append(f"\nFailed too: {', '.join(str(number + 1) for number, _ in failed[len(shown) :])}.")
+            visible = failed[: self.options.max_failures]
+            lines += [f"\nTest {number + 1}: {_describe(suite, number, verdict)}" for number, verdict in visible]
+            if len(failed) > len(visible):
+                lines.append(f"\nFailed too: {', '.join(str(number + 1) for number, _ in failed[len(visible) :])}.")
         text = cut_middle("\n".join(lines), self.options.max_output_length)
         return ToolResult(text, error=True, metrics={**metrics, "error": 1.0})
 
@@ -144,7 +144,7 @@ class PythonOJTool(ProgramTool):
 _IN_A_ROW = "the row's extra_info.tools_kwargs.public_tests"
 
 
-def _told_of(suite: TestSuite, number: int, verdict: JudgeVerdict) -> str:
+def _describe(suite: TestSuite, number: int, verdict: JudgeVerdict) -> str:
     """One failed test: what was wrong, what it was given, what it expected, and what was seen."""
     problem = _PROBLEMS.get(verdict.reason, verdict.reason)
     seen = dict(verdict.seen)
@@ -165,8 +165,10 @@ def _told_of(suite: TestSuite, number: int, verdict: JudgeVerdict) -> str:
         "Output": seen.get("stdout"),
         "Error": seen.get("stderr") or None,
     }
-    told = (f"{name}:\n{_part(text.rstrip()) or '(nothing)'}" for name, text in parts.items() if text is not None)
-    return "\n".join((headline, *told))
+    description = (
+        f"{name}:\n{_part(text.rstrip()) or '(nothing)'}" for name, text in parts.items() if text is not None
+    )
+    return "\n".join((headline, *description))
 
 
 def _part(text: str) -> str:

@@ -94,9 +94,9 @@ class SqlTool(Tool):
     async def start(self) -> None:
         root = self.options.root
         if root is None or not root.is_dir():
-            told = "is not set" if root is None else f"is {str(root)!r}, which is no folder"
+            description = "is not set" if root is None else f"is {str(root)!r}, which is no folder"
             raise ConfigError(
-                f"tool sql: option root {told}; give the folder of the databases in --tool_config: "
+                f"tool sql: option root {description}; give the folder of the databases in --tool_config: "
                 '{"tools": [{"name": "sql", "root": "/data/databases"}]}'
             )
         chosen = self.options
@@ -149,8 +149,8 @@ class SqlTool(Tool):
     def _reminded(self, text: str, context: Context) -> str:
         """`text`, and the turns that are left, if the client tells. No value of a database can forge that line."""
         left = context.extra.get(TURNS_LEFT_FIELD)
-        shown = text.replace("<reminder>", "< reminder>").replace("</reminder>", "< /reminder>")
-        return f"{shown}\n{_REMINDER.format(left)}" if type(left) is int else shown
+        visible = text.replace("<reminder>", "< reminder>").replace("</reminder>", "< /reminder>")
+        return f"{visible}\n{_REMINDER.format(left)}" if type(left) is int else visible
 
 
 def as_text(result: SqlRows) -> str:
@@ -169,22 +169,22 @@ def _described(call: Call) -> str | None:
     """The table that a call wants to see, empty for all; None if it is a query."""
     arguments = call.arguments or {}
     if call.name == DESCRIBE:
-        given = (
+        provided = (
             call.input if call.arguments is None else next((v for v in arguments.values() if isinstance(v, str)), "")
         )
     elif "describe" in arguments and not any(arguments.get(key) for key in _QUERY_KEYS):
-        given = str(arguments["describe"])
+        provided = str(arguments["describe"])
     else:
         return None
-    return given.strip().removesuffix(";").strip("*\"'` ")
+    return provided.strip().removesuffix(";").strip("*\"'` ")
 
 
 def _query(call: Call) -> str:
     """Raises InvalidCall."""
-    given = call.input
+    provided = call.input
     if call.arguments is not None:
         named = (call.arguments.get(key) for key in _QUERY_KEYS)
-        given = next((value for value in named if isinstance(value, str)), "")
-    if not given.strip():
+        provided = next((value for value in named if isinstance(value, str)), "")
+    if not provided.strip():
         raise InvalidCall('give one SELECT statement as the argument "query", or a table as "describe"')
-    return statement_in(given)
+    return statement_in(provided)

@@ -151,9 +151,9 @@ class WebSearchTool(QueryTool):
         chosen = self.options
         count = min(chosen.max_results, self.provider.max_hits)
         wish = Wish(query, count, chosen.location.lower(), chosen.language, chosen.zone)
-        asked = {"search": self._provider_name, **asdict(wish)}
+        requested = {"search": self._provider_name, **asdict(wish)}
         try:
-            found = await self._store.answer(asked, lambda: self._ask(wish))
+            found = await self._store.answer(requested, lambda: self._ask(wish))
         except NotRecorded:
             return None
         return [WebHit(**hit) for hit in found]
@@ -185,9 +185,9 @@ class WebSearchTool(QueryTool):
             raise ToolFault(FaultKind.UNREACHABLE, f"{self._provider_name} {error}", retryable=True) from error
 
     def _as_text(self, hits: Sequence[WebHit]) -> str:
-        shown = [f"[{number}] {hit.title}\n{hit.url}\n{self._cut(hit.text)}" for number, hit in enumerate(hits, 1)]
-        return "\n\n".join(map(str.rstrip, shown)) or NOTHING_FOUND
+        visible = [f"[{number}] {hit.title}\n{hit.url}\n{self._cut(hit.text)}" for number, hit in enumerate(hits, 1)]
+        return "\n\n".join(map(str.rstrip, visible)) or NOTHING_FOUND
 
     def _cut(self, text: str) -> str:
-        most = self.options.result_length
-        return text if len(text) <= most else f"{text[:most].rstrip()}…"
+        maximum = self.options.result_length
+        return text if len(text) <= maximum else f"{text[:maximum].rstrip()}…"

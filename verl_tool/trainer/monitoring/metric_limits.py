@@ -1,7 +1,7 @@
 """Which of a training's metrics should stay where, and a line in the log when one does not.
 
-The limits are the config's group `metric_limits`; what each means stands in `RULES`, and in `ToolUseCollapse` for that of
-calls, which takes more than one metric.
+The limits are the config's group `metric_limits`; what each means stands in `RULES`, and in `ToolUseCollapse` for that
+of calls, which takes more than one metric.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class MetricWatch:
         unknown = sorted(set(limits) - {*RULES, CALLS_SHARE})
         if unknown:
             raise ConfigError(f"metric_limits.{unknown[0]} is unknown; known: {', '.join([*RULES, CALLS_SHARE])}")
-        given = {name: limit for name, limit in limits.items() if limit is not None}
-        for name, limit in given.items():
+        provided = {name: limit for name, limit in limits.items() if limit is not None}
+        for name, limit in provided.items():
             highest = 1.0 if name == CALLS_SHARE or RULES[name].falling else math.inf
             if not 0 <= limit <= highest:
                 raise ConfigError(f"metric_limits.{name}={limit}; it must be between 0 and {highest:g}, or null")
-        share = given.pop(CALLS_SHARE, None)
+        share = provided.pop(CALLS_SHARE, None)
         self._calls = None if share is None else ToolUseCollapse(share)
-        self._limits = given
+        self._limits = provided
         self._highest: dict[str, float] = {}
         self._outside: set[str] = set()
 
@@ -110,10 +110,10 @@ class MetricWatch:
         ]
         if self._calls is not None:
             lines.append(self._calls.look(metrics, step))
-        said = [line for line in lines if line is not None]
-        for line in said:
+        reported = [line for line in lines if line is not None]
+        for line in reported:
             logger.warning("%s", line)
-        return said
+        return reported
 
     def _judge(self, name: str, metric: str, value: float, step: int) -> str | None:
         rule, limit = RULES[name], self._limits[name]
@@ -122,16 +122,16 @@ class MetricWatch:
             if value > self._highest.get(name, -math.inf):
                 self._highest[name] = value
             highest = self._highest.get(name, math.nan)
-            inside, told = value >= limit * highest, f"{limit:g} of its highest value, {highest:.3g}"
+            inside, description = value >= limit * highest, f"{limit:g} of its highest value, {highest:.3g}"
         else:
             # verl's KL is the mean of a difference of log-probabilities: it is below 0 where the sampled ones rose.
-            inside, told = abs(value) <= limit, f"{limit:g}"
+            inside, description = abs(value) <= limit, f"{limit:g}"
         where = f"step {step}: {metric} is {value:.3g}"
         if inside == (name not in self._outside):
             return None
         if inside:
             self._outside.remove(name)
-            return f"{where}, back in its range (metric_limits.{name}: {told})"
+            return f"{where}, back in its range (metric_limits.{name}: {description})"
         self._outside.add(name)
         side = "below" if rule.falling else "below minus" if value < 0 else "above"
-        return f"{where}, {side} its limit (metric_limits.{name}: {told}); {rule.advice}"
+        return f"{where}, {side} its limit (metric_limits.{name}: {description}); {rule.advice}"

@@ -78,5 +78,5 @@ def read_metrics(run: Path, problems: list[str] | None = None) -> Metrics:
 
 def curve(metrics: Metrics, name: str) -> Curve:
     """A metric's course. Steps that do not tell it are left out."""
-    told = [(step, data[name]) for step, data in metrics if name in data]
-    return Curve([step for step, _ in told], [value for _, value in told])
+    description = [(step, data[name]) for step, data in metrics if name in data]
+    return Curve([step for step, _ in description], [value for _, value in description])

@@ -34,7 +34,7 @@ def probability_difference(
     One tensor a row each. [response_length]
     """
     pairs = zip(log_probs, rollout_log_probs, masks, strict=True)
-    differences = [(ours.float().exp() - engine.float().exp()).abs()[mask.bool()] for ours, engine, mask in pairs]
+    differences = [(local.float().exp() - engine.float().exp()).abs()[mask.bool()] for local, engine, mask in pairs]
     flat = torch.cat(differences) if differences else torch.zeros(0)
     if not flat.numel():
         return {}

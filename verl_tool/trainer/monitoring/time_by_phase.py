@@ -31,15 +31,15 @@ def time_by_phase(run: Path) -> dict[str, float]:
     Steps that were made twice count twice.
     Raises FileNotFoundError if there are no metrics.
     """
-    told: dict[str, float] = {}
+    description: dict[str, float] = {}
     for path in metrics_files(run):
         for entry in entries(path):
             for name, value in entry["data"].items():
                 if name.startswith(_TIMER):
-                    told[name] = told.get(name, 0.0) + value
-    seconds = {phase: sum(told.get(_TIMER + name, 0.0) for name in names) for phase, names in PHASES.items()}
+                    description[name] = description.get(name, 0.0) + value
+    seconds = {phase: sum(description.get(_TIMER + name, 0.0) for name in names) for phase, names in PHASES.items()}
     inside = sum(value for phase, value in seconds.items() if phase not in _OUTSIDE_STEPS)
-    seconds[OTHER] = max(0.0, told.get(f"{_TIMER}step", 0.0) - inside)
+    seconds[OTHER] = max(0.0, description.get(f"{_TIMER}step", 0.0) - inside)
     return {phase: value for phase, value in seconds.items() if value}
 
 

@@ -80,10 +80,10 @@ def _cause(steps: Sequence[Mapping[str, float]], faults: float | None, broken: f
             f"{without:.3g}; see whether the problems need the tool, and whether its answers reach the model"
         )
     rewards = {WITH_CALLS: with_calls, WITHOUT_CALLS: without}
-    told = "".join(f", {name} {value:.3g}" for name, value in rewards.items() if value is not None)
+    description = "".join(f", {name} {value:.3g}" for name, value in rewards.items() if value is not None)
     return (
         f"none that the metrics tell (limits ended {cut:.0%} of the trajectories, faults {faults or 0.0:.0%} of the "
-        f"calls{told}); compare trajectories/ of before and after"
+        f"calls{description}); compare trajectories/ of before and after"
     )
 
 

@@ -71,16 +71,16 @@ def _parameters(adv_estimator: str) -> Any:
 
 def _counted(data: DataProto, adv_estimator: str, sampled: int) -> np.ndarray:
     """Rows that advantages are computed of; each group was sampled `sampled` times. [batch]"""
-    counted = ~np.array(invalid_rows(data.non_tensor_batch, len(data)))
+    valid = ~np.array(invalid_rows(data.non_tensor_batch, len(data)))
     if "reward_baselines" in data.batch:
-        counted &= ~data.batch["reward_baselines"].isnan().numpy()
+        valid &= ~data.batch["reward_baselines"].isnan().numpy()
     if not compares_within_groups(adv_estimator) or "uid" not in data.non_tensor_batch:
-        return counted
-    comparable = counted.copy()
+        return valid
+    comparable = valid.copy()
     if "sum_pi_squared" in _parameters(adv_estimator):
         # A baseline of its own for each token is made from tokens in the loss only.
         comparable &= data.batch["response_mask"].any(dim=1).numpy()
-    return counted & ~singleton_rows(data.non_tensor_batch["uid"], comparable, sampled)
+    return valid & ~singleton_rows(data.non_tensor_batch["uid"], comparable, sampled)
 
 
 def _computed(compute: Compute, data: DataProto, adv_estimator: str, *args: Any, **kwargs: Any) -> DataProto:

@@ -36,10 +36,10 @@ def curiosity_bonuses(columns: Mapping[str, Sequence[Any]], groups: Sequence[Any
         if not left_out:
             tried[group].append(value > 0)
     shares = {group: sum(each) / len(each) for group, each in tried.items()}
-    told = zip(worth, columns[MIN_SHARE], groups, out, strict=True)
+    description = zip(worth, columns[MIN_SHARE], groups, out, strict=True)
     return [
-        value * max(float(least) - shares[group], 0.0) if value and not left_out else 0.0
-        for value, least, group, left_out in told
+        value * max(float(minimum) - shares[group], 0.0) if value and not left_out else 0.0
+        for value, minimum, group, left_out in description
     ]
 
 
@@ -62,5 +62,5 @@ def put_bonuses(keys: Sequence[str], partition_id: str, bonuses: Sequence[float]
 
 def curiosity_metrics(outcomes: Sequence[GradedTrajectory], prefix: str = "agent") -> dict[str, float]:
     """``{prefix}/curiosity/mean``: the mean bonus; nothing if the reward manager knows none."""
-    told = [o.reward_extra_info[BONUS] for o in outcomes if BONUS in o.reward_extra_info]
-    return {f"{prefix}/curiosity/mean": sum(told) / len(told)} if told else {}
+    description = [o.reward_extra_info[BONUS] for o in outcomes if BONUS in o.reward_extra_info]
+    return {f"{prefix}/curiosity/mean": sum(description) / len(description)} if description else {}

@@ -75,8 +75,8 @@ class GradedTrajectory:
     def recorded(self, **extra: Any) -> Trajectory:
         """The trajectory as its record tells it."""
         names = ("reward_fault", "provoked", "reward_extra_info")
-        told = {name: value for name in names if (value := getattr(self, name))}
-        return replace(self.trajectory, extra={**self.trajectory.extra, **told, **extra})
+        description = {name: value for name in names if (value := getattr(self, name))}
+        return replace(self.trajectory, extra={**self.trajectory.extra, **description, **extra})
 
 
 def with_grading(trajectory: Trajectory, reward: float | None, reward_fault: str, provoked: str) -> GradedTrajectory:
@@ -98,13 +98,13 @@ def drop_singleton_groups(
 
     `sampled` is as for `singleton_rows`, or None where samples of a prompt are not compared with one another.
     """
-    counted = [o.trajectory.excluded not in INVALID for o in outcomes]
-    lone = [False] * len(outcomes) if sampled is None else singleton_rows(groups, counted, sampled)
+    valid = [o.trajectory.excluded not in INVALID for o in outcomes]
+    singletons = [False] * len(outcomes) if sampled is None else singleton_rows(groups, valid, sampled)
     return [
         replace(o, trajectory=replace(o.trajectory, excluded=Excluded.LONE))
         if alone or (counts and group in without_baseline)
         else o
-        for o, alone, counts, group in zip(outcomes, lone, counted, groups, strict=True)
+        for o, alone, counts, group in zip(outcomes, singletons, valid, groups, strict=True)
     ]
 
 

@@ -107,13 +107,13 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         columns = {name: output.non_tensor_batch[name][sampled] for name in names if name in output.non_tensor_batch}
         if bonuses:
             columns[BONUS] = np.array(bonuses)[sampled]
-        told = Rewards(
+        description = Rewards(
             columns=columns,
             groups=None if groups is None else groups[sampled],
             without_baseline=() if groups is None else set(groups[invalid & ~sampled]),
         )
         rewards = None if rewards is None else rewards[sampled].tolist()
-        written = self._rollouts.add(lines[sampled].tolist(), rewards, step, validation=validation, told=told)
+        written = self._rollouts.add(lines[sampled].tolist(), rewards, step, validation=validation, told=description)
         if not validation:
             numbers = np.full(len(output), -1, dtype=object)
             numbers[sampled] = list(written)
@@ -127,11 +127,11 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         return self._with_tool_metrics(super()._update_critic(batch))
 
     def _update_actor(self, batch: DataProto) -> DataProto:
-        told = self._keep_tokens(batch)
+        description = self._keep_tokens(batch)
         if takes_turns(self.config.algorithm.adv_estimator):
-            told |= variance_share(batch.batch["advantages"], batch.batch["response_mask"])
+            description |= variance_share(batch.batch["advantages"], batch.batch["response_mask"])
         output = self._with_tool_metrics(super()._update_actor(batch))
-        output.meta_info["metrics"].update(told)
+        output.meta_info["metrics"].update(description)
         return output
 
     def _keep_tokens(self, batch: DataProto) -> dict[str, float]:
@@ -144,10 +144,10 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             fields["log_probs"] = "old_log_probs"
         lines = batch.non_tensor_batch[RECORD_LINE]
         lengths = batch.batch["attention_mask"][:, -batch.batch["responses"].shape[1] :].sum(-1).tolist()
-        kept = [row for row, line in enumerate(lines) if line >= 0]
+        stored = [row for row, line in enumerate(lines) if line >= 0]
         columns = {name: batch.batch[field].cpu().float().numpy() for name, field in fields.items()}
-        tokens = {name: [column[row, : lengths[row]] for row in kept] for name, column in columns.items()}
-        self._rollouts.tokens.add(self.global_steps, [lines[row] for row in kept], tokens)
+        tokens = {name: [column[row, : lengths[row]] for row in stored] for name, column in columns.items()}
+        self._rollouts.tokens.add(self.global_steps, [lines[row] for row in stored], tokens)
         return {TOKENS_TIMER: time.perf_counter() - began}
 
     def _with_tool_metrics(self, output: DataProto) -> DataProto:

@@ -112,17 +112,17 @@ class ValidGroupFilter(ReplayBuffer):
         """The metric's value in all rows that count, if there is just one; None if the group has a signal."""
         if not keys:
             return None
-        told = _extra_fields(keys, partition_id)
-        counted = [i for i, out in enumerate(invalid_of(told)) if not out]
-        if len(keys) == 1 or not counted:
+        description = _extra_fields(keys, partition_id)
+        valid = [i for i, out in enumerate(invalid_of(description)) if not out]
+        if len(keys) == 1 or not valid:
             return None
         if self.filter_groups_metric == REWARD:
-            values = set(rewards_of([keys[i] for i in counted], partition_id) or ())
+            values = set(rewards_of([keys[i] for i in valid], partition_id) or ())
         else:
-            values = {self._metric_of(uid, told[i]) for i in counted}
+            values = {self._metric_of(uid, description[i]) for i in valid}
         if len(values) != 1:
             return None
-        self._filtered += _outcomes(told)
+        self._filtered += _outcomes(description)
         return values.pop()
 
     def _metric_of(self, uid: str, row: LoopFields) -> float:

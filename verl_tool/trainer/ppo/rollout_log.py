@@ -46,9 +46,9 @@ class Rewards:
         n = len(trajectories)
         rewards = self.rewards if self.rewards is not None else [None] * n
         columns = self.columns or {}
-        faults, provoked = (columns.get(name, [""] * n) for name in (REWARD_FAULT, PROVOKED))
-        told = zip(trajectories, rewards, faults, provoked, strict=True)
-        outcomes = [with_grading(t, r, str(fault or ""), str(broke or "")) for t, r, fault, broke in told]
+        faults, policy_induced = (columns.get(name, [""] * n) for name in (REWARD_FAULT, PROVOKED))
+        description = zip(trajectories, rewards, faults, policy_induced, strict=True)
+        outcomes = [with_grading(t, r, str(fault or ""), str(broke or "")) for t, r, fault, broke in description]
         others = {name: values for name, values in columns.items() if name not in (REWARD_FAULT, PROVOKED)}
         outcomes = [
             replace(outcome, reward_extra_info={name: _json_value(values[i]) for name, values in others.items()})
@@ -211,6 +211,6 @@ def _json_value(value: Any) -> Any:
 def _metrics(outcomes: Sequence[GradedTrajectory], prefix: str, lost: int) -> dict[str, float]:
     if not outcomes:
         return {}
-    told = tool_metrics([outcome.trajectory for outcome in outcomes], prefix=prefix)
-    told |= excluded_metrics(outcomes, lost, prefix=prefix) | turn_reward_metrics(outcomes, prefix=prefix)
-    return told | curiosity_metrics(outcomes, prefix=prefix)
+    description = tool_metrics([outcome.trajectory for outcome in outcomes], prefix=prefix)
+    description |= excluded_metrics(outcomes, lost, prefix=prefix) | turn_reward_metrics(outcomes, prefix=prefix)
+    return description | curiosity_metrics(outcomes, prefix=prefix)

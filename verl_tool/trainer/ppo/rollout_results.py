@@ -29,5 +29,5 @@ def rollout_results(
 def _mean(values: Sequence[float | None] | None, invalid: Sequence[bool]) -> float | None:
     if values is None:
         return None
-    counted = [float(v) for v, out in zip(values, invalid, strict=True) if v is not None and not out]
-    return sum(counted) / len(counted) if counted else None
+    valid = [float(v) for v, out in zip(values, invalid, strict=True) if v is not None and not out]
+    return sum(valid) / len(valid) if valid else None

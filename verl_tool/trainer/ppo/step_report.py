@@ -23,10 +23,10 @@ def _reporting(tracking: type[Any]) -> type[Any]:
 
         def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> None:
             super().log(data, step, *args, **kwargs)
-            said = self._watch.look(data, step)
+            reported = self._watch.look(data, step)
             row = step_row(data, step, asynchronous=self._asynchronous)
             if self._board is not None:
-                self._board.tell.remote([*([row] if row else []), *said])
+                self._board.tell.remote([*([row] if row else []), *reported])
 
     return ReportingTracking
 

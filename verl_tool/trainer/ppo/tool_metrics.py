@@ -76,8 +76,8 @@ def _of_calls(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, floa
 def _rewards(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
     """Mean rewards of trajectories with calls and of those without, as far as there are such with a reward."""
     metrics = {}
-    for name, wanted in (("with_calls", True), ("without_calls", False)):
-        rewards = [t.reward for t in trajectories if t.reward is not None and bool(t.calls) is wanted]
+    for name, requested in (("with_calls", True), ("without_calls", False)):
+        rewards = [t.reward for t in trajectories if t.reward is not None and bool(t.calls) is requested]
         if rewards:
             metrics[f"{prefix}/reward/{name}"] = sum(rewards) / len(rewards)
     return metrics

@@ -161,8 +161,8 @@ class AgentTrainerMixin(PPOTrainer):
         """
         raised, others = self.replay_buffer.take_raised()
         self._raised += raised
-        most = options_in(self.config).max_fault_fraction
-        check_replaced(self._raised, max(others, self.config.data.train_batch_size), most)
+        maximum = options_in(self.config).max_fault_fraction
+        check_replaced(self._raised, max(others, self.config.data.train_batch_size), maximum)
         self._asked += num_prompts
         filters, batch = self.config.algorithm.filter_groups, self.config.data.train_batch_size
         if filters.enable and 0 < filters.max_num_gen_batches * batch < self._asked:
@@ -176,19 +176,19 @@ class AgentTrainerMixin(PPOTrainer):
         return int(super()._add_prompts_to_generate(num_prompts))
 
     def _on_sampled(self, batch: KVBatchMeta, step: int, partition: str, prompts: int) -> None:
-        told = read_loop_fields(batch)
+        description = read_loop_fields(batch)
         if self.config.actor_rollout_ref.replay_step is not None:
-            order = sorted(range(len(told)), key=lambda row: told[row][STORED_LINE])
+            order = sorted(range(len(description)), key=lambda row: description[row][STORED_LINE])
             batch.reorder(order)
-            told = [told[row] for row in order]
+            description = [description[row] for row in order]
         sums = rewards_of(batch.keys, batch.partition_id)
-        lines = [row["trajectory"] for row in told]
+        lines = [row["trajectory"] for row in description]
         if partition == "val":
-            self._rollouts.add(lines, sums, step, validation=True, told=read_reward_fields(told))
+            self._rollouts.add(lines, sums, step, validation=True, told=read_reward_fields(description))
             return
         expected = prompts * self.config.actor_rollout_ref.rollout.n
-        rewards = read_reward_fields(told, [_prompt(key) for key in batch.keys])
-        sums, rewards = self._with_curiosity(batch, sums, rewards, invalid_of(told))
+        rewards = read_reward_fields(description, [_prompt(key) for key in batch.keys])
+        sums, rewards = self._with_curiosity(batch, sums, rewards, invalid_of(description))
         written = self._rollouts.add(
             lines,
             sums,
@@ -200,8 +200,8 @@ class AgentTrainerMixin(PPOTrainer):
             lost=max(0, expected - len(batch.keys)),
         )
         self._lines |= zip(batch.keys, written, strict=True)
-        right = [row.get("reward_extra_info", {}).get("acc") for row in told]
-        self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, invalid_of(told)))
+        right = [row.get("reward_extra_info", {}).get("acc") for row in description]
+        self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, invalid_of(description)))
         self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     @staticmethod
@@ -252,7 +252,7 @@ class AgentTrainerMixin(PPOTrainer):
         return {TOKENS_TIMER: time.perf_counter() - began}
 
     def _advantages_of_valid_rows(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        summarise_valid = self._counted(batch)
+        summarise_valid = self._valid(batch)
         if all(summarise_valid):
             return super()._compute_advantage(batch, metrics)
         fields = list(batch.fields or [])
@@ -268,21 +268,21 @@ class AgentTrainerMixin(PPOTrainer):
             extra_info=batch.extra_info,
         )
 
-    def _counted(self, batch: KVBatchMeta) -> list[bool]:
+    def _valid(self, batch: KVBatchMeta) -> list[bool]:
         """Rows that advantages are computed of: neither invalid nor put in to fill up the batch, nor left alone."""
         summarise_valid = [not out for out in _uninformative_rows(batch)]
         if not compares_within_groups(self.config.algorithm.adv_estimator):
             return summarise_valid
         groups = [_prompt(key) for key in batch.keys]
-        lone = singleton_rows(groups, summarise_valid, self.config.actor_rollout_ref.rollout.n)
-        return [row and not alone for row, alone in zip(summarise_valid, lone, strict=True)]
+        singletons = singleton_rows(groups, summarise_valid, self.config.actor_rollout_ref.rollout.n)
+        return [row and not alone for row, alone in zip(summarise_valid, singletons, strict=True)]
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         out = _uninformative_rows(batch)
         # Rows that fill up the batch are in no mean; nor is a row without reward.
         tags = [tag | {"is_padding": True} if row else tag for tag, row in zip(batch.tags, out, strict=True)]
-        told = batch if all(out) else _retagged(batch, tags)
-        super()._compute_metrics(told, metrics, *args, **kwargs)
+        description = batch if all(out) else _retagged(batch, tags)
+        super()._compute_metrics(description, metrics, *args, **kwargs)
         cleaned = without_nan(without_rewards(metrics) if all(out) else metrics)
         metrics.clear()
         metrics.update(cleaned | self._rollouts.take_metrics() | self._progress.take_metrics())
@@ -384,8 +384,8 @@ def _fresh_difference(batch: KVBatchMeta, trained_version: int) -> dict[str, flo
         return {}
     names = ["old_log_probs", "rollout_log_probs", "response_mask"]
     fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
-    ours, engine, masks = (fields[name].unbind() for name in names)
-    return probability_difference(ours, engine, masks)
+    local, engine, masks = (fields[name].unbind() for name in names)
+    return probability_difference(local, engine, masks)
 
 
 def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:

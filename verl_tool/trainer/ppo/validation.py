@@ -30,11 +30,11 @@ def summarise_valid(
     share = {INVALID: sum(invalid) / max(1, len(invalid))}
     if not any(invalid):
         return summary(np.array(data_sources), list(sample_uids), dict(reward_extra_infos_dict), sample_turns) | share  # type: ignore[arg-type]
-    kept = [i for i, out in enumerate(invalid) if not out]
-    if not kept:
+    stored = [i for i, out in enumerate(invalid) if not out]
+    if not stored:
         return share
-    columns = {name: [column[i] for i in kept] for name, column in reward_extra_infos_dict.items() if len(column)}
-    sources, uids = np.array([data_sources[i] for i in kept]), [sample_uids[i] for i in kept]
+    columns = {name: [column[i] for i in stored] for name, column in reward_extra_infos_dict.items() if len(column)}
+    sources, uids = np.array([data_sources[i] for i in stored]), [sample_uids[i] for i in stored]
     return summary(sources, uids, columns, sample_turns) | share
 
 

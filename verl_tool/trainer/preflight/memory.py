@@ -357,11 +357,11 @@ class Step:
         if engine is None:
             return found
         share = engine.utilization * self.card
-        least = engine.weight_bytes * engine.shape.parameters / max(engine.parts, engine.tensor_parallel)
-        if least > share:
+        minimum = engine.weight_bytes * engine.shape.parameters / max(engine.parts, engine.tensor_parallel)
+        if minimum > share:
             found.append(
                 f"rollout.gpu_memory_utilization={engine.utilization} of {self.card / GB:.0f} GB is "
-                f"{share / GB:.1f} GB, and the engine's weights ({least / GB:.1f} GB) do not fit; raise it "
+                f"{share / GB:.1f} GB, and the engine's weights ({minimum / GB:.1f} GB) do not fit; raise it "
                 "(GPU_MEMORY) or "
                 "rollout.tensor_model_parallel_size (TENSOR_PARALLEL)"
             )

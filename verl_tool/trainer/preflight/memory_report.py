@@ -287,10 +287,10 @@ def _tokens(
     of_rank = max(1, rows // ranks)
     everything = -(-of_rank * row // parallel)
     if part.use_dynamic_bsz if dynamic is None else dynamic:
-        most = limit
+        maximum = limit
     else:
-        most = (part.get(f"{micro}_per_gpu") or max(1, (part.get(micro) or 1) // ranks)) * row // parallel
-    return min(most, everything), everything > most
+        maximum = (part.get(f"{micro}_per_gpu") or max(1, (part.get(micro) or 1) // ranks)) * row // parallel
+    return min(maximum, everything), everything > maximum
 
 
 def _engine(config: DictConfig, shape: ModelShape) -> EngineMemory | None:

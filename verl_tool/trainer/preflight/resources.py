@@ -134,10 +134,10 @@ def joins_cluster(config: DictConfig) -> bool:
 def set_cpu_slots(config: DictConfig) -> None:
     """Let a Ray of our own have a place for all that verl reserves, on a machine with fewer cores too, unless the
     config says how many."""
-    given = config.ray_kwargs.ray_init
-    if not joins_cluster(config) and given.get("num_cpus") is None:
+    provided = config.ray_kwargs.ray_init
+    if not joins_cluster(config) and provided.get("num_cpus") is None:
         with open_dict(config):
-            given.num_cpus = max(cpu_slots(config).total, _cores(), MIN_CPU_SLOTS)
+            provided.num_cpus = max(cpu_slots(config).total, _cores(), MIN_CPU_SLOTS)
 
 
 def _cores() -> int:
@@ -146,12 +146,12 @@ def _cores() -> int:
 
 def check_cpu_slots(config: DictConfig) -> Iterator[str]:
     """The slots of a Ray of our own; those of a cluster are waited for when it is joined."""
-    given = config.ray_kwargs.ray_init.get("num_cpus")
+    provided = config.ray_kwargs.ray_init.get("num_cpus")
     needed = cpu_slots(config)
-    if given is not None and not joins_cluster(config) and given < needed.total:
+    if provided is not None and not joins_cluster(config) and provided < needed.total:
         fewer = f", or lower {STORAGE_UNITS}={needed.storage_units}" if needed.storage_units > 1 else ""
         yield (
-            f"ray_kwargs.ray_init.num_cpus={given}, and the training reserves {needed.describe()}; it would wait for "
+            f"ray_kwargs.ray_init.num_cpus={provided}, and the training reserves {needed.describe()}; it would wait for "
             f"ever. Raise it: slots are no cores, and may be more than there are{fewer}"
         )
 
@@ -186,11 +186,11 @@ def check_disk(config: DictConfig, shape: ModelShape | None) -> tuple[list[str],
     if config.actor_rollout_ref.model.get("lora_rank", 0):
         # Adam's moments are of the adapter alone.
         one = 2 * EXPORT_BYTES * shape.parameters
-    kept, free = (config.trainer.max_actor_ckpt_to_keep or 1) + 1, free_bytes(Path(config.trainer.default_local_dir))
-    if free < kept * one:
+    stored, free = (config.trainer.max_actor_ckpt_to_keep or 1) + 1, free_bytes(Path(config.trainer.default_local_dir))
+    if free < stored * one:
         warnings.append(
             f"trainer.default_local_dir={config.trainer.default_local_dir}: its disk has {free / GB:.0f} GB left, and "
-            f"{kept} checkpoints of about {one / GB:.0f} GB may lie there at a time (one is written before another is "
+            f"{stored} checkpoints of about {one / GB:.0f} GB may lie there at a time (one is written before another is "
             "removed); lower KEEP_CHECKPOINTS, set SAVE_FREQ=-1 (the last step alone), or RUN to a folder elsewhere"
         )
     return problems, warnings
@@ -226,13 +226,13 @@ def warn_of_shared_memory(config: DictConfig) -> Iterator[str]:
     if config.trainer.device != "cuda" or joins_cluster(config) or not _SHM.is_dir():
         return
     # Ray's default: 30% of the memory, at least 10 GB of it on whatever storage.
-    wanted = config.ray_kwargs.ray_init.get("object_store_memory") or min(
+    requested = config.ray_kwargs.ray_init.get("object_store_memory") or min(
         0.3 * psutil.virtual_memory().total, RAY_SLOW_STORAGE_BYTES
     )
     size = shutil.disk_usage(_SHM).free
-    if MIN_SHM_BYTES <= size < wanted:
+    if MIN_SHM_BYTES <= size < requested:
         yield (
-            f"/dev/shm has {size / GB:.1f} GB left, so that Ray's object store of {wanted / GB:.1f} GB lies on a disk, "
+            f"/dev/shm has {size / GB:.1f} GB left, so that Ray's object store of {requested / GB:.1f} GB lies on a disk, "
             "which is slow; in a container raise it with docker run --shm-size=64g"
         )
 

@@ -41,9 +41,9 @@ def check_reward_servers(config: DictConfig) -> None:
     if config.actor_rollout_ref.replay is not None:
         return
     kwargs = config.reward.get("reward_kwargs")
-    given = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
+    provided = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
     fusion = OmegaConf.select(config, "reward.sandbox_fusion.url")
-    named = [*_addresses("reward.reward_kwargs", given), *_addresses("reward.sandbox_fusion.url", fusion)]
+    named = [*_addresses("reward.reward_kwargs", provided), *_addresses("reward.sandbox_fusion.url", fusion)]
     problems = [
         f"{name}={url}: nobody answers there: {why}" for name, url in named if url and (why := _why_no_answer(url))
     ]

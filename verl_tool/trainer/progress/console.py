@@ -50,16 +50,16 @@ def _console_on(file: object) -> Console:
 @contextlib.contextmanager
 def _outputs_to(log: Path) -> Iterator[int]:
     """Both outputs at the end of a file; gives a descriptor of what stderr was."""
-    kept = [os.dup(number) for number in (1, 2)]
+    stored = [os.dup(number) for number in (1, 2)]
     try:
         _flush()
         with log.open("ab") as file:
             for number in (1, 2):
                 os.dup2(file.fileno(), number)
-        yield os.dup(kept[1])
+        yield os.dup(stored[1])
     finally:
         _flush()
-        for number, old in zip((1, 2), kept, strict=True):
+        for number, old in zip((1, 2), stored, strict=True):
             os.dup2(old, number)
             os.close(old)
 

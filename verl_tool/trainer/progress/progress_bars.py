@@ -65,8 +65,8 @@ class Lines:
 
 def _final_line(phase: PhaseState) -> str:
     where = f" of step {phase.step}" if phase.step else ""
-    told = f": {describe_results(phase)}" if phase.results else ""
-    return f"{phase.phase.value}{where} {phase.seconds:.1f} s{told}"
+    description = f": {describe_results(phase)}" if phase.results else ""
+    return f"{phase.phase.value}{where} {phase.seconds:.1f} s{description}"
 
 
 class Bars:

@@ -35,8 +35,8 @@ def _metric(*names: str) -> Callable[[Mapping[str, float]], float | None]:
     """The sum of those that are told."""
 
     def read(metrics: Mapping[str, float]) -> float | None:
-        told = [float(metrics[name]) for name in names if name in metrics]
-        return sum(told) if told else None
+        description = [float(metrics[name]) for name in names if name in metrics]
+        return sum(description) if description else None
 
     return read
 

@@ -20,8 +20,8 @@ def is_disk_full(error: BaseException) -> bool:
     chain = list(_chain(error))
     if any(isinstance(each, OSError) and each.errno in _FULL for each in chain):
         return True
-    ours = any(isinstance(each, VerlToolError) for each in chain)
-    return not ours and any(word in str(each) for each in chain for word in _WORDS)
+    local = any(isinstance(each, VerlToolError) for each in chain)
+    return not local and any(word in str(each) for each in chain for word in _WORDS)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

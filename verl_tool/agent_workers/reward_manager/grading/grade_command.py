@@ -56,13 +56,13 @@ def _segments(answer: Any, where: str) -> tuple[tuple[str, str], ...]:
     if isinstance(answer, str):
         return (("model", answer),)
     parts = list(answer) if isinstance(answer, Iterable) else []
-    given = [tuple(part) if isinstance(part, Iterable) else () for part in parts]
-    if not given or any(len(s) != 2 or s[0] not in _AUTHORS or not isinstance(s[1], str) for s in given):
+    provided = [tuple(part) if isinstance(part, Iterable) else () for part in parts]
+    if not provided or any(len(s) != 2 or s[0] not in _AUTHORS or not isinstance(s[1], str) for s in provided):
         raise UnusableError(
             f"{where}: answer is {answer!r:.80}; it must be a text, or a list of [author, text] with an author of "
             f"{', '.join(_AUTHORS)}"
         )
-    return tuple((str(author), text) for author, text in given)
+    return tuple((str(author), text) for author, text in provided)
 
 
 def table_of(cases: Sequence[GradingCase], graded: Sequence[GradedCase]) -> Table:
@@ -91,9 +91,9 @@ def _number(value: float) -> str:
 
 
 def _as_json(case: GradingCase, graded: GradedCase) -> str:
-    told: Mapping[str, Any] = {"row": int(case.answer.name), "score": None if graded.failure else graded.score}
+    description: Mapping[str, Any] = {"row": int(case.answer.name), "score": None if graded.failure else graded.score}
     extra = {name: None if math.isnan(value) else value for name, value in graded.extra.items()}
-    return json.dumps({**told, "failure": graded.failure or None, **extra}, ensure_ascii=False)
+    return json.dumps({**description, "failure": graded.failure or None, **extra}, ensure_ascii=False)
 
 
 def main(

@@ -64,9 +64,9 @@ class VerdictCache:
         if self._folder is None:
             return None
         with contextlib.suppress(OSError, ValueError):
-            told = json.loads(self._file(key).read_text("utf-8"))
-            if isinstance(told, dict) and isinstance(told.get("correct"), bool):
-                return bool(told["correct"])
+            description = json.loads(self._file(key).read_text("utf-8"))
+            if isinstance(description, dict) and isinstance(description.get("correct"), bool):
+                return bool(description["correct"])
         return None
 
     def put(self, key: str, correct: bool) -> None:
@@ -129,19 +129,19 @@ class JudgeModel:
             self._session = None
 
     def _key(self, question: Question) -> str:
-        told = [VERSION, self._model, question.text, question.references, question.candidate]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        description = [VERSION, self._model, question.text, question.references, question.candidate]
+        return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
     async def _verdict(self, question: Question) -> bool | None:
         """None if it cannot be read. Raises GraderFault."""
         failures = ["no answer"]
         try:
-            return await asyncio.wait_for(self._asked(question, failures), self._seconds)
+            return await asyncio.wait_for(self._request(question, failures), self._seconds)
         except asyncio.TimeoutError:
             words = f"no verdict from the judge at {self._url} within {self._seconds:g} s: {failures[-1]}"
             raise GraderFault(words) from None
 
-    async def _asked(self, question: Question, failures: list[str]) -> bool | None:
+    async def _request(self, question: Question, failures: list[str]) -> bool | None:
         """As `_verdict`, without an end; why it was asked again is added to `failures`."""
         body = {
             "model": self._model,
@@ -151,14 +151,14 @@ class JudgeModel:
         }
         pause = _FIRST_PAUSE
         while True:
-            status, told = await self._posted(body)
+            status, description = await self._posted(body)
             if status == 200:
-                return verdict_in(_content(told))
+                return verdict_in(_content(description))
             if status in _ENDPOINTS_OWN:
-                raise GraderFault(f"the judge at {self._url} answers HTTP {status}: {str(told)[:200]}")
+                raise GraderFault(f"the judge at {self._url} answers HTTP {status}: {str(description)[:200]}")
             if status not in _AGAIN and status < 500:
                 return None  # a filter, say, that stops at this answer
-            failures.append(f"HTTP {status}, {str(told)[:200]}")
+            failures.append(f"HTTP {status}, {str(description)[:200]}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, 10.0)
 
@@ -193,14 +193,14 @@ def messages(question: Question) -> list[dict[str, str]]:
 
 def one_line(text: str) -> str:
     """Without line ends and characters that show nothing, and without control tokens of chat templates."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(shown.replace("<|", "< |").replace("<｜", "< ｜").split())
+    visible = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(visible.replace("<|", "< |").replace("<｜", "< ｜").split())
 
 
 def verdict_in(reply: str) -> bool | None:
     """The verdict that a reply is as a whole, thoughts left out; None if it is none."""
-    said = reply.rpartition("</think>")[2].strip().strip("*.\"'` \n").lower()
-    return _VERDICTS.get(said.removeprefix("verdict:").strip())
+    reported = reply.rpartition("</think>")[2].strip().strip("*.\"'` \n").lower()
+    return _VERDICTS.get(reported.removeprefix("verdict:").strip())
 
 
 def _control(question: Question) -> Question:

@@ -77,12 +77,12 @@ def graded_in_child(
     context.set_forkserver_preload([_GRADING])
     done = 0
     while done < len(cases):
-        ours, theirs = context.Pipe(duplex=False)
+        local, theirs = context.Pipe(duplex=False)
         child = context.Process(target=_grade_all, args=(name, options, cases[done:], seconds, theirs), name="grader")
         child.start()
         theirs.close()
         try:
-            for graded in _received(ours, seconds):
+            for graded in _received(local, seconds):
                 done += 1
                 yield graded
                 if done == len(cases) or graded.failure.startswith(("hangs", "ends")):
@@ -90,7 +90,7 @@ def graded_in_child(
         finally:
             child.kill()
             child.join()
-            ours.close()
+            local.close()
 
 
 def _received(pipe: Connection, seconds: float) -> Iterator[GradedCase]:

@@ -49,15 +49,15 @@ class MathGrader:
     async def _compared(self, process: asyncio.subprocess.Process, gold: str, answer: str) -> tuple[bool, bool]:
         """Whether they are equal, and whether the process may be used again. Raises GraderFault."""
         try:
-            await asyncio.wait_for(_asked(process, gold, answer), self._seconds)
+            await asyncio.wait_for(_request(process, gold, answer), self._seconds)
         except (asyncio.TimeoutError, OSError, ValueError) as error:
             raise GraderFault(f"the gold answer {gold[:80]!r} cannot be read: {error!r}") from error
         try:
-            told = await asyncio.wait_for(_line(process), self._seconds)
+            description = await asyncio.wait_for(_line(process), self._seconds)
         except (asyncio.TimeoutError, OSError, ValueError):
             log.info("comparing %r ended or took more than %g s: wrong", answer[:80], self._seconds)
             return False, False
-        return bool(told["equal"]), not told["worn"]
+        return bool(description["equal"]), not description["worn"]
 
     async def close(self) -> None:
         """End the child processes. They end with this process in any case."""
@@ -70,7 +70,7 @@ class MathGrader:
             sys.executable, "-I", str(_PROGRAM), stdin=pipe, stdout=pipe, stderr=null
         )
         try:
-            await asyncio.wait_for(_asked(process, "1", "1"), _START_SECONDS)
+            await asyncio.wait_for(_request(process, "1", "1"), _START_SECONDS)
             await asyncio.wait_for(_line(process), _START_SECONDS)
         except (asyncio.TimeoutError, OSError, ValueError) as error:
             await _killed(process)
@@ -84,7 +84,7 @@ class MathGrader:
         return process
 
 
-async def _asked(process: asyncio.subprocess.Process, gold: str, answer: str) -> None:
+async def _request(process: asyncio.subprocess.Process, gold: str, answer: str) -> None:
     """Ask, and wait until the gold answer is read."""
     if process.stdin is None:
         raise ValueError("the process has no pipes")

@@ -96,23 +96,23 @@ def compare(gold: str, answer: str, gold_is_read: Callable[[], None] = lambda: N
 def _equal(gold: str, answer: str) -> bool:
     if answer and (tokens(gold) == tokens(answer) or (_NAMES.search(gold) and words(gold) == words(answer))):
         return True
-    wanted, given = form(gold), form(answer)
-    if wanted.kind != given.kind and without_name(answer) != answer:
+    requested, provided = form(gold), form(answer)
+    if requested.kind != provided.kind and without_name(answer) != answer:
         return _equal(gold, without_name(answer))
-    if _is_bracketed_list(given) and wanted.kind in ("list", "set"):
-        return _equal_items(wanted, given)
-    if _is_bracketed_list(wanted) and given.kind in ("list", "set"):
-        return _equal_items(wanted, given)
-    if given.kind == "list" and wanted.kind == "tuple":  # brackets that are left out
-        return wanted.brackets == "()" and _equal_items(wanted, given, ordered=True)
-    if "list" in (wanted.kind, given.kind):
+    if _is_bracketed_list(provided) and requested.kind in ("list", "set"):
+        return _equal_items(requested, provided)
+    if _is_bracketed_list(requested) and provided.kind in ("list", "set"):
+        return _equal_items(requested, provided)
+    if provided.kind == "list" and requested.kind == "tuple":  # brackets that are left out
+        return requested.brackets == "()" and _equal_items(requested, provided, ordered=True)
+    if "list" in (requested.kind, provided.kind):
         several = ("list", "set")
-        return wanted.kind in several and given.kind in several and _equal_items(wanted, given)
-    if wanted.kind == given.kind == "tuple":
-        return wanted.brackets == given.brackets and _equal_items(wanted, given, ordered=True)
-    if wanted.kind == given.kind != "value":
-        return _equal_items(wanted, given)
-    if {wanted.kind, given.kind} == {"tuple", "set"}:
+        return requested.kind in several and provided.kind in several and _equal_items(requested, provided)
+    if requested.kind == provided.kind == "tuple":
+        return requested.brackets == provided.brackets and _equal_items(requested, provided, ordered=True)
+    if requested.kind == provided.kind != "value":
+        return _equal_items(requested, provided)
+    if {requested.kind, provided.kind} == {"tuple", "set"}:
         return False
     return _equal_values(gold, answer)
 
@@ -145,8 +145,8 @@ def _equal_item(gold: str, answer: str) -> bool:
 def _equal_values(gold: str, answer: str) -> bool:
     word = _WORD.fullmatch(gold.strip())
     if word:  # math-verify reads a word as a product of letters: "on" is "no"
-        given = _WORD.fullmatch(answer.strip())
-        return given is not None and given[1].casefold().split() == word[1].casefold().split()
+        provided = _WORD.fullmatch(answer.strip())
+        return provided is not None and provided[1].casefold().split() == word[1].casefold().split()
     names = [re.sub(r"\\text(?![a-z])|[\s{}]", "", text) for text in (gold, answer)]
     if _POINTS.fullmatch(names[0]) and (names[0] != gold or "'" in gold) and _POINTS.fullmatch(names[1]):
         return names[0] == names[1]
@@ -165,20 +165,20 @@ def _equal_values(gold: str, answer: str) -> bool:
     gold, answer = compact(gold), compact(answer)
     if gold == answer and gold:
         return True
-    wanted = _parsed(_PERCENT.sub("", gold))
-    if not wanted or not _may_stand_for(gold, answer):
+    requested = _parsed(_PERCENT.sub("", gold))
+    if not requested or not _may_stand_for(gold, answer):
         return False
     sides = [_parsed(_PERCENT.sub("", side)) for side in _sides(gold, answer)]
     # math-verify's own time limits are signals, which would only end what Python sees; the caller kills instead.
-    return all(verify(wanted, side, timeout_seconds=None) and _has_small_numbers(wanted, side) for side in sides)
+    return all(verify(requested, side, timeout_seconds=None) and _has_small_numbers(requested, side) for side in sides)
 
 
 def _has_small_numbers(gold: list[Any], answer: list[Any]) -> bool:
     """Whether each number of the gold answer below a thousandth has one in the answer of nearly its size: to
     math-verify, which rounds to six decimals, all are 0.0, and those below 10^-15 the same."""
-    given = [part for part in _parts(answer[0]) if _is_number(part)]
+    provided = [part for part in _parts(answer[0]) if _is_number(part)]
     small = [part for part in _parts(gold[0]) if _is_number(part) and 0 < abs(part.evalf(3)) < SMALL]
-    return all(any(abs((other / part).evalf() - 1) < NEAR for other in given) for part in small)
+    return all(any(abs((other / part).evalf() - 1) < NEAR for other in provided) for part in small)
 
 
 def _parts(value: Any) -> list[Any]:

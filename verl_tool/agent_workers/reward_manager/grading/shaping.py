@@ -198,8 +198,8 @@ class RepeatTerm(Term):
 
     def value(self, sample: Sample) -> float:
         """0 to 1."""
-        told = [exchange(call) for call in sample.trajectory.calls]
-        return 1 - len(set(told)) / len(told) if told else 0.0
+        description = [exchange(call) for call in sample.trajectory.calls]
+        return 1 - len(set(description)) / len(description) if description else 0.0
 
 
 class Shaping(BaseModel):

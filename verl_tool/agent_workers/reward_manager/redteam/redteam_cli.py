@@ -243,13 +243,13 @@ def main(
     except UnusableError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(2) from error
-    told = Console(soft_wrap=True, highlight=False)
+    description = Console(soft_wrap=True, highlight=False)
     if others := [repr(name) for name in report.forms if name not in FORMS]:
-        told.print(f"forms of the answer: {', '.join(others)}", markup=False)
+        description.print(f"forms of the answer: {', '.join(others)}", markup=False)
     if report.hangs == MAX_HANGS:
-        told.print(f"stopped: it hangs on {MAX_HANGS} attacks")
+        description.print(f"stopped: it hangs on {MAX_HANGS} attacks")
     if report.credit[0]:
-        told.print(f"partial credit: up to {report.credit[0]:.2g} of a right answer's ({report.credit[1]})")
+        description.print(f"partial credit: up to {report.credit[0]:.2g} of a right answer's ({report.credit[1]})")
     if report.found:
         console.print(table_of_all(report.found) if every else table_of(report.found), markup=False)
     unpaid = sorted(report.golds - report.accepted)
@@ -257,7 +257,7 @@ def main(
     not_accepted = bool(unpaid) and report.hangs < MAX_HANGS and (data is not None or not report.accepted)
     if not_accepted:
         tried = ", ".join(repr(each) for each in report.forms.values())
-        told.print(
+        description.print(
             f"the gold answer of {len(unpaid)} of {len(report.golds)} rows, such as {unpaid[0][:80]!r}, is accepted "
             f"in no form that was tried ({tried}), so that nothing is known about these rows: say how an answer is "
             "written, --form 'Answer: {}', or correct the manager or the rows",

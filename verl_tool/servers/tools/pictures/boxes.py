@@ -45,11 +45,11 @@ def box_in_pixels(
     """
     left, top, right, bottom = in_pixels(values, shown, full, coordinates)
     if not all(map(math.isfinite, values)):
-        raise _refused("holds a value that is no number", values, shown, coordinates, least)
+        raise _rejection("holds a value that is no number", values, shown, coordinates, least)
     if left >= right or top >= bottom:
-        raise _refused("is empty, or its corners are in the wrong order", values, shown, coordinates, least)
+        raise _rejection("is empty, or its corners are in the wrong order", values, shown, coordinates, least)
     if right <= 0 or bottom <= 0 or left >= full[0] or top >= full[1]:
-        raise _refused("lies outside of the image", values, shown, coordinates, least)
+        raise _rejection("lies outside of the image", values, shown, coordinates, least)
     box = (
         math.floor(max(left, 0) + _ROUNDING),
         math.floor(max(top, 0) + _ROUNDING),
@@ -58,20 +58,20 @@ def box_in_pixels(
     )
     width, height = box[2] - box[0], box[3] - box[1]
     if width < min(least, full[0]) or height < min(least, full[1]):
-        raise _refused(f"has only {width} x {height} pixels of the original", values, shown, coordinates, least)
+        raise _rejection(f"has only {width} x {height} pixels of the original", values, shown, coordinates, least)
     if max(width, height) > MAX_LONGER * min(width, height):
         problem = f"is too thin: one side is more than {MAX_LONGER} times as long as the other"
-        raise _refused(problem, values, shown, coordinates, least)
+        raise _rejection(problem, values, shown, coordinates, least)
     return box
 
 
-def _refused(problem: str, values: Sequence[float], shown: Size, coordinates: Coordinates, least: int) -> CallError:
+def _rejection(problem: str, values: Sequence[float], shown: Size, coordinates: Coordinates, least: int) -> CallError:
     limits = {"fractions": (1, 1), "thousandths": (1000, 1000)}.get(coordinates, shown)
     unit = {"fractions": "fractions of its sides", "thousandths": "thousandths of its sides"}.get(coordinates, "pixels")
     otherwise = ", or all four as fractions from 0 to 1" if coordinates == "auto" else ""
-    told = ", ".join(f"{value:.6g}" for value in values)
+    description = ", ".join(f"{value:.6g}" for value in values)
     return CallError(
-        f"the box [{told}] {problem}. The image is {shown[0]} x {shown[1]} pixels; write [x1, y1, x2, y2] in {unit} "
+        f"the box [{description}] {problem}. The image is {shown[0]} x {shown[1]} pixels; write [x1, y1, x2, y2] in {unit} "
         f"with 0 <= x1 < x2 <= {limits[0]} and 0 <= y1 < y2 <= {limits[1]}{otherwise}, and at least {least} "
         "pixels of the original a side"
     )

@@ -127,12 +127,12 @@ class FunctionTool(Tool):
         if len(call.input) > _LONG_CHARACTERS:
             await asyncio.sleep(0)
         try:
-            given = read_arguments(self.signature, call)
+            provided = read_arguments(self.signature, call)
         except InvalidCall:
             await asyncio.sleep(0)
             raise
         injected = {self.signature.context: context, self.signature.options: self.options}
-        return {**given, **{name: value for name, value in injected.items() if name is not None}}
+        return {**provided, **{name: value for name, value in injected.items() if name is not None}}
 
     async def called(
         self, function: Callable[[], object], on_thread: Callable[[asyncio.Future[Any]], object] | None = None

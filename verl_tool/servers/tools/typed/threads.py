@@ -50,7 +50,7 @@ class Threads:
         self.check()
         await self._places.acquire()
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[_Outcome] = loop.create_future()
+        finished: asyncio.Future[_Outcome] = loop.create_future()
         context = contextvars.copy_context()
         calls = self._thread()
 
@@ -59,11 +59,11 @@ class Threads:
             self._idle.append(calls)
             # The loop may be closed by now: nobody waits any more.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(ended.set_result, outcome)
+                loop.call_soon_threadsafe(finished.set_result, outcome)
 
-        ended.add_done_callback(lambda _: self._places.release())
+        finished.add_done_callback(lambda _: self._places.release())
         calls.put(work)
-        return ended
+        return finished
 
     def _thread(self) -> _Calls:
         """One that is idle, or a new one. Raises ToolFault, and gives the place back."""

@@ -205,14 +205,14 @@ def _method_tool(owner: type[TrajectoryTools], function: Function, mark: Mark) -
 
 
 def _reject_uncallable(owner: type[TrajectoryTools]) -> None:
-    wanted = {"__init__": ((), "self"), "setup": ((None,), "self, trajectory"), "fork": ((), "self")}
-    wanted |= {"teardown": ((), "self")}
-    for name, (arguments, told) in wanted.items():
+    requested = {"__init__": ((), "self"), "setup": ((None,), "self, trajectory"), "fork": ((), "self")}
+    requested |= {"teardown": ((), "self")}
+    for name, (arguments, description) in requested.items():
         try:
             inspect.signature(getattr(owner, name)).bind(None, *arguments)
         except TypeError as error:
             raise ConfigError(
-                f"{owner.__name__}.{name} cannot be called: {error}; write it as {name}({told})"
+                f"{owner.__name__}.{name} cannot be called: {error}; write it as {name}({description})"
             ) from error
 
 

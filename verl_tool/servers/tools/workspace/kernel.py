@@ -140,13 +140,13 @@ class KernelShell:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         while True:
-            ended = process.poll() is not None
+            finished = process.poll() is not None
             if poll.poll(_QUIET_SECONDS * 1000):
                 data = os.read(fd, _READ)
                 if not data:
                     break
                 write(data)
-            elif ended:
+            elif finished:
                 break
         process.stdout.close()
         self.user_ns["_exit_code"] = process.wait()
@@ -173,14 +173,14 @@ class KernelShell:
 
         options = re.match(r"\s*((?:-[nr]\s*\d+\s+|-[qocpt]\s+)*)", rest)
         assert options is not None
-        wanted = dict(re.findall(r"-([nr])\s*(\d+)", options[1]))
+        requested = dict(re.findall(r"-([nr])\s*(\d+)", options[1]))
         timer = timeit.Timer(rest[options.end() :].strip() or "pass", globals=self.user_ns)
-        loops = int(wanted.get("n", 0))
+        loops = int(requested.get("n", 0))
         if not loops:
             loops, took = timer.autorange()
-            rounds = int(wanted.get("r", 7 if took < 0.5 else 3))
+            rounds = int(requested.get("r", 7 if took < 0.5 else 3))
         else:
-            rounds = int(wanted.get("r", 7))
+            rounds = int(requested.get("r", 7))
         times = [seconds / loops for seconds in timer.repeat(rounds, loops)]
         mean = sum(times) / len(times)
         spread = (sum((each - mean) ** 2 for each in times) / len(times)) ** 0.5
@@ -252,11 +252,11 @@ class KernelShell:
         import shlex
 
         path, *arguments = shlex.split(rest)
-        given, sys.argv = sys.argv, [path, *arguments]
+        provided, sys.argv = sys.argv, [path, *arguments]
         try:
             found = runpy.run_path(path, run_name="__main__")
         finally:
-            sys.argv = given
+            sys.argv = provided
         self.user_ns.update({name: value for name, value in found.items() if not name.startswith("__")})
 
     def _line_matplotlib(self, rest):
@@ -333,7 +333,7 @@ def _stand_in(shell):
 
 
 def _duration(seconds):
-    for unit, least in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= least:
-            return f"{seconds / least:.3g} {unit}"
+    for unit, minimum in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= minimum:
+            return f"{seconds / minimum:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"

@@ -36,13 +36,13 @@ def _overwritten(line: str) -> str:
 
 
 def _without_backspaces(text: str) -> str:
-    kept: list[str] = []
+    stored: list[str] = []
     for character in text:
         if character != "\b":
-            kept.append(character)
-        elif kept and kept[-1] != "\n":
-            kept.pop()
-    return "".join(kept)
+            stored.append(character)
+        elif stored and stored[-1] != "\n":
+            stored.pop()
+    return "".join(stored)
 
 
 class HeadAndTail:
@@ -59,10 +59,10 @@ class HeadAndTail:
     def write(self, data: bytes) -> None:
         """Take in some more."""
         self.total += len(data)
-        room = self._half - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
+        remaining = self._half - len(self._head)
+        if remaining > 0:
+            self._head += data[:remaining]
+            data = data[remaining:]
         self._tail += data
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half]

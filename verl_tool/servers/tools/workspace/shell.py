@@ -94,9 +94,9 @@ class Shell:
             self.terminal.close_theirs()
         if isinstance(self._process, ContainerProgram):
             self.terminal.relayed = self._process
-            begun = time.monotonic()
-            while not self.terminal.written and time.monotonic() < begun + _START_SECONDS:
-                await self._news_by(begun + _START_SECONDS)
+            started = time.monotonic()
+            while not self.terminal.written and time.monotonic() < started + _START_SECONDS:
+                await self._news_by(started + _START_SECONDS)
         await self.terminal.type(f"exec {_MARKERS_FD}>&2\n".encode(), time.monotonic() + _START_SECONDS)
         enter = b"\\builtin cd -- %b 2>/dev/null || \\builtin cd 2>/dev/null; :" % _quoted(folder)
         if not await self.run(enter, _START_SECONDS):
@@ -139,7 +139,7 @@ class Shell:
         return _line(command, self._begin_word, self._word, exit_code)
 
     async def type(self, keys: bytes, seconds: float) -> None:
-        """Type keys, and wait until the program in the foreground has answered, or time is up. Raises TerminalClosedError."""
+        """Type keys; wait until the foreground program has answered, or time is up. Raises TerminalClosedError."""
         self._typed = True
         deadline = time.monotonic() + seconds
         await self.terminal.type(keys, deadline)
@@ -221,8 +221,8 @@ class Shell:
                 self.begun = True
             elif marker[1] == self._word and marker[2] and not self.idle:
                 self.idle, self.exit_code, self.folder = True, int(marker[2]), marker[3]
-        begun = _STARTED_MARKER.search(data, at)
-        end = begun.start() if begun is not None else len(data)
+        started = _STARTED_MARKER.search(data, at)
+        end = started.start() if started is not None else len(data)
         self._show(data[at:end])
         self._begun = data[end:]
 

@@ -190,5 +190,5 @@ class Terminal:
             shell.close()
 
     def _text(self) -> str:
-        shown, self._shown = self._shown, HeadAndTail(_BETWEEN_CALLS_BYTES)
-        return _OWN_TRACE.sub("", AROUND_MARKER.sub("", shown.text()))
+        visible, self._shown = self._shown, HeadAndTail(_BETWEEN_CALLS_BYTES)
+        return _OWN_TRACE.sub("", AROUND_MARKER.sub("", visible.text()))

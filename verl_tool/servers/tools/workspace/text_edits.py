@@ -101,13 +101,13 @@ def numbered(lines: Sequence[str], first: int, last: int | None, limit: int) -> 
 
 def _collect(lines: Sequence[str], numbers: range, characters: int) -> list[str]:
     """The first of these lines, as many as have so many characters together."""
-    kept = []
+    stored = []
     for number in numbers:
-        kept.append(_label(lines, number))
-        characters -= len(kept[-1]) + 1
+        stored.append(_label(lines, number))
+        characters -= len(stored[-1]) + 1
         if characters < 0:
             break
-    return kept
+    return stored
 
 
 def _label(lines: Sequence[str], number: int) -> str:
@@ -150,22 +150,22 @@ def insert_after(file: Text, line: int, text: str) -> Edited:
         raise EditError(f"insert_line is {line}, and the file has {len(lines)} lines: give a number from 0 to that")
     text = (text.replace("\r\n", "\n") if file.crlf else text).removesuffix("\n")
     added = text.split("\n")
-    ended = "\n" if file.text.endswith("\n") or not file.text else ""
-    whole = "\n".join([*lines[:line], *added, *lines[line:]]) + ended
+    finished = "\n" if file.text.endswith("\n") or not file.text else ""
+    whole = "\n".join([*lines[:line], *added, *lines[line:]]) + finished
     return Edited(file.with_text(whole), line + 1, line + len(added))
 
 
 def _lines_of(text: str, old: str) -> str:
     """The first lines in which `old` begins, in words."""
     found: list[int] = []
-    at, line, counted = text.find(old), 1, 0
+    at, line, valid = text.find(old), 1, 0
     while at >= 0 and len(found) <= MAX_LISTED_LINES:
-        line, counted = line + text.count("\n", counted, at), at
+        line, valid = line + text.count("\n", valid, at), at
         found.append(line)
         following = text.find("\n", at)
         at = -1 if following < 0 else text.find(old, following + 1 if old[0] != "\n" else max(following, at + 1))
-    shown = ", ".join(map(str, found[:MAX_LISTED_LINES]))
-    return f"[{shown}, …]" if len(found) > MAX_LISTED_LINES else f"[{shown}]"
+    visible = ", ".join(map(str, found[:MAX_LISTED_LINES]))
+    return f"[{visible}, …]" if len(found) > MAX_LISTED_LINES else f"[{visible}]"
 
 
 # What the tool asks for: bytes of files in, bytes and words for the model out.

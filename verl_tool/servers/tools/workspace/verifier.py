@@ -97,8 +97,8 @@ async def verify(session: Session, verification: Verification) -> Verdict:
     """
     began = time.monotonic()
     await session.end_programs()
-    reward, told, numbers = await _verify(session, verification)
-    return Verdict(reward, told, numbers, seconds=time.monotonic() - began)
+    reward, description, numbers = await _verify(session, verification)
+    return Verdict(reward, description, numbers, seconds=time.monotonic() - began)
 
 
 async def _verify(session: Session, verification: Verification) -> tuple[float, str, dict[str, float]]:

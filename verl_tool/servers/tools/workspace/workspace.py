@@ -1,7 +1,7 @@
 """A trajectory's workspace: one session in the sandbox for all the tools that are served together.
 
-What one tool writes into a file another reads. Each tool keeps what it needs beside the session as a `WorkspacePart`, made when
-the tool is first called.
+What one tool writes into a file another reads. Each tool keeps what it needs beside the session as a
+`WorkspacePart`, made when the tool is first called.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class WorkspaceOptions(ToolOptions):
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> WorkspaceOptions:
         other = _OF_CONTAINERS if self.backend == "sandbox" else _OF_THE_SANDBOX
-        given = [name for name in other if getattr(self, name) != WorkspaceOptions.model_fields[name].default]
-        if given:
-            raise ValueError(f"{given[0]} has no effect with backend={self.backend!r}; leave it out")
+        provided = [name for name in other if getattr(self, name) != WorkspaceOptions.model_fields[name].default]
+        if provided:
+            raise ValueError(f"{provided[0]} has no effect with backend={self.backend!r}; leave it out")
         if self.backend != "sandbox" and not self.image:
             raise ValueError(f"backend={self.backend!r} needs image, the name of one that is there or can be pulled")
         return self

@@ -34,12 +34,12 @@ _TRAINED = "train"
 
 def takes_turns(adv_estimator: str) -> bool:
     """Whether the estimator wants to know of turns."""
-    return bool(_wanted(adv_estimator))
+    return bool(_required(adv_estimator))
 
 
 def takes_turn_rewards(adv_estimator: str) -> bool:
     """Whether the estimator needs a reward manager that rewards turns."""
-    return TURN_REWARDS in _wanted(adv_estimator)
+    return TURN_REWARDS in _required(adv_estimator)
 
 
 def by_turns(data: DataProto, adv_estimator: str, config: Any) -> DataProto:
@@ -48,22 +48,22 @@ def by_turns(data: DataProto, adv_estimator: str, config: Any) -> DataProto:
     Raises ConfigError if the reward manager tells no turn rewards and the estimator needs them, and ValueError for
     turn rewards that are none.
     """
-    wanted = _wanted(adv_estimator)
-    told: dict[str, Any] = {}
-    if TURN_IDS in wanted:
-        told[TURN_IDS] = data.batch[TURN_IDS]
-    if TURN_REWARDS in wanted:
+    requested = _required(adv_estimator)
+    description: dict[str, Any] = {}
+    if TURN_IDS in requested:
+        description[TURN_IDS] = data.batch[TURN_IDS]
+    if TURN_REWARDS in requested:
         column = data.non_tensor_batch.get(TURN_REWARDS)
         if column is None:
             raise ConfigError(missing_turn_rewards_message(adv_estimator))
-        told[TURN_REWARDS] = turn_rewards(column, data.batch[TURN_IDS].amax(dim=1).tolist())
+        description[TURN_REWARDS] = turn_rewards(column, data.batch[TURN_IDS].amax(dim=1).tolist())
     if "uid" in data.non_tensor_batch:
-        told["index"] = data.non_tensor_batch["uid"]
+        description["index"] = data.non_tensor_batch["uid"]
     data.batch["advantages"], data.batch["returns"] = get_adv_estimator_fn(adv_estimator)(
         token_level_rewards=data.batch["token_level_rewards"],
         response_mask=data.batch["response_mask"],
         config=config,
-        **told,
+        **description,
     )
     return data
 
@@ -83,12 +83,12 @@ def turn_rewards(texts: Iterable[str], turns: Sequence[int]) -> torch.Tensor:
     turns: how many turns each row has. Raises ValueError for a list that is none or is longer, with the row's number.
     """
     table = torch.zeros(len(turns), max(turns, default=0), dtype=torch.float64)
-    for row, (text, most) in enumerate(zip(texts, turns, strict=True)):
+    for row, (text, maximum) in enumerate(zip(texts, turns, strict=True)):
         rewards = json.loads(text)
         if not isinstance(rewards, list) or not all(_is_reward(each) for each in rewards):
             raise ValueError(f"the turn rewards of row {row} are {text!r}; give a list of finite numbers")
-        if len(rewards) > most:
-            raise ValueError(f"row {row} has rewards for {len(rewards)} turns, and the model wrote {most} in it")
+        if len(rewards) > maximum:
+            raise ValueError(f"row {row} has rewards for {len(rewards)} turns, and the model wrote {maximum} in it")
         table[row, : len(rewards)] = torch.tensor(rewards, dtype=torch.float64)
     return table
 
@@ -117,7 +117,7 @@ def _fetch(data: DataProto, keys: list[str]) -> None:
         data.non_tensor_batch[TURN_REWARDS] = np.array([info[TURN_REWARDS] for info in infos], dtype=object)
 
 
-def _wanted(adv_estimator: str) -> set[str]:
+def _required(adv_estimator: str) -> set[str]:
     return {TURN_IDS, TURN_REWARDS} & set(inspect.signature(get_adv_estimator_fn(adv_estimator)).parameters)
 
 

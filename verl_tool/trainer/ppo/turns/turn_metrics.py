@@ -24,10 +24,10 @@ def turn_reward_metrics(outcomes: Sequence[GradedTrajectory], prefix: str = "age
     """
     rows = []
     for outcome in outcomes:
-        told = outcome.reward_extra_info.get(TURN_REWARDS)
-        if told is not None and outcome.trajectory.reward is not None:
-            given = json.loads(told)
-            rows.append(given + [0.0] * (outcome.trajectory.num_turns - len(given)))
+        description = outcome.reward_extra_info.get(TURN_REWARDS)
+        if description is not None and outcome.trajectory.reward is not None:
+            provided = json.loads(description)
+            rows.append(provided + [0.0] * (outcome.trajectory.num_turns - len(provided)))
     if not rows:
         return {}
     metrics = {f"{prefix}/turn_reward/sum": sum(map(sum, rows)) / len(rows)}

@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from toy_tools import Ledger, Puppet, until
 
 from verl_tool.http.host_check import HostCheck
-from verl_tool.servers.mcp.endpoint import DONE_META, PATH, REWARD_META, STEP_META, TRAJECTORY_META, McpEndpoint
+from verl_tool.servers.replica.mcp_endpoint import DONE_META, PATH, REWARD_META, STEP_META, TRAJECTORY_META, McpEndpoint
 from verl_tool.servers.tools import load_tools
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

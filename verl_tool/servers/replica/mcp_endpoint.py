@@ -180,8 +180,8 @@ async def _call_tool(context: Any, params: CallToolRequestParams) -> CallToolRes
         [result] = await exchange.app.answer([step])
     except HttpError as error:
         exchange.refusal = error
-        raise _refused(error.message) from None
-    return _told(params.name, result)
+        raise _rejection(error.message) from None
+    return _describe(params.name, result)
 
 
 def _exchange_of(context: Any) -> _Exchange:
@@ -194,33 +194,37 @@ def _step_request(exchange: _Exchange, meta: Mapping[str, Any], name: str, argum
     tool = exchange.app.toolset.tool(name)
     if tool is None:
         known = ", ".join(tool.name for tool in exchange.app.toolset.tools)
-        raise _refused(f"tool {excerpt(name)} is unknown; known: {known}")
+        raise _rejection(f"tool {excerpt(name)} is unknown; known: {known}")
     action = encode_json({"name": name, "arguments": arguments}).decode()
     if len(action) > MAX_ACTION_CHARACTERS:
-        raise _refused(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are taken")
+        raise _rejection(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are taken")
     trajectory = _one_of(exchange.headers, TRAJECTORY_HEADER, meta, TRAJECTORY_META)
     step = _step_number(_one_of(exchange.headers, STEP_HEADER, meta, STEP_META))
     if trajectory is None:
         if tool.stateful or step is not None:
             why = "keeps state" if tool.stateful else "was sent with a step"
-            raise _refused(f"tool {name} {why}: name the trajectory by {TRAJECTORY_HEADER} or _meta {TRAJECTORY_META}")
+            raise _rejection(
+                f"tool {name} {why}: name the trajectory by {TRAJECTORY_HEADER} or _meta {TRAJECTORY_META}"
+            )
         trajectory = f"mcp-{secrets.token_hex(16)}"
     elif not is_trajectory_id(trajectory):
-        raise _refused(f"the trajectory is {excerpt(trajectory)}; send {A_TRAJECTORY_ID}")
+        raise _rejection(f"the trajectory is {excerpt(trajectory)}; send {A_TRAJECTORY_ID}")
     return StepRequest(trajectory, action, step, extra={DIRECT_FIELD: True})
 
 
 def _one_of(headers: Mapping[bytes, bytes], header: str, meta: Mapping[str, Any], key: str) -> Any:
     """What a header or an entry of ``_meta`` says; None if neither is there. Raises MCPError if they differ."""
-    raw, said = headers.get(header.encode()), meta.get(key)
+    raw, reported = headers.get(header.encode()), meta.get(key)
     if raw is None:
-        return said
+        return reported
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise _refused(f"the header {header} is not UTF-8") from None
-    if said is not None and str(said) != text:
-        raise _refused(f"the header {header} says {excerpt(text)} and _meta {key} {excerpt(said)}; send one of them")
+        raise _rejection(f"the header {header} is not UTF-8") from None
+    if reported is not None and str(reported) != text:
+        raise _rejection(
+            f"the header {header} says {excerpt(text)} and _meta {key} {excerpt(reported)}; send one of them"
+        )
     return text
 
 
@@ -230,10 +234,10 @@ def _step_number(value: Any) -> int | None:
         value = int(value)
     if value is None or (type(value) is int and 0 <= value <= MAX_STEP):
         return value
-    raise _refused(f"the step is {excerpt(value)}; send a whole number from 0 to {MAX_STEP}")
+    raise _rejection(f"the step is {excerpt(value)}; send a whole number from 0 to {MAX_STEP}")
 
 
-def _told(name: str, result: StepResult) -> CallToolResult:
+def _describe(name: str, result: StepResult) -> CallToolResult:
     """Raises MCPError for a fault, which is no answer of the tool; its data say whether the step may be sent again."""
     from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult, TextContent
 
@@ -266,7 +270,7 @@ def _images(name: str, image: object) -> Sequence[ImageContent]:
     return images
 
 
-def _refused(message: str) -> Exception:
+def _rejection(message: str) -> Exception:
     from mcp_types import INVALID_PARAMS
 
     return _error(INVALID_PARAMS, message)

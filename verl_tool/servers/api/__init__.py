@@ -1,1 +1,0 @@
-"""The tool server over HTTP: requests in, answers out."""
