@@ -144,9 +144,11 @@ class Service:
         }
         for name, limit in limits.items():
             if limit is not None and n > limit:
-                description = f", what it tells of {described_tools} tool(s) included" if described_tools else ""
-                description += f", {len(images)} image(s) included" if images else ""
-                message = f"the prompt has {n} tokens{description}; this model takes at most {limit} here ({name}). Shorten it"
+                about = f", what it tells of {described_tools} tool(s) included" if described_tools else ""
+                about += f", {len(images)} image(s) included" if images else ""
+                message = (
+                    f"the prompt has {n} tokens{about}; this model takes at most {limit} here ({name}). Shorten it"
+                )
                 raise bad_request(message, param=param, code="context_length_exceeded")
         last = self.engine.vocab_size - 1
         for token_id in (min(prompt_ids), max(prompt_ids)):

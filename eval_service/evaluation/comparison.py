@@ -193,8 +193,8 @@ def _check_problems(first: Evaluated, second: Evaluated) -> Iterator[str]:
             if only
         )
         raise ConfigError(
-            f"{first.name} and {second.name} are of different problems ({len(a)} and {len(b)}): {description}. Evaluate both "
-            "on the same --data with the same --limit"
+            f"{first.name} and {second.name} have different problems ({len(a)} and {len(b)}): {description}. Evaluate "
+            "both on the same --data with the same --limit"
         )
     other = [index for index in a if a[index] and b[index] and a[index] != b[index]]
     if other:

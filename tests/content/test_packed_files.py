@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_tool.content import packed_files
 from verl_tool.content.packed_files import PackedFile, pack, pack_files, unpack
-from verl_tool.content.parts import packed_files
 from verl_tool.errors import ConfigError
 
 FILES = {"a.txt": PackedFile(b"a"), "data/b.bin": PackedFile(bytes(range(256))), "run.sh": PackedFile(b"#!", True)}

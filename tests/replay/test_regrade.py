@@ -87,7 +87,7 @@ def test_a_trajectory_that_loses_its_score_is_never_asked_for(tmp_path: Path) ->
 
 
 def test_what_a_training_left_ungraded_stays_so(tmp_path: Path) -> None:
-    lone = replace(graded(1, "Result=4", 1.0), excluded=Excluded.LONE)
+    lone = replace(graded(1, "Result=4", 1.0), excluded=Excluded.SINGLETON)
     aborted = replace(graded(1, "Result=4", None), excluded=Excluded.ABORTED)
     result = replayed(stored_run(tmp_path, ROWS, [lone, aborted]), "--regrade")
     assert result.exit_code == 0

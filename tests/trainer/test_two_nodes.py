@@ -23,7 +23,7 @@ from two_nodes import NEEDS_NAMESPACES, PORT, Node, environment, start_second, t
 pytestmark = [*TRAINS_ON_CPU, NEEDS_NAMESPACES, pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 RECIPE = Path(__file__).parents[2] / "examples" / "train" / "gsm8k" / "train.sh"
-PARTS = ("WorkerDict", "vLLMHttpServer", "AgentLoopWorker", "RewardLoopWorker", "ServeReplica")
+PARTS = ("WorkerDict", "vLLMHttpServer", "RolloutWorker", "RewardLoopWorker", "ServeReplica")
 """Titles of the processes that train, sample, drive trajectories, grade and run tools."""
 
 

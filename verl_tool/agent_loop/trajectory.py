@@ -25,7 +25,7 @@ REWARD_FAULT = "reward_fault"
 of its group's baseline and of validation's means, as it leaves out a trajectory whose tools failed."""
 RAISES_ON_EMPTY = "it raises on an empty answer too"
 """In a `REWARD_FAULT`: the reward manager has a bug, which leaves out the answers that it cannot read."""
-PROVOKED = "reward_provoked"
+POLICY_INDUCED = "reward_provoked"
 """Key of ``reward_extra_info``: how grading this answer failed where grading an empty one does not, or ``""``. Such a
 row has the score of an empty answer and counts: left out, a policy would learn to write what no grader stands."""
 
@@ -87,7 +87,7 @@ class Excluded(str, Enum):
     ABORTED = "aborted"
     GRADER = "grader"
     """There is no reward; the trainer tells it, the loop does not know."""
-    LONE = "lone"
+    SINGLETON = "lone"
     """The others of its group, or its greedy baseline, are left out: nothing compares with it. Told by the trainer."""
     OVERLONG = "overlong"
     """`mask_overlong_loss`: a limit ended it."""
@@ -278,7 +278,7 @@ class Trajectory:
 
     def ungraded(self) -> Trajectory:
         """The same as it was before a trainer graded it."""
-        excluded = None if self.excluded in (Excluded.GRADER, Excluded.LONE) else self.excluded
+        excluded = None if self.excluded in (Excluded.GRADER, Excluded.SINGLETON) else self.excluded
         return replace(self, reward=None, excluded=excluded)
 
     def to_json(self) -> str:

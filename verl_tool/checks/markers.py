@@ -38,8 +38,8 @@ def markers_are_tokens(setup: Setup) -> Iterator[Finding]:
     odd = {mark: n for mark, n in split.items() if _is_token(mark, setup) and (native or mark in of_template)}
     if odd:
         what = (
-            f"the tokenizer splits markers of the format {setup.taught.name!r}: {_describe(odd)}; models that call so have "
-            "a token for each"
+            f"the tokenizer splits markers of the format {setup.taught.name!r}: {_describe(odd)}; models that call so "
+            "have a token for each"
         )
         remedy = "see that tokenizer, template and format are of one model; one made from scratch spells them out"
         yield Finding("markers_are_tokens", Severity.WARNING, what, remedy)

@@ -115,12 +115,12 @@ def check_row_count(config: DictConfig) -> None:
     if made or config.trainer.get("val_only", False) or not counts or None in counts:
         return
     rows, limit = sum(count or 0 for count in counts), data.get("train_max_samples", -1)
-    description = f"the {rows} rows of data.train_files"
+    source = f"the {rows} rows of data.train_files"
     if 0 < limit < rows:
-        rows, description = limit, f"data.train_max_samples={limit}"
+        rows, source = limit, f"data.train_max_samples={limit}"
     if rows < batch:
         raise ConfigError(
-            f"data.train_batch_size={batch} is above {description}: there is no step to train on; lower it (BATCH_SIZE, with "
+            f"data.train_batch_size={batch} is above {source}: no step is left to train; lower it (BATCH_SIZE, with "
             "MINI_BATCH_SIZE), or make more rows"
         )
 

@@ -12,7 +12,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.formats.native import NATIVE
 from verl_tool.protocol import ToolDescription
 
-_THOUGHT, _SAID, _LATER = "THOUGHTOFMODEL7f3a", "ANSWEROFMODEL7f3a", "LATERMESSAGE7f3a"
+_THOUGHT, _SAMPLE_REPLY, _LATER = "THOUGHTOFMODEL7f3a", "ANSWEROFMODEL7f3a", "LATERMESSAGE7f3a"
 
 
 def prompts_render(setup: Setup) -> Iterator[Finding]:
@@ -113,7 +113,7 @@ def check_thoughts_preserved(setup: Setup) -> Iterator[Finding]:
     A trajectory keeps it in any case: its tokens are never rendered again.
     """
     options = setup.options
-    turn = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}"}
+    turn = {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_SAMPLE_REPLY}"}
     role = options.mtrl_role if options.enable_mtrl and options.mtrl_sep is None else "user"
     messages = [*QUESTION, turn, {"role": role, "content": _LATER}]
     if role == ROLE:
@@ -124,12 +124,12 @@ def check_thoughts_preserved(setup: Setup) -> Iterator[Finding]:
         ]
     text = setup.rendered(messages, generation=True)
     if text is None or _THOUGHT in text:
-        later = setup.rendered([*messages, {"role": "assistant", "content": _SAID}, *QUESTION], generation=True)
+        later = setup.rendered([*messages, {"role": "assistant", "content": _SAMPLE_REPLY}, *QUESTION], generation=True)
         if text is not None and later is not None and _THOUGHT not in later:
             what = "the chat template drops thoughts before the user's last message, and keeps those behind it"
             yield Finding("check_thoughts_preserved", Severity.NOTE, what, "")
         return
-    if _SAID not in text:
+    if _SAMPLE_REPLY not in text:
         what = "the chat template drops what the model writes before a call in the same turn, thoughts and other words"
         yield Finding("check_thoughts_preserved", Severity.NOTE, f"{what}; a trajectory keeps it", "")
         return

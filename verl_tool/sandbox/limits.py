@@ -36,7 +36,7 @@ class Limits:
             ConfigError: a limit is below its least sensible value.
         """
         for field in fields(self):
-            value, minimum = getattr(self, field.name), _LEAST[field.name]
+            value, minimum = getattr(self, field.name), _MINIMA[field.name]
             if value is not None and not value >= minimum:
                 raise ConfigError(f"limit {field.name}={value!r} is too small; give {minimum} or more")
 
@@ -51,7 +51,7 @@ class SessionLimits(Limits):
     """Seconds without a call after which it is ended."""
 
 
-_LEAST = {
+_MINIMA = {
     "wall_seconds": 0.01,
     "cpu_seconds": 0.01,
     "memory_bytes": 16 << 20,

@@ -495,12 +495,12 @@ class SandboxPool:
         self._workers = [fresh if worker is dead else worker for worker in self._workers]
 
 
-def _allow_open_files(wanted: int) -> None:
+def _allow_open_files(requested: int) -> None:
     """Raise this process's soft limit to so many, or to the hard one."""
     soft, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = wanted if maximum == resource.RLIM_INFINITY else min(wanted, maximum)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, maximum))
+    requested = requested if maximum == resource.RLIM_INFINITY else min(requested, maximum)
+    if soft != resource.RLIM_INFINITY and soft < requested:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (requested, maximum))
 
 
 def _compile_forkserver() -> None:

@@ -217,9 +217,9 @@ def _workers(num_replicas: str, ray_address: str | None) -> int | None:
 
 def _logical_cpus(replicas: int | AutoscalingSettings, cpus_per_replica: float) -> int:
     """A local cluster offers as many CPUs as its replicas ask for, so that they all find a place."""
-    maximum = replicas.max_replicas if isinstance(replicas, AutoscalingSettings) else replicas
+    limit = replicas.max_replicas if isinstance(replicas, AutoscalingSettings) else replicas
     # In a rolling update the old ones stay for the trajectories that live in them.
-    return max(os.cpu_count() or 1, math.ceil(2 * maximum * cpus_per_replica) + 1)
+    return max(os.cpu_count() or 1, math.ceil(2 * limit * cpus_per_replica) + 1)
 
 
 def _ensure_open_files() -> None:
@@ -228,13 +228,13 @@ def _ensure_open_files() -> None:
     Raises:
         StartError: the hard limit is too low for Ray.
     """
-    soft, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if maximum < _MIN_OPEN_FILES:
+    soft, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < _MIN_OPEN_FILES:
         raise StartError(
-            f"a process may open {maximum} files here (`ulimit -n`), the server needs {_MIN_OPEN_FILES}; raise the limit"
+            f"a process may open {limit} files here (`ulimit -n`), the server needs {_MIN_OPEN_FILES}; raise the limit"
         )
     if soft < _MIN_OPEN_FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_MIN_OPEN_FILES, maximum))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_MIN_OPEN_FILES, limit))
 
 
 def _reject_alongside_embedded(context: typer.Context) -> None:

@@ -102,7 +102,7 @@ MAY_DIFFER = (
     "critic.optim.total_training_steps",
 )  # fmt: skip
 """Those among them that do not: where and how fast something runs, and what validation looks at."""
-_SHOWN = 8
+_DISPLAYED = 8
 
 
 def check_same_run(config: DictConfig) -> None:
@@ -121,10 +121,10 @@ def check_same_run(config: DictConfig) -> None:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{saved}, by which {folder} was trained, cannot be read: {error}") from error
     if found:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        more = f" and {len(found) - _DISPLAYED} more" if len(found) > _DISPLAYED else ""
         raise ConfigError(
-            f"{folder} holds checkpoints of a run with other settings: {', '.join(found[:_SHOWN])}{more}. Give another "
-            "run_dir (in a recipe: RUN=...), or the settings of that run; to begin anew there: "
+            f"{folder} holds checkpoints of a run with other settings: {', '.join(found[:_DISPLAYED])}{more}. Give "
+            "another run_dir (in a recipe: RUN=...), or the settings of that run; to begin anew there: "
             "trainer.resume_mode=disable; to go on from a checkpoint all the same: trainer.resume_mode=resume_path "
             f"trainer.resume_from_path={folder}/global_step_..."
         )

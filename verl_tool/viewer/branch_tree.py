@@ -11,7 +11,7 @@ from verl_tool.viewer.record_index import Records
 from verl_tool.viewer.record_query import row_as_json
 from verl_tool.viewer.run_files import BRANCHES, Run
 
-MOST = 500
+MAX_BRANCHES = 500
 """Branches that are told of a trajectory, those of its branches included."""
 _MAX_VALUES_BYTES = 16 << 20
 _TEXT = 400
@@ -53,7 +53,7 @@ class _Values(msgspec.Struct):
 def branches_of(records: Records, file: str, line: int) -> dict[str, Any]:
     """The branches of the trajectory at `line`, from 0, of a file: each with where it began, its row in short and its
     own ``branches``. ``total`` counts those that went on from the trajectory itself."""
-    remaining = [MOST]
+    remaining = [MAX_BRANCHES]
     number = records.file_number(_name(file, line))
     return {
         "total": 0 if number is None else _rows(records, number)[1],

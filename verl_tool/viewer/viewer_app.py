@@ -58,7 +58,7 @@ IMAGE_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "
 MAX_IMAGE_BYTES = 64 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-Given = Mapping[str, str]
+Provided = Mapping[str, str]
 """A request's query string."""
 
 
@@ -71,7 +71,7 @@ class ViewerApp:
 
     def routes(self) -> list[Route]:
         """All paths."""
-        answers: list[Callable[[Given], Any]] = [
+        answers: list[Callable[[Provided], Any]] = [
             *(self.runs, self.metrics, self.config, self.facets, self.rows, self.group, self.trajectory, self.pieces),
             *(self.image, self.by_file, self.prompts, self.compare),
         ]
@@ -81,7 +81,7 @@ class ViewerApp:
             *(Route(f"/api/{answer.__name__}", _answering(answer)) for answer in answers),
         ]
 
-    def runs(self, given: Given) -> list[dict[str, Any]]:
+    def runs(self, given: Provided) -> list[dict[str, Any]]:
         """Each run with its course in short."""
         return [self._overview(run) for run in self._watch.runs.values()]
 
@@ -108,7 +108,7 @@ class ViewerApp:
             "problem": problem and printable(problem),
         }
 
-    def metrics(self, given: Given) -> dict[str, Any]:
+    def metrics(self, given: Provided) -> dict[str, Any]:
         """Curves over steps: the headline ones, and those named in ``names`` (separated by commas)."""
         metrics = self._watch.metrics(self._run(given))
         names = list(dict.fromkeys(name for _, data in metrics for name in data))
@@ -124,17 +124,17 @@ class ViewerApp:
             "phases": {phase: [f"timing_s/{timer}" for timer in timers] for phase, timers in PHASES.items()},
         }
 
-    def config(self, given: Given) -> dict[str, str]:
+    def config(self, given: Provided) -> dict[str, str]:
         """Every option of a run."""
         return self._run(given).config()
 
-    def rows(self, given: Given) -> dict[str, Any]:
+    def rows(self, given: Provided) -> dict[str, Any]:
         """A page of the table: `Query`, ``offset`` and ``limit``."""
         records = self._records(given)
         offset, limit = (record_query.whole_number(given.get(name, "0"), name) for name in ("offset", "limit"))
         return _state(records) | record_query.page(records, Query.of(given), offset, limit)
 
-    def facets(self, given: Given) -> dict[str, Any]:
+    def facets(self, given: Provided) -> dict[str, Any]:
         """What a table may be filtered by."""
         records = self._records(given)
         listed = [{"name": file.name, "kind": file.kind, "step": file.step} for file in records.files]
@@ -144,16 +144,16 @@ class ViewerApp:
             | record_query.facets(records, Query.of(given))
         )
 
-    def by_file(self, given: Given) -> dict[str, Any]:
+    def by_file(self, given: Provided) -> dict[str, Any]:
         """Means and tools, step by step."""
         records = self._records(given)
         return _state(records) | {"by_file": record_query.by_file(records)}
 
-    def prompts(self, given: Given) -> dict[str, Any]:
+    def prompts(self, given: Provided) -> dict[str, Any]:
         """Prompts that were sampled at several steps."""
         return record_query.prompts(self._records(given), given.get("kind", ""))
 
-    def trajectory(self, given: Given) -> Response:
+    def trajectory(self, given: Provided) -> Response:
         """One record as it stands in its file, its row, its neighbours in the table of the query, and its branches."""
         records = self._records(given)
         number = self._row_number(records, given)
@@ -173,19 +173,19 @@ class ViewerApp:
         description |= {"branches": branches, "values": values}
         return JsonResponse(msgspec.json.encode(description))
 
-    def group(self, given: Given) -> dict[str, Any]:
+    def group(self, given: Provided) -> dict[str, Any]:
         """The rows that are samples of one prompt, in one file."""
         records = self._records(given)
         numbers = record_query.group_of(records, self._row_number(records, given))
         return {"rows": [record_query.row_as_json(records, number, texts=False) for number in numbers]}
 
-    def pieces(self, given: Given) -> dict[str, Any]:
+    def pieces(self, given: Provided) -> dict[str, Any]:
         """The text of each token, a list a segment; null where no tokenizer is at hand, with the reason."""
         run, records = self._run(given), self._records(given)
         line = records.line(records.rows[self._row_number(records, given)])
         return self._tokens.of_line(run, line)
 
-    def compare(self, given: Given) -> dict[str, Any]:
+    def compare(self, given: Provided) -> dict[str, Any]:
         """Two evaluations, named in ``run`` with a comma between, problem by problem."""
         names = given.get("run", "").split(",")
         if len(names) != 2:
@@ -201,7 +201,7 @@ class ViewerApp:
                 open_confined(path, run.folder).close()  # no link leads out of the folder
         return replace(read_evaluation(run.folder), name=run.name)
 
-    def image(self, given: Given) -> Response:
+    def image(self, given: Provided) -> Response:
         """An image that a segment stands for."""
         digest = given.get("sha256", "")
         if not _SHA256.fullmatch(digest):
@@ -215,14 +215,14 @@ class ViewerApp:
                     return Response(content, media_type=media_type)
         raise HttpError(404, "unknown_image", f"there is no image {digest[:12]}… in {folder / 'images'}")
 
-    def _run(self, given: Given) -> Any:
+    def _run(self, given: Provided) -> Any:
         return self._watch.run(given.get("run", ""))
 
-    def _records(self, given: Given) -> Records:
+    def _records(self, given: Provided) -> Records:
         return self._watch.records(self._run(given))
 
     @staticmethod
-    def _row_number(records: Records, given: Given) -> int:
+    def _row_number(records: Records, given: Provided) -> int:
         """By ``file`` and ``line``, which stay what they are while a run grows."""
         name, line = given.get("file", ""), record_query.whole_number(given.get("line", "0"), "line")
         file = records.file_number(name)
@@ -299,7 +299,7 @@ def _reject_other_sites(scope: Scope, headers: HeaderMap) -> None:
         raise HttpError(403, "forbidden_origin", words, "sec-fetch-site")
 
 
-def _answering(answer: Callable[[Given], Any]) -> Callable[[Request], Any]:
+def _answering(answer: Callable[[Provided], Any]) -> Callable[[Request], Any]:
     """`answer` as an endpoint, in a thread; what it refuses is told in JSON."""
 
     async def endpoint(request: Request) -> Response:

@@ -30,7 +30,7 @@ def stored(index: int, words: str, **changes: object) -> Trajectory:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_jsonl(tmp_path / "step_2.jsonl", [stored(0, "c"), stored(1, "d")])
-    write_jsonl(tmp_path / "step_1.jsonl", [stored(0, "a"), stored(0, "b", excluded=Excluded.LONE)])
+    write_jsonl(tmp_path / "step_1.jsonl", [stored(0, "a"), stored(0, "b", excluded=Excluded.SINGLETON)])
     write_jsonl(tmp_path / "validation_0.jsonl", [stored(0, "v")])
     return tmp_path
 

@@ -14,7 +14,7 @@ pytest.importorskip("verl")
 from verl_loop import ScriptedEngine, make_loop, make_tokenizer
 
 from verl_tool.agent_loop.trajectory import (
-    PROVOKED,
+    POLICY_INDUCED,
     REWARD_FAULT,
     Author,
     Excluded,
@@ -67,7 +67,7 @@ def test_each_has_the_reward_of_then_without_what_the_trainer_added(folder: Path
     assert math.isnan(graded.told["shaping/length"])
     assert "curiosity_bonus" not in graded.told
     assert (faulted.told[REWARD_FAULT], faulted.trajectory.excluded) == ("it crashed", None)
-    assert (provoked.told[REWARD_FAULT], provoked.told[PROVOKED]) == ("", "a bomb")
+    assert (provoked.told[REWARD_FAULT], provoked.told[POLICY_INDUCED]) == ("", "a bomb")
     assert (provoked.trajectory.reward, provoked.trajectory.extra) == (None, {"index": 0})
 
 

@@ -53,8 +53,8 @@ def test_another_step_has_a_file_of_its_own(tmp_path):
 
 @pytest.mark.parametrize(("every", "kept"), [(0, []), (1, [1, 2, 3, 4]), (2, [2, 4])])
 def test_which_steps_are_kept(tmp_path, every, kept):
-    assert [step for step in range(1, 5) if TokenRecords(tmp_path, every).wanted(step)] == kept
-    assert not TokenRecords(None, every).wanted(2)
+    assert [step for step in range(1, 5) if TokenRecords(tmp_path, every).is_due(step)] == kept
+    assert not TokenRecords(None, every).is_due(2)
 
 
 def test_a_number_below_zero_is_refused(tmp_path):

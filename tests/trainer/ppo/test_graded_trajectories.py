@@ -17,7 +17,7 @@ from trajectories import faulted, solved  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl_tool.agent_loop.trajectory import (  # noqa: E402
     LOOP_FAULT,
-    PROVOKED,
+    POLICY_INDUCED,
     REWARD_FAULT,
     Excluded,
     StopReason,
@@ -52,7 +52,7 @@ def added(trajectories: list[Trajectory], most: float = 1.0, folder=None, sample
 
 
 def test_metrics_by_cause(tmp_path):
-    columns = {REWARD_FAULT: ["", "", "", "", AWAY, ""], PROVOKED: ["", "", "", "", "", "RecursionError"]}
+    columns = {REWARD_FAULT: ["", "", "", "", AWAY, ""], POLICY_INDUCED: ["", "", "", "", "", "RecursionError"]}
     trajectories = [solved("a"), faulted("b"), aborted("c"), provoked("d"), solved("e"), solved("f")]
     metrics = added(trajectories, folder=tmp_path, columns=columns).take_metrics()
     sixth = pytest.approx(1 / 6)
@@ -74,7 +74,7 @@ def test_metrics_by_cause(tmp_path):
     ("trajectory", "columns", "words"),
     [
         (solved(), {REWARD_FAULT: [AWAY] * 4}, r"grader 4.*MyRewards: KeyError: 'answer'"),
-        (solved(), {PROVOKED: [AWAY] * 4}, "grader_crashed 4"),
+        (solved(), {POLICY_INDUCED: [AWAY] * 4}, "grader_crashed 4"),
         (aborted(), {}, "aborted 4.*engine"),
         (faulted(), {}, "unreachable 4.*nobody listens"),
         (provoked(), {}, "tool_crashed 4"),
@@ -98,8 +98,8 @@ def test_as_many_as_are_allowed_end_nothing():
     ("excluded", "fault", "provokable"),
     [
         (Excluded.OVERLONG, None, True),
-        (Excluded.LONE, FaultKind.TOOL_CRASHED, True),
-        (Excluded.LONE, None, False),
+        (Excluded.SINGLETON, FaultKind.TOOL_CRASHED, True),
+        (Excluded.SINGLETON, None, False),
         (Excluded.FAULT, FaultKind.UNREACHABLE, False),
     ],
 )
@@ -121,7 +121,7 @@ def test_who_is_left_alone_is_told(tmp_path):
     log = added([solved("a"), faulted("b"), solved("c"), solved("d")], folder=tmp_path, sampled=2, groups=list("xxyy"))
     assert log.take_metrics()["agent/excluded/lone"] == 0.25
     kept = list(read_jsonl(tmp_path / "step_1.jsonl"))
-    assert [t.excluded for t in kept] == [Excluded.LONE, Excluded.FAULT, None, None]
+    assert [t.excluded for t in kept] == [Excluded.SINGLETON, Excluded.FAULT, None, None]
     assert kept[0].reward == 1.0
 
 
@@ -175,7 +175,12 @@ def test_greedy_baselines_are_no_trajectories_of_the_training(tmp_path):
         meta_info={"global_steps": 1},
     )
     older_trainer(log)._on_rollout(prompts, output)
-    assert [t.excluded for t in read_jsonl(tmp_path / "step_1.jsonl")] == [None, None, Excluded.LONE, Excluded.LONE]
+    assert [t.excluded for t in read_jsonl(tmp_path / "step_1.jsonl")] == [
+        None,
+        None,
+        Excluded.SINGLETON,
+        Excluded.SINGLETON,
+    ]
     assert [t.trajectory_id for t in read_jsonl(tmp_path / "baseline_1.jsonl")] == ["4", "5"]
     metrics = log.take_metrics()
     assert (metrics["agent/faulted"], metrics["agent/excluded/lone"]) == (0.0, 0.5)

@@ -122,7 +122,7 @@ class ImagePlacer:
             return list(pieces)
         keep = limit
         while keep >= 0:
-            stored = self._kept(units, keep, side)
+            stored = self._trimmed(units, keep, side)
             excess = (
                 sum(len(self._encode(each)) if isinstance(each, str) else self._size(each) for each in stored) - limit
             )
@@ -155,7 +155,7 @@ class ImagePlacer:
     def _size(self, unit: int | ImagePart) -> int:
         return 1 if isinstance(unit, int) else len(self.tokens.of(unit))
 
-    def _kept(self, units: Sequence[int | ImagePart], keep: int, side: Side) -> list[Piece]:
+    def _trimmed(self, units: Sequence[int | ImagePart], keep: int, side: Side) -> list[Piece]:
         """The mark with whole units of at most `keep` tokens beside it."""
         n_head = {"left": 0, "right": keep, "middle": keep - keep // 2}[side]
         head = fitting(units, self._size, n_head)

@@ -30,7 +30,7 @@ from verl_tool.formats.tool_response import outputs
 
 ROLE = "tool"
 _USER = {"role": "user", "content": "?"}
-_SAID = {"role": "assistant", "content": MODEL_MARK}
+_SAMPLE_REPLY = {"role": "assistant", "content": MODEL_MARK}
 _UNNAMED = "tool"
 """The name of a call that has none, because it could not be read."""
 _NOT_PLAIN = re.compile(r"[^\w.:/-]")
@@ -128,7 +128,9 @@ class ToolMessageRenderer(TemplateCalls):
                 "answer; leave turn_end_token out, or set mtrl_sep"
             )
         if turn_end_token is None:
-            self.end_token_ids |= closing_token(tokenizer, self._render([_USER, _SAID], False).partition(MODEL_MARK)[2])
+            self.end_token_ids |= closing_token(
+                tokenizer, self._render([_USER, _SAMPLE_REPLY], False).partition(MODEL_MARK)[2]
+            )
 
     def parts(self, observation: str) -> list[str]:
         """The outputs that an observation holds; one that is not rendered as such is one output."""
@@ -192,7 +194,7 @@ class ToolMessageRenderer(TemplateCalls):
         """Raises ConfigError if an answer or the turn before it is left out, and what the template raises."""
         contents = [f"{TOOL_MARK}{number}e" for number in range(len(calls.names))]
         answers = _answers(calls, contents)
-        messages = (_USER, self._assistant(calls) if self.found else _SAID)
+        messages = (_USER, self._assistant(calls) if self.found else _SAMPLE_REPLY)
         whole = self._render([*messages, *answers], True)
         for content in contents:
             if whole.count(content) != 1:

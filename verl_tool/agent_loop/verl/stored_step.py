@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from verl_tool.agent_loop.trajectory import BONUS, GROUP, PROVOKED, REWARD_FAULT, Trajectory, read_jsonl
+from verl_tool.agent_loop.trajectory import BONUS, GROUP, POLICY_INDUCED, REWARD_FAULT, Trajectory, read_jsonl
 from verl_tool.errors import ConfigError, VerlToolError
 
 STORED_LINE = "stored_line"
@@ -88,7 +88,7 @@ class StoredStep:
         info = dict(stored.extra.get("reward_extra_info") or {})
         bonus = info.pop(BONUS, None) or 0.0
         info = {name: math.nan if value is None else value for name, value in info.items()}
-        faults = {REWARD_FAULT: "reward_fault", PROVOKED: "provoked"}
+        faults = {REWARD_FAULT: "reward_fault", POLICY_INDUCED: "provoked"}
         description = {name: str(stored.extra.get(recorded) or "") for name, recorded in faults.items()} | info
         reward = 0.0 if stored.reward is None else stored.reward - bonus
         return Graded(replace(stored.ungraded(), extra=stored.row), reward, description)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verl.experimental.reward_loop.reward_manager.base import RawRewardFn, RewardManagerBase
 
 from verl import DataProto
-from verl_tool.agent_loop.trajectory import PROVOKED, RAISES_ON_EMPTY, REWARD_FAULT, Excluded
+from verl_tool.agent_loop.trajectory import POLICY_INDUCED, RAISES_ON_EMPTY, REWARD_FAULT, Excluded
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.sample import Decoder, Sample, sample_of
 from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping
@@ -142,7 +142,12 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         return f"grader: {name}: {error if isinstance(error, GraderFault) else f'{type(error).__name__}: {error}'}"
 
     def _with_reward(self, grade: Grade, shaping: dict[str, float], provoked: str) -> dict[str, Any]:
-        description = {REWARD_FAULT: "", PROVOKED: provoked, "acc": float(grade.correct), "base_score": grade.score}
+        description = {
+            REWARD_FAULT: "",
+            POLICY_INDUCED: provoked,
+            "acc": float(grade.correct),
+            "base_score": grade.score,
+        }
         description |= {name: float(grade.details.get(name, math.nan)) for name in self.details}
         description |= {f"shaping/{name}": value for name, value in shaping.items()}
         score = grade.score + sum(shaping.values())
@@ -175,7 +180,7 @@ def _is_from_outside(error: BaseException) -> bool:
 def without_reward(why: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of `run_single` where grading failed; `told`: what else its ``reward_extra_info`` holds."""
     log.warning("no reward: %s", why)
-    return {"reward_score": PLACEHOLDER, "reward_extra_info": {REWARD_FAULT: why, PROVOKED: "", **told}}
+    return {"reward_score": PLACEHOLDER, "reward_extra_info": {REWARD_FAULT: why, POLICY_INDUCED: "", **told}}
 
 
 def options_in(config: DictConfig, kind: type[_Model], manager: str) -> _Model:

@@ -30,7 +30,7 @@ from verl_tool.sql.database import database_file
 from verl_tool.sql.executor import Digest, Match, QueryError, SqlExecutor
 from verl_tool.sql.statement import statement_in
 
-KEPT = 4096
+MAX_STORED = 4096
 """Gold results that are remembered."""
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
@@ -75,9 +75,9 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
         super().__init__(*args, **kwargs)
         options = self.options
         if options.root is None or not options.root.is_dir():
-            description = "is not set" if options.root is None else f"is {str(options.root)!r}, which is no folder"
+            problem = "is not set" if options.root is None else f"is {str(options.root)!r}, which is no folder"
             raise ConfigError(
-                f"reward.reward_kwargs.root {description}; give the folder of the databases (DATABASES of the recipe skysql)"
+                f"reward.reward_kwargs.root {problem}; give the folder of the databases (DATABASES of recipe skysql)"
             )
         self._root = options.root
         self._executor = SqlExecutor(
@@ -149,7 +149,7 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
                 "row out, or set reward.reward_kwargs.empty_gold=true"
             )
         self._gold[path, query] = found
-        if len(self._gold) > KEPT:
+        if len(self._gold) > MAX_STORED:
             self._gold.popitem(last=False)
         return found
 

@@ -30,7 +30,7 @@ START_SECONDS = 15.0
 """For the start of the process that starts the solution's."""
 DETAIL = 200
 """Characters of a verdict's detail."""
-SHOWN = 600
+MAX_DISPLAYED = 600
 """Characters of one value that a verdict shows."""
 LONGEST_STDERR = 1 << 14
 """Bytes of a program's stderr that are read, its last ones."""
@@ -229,7 +229,7 @@ class Judge:
             exec(case.code, names)
         except AssertionError:
             link.describing = True
-            self._seen = case.seen(SHOWN)
+            self._seen = case.seen(MAX_DISPLAYED)
             raise
         finally:
             link.describing = False
@@ -317,14 +317,14 @@ MAX_LIBRARIES = 64
 
 
 def _short(text):
-    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}...{text[-SHOWN // 2 :]}"
+    return text if len(text) <= MAX_DISPLAYED else f"{text[: MAX_DISPLAYED // 2]}...{text[-MAX_DISPLAYED // 2 :]}"
 
 
 def _end_of(file):
     """The end of what a program wrote to stderr, without the judge's own part of a traceback."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_STDERR))
     text = file.read().decode("utf-8", "replace")
-    return text[max(0, text.find('  File "solution.py"')) :][-SHOWN:]
+    return text[max(0, text.find('  File "solution.py"')) :][-MAX_DISPLAYED:]
 
 
 def _describe(error):

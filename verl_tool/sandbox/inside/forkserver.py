@@ -118,7 +118,7 @@ class Forkserver:
         )
         self._monitor = ResourceMonitor(self._isolation.isolated)
         if config["sessions"]:  # else nobody needs what it loads
-            importlib.import_module(f"{__package__}.keeper")
+            importlib.import_module(f"{__package__}.interpreter_process")
         if config["server_filter"]:
             linux.SeccompFilter(bytes.fromhex(config["server_filter"])).install()
 
@@ -277,7 +277,7 @@ class Forkserver:
             if request.kind == wire.KEEPER:
                 streams.attach(None, 0)
                 linux.unmap(journal.cast("B"))
-                sys.modules[f"{__package__}.keeper"].keep(main, self._policy_hooks)
+                sys.modules[f"{__package__}.interpreter_process"].keep(main, self._policy_hooks)
             status = program.finish(main, program.execute(job.code, main, self._policy_hooks))
         finally:
             os._exit(status)

@@ -47,7 +47,7 @@ _BURIAL_SECONDS = 0.5
 """For what was killed after a cell, and for the keeper before, to be gone: else the next cell would be told of it."""
 _FORK_SECONDS = 2.0
 """For the kernel to bury what was killed, so that there is room for a fork."""
-_NO_MEMORY = b"The cell was not run: the processes that are running leave no room for one more. End some of them.\n"
+_NO_PROCESS = b"The cell was not run: the processes that are running leave no room for one more. End some of them.\n"
 _RESERVE_BYTES = 4 << 20
 """Kept free between cells: else one that fills the session's memory leaves no room for another that lets go of it."""
 _NO_MEMORY = b"The cell was undone: it left no memory for the next one.\n"
@@ -138,7 +138,7 @@ class InterpreterProcess:
             self._take_over(theirs, token)
             others = _end_all_others(keeper, own, self._spared)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-            self._channel.send(wire.DONE.pack(wire.KEPT, number, status, threads, others, peak, os.getpid()))
+            self._channel.send(wire.DONE.pack(wire.PRESERVED, number, status, threads, others, peak, os.getpid()))
         except MemoryError:
             try:
                 _write(2, _NO_MEMORY)
@@ -164,7 +164,7 @@ class InterpreterProcess:
 
     def _reject(self, number: int, fds: list[int]) -> None:
         with contextlib.suppress(OSError):  # its disk may be full
-            os.write(fds[2], _NO_MEMORY)
+            os.write(fds[2], _NO_PROCESS)
         _close(fds)
         self._channel.send(wire.DONE.pack(wire.UNDONE, number, 1 << 8, 0, 0, 0, os.getpid()))
 

@@ -11,7 +11,7 @@ The control channel is a unix socket of type SEQPACKET; every message is one pac
     forkserver -> pool   REPLY (+ 1 fd)   the run has ended, all its processes are gone; the fd is its folder
 
 A *box* is what the runs of a session share: their folders and their user. Over a channel of its own, of the same type,
-a session's keeper (`keeper`) is told what to run:
+a session's keeper (`interpreter_process`) is told what to run:
 
     keeper -> pool       READY + 1 fd     at its start; the fd is the box's folder
     pool -> keeper       CELL + 3 fds     run a cell: job file, stdout, stderr, stdin if it has any
@@ -29,7 +29,7 @@ import struct
 
 OP_RUN, OP_KILL, OP_DROP = 1, 2, 3
 PROGRAM, KEEPER, COMMAND = range(3)
-"""Kinds of runs: a Python program; a session's Python state (`keeper`); any program (`command`)."""
+"""Kinds of runs: a Python program; a session's Python state (`interpreter_process`); any program (`shell_command`)."""
 
 MARSHAL_VERSION = 2
 """Read by every Python. Not JSON, for its module would make every fork of the forkserver dearer."""
@@ -86,14 +86,14 @@ FILE = struct.Struct("<IQ")
 
 OP_CELL, OP_CANCEL, OP_FORK = 1, 2, 3
 CELL = struct.Struct("<BIIBQ")
-"""op, the cell's number, its number in tracebacks (0: none), whether it is interactive (`keeper.run_cell`), output
+"""op, the cell's number, its number in tracebacks (0: none), whether it is interactive (`run_cell`), output
 bytes. Behind it, as `PID`, the process ids of other keepers in the same pid namespace. CANCEL: the same. FORK: the
 same, with the branch's number."""
 PID = struct.Struct("<I")
-READY, KEPT, UNDONE = range(3)
-"""Outcomes. KEPT: the cell's process is the keeper now. UNDONE: it is gone, and the state is what it was before."""
+READY, PRESERVED, UNDONE = range(3)
+"""Outcomes. PRESERVED: the cell's process is the keeper now. UNDONE: the state is what it was before."""
 DONE = struct.Struct("<BIiIIQI")
-"""outcome, the cell's number, exit code (KEPT) or wait status (UNDONE), threads and processes of the cell that were
+"""outcome, the cell's number, exit code (PRESERVED) or wait status (UNDONE), threads and processes of the cell that were
 ended, peak bytes, the keeper's process id. Comes from where user code has run: not to be trusted."""
 
 BOX = "/box"

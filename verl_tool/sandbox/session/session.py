@@ -697,7 +697,7 @@ class Session:
         hit = refused or self._judged_limit(done)
         state = "kept" if refused else "lost"
         exit_code, killed_by = None, None if refused else int(signal.SIGKILL)
-        if done is not None and done.outcome == wire.KEPT:
+        if done is not None and done.outcome == wire.PRESERVED:
             state, exit_code, killed_by, hit = "kept", done.status, None, None
         elif done is not None:
             state = "rolled_back"

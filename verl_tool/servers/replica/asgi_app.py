@@ -55,7 +55,7 @@ _STATUSES = {
     FaultKind.TIMEOUT: 504,
 }
 _FORWARDED, _PEER_KEY = FORWARDED_HEADER.encode(), PEER_KEY_HEADER.encode()
-_BEGUN = BEGUN_HEADER.encode()
+_STARTED = BEGUN_HEADER.encode()
 
 AppHandler: TypeAlias = "Callable[[ToolServerApp, Request], Awaitable[Response]]"
 """What answers a route that is added to the app."""
@@ -134,7 +134,7 @@ class ToolServerApp(WebApp):
         began = time.perf_counter()
         forwarded = self.is_forwarded(request)
         entries = await decoded(partial(decode_request, most=self.admission.limit), request.body)
-        if _BEGUN in request.headers:
+        if _STARTED in request.headers:
             entries = [replace(each, begun=True) if isinstance(each, StepRequest) else each for each in entries]
         results = await self.answer(entries, forwarded)
         milliseconds = (time.perf_counter() - began) * 1e3

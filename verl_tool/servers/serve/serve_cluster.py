@@ -55,7 +55,7 @@ _CONTROLLER_VARIABLES = {
 """Environment of Serve's controller."""
 _INTERRUPTED = 130
 """Exit code of a process that was interrupted."""
-_GONE = ("NOT_STARTED", ApplicationStatus.DELETING.value)
+_EXITED = ("NOT_STARTED", ApplicationStatus.DELETING.value)
 
 
 class ServeCluster:
@@ -194,7 +194,7 @@ class ServeCluster:
             state = self._state()
         except RayError as error:
             raise StartError(f"the Ray cluster is gone: {error}") from error
-        if state in _GONE:
+        if state in _EXITED:
             raise StartError(f"somebody took the application {self.app_name!r} off the cluster (it is {state})")
         return state
 
@@ -273,7 +273,7 @@ class ServeCluster:
                     wait_for_applications_running=False,
                 )
                 # A Serve that is being shut down ignores it, and still lists what a dead launcher left.
-                if self._state() not in _GONE:
+                if self._state() not in _EXITED:
                     return
                 reason = "Ray Serve on this cluster is being shut down"
             except (RayError, RayServeException, RuntimeError, ValueError) as error:

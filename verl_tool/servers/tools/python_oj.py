@@ -26,7 +26,7 @@ from verl_tool.servers.tools.base import Context, ToolResult
 FIELD = "public_tests"
 _PART = 600
 """Most characters of an input, an expected output or a test in an observation."""
-_SHOWN = 40_000
+_MAX_DISPLAYED = 40_000
 """Most characters of values that the judge tells of one program."""
 _PROBLEMS = {
     "assertion": "wrong answer",
@@ -121,7 +121,7 @@ class PythonOJTool(ProgramTool):
                 f"tool python_oj: the request {provided} extra field {FIELD!r}: {error}. In training it is {_IN_A_ROW}"
             )
             raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False) from error
-        return suite, JudgeRun.of(code, suite, options.test_seconds, options.timeout_seconds, _SHOWN)
+        return suite, JudgeRun.of(code, suite, options.test_seconds, options.timeout_seconds, _MAX_DISPLAYED)
 
     def _describe_value(self, suite: TestSuite, verdicts: Verdicts) -> ToolResult:
         failed = [(number, verdict) for number, verdict in enumerate(verdicts.of) if not verdict.passed]

@@ -37,7 +37,7 @@ class TokenRecords:
         self._lines: list[int] = []
         self._columns: dict[str, list[np.ndarray]] = {}
 
-    def wanted(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether this step's tokens are kept."""
         return self._folder is not None and self._every > 0 and step % self._every == 0
 

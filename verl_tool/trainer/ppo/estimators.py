@@ -42,28 +42,28 @@ def _problems(config: DictConfig) -> Iterator[str]:
 
 def _of_estimator(config: DictConfig) -> Iterator[str]:
     name = str(config.algorithm.adv_estimator)
-    description = f"algorithm.adv_estimator={name}"
+    option = f"algorithm.adv_estimator={name}"
     if name not in ADV_ESTIMATOR_REGISTRY:
         known = ", ".join(sorted(ADV_ESTIMATOR_REGISTRY))
-        yield f"{description} is unknown; known: {known}. A module in VERL_USE_EXTERNAL_MODULES registers one of your own"
+        yield f"{option} is unknown; known: {known}. A module in VERL_USE_EXTERNAL_MODULES registers one of your own"
         return
     parameters = inspect.signature(ADV_ESTIMATOR_REGISTRY[name]).parameters
     required = {n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     unknown = required - PASSED - ONLY_V0
     if unknown:
-        yield f"{description} needs {', '.join(sorted(unknown))}, which verl hands to no estimator"
+        yield f"{option} needs {', '.join(sorted(unknown))}, which verl hands to no estimator"
     missing = set(parameters) & ONLY_V0
     if config.trainer.use_v1 and missing:
-        yield f"{description} needs {', '.join(sorted(missing))}, which trainer.use_v1=true does not make; set it to false"
+        yield f"{option} needs {', '.join(sorted(missing))}, which trainer.use_v1=true does not make; set it to false"
     if config.actor_rollout_ref.rollout.n == 1 and name in ("grpo_passk", "rloo_vectorized"):
-        yield f"{description} compares samples of one prompt and actor_rollout_ref.rollout.n=1 makes one; set it to 2 or more"
+        yield f"{option} compares samples of one prompt and actor_rollout_ref.rollout.n=1 makes one; set 2 or more"
     if "sum_pi_squared" in parameters and not config.actor_rollout_ref.actor.get("calculate_sum_pi_squared", False):
-        yield f"{description} needs actor_rollout_ref.actor.calculate_sum_pi_squared=true"
+        yield f"{option} needs actor_rollout_ref.actor.calculate_sum_pi_squared=true"
     if name == "gdpo" and not config.algorithm.get("gdpo_reward_keys"):
-        yield f"{description} needs algorithm.gdpo_reward_keys, names of what the reward manager tells (acc, base_score, …)"
+        yield f"{option} needs algorithm.gdpo_reward_keys, names of what the reward manager tells (acc, base_score, …)"
     changed = [f"algorithm.mt_grpo.{key}={value}" for key, value in config.algorithm.mt_grpo.items() if value != 1]
     if changed and name != MT_GRPO:
-        yield f"{changed[0]} has no effect with {description}; set one of them"
+        yield f"{changed[0]} has no effect with {option}; set one of them"
 
 
 def _of_resampling(config: DictConfig) -> Iterator[str]:

@@ -101,44 +101,44 @@ def drop_singleton_groups(
     valid = [o.trajectory.excluded not in INVALID for o in outcomes]
     singletons = [False] * len(outcomes) if sampled is None else singleton_rows(groups, valid, sampled)
     return [
-        replace(o, trajectory=replace(o.trajectory, excluded=Excluded.LONE))
+        replace(o, trajectory=replace(o.trajectory, excluded=Excluded.SINGLETON))
         if alone or (counts and group in without_baseline)
         else o
         for o, alone, counts, group in zip(outcomes, singletons, valid, groups, strict=True)
     ]
 
 
-def check_causes(outcomes: Sequence[GradedTrajectory], most: float, lost: int = 0) -> None:
-    """Raise TooManyFaultsError if more than the fraction `most` of trajectories faulted, for whatever cause.
+def check_causes(outcomes: Sequence[GradedTrajectory], limit: float, lost: int = 0) -> None:
+    """Raise TooManyFaultsError if more than the fraction `limit` of trajectories faulted, for whatever cause.
 
     `lost` trajectories did not come at all. The message counts the causes and quotes the most frequent words.
     """
     failed = [(o.cause, o.message) for o in outcomes if o.cause is not None]
     failed += [(LOST, "the agent loop raised; its traceback is in the log of its worker, printed above")] * lost
     total = len(outcomes) + lost
-    if not failed or len(failed) <= most * total:
+    if not failed or len(failed) <= limit * total:
         return
     causes = ", ".join(f"{cause} {n}" for cause, n in Counter(cause for cause, _ in failed).most_common())
     commonest = Counter(message for _, message in failed).most_common(1)[0][0]
     raise TooManyFaultsError(
         f"{len(failed)} of {total} trajectories ended in a fault ({causes}), which is more than "
-        f"max_fault_fraction={most}. The most frequent: {commonest}. Look at the tool server's log and /health, at the "
+        f"max_fault_fraction={limit}. The most frequent: {commonest}. Look at the tool server's log and /health, the "
         "engine's or at the reward manager; raise max_fault_fraction to train on what is left"
     )
 
 
-def check_replaced(raised: Sequence[str], others: int, most: float) -> None:
-    """Raise TooManyFaultsError if more than the fraction `most` of a step's prompts were replaced for what they raised.
+def check_replaced(raised: Sequence[str], others: int, limit: float) -> None:
+    """Raise TooManyFaultsError if more than the fraction `limit` of a step's prompts were replaced for errors.
 
-    `raised` are the words of each; `others` came or may still come. Whatever `most` is, not more than nine in ten are.
+    `raised` are the words of each; `others` came or may still come. Whatever `limit` is, not more than nine in ten are.
     """
-    most = min(most, _MAX_REPLACED)
+    limit = min(limit, _MAX_REPLACED)
     total = len(raised) + others
-    if len(raised) <= most * total:
+    if len(raised) <= limit * total:
         return
     commonest = Counter(raised).most_common(1)[0][0]
     raise TooManyFaultsError(
         f"{len(raised)} of {total} prompts of a step had a rollout that raised ({LOST}) and were replaced, which is "
-        f"more than the share {most} (max_fault_fraction, and {_MAX_REPLACED} at most). The most frequent: "
+        f"more than the share {limit} (max_fault_fraction, and {_MAX_REPLACED} at most). The most frequent: "
         f"{commonest or 'unknown'}. Its traceback is in the log of the agent loop's worker, printed above"
     )

@@ -16,7 +16,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl import DataProto
 from verl_tool.agent_loop.row import VALIDATION
-from verl_tool.agent_loop.trajectory import BONUS, PROVOKED, REWARD_FAULT
+from verl_tool.agent_loop.trajectory import BONUS, POLICY_INDUCED, REWARD_FAULT
 from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import without_invalid
@@ -33,7 +33,7 @@ from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
 from verl_tool.trainer.run_folder.checkpoints import atomic_checkpoint
 
-TOLD = (REWARD_FAULT, PROVOKED)
+REPORTED = (REWARD_FAULT, POLICY_INDUCED)
 """Columns of the reward manager's that its outcome is told by."""
 
 
@@ -103,7 +103,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             if rewards is not None:
                 # No baseline: what is compared with it is left out.
                 output.batch["rm_scores"][torch.from_numpy(invalid & ~sampled)] = torch.nan
-        names = dict.fromkeys((*TOLD, *output.meta_info.get("reward_extra_keys", ())))
+        names = dict.fromkeys((*REPORTED, *output.meta_info.get("reward_extra_keys", ())))
         columns = {name: output.non_tensor_batch[name][sampled] for name in names if name in output.non_tensor_batch}
         if bonuses:
             columns[BONUS] = np.array(bonuses)[sampled]
@@ -136,7 +136,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
 
     def _keep_tokens(self, batch: DataProto) -> dict[str, float]:
         """Write what is known of each token, if it is wanted; the seconds that it took."""
-        if not self._rollouts.tokens.wanted(self.global_steps) or RECORD_LINE not in batch.non_tensor_batch:
+        if not self._rollouts.tokens.is_due(self.global_steps) or RECORD_LINE not in batch.non_tensor_batch:
             return {}
         began = time.perf_counter()
         fields = {"advantages": "advantages", "mask": "response_mask"}

@@ -13,7 +13,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_tool.agent_loop.trajectory import PROVOKED, REWARD_FAULT, Trajectory
+from verl_tool.agent_loop.trajectory import POLICY_INDUCED, REWARD_FAULT, Trajectory
 from verl_tool.agent_workers.rollout_worker import RAISED
 from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory
 from verl_tool.trainer.ppo.invalid import invalid_rows
@@ -47,7 +47,7 @@ def invalid_of(told: Sequence[LoopFields]) -> list[bool]:
 def read_reward_fields(told: Sequence[LoopFields], groups: Sequence[str] | None = None) -> Rewards:
     """What the reward manager told of each row besides the reward; `groups` are the prompts."""
     infos = [row.get("reward_extra_info", {}) for row in told]
-    names = dict.fromkeys((REWARD_FAULT, PROVOKED, *(name for info in infos for name in info)))
+    names = dict.fromkeys((REWARD_FAULT, POLICY_INDUCED, *(name for info in infos for name in info)))
     columns = {name: [info.get(name) for info in infos] for name in names}
     return Rewards(columns=columns, groups=groups)
 

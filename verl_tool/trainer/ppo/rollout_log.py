@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from verl_tool.agent_loop.trajectory import GROUP, PROVOKED, REWARD_FAULT, VERSIONS, Trajectory
+from verl_tool.agent_loop.trajectory import GROUP, POLICY_INDUCED, REWARD_FAULT, VERSIONS, Trajectory
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.trainer.faults.fault_limits import FaultLimits, FaultWatch
 from verl_tool.trainer.monitoring.token_records import TokenRecords
@@ -35,7 +35,7 @@ class Rewards:
 
     rewards: Sequence[float] | None = None
     columns: Mapping[str, Sequence[Any]] | None = None
-    """The reward manager's ``reward_extra_info`` by name, `REWARD_FAULT` and `PROVOKED` (either may lack) among it."""
+    """The reward manager's ``reward_extra_info`` by name, `REWARD_FAULT` and `POLICY_INDUCED` (if any) included."""
     groups: Sequence[Any] | None = None
     """The prompt that each is a sample of."""
     without_baseline: Collection[Any] = ()
@@ -46,10 +46,10 @@ class Rewards:
         n = len(trajectories)
         rewards = self.rewards if self.rewards is not None else [None] * n
         columns = self.columns or {}
-        faults, policy_induced = (columns.get(name, [""] * n) for name in (REWARD_FAULT, PROVOKED))
+        faults, policy_induced = (columns.get(name, [""] * n) for name in (REWARD_FAULT, POLICY_INDUCED))
         description = zip(trajectories, rewards, faults, policy_induced, strict=True)
         outcomes = [with_grading(t, r, str(fault or ""), str(broke or "")) for t, r, fault, broke in description]
-        others = {name: values for name, values in columns.items() if name not in (REWARD_FAULT, PROVOKED)}
+        others = {name: values for name, values in columns.items() if name not in (REWARD_FAULT, POLICY_INDUCED)}
         outcomes = [
             replace(outcome, reward_extra_info={name: _json_value(values[i]) for name, values in others.items()})
             for i, outcome in enumerate(outcomes)

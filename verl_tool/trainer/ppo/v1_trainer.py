@@ -240,7 +240,7 @@ class AgentTrainerMixin(PPOTrainer):
         lines, self._lines = self._lines, {}
         # Rows that fill up the batch have no record.
         keys = [key for key in batch.keys if key in lines]
-        if not keys or not self._rollouts.tokens.wanted(self.global_steps):
+        if not keys or not self._rollouts.tokens.is_due(self.global_steps):
             return {}
         began = time.perf_counter()
         names = {"advantages": "advantages", "mask": "response_mask"}

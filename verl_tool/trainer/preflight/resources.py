@@ -151,8 +151,8 @@ def check_cpu_slots(config: DictConfig) -> Iterator[str]:
     if provided is not None and not joins_cluster(config) and provided < needed.total:
         fewer = f", or lower {STORAGE_UNITS}={needed.storage_units}" if needed.storage_units > 1 else ""
         yield (
-            f"ray_kwargs.ray_init.num_cpus={provided}, and the training reserves {needed.describe()}; it would wait for "
-            f"ever. Raise it: slots are no cores, and may be more than there are{fewer}"
+            f"ray_kwargs.ray_init.num_cpus={provided}, and the training reserves {needed.describe()}; it would wait "
+            f"for ever. Raise it: slots are no cores, and may be more than there are{fewer}"
         )
 
 
@@ -190,8 +190,8 @@ def check_disk(config: DictConfig, shape: ModelShape | None) -> tuple[list[str],
     if free < stored * one:
         warnings.append(
             f"trainer.default_local_dir={config.trainer.default_local_dir}: its disk has {free / GB:.0f} GB left, and "
-            f"{stored} checkpoints of about {one / GB:.0f} GB may lie there at a time (one is written before another is "
-            "removed); lower KEEP_CHECKPOINTS, set SAVE_FREQ=-1 (the last step alone), or RUN to a folder elsewhere"
+            f"{stored} checkpoints of about {one / GB:.0f} GB may lie there at a time (one is written before another "
+            "is removed); lower KEEP_CHECKPOINTS, set SAVE_FREQ=-1 (the last step alone), or RUN to a folder elsewhere"
         )
     return problems, warnings
 
@@ -232,8 +232,8 @@ def warn_of_shared_memory(config: DictConfig) -> Iterator[str]:
     size = shutil.disk_usage(_SHM).free
     if MIN_SHM_BYTES <= size < requested:
         yield (
-            f"/dev/shm has {size / GB:.1f} GB left, so that Ray's object store of {requested / GB:.1f} GB lies on a disk, "
-            "which is slow; in a container raise it with docker run --shm-size=64g"
+            f"/dev/shm has {size / GB:.1f} GB left, so that Ray's object store of {requested / GB:.1f} GB lies on a "
+            "disk, which is slow; in a container raise it with docker run --shm-size=64g"
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("verl.protocol")
 
 from verl_tool.agent_workers.reward_manager.grade import GraderFault
-from verl_tool.agent_workers.reward_manager.grading.code_grader import KEPT, CodeGrader, CodeOptions
+from verl_tool.agent_workers.reward_manager.grading.code_grader import MAX_STORED, CodeGrader, CodeOptions
 from verl_tool.judge.code_tests import TestSuite, Verdicts
 
 SUITE, OTHER = TestSuite(("assert f(1) == 2",)), TestSuite(("assert f(1) == 3",))
@@ -88,8 +88,8 @@ async def test_who_is_cancelled_takes_nobody_along():
 async def test_not_all_solutions_are_remembered_for_ever():
     grader = Counting()
     grader.may_end.set()
-    for i in range(KEPT + 1):
+    for i in range(MAX_STORED + 1):
         await grader.judge(str(i), SUITE)
     await grader.judge("0", SUITE)
-    assert len(grader.judged) == KEPT + 2
-    assert len(grader._judged) == KEPT
+    assert len(grader.judged) == MAX_STORED + 2
+    assert len(grader._judged) == MAX_STORED

@@ -21,7 +21,7 @@ from verl_tool.judge.code_tests import START_SECONDS, JudgeRun, NoVerdict, TestS
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox_fusion import RunCodeResponse
 
-KEPT = 1024
+MAX_STORED = 1024
 """Solutions of which it is known what the judge found."""
 DETAILS = ("pass_rate", "tests", "time_outs", "refused", "no_code", "judge_protected")
 
@@ -101,7 +101,7 @@ class CodeGrader:
     async def _judge_first(self, key: tuple[str, TestSuite]) -> Verdicts:
         """Judge a solution and keep what comes of it for its equals. Raises GraderFault."""
         task = self._judged[key] = asyncio.ensure_future(self._judge(*key))
-        if len(self._judged) > KEPT:
+        if len(self._judged) > MAX_STORED:
             self._judged.popitem(last=False)
         try:
             return await task

@@ -99,8 +99,8 @@ class RedTeamReport:
     hangs: int = 0
     credit: tuple[float, str] = (0.0, "")
     """The highest partial credit that a wrong answer got, as a share of a right one's, and the attack."""
-    _least: float = 0.0
-    _most: float = -math.inf
+    _min_score: float = 0.0
+    _max_score: float = -math.inf
 
     def add(self, case: GradingCase, graded: GradedCase) -> None:
         """Raises UnusableError if the manager cannot grade a plainly wrong answer. Each row's first case is `PLAIN`."""
@@ -109,17 +109,17 @@ class RedTeamReport:
         if case.answer is PLAIN:
             if graded.failure:
                 raise UnusableError(f"a plain wrong answer to {gold[:80]!r} is not graded: {graded.failure}")
-            self._least, self._most = graded.score, -math.inf
+            self._min_score, self._max_score = graded.score, -math.inf
         if case.answer.name == RIGHT:
             if graded.acc > 0.5:
                 self.accepted.add(gold)
-            self._most = max(self._most, graded.score)
+            self._max_score = max(self._max_score, graded.score)
         elif graded.failure:
             attack = Attack(f"{case.answer.name} ({graded.failure[:80]})", case.answer.segments)
             self.found.append(RedTeamFinding(attack, gold, graded.score))
-        elif graded.acc > 0.5 or (graded.score > self._least and not graded.partial):
+        elif graded.acc > 0.5 or (graded.score > self._min_score and not graded.partial):
             self.found.append(RedTeamFinding(case.answer, gold, graded.score))
-        elif graded.score > self._least:
+        elif graded.score > self._min_score:
             self._add_credit(case, graded.score)
         self.hangs += graded.failure.startswith("hangs")
 
@@ -130,10 +130,10 @@ class RedTeamReport:
 
     def _add_credit(self, case: GradingCase, score: float) -> None:
         """A score between those of wrong and right answers."""
-        if score >= self._most:
+        if score >= self._max_score:
             self.found.append(RedTeamFinding(case.answer, str(case.row["ground_truth"]), score))
         else:
-            share = (score - self._least) / (self._most - self._least)
+            share = (score - self._min_score) / (self._max_score - self._min_score)
             self.credit = max(self.credit, (share, case.answer.name))
 
 

@@ -69,9 +69,9 @@ def _rejection(problem: str, values: Sequence[float], shown: Size, coordinates: 
     limits = {"fractions": (1, 1), "thousandths": (1000, 1000)}.get(coordinates, shown)
     unit = {"fractions": "fractions of its sides", "thousandths": "thousandths of its sides"}.get(coordinates, "pixels")
     otherwise = ", or all four as fractions from 0 to 1" if coordinates == "auto" else ""
-    description = ", ".join(f"{value:.6g}" for value in values)
+    box = ", ".join(f"{value:.6g}" for value in values)
     return CallError(
-        f"the box [{description}] {problem}. The image is {shown[0]} x {shown[1]} pixels; write [x1, y1, x2, y2] in {unit} "
+        f"the box [{box}] {problem}. The image is {shown[0]} x {shown[1]} pixels; write [x1, y1, x2, y2] in {unit} "
         f"with 0 <= x1 < x2 <= {limits[0]} and 0 <= y1 < y2 <= {limits[1]}{otherwise}, and at least {least} "
         "pixels of the original a side"
     )
