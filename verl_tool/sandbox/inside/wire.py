@@ -93,7 +93,7 @@ PID = struct.Struct("<I")
 READY, PRESERVED, UNDONE = range(3)
 """Outcomes. PRESERVED: the cell's process is the keeper now. UNDONE: the state is what it was before."""
 DONE = struct.Struct("<BIiIIQI")
-"""outcome, the cell's number, exit code (PRESERVED) or wait status (UNDONE), threads and processes of the cell that were
+"""outcome, the cell's number, exit code (PRESERVED) or wait status (UNDONE), threads and processes that were
 ended, peak bytes, the keeper's process id. Comes from where user code has run: not to be trusted."""
 
 BOX = "/box"

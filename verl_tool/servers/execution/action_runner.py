@@ -93,8 +93,8 @@ class ActionRunner:
         self._groups: dict[str, list[str]] = {}
         for tool in tools:
             self._groups.setdefault(tool.state_group, []).append(tool.name)
-        accepting_replicas = {(kind, tool.state_group): tool for tool in tools for kind in tool.takes_media}
-        self._tools_by_format = [(kind, tool) for (kind, _), tool in accepting_replicas.items()]
+        by_kind = {(kind, tool.state_group): tool for tool in tools for kind in tool.takes_media}
+        self._tools_by_kind = [(kind, tool) for (kind, _), tool in by_kind.items()]
         """One tool of each state that knows the trajectory's images or audio."""
         bounded = [tool for tool in tools if tool.max_live is not None or tool.ttl_seconds is not None]
         self._live = {tool.state_group: LiveStates(tool) for tool in bounded}
@@ -197,7 +197,7 @@ class ActionRunner:
                 return await self._verify(trajectory, request, admission, deadline)
             if FILES_FIELD in request.extra:
                 await self._open(self._tool_with_workspace(FILES_FIELD), trajectory, request, admission, deadline)
-            for kind, tool in self._tools_by_format:
+            for kind, tool in self._tools_by_kind:
                 if _FIELDS[kind] in request.extra:
                     await self._open(tool, trajectory, request, admission, deadline)
             requested, formats = self._requested_tools(request), self._requested_formats(request)
@@ -316,7 +316,7 @@ class ActionRunner:
         self, result: ToolResult, trajectory: ServedTrajectory, request: StepRequest, deadline: float
     ) -> None:
         """Tell the states that know the trajectory's images and audio of those of a result."""
-        for kind, tool in self._tools_by_format:
+        for kind, tool in self._tools_by_kind:
             if media := [part for part in result.parts if isinstance(part, kind)]:
                 tool.take_media((await self._context(tool, trajectory, request, deadline)).state, media)
 

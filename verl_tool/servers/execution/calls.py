@@ -87,11 +87,11 @@ class CallFinder:
         """
         matched: list[MatchedCall] = []
         unknown: list[Call] = []
-        for fmt, accepting_replicas in self._tools_by_format:
+        for fmt, tools_by_name in self._tools_by_format:
             if formats is not None and not is_among(fmt, formats):
                 continue
             for call in fmt.find_calls(action):
-                receiver = accepting_replicas.get(call.name)
+                receiver = tools_by_name.get(call.name)
                 if receiver is not None:
                     matched.append(MatchedCall(receiver, call))
                 else:
@@ -118,10 +118,10 @@ def _tools_by_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str, Tool
     formats: dict[int, tuple[Format, dict[str, Tool]]] = {}
     for tool in tools:
         for fmt in tool.formats:
-            _, accepting_replicas = formats.setdefault(id(fmt), (fmt, {}))
+            _, tools_by_name = formats.setdefault(id(fmt), (fmt, {}))
             if type(tool).recognise is Tool.recognise:
                 for name in tool.call_names:
-                    accepting_replicas.setdefault(name, tool)
+                    tools_by_name.setdefault(name, tool)
     return list(formats.values())
 
 
