@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 access_log = logging.getLogger(f"{__name__}.access")
 
 HEALTH_PATH = "/health"
+PROBE_PATH = "/-/healthz"
+"""Where KubeRay asks whether Ray Serve answers on a node: with status 200 and the body ``success``."""
 """The one route that asks for no key."""
 _REQUEST = "verl_tool.request"
 """Entry of a scope: its `Request`."""
@@ -157,7 +159,7 @@ class WebApp:
                 named = meant[:80].decode("latin-1")
                 message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the server's port anew"
                 raise HttpError(MISDIRECTED, "misdirected", message)
-        if self._tokens and scope["path"] != HEALTH_PATH:
+        if self._tokens and scope["path"] not in (HEALTH_PATH, PROBE_PATH):
             provided = headers.get(b"authorization", b"")
             if not any(hmac.compare_digest(provided, token) for token in self._tokens):
                 message = "the api key is missing or wrong; send the header 'Authorization: Bearer <api_key>'"

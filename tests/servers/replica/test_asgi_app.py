@@ -285,7 +285,9 @@ class TestReports:
         status, body, _ = await get(server, "/health")
         assert status == 200
         assert json.loads(body)["status"] == "healthy"
+        assert (await get(server, "/-/healthz"))[:2] == (200, "success")
         puppet.sick = True
+        assert (await get(server, "/-/healthz"))[0] == 503
         status, body, _ = await get(server, "/health")
         assert status == 503
         assert json.loads(body)["message"] == "the puppet is sick"

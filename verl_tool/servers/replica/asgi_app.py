@@ -1,6 +1,6 @@
 """The tool server as an ASGI application. Ray Serve and uvicorn run it alike.
 
-Routes: POST /get_observation, /fork, /run_code, GET /health, /tools, /metrics, /replicas, and those of the caller.
+Routes: POST /get_observation, /fork, /run_code, GET /health, /-/healthz, /tools, /metrics, /replicas and the caller's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verl_tool.http.host_check import HostCheck
 from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse
 from verl_tool.http.metrics import PROMETHEUS_TEXT, HttpMetrics
 from verl_tool.http.request_body import MAX_BODY_BYTES, RequestBodies
-from verl_tool.http.web_app import HEALTH_PATH, Request, WebApp
+from verl_tool.http.web_app import HEALTH_PATH, PROBE_PATH, Request, WebApp
 from verl_tool.protocol import (
     BEGUN_HEADER,
     REPLICA_HEADER,
@@ -103,6 +103,7 @@ class ToolServerApp(WebApp):
                 ("POST", "/fork", self._fork),
                 ("POST", "/run_code", self._run_code),
                 ("GET", HEALTH_PATH, self._health),
+                ("GET", PROBE_PATH, self._probe),
                 ("GET", "/tools", self._tools),
                 ("GET", "/metrics", self._metrics_text),
                 ("GET", "/replicas", self._replicas),
@@ -227,6 +228,13 @@ class ToolServerApp(WebApp):
             report = await self.router.health(report)
         well = report.status == "healthy"
         return JsonResponse(report.model_dump(), 200 if well else 503, None if well else RETRY_AFTER)
+
+    async def _probe(self, _request: Request) -> Response:
+        try:
+            await self.toolset.check()
+        except VerlToolError as error:
+            raise HttpError(503, "unhealthy", str(error), headers=RETRY_AFTER) from error
+        return Response("success", media_type="text/plain")
 
     async def _tools(self, request: Request) -> Response:
         return JsonResponse({"tools": [tool.model_dump() for tool in self.toolset.describe()]})
