@@ -547,7 +547,7 @@ def _choose_tool_server(config: DictConfig) -> None:
     provided = agent.tool_server_url or agent.tool_config.server_url
     if provided is not None:
         raise ConfigError(
-            f"tool_server.start={requested.start!r} starts one and tool_server_url={provided!r} names one; give one"
+            f"tool_server.start={requested.start!r} starts one, tool_server_url={provided!r} names one; give just one"
         )
     requested.port = requested.port or free_ports(1)[0]
     agent.tool_server_url = f"http://127.0.0.1:{requested.port}"

@@ -46,7 +46,7 @@ async def wrong_answers_that_pay(name: str, url: str, every: int) -> list[tuple[
 
 def attacked(*arguments: str) -> Result:
     app = Typer()
-    app.redteam_cli()(redteam_cli.main)
+    app.command()(redteam_cli.main)
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, list(arguments))
 
 

@@ -21,7 +21,7 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from verl_tool.agent_loop.trajectory import RAISES_ON_EMPTY, CallRecord, StopReason
 from verl_tool.agent_workers.reward_manager import registry
-from verl_tool.agent_workers.reward_manager.base import PROVOKED, REWARD_FAULT, GradingRewardManager, options_in
+from verl_tool.agent_workers.reward_manager.base import POLICY_INDUCED, REWARD_FAULT, GradingRewardManager, options_in
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.code_grader import suite_of
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
@@ -275,7 +275,7 @@ def test_wrong_options_are_named() -> None:
 def test_a_users_own_manager_loads_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from verl_tool.agent_workers.reward_manager.base import PROVOKED, REWARD_FAULT, GradingRewardManager\n"
+        "from verl_tool.agent_workers.reward_manager.base import POLICY_INDUCED, REWARD_FAULT, GradingRewardManager\n"
         "from verl_tool.agent_workers.reward_manager.grade import Grade\n"
         "class Mine(GradingRewardManager):\n"
         "    async def grade(self, sample):\n"
@@ -362,7 +362,9 @@ async def test_slow_solutions_spoil_no_other(code_server_url: str) -> None:
         rows = [data(trajectory(("model", text)), few) for text in (slow, slow, slow, ADD)]
         results = await asyncio.gather(*map(code.run_single, rows))
         assert [result["reward_score"] for result in results] == [-1.0, -1.0, -1.0, 1.0]
-        assert {result["reward_extra_info"][key] for result in results for key in (REWARD_FAULT, PROVOKED)} == {""}
+        assert {result["reward_extra_info"][key] for result in results for key in (REWARD_FAULT, POLICY_INDUCED)} == {
+            ""
+        }
     finally:
         await code._grader.close()  # type: ignore[attr-defined]
 

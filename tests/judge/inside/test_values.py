@@ -65,7 +65,7 @@ def refuse(value: Any) -> Any:
 
 
 def travelled(value: Any) -> Any:
-    return values.Reader(refuse).read(json.loads(json.dumps(values.encode(value, refuse))))
+    return values.ValueReader(refuse).read(json.loads(json.dumps(values.encode(value, refuse))))
 
 
 @given(ANY)
@@ -121,13 +121,13 @@ def test_what_is_no_plain_value_is_referred_to() -> None:
 
     own = Own([1])
     assert values.encode([own], lambda value: ["solution", 7]) == ["list", [["solution", 7]]]
-    assert values.Reader(lambda data: data[1]).read(["list", [["solution", 7]]]) == [7]
+    assert values.ValueReader(lambda data: data[1]).read(["list", [["solution", 7]]]) == [7]
 
 
 @given(st.recursive(st.one_of(st.none(), st.integers(), st.text(max_size=12)), lambda i: st.lists(i, max_size=4)))
 def test_hostile_data_makes_nothing_but_a_value_or_an_error(data: Any) -> None:
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError):
-        values.Reader(refuse).read(data)
+        values.ValueReader(refuse).read(data)
 
 
 @pytest.mark.parametrize(
@@ -155,4 +155,4 @@ def test_hostile_data_makes_nothing_but_a_value_or_an_error(data: Any) -> None:
 )
 def test_no_form_but_those_agreed_on_is_read(data: Any) -> None:
     with pytest.raises((ValueError, TypeError, ArithmeticError)):
-        values.Reader(refuse).read(data)
+        values.ValueReader(refuse).read(data)

@@ -41,12 +41,12 @@ class Guard:
             return
         if event == "compile":
             if not self._is_own(args[0]) and not _may_compile(sys._getframe(1)):
-                raise self._link.refuse("compiling a text")
+                raise self._link.reject("compiling a text")
         elif event in _RUNS:
             if not _is_import(sys._getframe(1)):
-                raise self._link.refuse(event)
+                raise self._link.reject(event)
         elif event == "exec" and sys.path != self._path and _is_import(sys._getframe(1)):
-            raise self._link.refuse("an import from elsewhere")
+            raise self._link.reject("an import from elsewhere")
 
     def _is_own(self, source):
         if isinstance(source, bytes):

@@ -18,12 +18,12 @@ import time
 from types import SimpleNamespace
 
 from guard import Guard
-from link import LINE, LONGEST_MESSAGE, Gone
+from link import LINE, LONGEST_MESSAGE, PeerExitedError
 from output_equality import equal_output
 from processes import LATE, MAX_PROGRAMS, MODULE, UNCAUGHT, UNSTARTED, Spawner, hide
 from remote import JudgeLink
 from testcase import BEFORE, EQUAL, HELD, NOTE, PRESENT, TEXT, TestCase, equal, present
-from values import Refused
+from values import ValueRejected
 
 FOLDER = os.getcwd()
 START_SECONDS = 15.0
@@ -191,7 +191,7 @@ class Judge:
         except Exception as error:  # noqa: BLE001  whatever the solution raises is what is found out here
             self._forget()
             return "load", _describe(error)
-        except (Gone, SystemExit) as error:
+        except (PeerExitedError, SystemExit) as error:
             self._forget()
             why = _describe(error) if isinstance(error, SystemExit) else error
             return "load", f"the solution ended while it was loaded: {why}"
@@ -201,9 +201,9 @@ class Judge:
             reason, detail = "assertion", str(error)
         except OutOfTime:
             raise
-        except Refused as error:
+        except ValueRejected as error:
             reason, detail = "refused", str(error)
-        except Gone as error:
+        except PeerExitedError as error:
             reason, detail = "ended", f"the solution's process: {error}"
         except BaseException as error:  # noqa: BLE001  whatever a test raises, it has failed; pytest's are no Exception
             reason, detail = "error", _describe(error)

@@ -11,7 +11,7 @@ import math
 import struct
 from collections import deque
 
-from values import CONTAINERS, Reader, encode
+from values import CONTAINERS, ValueReader, encode
 
 LONGEST_MESSAGE = 16 << 20
 """Bytes. A longer message is not read."""
@@ -44,7 +44,7 @@ class ProcessLink:
 
     def __init__(self, socket):
         self._socket = socket
-        self._reader = Reader(self.resolve)
+        self._reader = ValueReader(self.resolve)
         self._depth = 0
         self.gone = False
         """A test may have caught `PeerExitedError`, with a bare ``except``; this tells of it still."""
@@ -263,7 +263,7 @@ def _reject(value):
     raise ValueError(f"{str(value)[:40]!r} is no plain data")
 
 
-class _PlainReader(Reader):
+class _PlainReader(ValueReader):
     """Reads what belongs to an exception: no references, and no number that is none."""
 
     def number(self, value):

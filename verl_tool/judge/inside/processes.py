@@ -24,7 +24,7 @@ import time
 import types
 import warnings
 
-from link import Gone, Link, next_of, update
+from link import PeerExitedError, ProcessLink, next_of, update
 from values import CONTAINERS, encode
 
 TYPE_CHECKING = False
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MODULE, PROGRAM, PREPARE = b"m", b"p", b"i"
-"""Run as a module whose functions are asked for over a `Link`; run as a program with stdin and stdout; load, before any
-process is started, what all of them need."""
+"""Run as a module whose functions are called over a `ProcessLink`; run as a program with stdin and stdout; load, before
+any process is started, what all of them need."""
 PRELUDE = """\
 from string import *
 from re import *
@@ -139,14 +139,14 @@ class Spawner:
             )
 
     def wait_until_ready(self, seconds):
-        """Return when it can start processes. Raises TimeoutError, or `Gone` if it ended."""
+        """Return when it can start processes. Raises TimeoutError, or `PeerExitedError` if it ended."""
         self._control.settimeout(seconds)
         self._receive()
         self._control.settimeout(None)
 
     def prepare(self, source, prelude, modules, seconds):
         """Load what all processes need, once: the program's text, the `PRELUDE` and libraries. Called before any line
-        of the solution is run. Raises TimeoutError, or `Gone` if the spawner ended."""
+        of the solution is run. Raises TimeoutError, or `PeerExitedError` if the spawner ended."""
         import tempfile  # as above
 
         with tempfile.TemporaryFile() as file:
@@ -201,7 +201,7 @@ class Spawner:
         while len(data) < size:
             part = self._control.recv(size - len(data))
             if not part:
-                raise Gone("the process that starts the solution's has ended")
+                raise PeerExitedError("the process that starts the solution's has ended")
             data += part
         return data
 
@@ -444,7 +444,7 @@ def _serve_module(descriptor, prepared):
     code = 1
     try:
         SolutionLink(socket.socket(fileno=descriptor), prepared.names if prepared else {}).serve()
-    except Gone:
+    except PeerExitedError:
         code = 0
     finally:
         os._exit(code)
@@ -522,7 +522,7 @@ def _module(name):
     return module
 
 
-class SolutionLink(Link):
+class SolutionLink(ProcessLink):
     """The solution's end: its module, and the objects that the judge holds references to."""
 
     def __init__(self, sock, prelude):

@@ -9,8 +9,8 @@ import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 
-from link import EXCEPTIONS, Link, next_of, update
-from values import CONTAINERS, Reader, Record, Refused, encode
+from link import EXCEPTIONS, ProcessLink, next_of, update
+from values import CONTAINERS, ValueReader, ValueRecord, ValueRejected, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Handle:
     """Stands for an object that lives in the solution's process: a function, a class, an instance of one.
 
     It can be called, its attributes can be read and set, and ``str``, ``len``, ``[0]`` and a loop see a copy of what it
-    holds. Nothing else: each comparison and each operator raises `Refused`, which fails the test. So the solution's
-    ``__eq__`` and its like never decide, and only plain data can satisfy an assertion.
+    holds. Nothing else: each comparison and each operator raises `ValueRejected`, which fails the test. So the
+    solution's ``__eq__`` and its like never decide, and only plain data can satisfy an assertion.
     """
 
     __slots__ = ("__link", "__number")
@@ -199,7 +199,7 @@ class Generated(Stream):
 
 _VIEWS: "tuple[type, ...]" = (type({}.keys()), type({}.values()), type({}.items()))
 _SIZED = frozenset(
-    {*_VIEWS, *CONTAINERS, str, bytes, tuple, frozenset, range, OrderedDict, Counter, defaultdict, Record}
+    {*_VIEWS, *CONTAINERS, str, bytes, tuple, frozenset, range, OrderedDict, Counter, defaultdict, ValueRecord}
 )
 _PROVIDED = frozenset({"add", "append", "appendleft", "extend", "extendleft", "update", "count", "get", "index"})
 """Methods of a test's container that a solution may be given: a collector's, and none that makes it smaller."""
@@ -221,7 +221,7 @@ NO_TEST = types.SimpleNamespace(**_REFUSES, finite=True, nothing=True, widths=Tr
 """What is read before there is a test."""
 
 
-class JudgeReader(Reader):
+class JudgeReader(ValueReader):
     """Reads what the solution sends. `case`, the test, says whether a NaN or an infinity (`finite`), a text of one
     (`parses`) and what is empty (`vector`) are refused, and whether numpy's narrow numbers stay so (`widths`), its
     scalars stay numpy's (`members`), whether it speaks of int64 (`int64`), and of whole numbers whose squares an int64
@@ -324,7 +324,7 @@ _NOBODY_ELSES = 2
 """References to a copy that no one but a `_Borrowed` and the call that counts them has."""
 
 
-class JudgeLink(Link):
+class JudgeLink(ProcessLink):
     """The judge's end."""
 
     def __init__(self, socket, evaluator=None):
@@ -442,7 +442,7 @@ class JudgeLink(Link):
     def reject_test(self, why):
         """As `reject`, for another reason."""
         self.refused = self.refused or why
-        return Refused(self.refused)
+        return ValueRejected(self.refused)
 
     def borrow(self, operation, owner, key):
         """The attribute or the item of an object of the solution's. A container arrives as a copy; what the test does
@@ -580,7 +580,7 @@ class JudgeLink(Link):
             if operation != "call":
                 raise ValueError(f"the solution asked the judge for {operation!r}")
             return self._functions[number](*rest, **kwargs)
-        except Refused:
+        except ValueRejected:
             self.gone = True  # the solution waits for an answer
             raise
         except AssertionError as error:

@@ -14,10 +14,10 @@ import types
 from contextlib import suppress
 from importlib import import_module
 
-from link import Gone
+from link import PeerExitedError
 from output_equality import near_whole
 from remote import PLAIN_METHODS, Handle
-from values import Refused
+from values import ValueRejected
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class TestCase:
 
         Builtins and helpers are the solution's only in a test that uses no other name of it, as one of a function
         ``pow`` does, and only if no other call is among their arguments: ``sqrt`` in ``isclose(sqrt(4), 2)``. Raises
-        `Refused` if the solution has none of those: the test would be of Python itself.
+        `ValueRejected` if the solution has none of those: the test would be of Python itself.
         """
         requested = (link.names() & self._mentioned) - self._modules
         tested = self._tested & requested
@@ -226,13 +226,13 @@ class TestCase:
 
         def literal(name, source):
             if not isinstance(source, str) or source not in own:
-                raise link.refuse(f"{name} of a text")
+                raise link.reject(f"{name} of a text")
 
         def guarded_import(name, *args, **kwargs):
             # Python's own code calls it too: that of `strftime`, or of the sum of an array.
             chosen = "__import__" in mentioned and name not in self._imports
             if chosen or name.partition(".")[0] in _RUNS_DATA:
-                raise link.refuse(f"import of {name!r:.80}; of modules that make code of data none is allowed, and")
+                raise link.reject(f"import of {name!r:.80}; of modules that make code of data none is allowed, and")
             return builtins.__import__(name, *args, **kwargs)
 
         def guarded_eval(source, *names):
@@ -253,7 +253,7 @@ class TestCase:
 
         def guarded_getattr(owner, name, *default):
             if isinstance(owner, types.ModuleType) and name not in own and name not in mentioned:
-                raise link.refuse(f"a name {name!r:.80} in a module")
+                raise link.reject(f"a name {name!r:.80} in a module")
             return getattr(owner, name, *default)
 
         guards: dict[str, Any] = {
@@ -268,15 +268,20 @@ class TestCase:
 
 def evaluate(link, text, own):
     """The value of a text that does not stand in the test, but some of the texts `own` that do may stand in it."""
-    from evaluation import Evaluation, is_whole, names_in, parse  # the judge has imported it if a test may need it
+    from evaluation import (  # the judge has imported it if a test may need it
+        SolutionEvaluation,
+        is_whole,
+        names_in,
+        parse,
+    )
 
     node = parse(text)
     pieces = {piece.strip() for part in own for piece in _FIELD.split(part)} - {""}
     if any(piece in text for piece in pieces) and not is_whole(text, node, link.texts - own):
-        raise link.refuse("eval of a text that is no expression by itself,")
+        raise link.reject("eval of a text that is no expression by itself,")
     if node is None or not names_in(node) & link.names():
         return link.evaluate_apart(text)
-    return Evaluation(link.value, link.refuse).of(node)
+    return SolutionEvaluation(link.value, link.reject).of(node)
 
 
 def present(value):
@@ -315,7 +320,7 @@ def _format(value):
     """A value as text, large ones not in full."""
     try:
         return _SHORT.repr(value)
-    except (Exception, Refused, Gone):  # noqa: BLE001  a `__repr__` of the test's, or of a library's
+    except (Exception, ValueRejected, PeerExitedError):  # noqa: BLE001  a `__repr__` of the test's, or of a library's
         return f"<a {type(value).__name__}>"
 
 
