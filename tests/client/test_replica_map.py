@@ -64,7 +64,7 @@ def test_trajectories_of_a_replica_that_left_the_list_go_elsewhere() -> None:
     assert {replicas.url_of(tid) for tid in ids} == {direct(0)}
 
 
-def test_a_trajectory_with_state_stays_with_who_answered_it_and_is_told_of_when_that_one_is_away() -> None:
+def test_a_trajectory_with_state_stays_with_who_answered_it_and_has_begun_wherever_it_goes() -> None:
     clock = Clock()
     replicas = ReplicaMap(FRONT, clock)
     replicas.renew(listing(direct(0), direct(1), sticky=True))
@@ -77,16 +77,17 @@ def test_a_trajectory_with_state_stays_with_who_answered_it_and_is_told_of_when_
     replicas.renew(listing(direct(0), sticky=True))
     assert {tid: replicas.url_of(tid) for tid in answered} == {tid: before[tid] for tid in answered}
     assert {replicas.url_of(tid) for tid in ids[25:]} == {direct(0)}
-    assert not any(map(replicas.has_left, ids))
     replicas.avoid(direct(1))
     assert {replicas.url_of(tid) for tid in ids} == {direct(0)}
-    assert {tid for tid in ids if replicas.has_left(tid)} == {tid for tid in answered if before[tid] == direct(1)}
     clock.now += 60
-    assert not any(map(replicas.has_left, ids))
-    replicas.lose("t0")
-    assert replicas.has_left("t0")
-    replicas.forget("t0")
-    assert not replicas.has_left("t0")
+    assert {tid for tid in ids if replicas.has_begun(tid)} == set(answered)
+    replicas.distrust()
+    assert {replicas.url_of(tid) for tid in ids} == {FRONT}
+    assert {tid for tid in ids if replicas.has_begun(tid)} == set(answered)
+    replicas.begin("t30")
+    assert replicas.has_begun("t30")
+    replicas.forget("t30")
+    assert not replicas.has_begun("t30")
 
 
 def test_a_replica_that_failed_is_left_alone_for_a_while_and_a_new_list_is_due() -> None:

@@ -37,6 +37,7 @@ class ReplicaMap:
         self._sticky = False
         self._avoided: dict[str, float] = {}
         self._places: OrderedDict[str, _Place] = OrderedDict()
+        self._begun: OrderedDict[str, None] = OrderedDict()
         self._stale_at = 0.0
         self.was_requested = False
         """Whether the server has been asked for its replicas at all."""
@@ -53,6 +54,7 @@ class ReplicaMap:
     def distrust(self) -> None:
         """Somebody else answered where a replica was: send nothing there, and ask for a new list."""
         self._urls, self._ids = {}, []
+        self._places.clear()
         self._stale_at = 0.0
 
     def renew(self, replicas: ReplicaList | None) -> None:
@@ -74,8 +76,7 @@ class ReplicaMap:
             if not self._ids:
                 return self._front
             replica_id = owner(trajectory_id, self._ids)
-            lost = place is not None and place.lost
-            place = self._remember(trajectory_id, _Place(replica_id, self._urls[replica_id], False, lost))
+            place = self._remember(trajectory_id, _Place(replica_id, self._urls[replica_id], False))
         if not self._is_avoided(place.url):
             return place.url
         others = [other for other in self._ids if not self._is_avoided(self._urls[other])]
@@ -83,22 +84,20 @@ class ReplicaMap:
 
     def pin(self, trajectory_id: str, url: str) -> None:
         """Whoever is at `url` has answered this trajectory, without a fault."""
+        self.begin(trajectory_id)
         place = self._places.get(trajectory_id)
         if place is not None and place.url == url and not place.pinned:
             self._places[trajectory_id] = replace(place, pinned=True)
 
-    def lose(self, trajectory_id: str) -> None:
-        """The server says that this trajectory's state is lost."""
-        place = self._places.get(trajectory_id)
-        if place is not None:
-            self._places[trajectory_id] = replace(place, lost=True)
+    def begin(self, trajectory_id: str) -> None:
+        """The server has had this trajectory: until `forget`, no replica may take it for a new one."""
+        self._begun[trajectory_id] = None
+        if len(self._begun) > _MAX_REMEMBERED:
+            self._begun.popitem(last=False)
 
-    def has_left(self, trajectory_id: str) -> bool:
-        """Whether the replica that had this trajectory cannot be reached now, or is gone."""
-        place = self._places.get(trajectory_id)
-        if place is None or not self._sticky:
-            return False
-        return place.lost or (place.pinned and self._is_avoided(place.url))
+    def has_begun(self, trajectory_id: str) -> bool:
+        """Whether the server has had this trajectory, wherever it was."""
+        return trajectory_id in self._begun
 
     def place(self, trajectory_id: str, replica_id: str) -> None:
         """A replica has told that it holds this trajectory."""
@@ -108,6 +107,7 @@ class ReplicaMap:
     def forget(self, trajectory_id: str) -> None:
         """The trajectory is over."""
         self._places.pop(trajectory_id, None)
+        self._begun.pop(trajectory_id, None)
 
     def avoid(self, url: str) -> None:
         """The replica at `url` did not answer: leave it alone for a while, and ask for a new list."""
@@ -134,8 +134,6 @@ class _Place:
     url: str
     pinned: bool
     """That replica has answered it."""
-    lost: bool = False
-    """Its state is lost: whatever comes before `ReplicaMap.forget` is no new beginning."""
 
 
 def _reachable(replica: ReplicaInfo, front: str) -> bool:

@@ -280,10 +280,12 @@ class ToolClient:
         for outcome in await self._send(url, entries, deadline, begun=started):
             results[outcome.entry.position] = outcome.result
             fault = outcome.result.fault
-            if fault is None:
+            if fault is None and outcome.result.done:
+                self._map.forget(outcome.result.trajectory_id)
+            elif fault is None:
                 self._map.pin(outcome.result.trajectory_id, url)
             elif fault.kind == FaultKind.STATE_LOST:
-                self._map.lose(outcome.result.trajectory_id)
+                self._map.begin(outcome.result.trajectory_id)
             limited = self._max_retries == _NO_END and fault is not None and fault.kind not in _SERVER_AWAY
             if fault is not None and fault.retryable and attempt < (_MAX_RETRIES if limited else self._max_retries):
                 again.append(outcome)
@@ -377,11 +379,12 @@ class ToolClient:
             self._map.renew(replicas if self._direct else None)
 
     def _by_place(self, entries: Sequence[_Entry]) -> dict[tuple[str, bool], list[_Entry]]:
-        """The entries by the base URL that they are sent to, and whether the replica that had them is away."""
+        """The entries by the base URL that they are sent to, and whether only the client knows that they have begun."""
         by_place: dict[tuple[str, bool], list[_Entry]] = {}
         for entry in entries:
             trajectory_id = entry.request.trajectory_id
-            where = self._map.url_of(trajectory_id), self._map.has_left(trajectory_id)
+            begun = entry.request.step is None and self._map.has_begun(trajectory_id)
+            where = self._map.url_of(trajectory_id), begun
             by_place.setdefault(where, []).append(entry)
         return by_place
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from verl_tool.protocol import FaultKind, ForkRequest, ForkResponse, StepRequest, StepResult
+from verl_tool.servers.cluster.cluster_router import faulted
 from verl_tool.servers.cluster.members import Member, Members
 from verl_tool.servers.cluster.peers import PeerAwayError, Peers, PeerTimeoutError
 from verl_tool.servers.cluster.stateful_router import StatefulRouter
@@ -66,9 +67,12 @@ class Cluster(Peers):
         if peer.id in self.silent:
             raise PeerTimeoutError("no answer")
 
-    async def step(self, peer: Member, requests: Sequence[StepRequest]) -> list[StepResult]:
+    async def step(self, peer: Member, requests: Sequence[StepRequest], *, begun: bool = False) -> list[StepResult]:
         self._reach(peer)
-        return await self.running(peer.id)(requests)
+        unknown = [r for r in requests if begun and not r.finish and r.trajectory_id not in self.held[peer.id]]
+        lost = {r.trajectory_id: faulted(r, FaultKind.STATE_LOST, "unknown", retryable=False) for r in unknown}
+        ran = iter(await self.running(peer.id)([r for r in requests if r not in unknown]))
+        return [lost[r.trajectory_id] if r in unknown else next(ran) for r in requests]
 
     async def fork(self, peer: Member, request: ForkRequest) -> ForkResponse:
         self._reach(peer)
@@ -96,6 +100,23 @@ async def places(cluster: Cluster, asked: str, requests: Sequence[StepRequest]) 
     """Which replica ran each; the kind of a fault in its place."""
     results = await cluster.at(asked, requests)
     return {result.trajectory_id: result.fault.kind if result.fault else result.observation for result in results}
+
+
+async def test_one_that_began_anew_elsewhere_is_found_and_one_that_is_gone_is_lost():
+    cluster = Cluster("a", "b", "c")
+    first = await places(cluster, "a", turn())
+    await places(cluster, "b", turn())  # it remembers where each is
+    for name, held in cluster.held.items():
+        moved = {each for each in held if name != "c"}
+        held -= moved
+        cluster.held["c"] |= moved
+    assert set((await places(cluster, "b", turn())).values()) <= {"b", "c"}
+    assert set((await places(cluster, "a", turn(3))).values()) == {"c"}
+    for held in cluster.held.values():
+        held.clear()
+    elsewhere = {trajectory_id for trajectory_id, name in first.items() if name != "a"}
+    now = await places(cluster, "a", turn(4))
+    assert {now[trajectory_id] for trajectory_id in elsewhere} == {FaultKind.STATE_LOST}
 
 
 async def test_whoever_is_asked_a_trajectory_begins_at_one_place_and_stays_there():

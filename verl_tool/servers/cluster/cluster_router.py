@@ -110,7 +110,9 @@ class StatelessRouter(ClusterReports):
         candidates = [info.id for info in self._members.accepting_replicas()]
         spread = len(requests) >= SPREAD_FROM
         return [
-            rendezvous_owner(r.trajectory_id, candidates) if spread or r.step is not None else self.replica_id
+            rendezvous_owner(r.trajectory_id, candidates)
+            if spread or r.finish or r.step is not None
+            else self.replica_id
             for r in requests
         ]
 

@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import select
 import socket
+import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -24,6 +26,8 @@ KEEP_ALIVE_SECONDS = 90
 """An idle connection is kept longer than any of our clients keeps it, so that it is never closed under a request."""
 BACKLOG = 4096
 """Connections that wait to be accepted."""
+BACKLOG_SECONDS = 0.5
+"""A server that stops accepts what waits for at most so long."""
 
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that stand for all of a machine's, and the one at which the machine itself finds a server there."""
@@ -80,8 +84,13 @@ class DirectServer:
         """Take no further connection; those that are open, and those that wait to be accepted, are served."""
         if self._server is None or self._server.should_exit:
             return
-        # The event loop accepts all that wait each time it looks at a listener.
-        await asyncio.sleep(0)
+        # An event loop accepts one or more connections a turn: until none waits, and two turns for their first read.
+        backlog, end = select.poll(), time.monotonic() + BACKLOG_SECONDS
+        backlog.register(self._socket, select.POLLIN)
+        while backlog.poll(0) and time.monotonic() < end:  # noqa: ASYNC110  no event tells of it
+            await asyncio.sleep(0)
+        for _ in range(2):
+            await asyncio.sleep(0)
         for listening in self._server.servers:
             listening.close()
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from verl_tool.errors import VerlToolError
 from verl_tool.protocol import (
+    BEGUN_HEADER,
     MISDIRECTED,
     REPLICA_HEADER,
     SERVER_HEADER,
@@ -76,13 +77,13 @@ class Peers:
         if self._session is not None:
             await self._session.close()
 
-    async def step(self, peer: Member, requests: Sequence[StepRequest]) -> list[StepResult]:
-        """Have `peer` run `requests`; its answers in their order.
+    async def step(self, peer: Member, requests: Sequence[StepRequest], *, begun: bool = False) -> list[StepResult]:
+        """Have `peer` run `requests`; its answers in their order. `begun`: none of them is a new trajectory.
 
         A refusal of the whole request (its queue is full) becomes each entry's fault. Raises `PeerAwayError`,
         `PeerBrokenError` or `PeerTimeoutError`.
         """
-        status, body = await self._send(peer, "POST", "/get_observation", request_body(requests))
+        status, body = await self._send(peer, "POST", "/get_observation", request_body(requests), begun=begun)
         if status != 200:
             fault = _refusal(peer, status, body)
             return [StepResult(request.trajectory_id, valid=False, fault=fault) for request in requests]
@@ -110,11 +111,14 @@ class Peers:
             raise PeerTimeoutError(f"replica {peer.id} did not answer {path} in {seconds:g} s") from None
         return answer
 
-    async def _send(self, peer: Member, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    async def _send(
+        self, peer: Member, method: str, path: str, body: bytes, *, begun: bool = False
+    ) -> tuple[int, bytes]:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
         headers = {**self._headers, REPLICA_HEADER: peer.id, PEER_KEY_HEADER: peer.key}
+        headers |= {BEGUN_HEADER: "1"} if begun else {}
         try:
             async with self._session.request(method, peer.url + path, data=body, headers=headers) as response:
                 status, answer = response.status, await response.read()

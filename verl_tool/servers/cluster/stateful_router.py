@@ -99,10 +99,10 @@ class StatefulRouter(ClusterReports):
 
     async def announce_leaving(self) -> None:
         """Tell the other replicas, each once, that this one is being taken away, for those that never saw it."""
-        for peer in self._members.others():
-            if peer.id not in self._told:
-                self._told.add(peer.id)
-                await self._ask(peer, LEAVING_PATH, self._members.info.model_dump())
+        peers = [peer for peer in self._members.others() if peer.id not in self._told]
+        info = self._members.info.model_dump()
+        answers = await asyncio.gather(*(self._ask(peer, LEAVING_PATH, info) for peer in peers))
+        self._told |= {peer.id for peer, answer in zip(peers, answers, strict=True) if answer is not None}
 
     async def _answer_known(self, app: ToolServerApp, request: Request) -> Response:
         _for_replicas_only(app, request)
@@ -147,7 +147,7 @@ class StatefulRouter(ClusterReports):
                 places[trajectory_id] = _Place(UNKNOWN if silent else LOST, True)
             elif request.finish:
                 # Whose state is gone is free again.
-                places.setdefault(trajectory_id, _Place(self.replica_id, True))
+                places.setdefault(trajectory_id, _Place(UNKNOWN if silent else self.replica_id, True))
             else:
                 places[trajectory_id] = _Place(rendezvous_owner(trajectory_id, accepting_replicas), False)
             if request.finish:
@@ -210,7 +210,7 @@ class StatefulRouter(ClusterReports):
         if peer is None:
             return [faulted(r, FaultKind.UNREACHABLE, _SILENT, retryable=True) for r in requests]
         try:
-            results = await self._peers.step(peer, requests)
+            results = await self._peers.step(peer, requests, begun=place.begun)
         except PeerTimeoutError as error:
             return late(requests, error)
         except (PeerAwayError, PeerBrokenError) as error:
@@ -221,10 +221,23 @@ class StatefulRouter(ClusterReports):
                 self._members.avoid(peer.id)
                 return await self._step(requests, run_local, placements - 1)
             return _state_lost(requests) if dead else _not_reached(requests, error)
-        for request, result in zip(requests, results, strict=True):
+        for number, (request, result) in enumerate(zip(requests, results, strict=True)):
             if result.fault is None and not request.finish:
                 self._remember(request.trajectory_id, peer.id)
+            elif _is_lost(result) and place.begun and placements > 1:
+                results[number] = await self._moved(request, result, peer, run_local)
         return results
+
+    async def _moved(self, request: StepRequest, result: StepResult, peer: Member, run_local: RunLocal) -> StepResult:
+        """The answer of the replica that has this trajectory now, if `peer` had it earlier; else `result`."""
+        if self._remembered.pop(request.trajectory_id, None) is None:
+            return result
+        found, _ = await self._locate([request.trajectory_id])
+        place = found.get(request.trajectory_id, peer.id)
+        if place == peer.id:
+            return result
+        [answer] = await self._at(_Place(place, True), [request], run_local=run_local, placements=1)
+        return answer
 
 
 def _for_replicas_only(app: ToolServerApp, request: Request) -> None:
@@ -237,8 +250,17 @@ def _not_forked(request: ForkRequest, kind: FaultKind, message: str, *, retryabl
     return ForkResponse(trajectory_id=request.new_trajectory_id, fault=fault)
 
 
+def _is_lost(result: StepResult) -> bool:
+    return result.fault is not None and result.fault.kind == FaultKind.STATE_LOST
+
+
 def _state_lost(requests: Sequence[StepRequest]) -> list[StepResult]:
-    return [faulted(r, FaultKind.STATE_LOST, _LOST.format(r.trajectory_id[:80]), retryable=False) for r in requests]
+    return [
+        StepResult(r.trajectory_id, done=True)
+        if r.finish
+        else faulted(r, FaultKind.STATE_LOST, _LOST.format(r.trajectory_id[:80]), retryable=False)
+        for r in requests
+    ]
 
 
 def _not_reached(requests: Sequence[StepRequest], error: PeerAwayError | PeerBrokenError) -> list[StepResult]:

@@ -334,8 +334,8 @@ class TrajectoryTable:
         reason = self._lost.get(request.trajectory_id)
         if reason is not None and reason[1] >= self._clock():
             because = reason[0]
-        elif request.step:
-            because = f"this replica does not know it at step {request.step}; its replica is gone, or it was finished"
+        elif request.step or request.begun:
+            because = "it has begun and this replica does not know it; its replica is gone, or it was finished"
         else:
             return
         raise ToolFault(

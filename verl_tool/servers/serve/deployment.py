@@ -113,8 +113,7 @@ class ToolReplica:
         if isinstance(self._router, StatefulRouter):
             await self._router.announce_leaving()
         await self._port.leave()
-        if isinstance(self._router, StatefulRouter):
-            await self._drain(self._router)
+        await self._drain()
         await asyncio.gather(self._port.close(CLOSE_SECONDS / 4), self._direct_server.close(CLOSE_SECONDS / 4))
         await self._toolset.close(CLOSE_SECONDS / 4)
         await self._peers.close()
@@ -145,11 +144,16 @@ class ToolReplica:
             return StatefulRouter(self._members, self._peers, self._toolset.knows, direct_open=direct_open)
         return StatelessRouter(self._members, self._peers, direct_open=direct_open)
 
-    async def _drain(self, router: StatefulRouter) -> None:
-        """Take nothing new; wait until what lives here has ended, the server stops, or the time is up."""
+    def _is_busy(self) -> bool:
+        live = self._toolset.unfinished() if isinstance(self._router, StatefulRouter) else 0
+        return bool(live or self._app.admission.inside)
+
+    async def _drain(self) -> None:
+        """Take nothing new; wait until what lives and runs here has ended, the server stops, or the time is up."""
         deadline = time.monotonic() + self._settings.drain_seconds
-        while self._toolset.unfinished() and not self._server_stops and time.monotonic() < deadline:
-            await router.announce_leaving()
+        while self._is_busy() and not self._server_stops and time.monotonic() < deadline:
+            if isinstance(self._router, StatefulRouter):
+                await self._router.announce_leaving()
             await asyncio.sleep(DRAIN_LOOK_SECONDS)
         left = self._toolset.unfinished()
         if left:

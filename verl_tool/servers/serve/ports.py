@@ -66,12 +66,13 @@ def reserve_port(port: int) -> Reservation:
     return Reservation(holder)
 
 
-def hold_port(host: str, port: int) -> Reservation:
+def hold_port(host: str, port: int, reservation: Reservation | None = None) -> Reservation:
     """As `reserve_port`, for replicas in other processes of this user: they can listen at `port`, and nobody else can.
+    `reservation`: the one of `reserve_port`, if there is one; it becomes part of this one.
 
     Raises `PortInUseError` too if somebody has the port.
     """
-    reservation = reserve_port(port)
+    reservation = reservation or reserve_port(port)
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     holder = socket.socket(family, kind, protocol)
     try:

@@ -27,7 +27,7 @@ from verl_tool.errors import ConfigError, StartError
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
 from verl_tool.servers.serve.launcher import NAMESPACE, announce_stop, claim_name, release_name
 from verl_tool.servers.serve.local_ray import keep_token_private, make_token, on_loopback, private_folder
-from verl_tool.servers.serve.ports import Reservation, hold_port
+from verl_tool.servers.serve.ports import Reservation, hold_port, reserve_port
 from verl_tool.servers.serve.replica_output import ReplicaOutput
 from verl_tool.servers.settings import APP_NAME_PATTERN, AutoscalingSettings, ReplicaSettings
 from verl_tool.util.child_processes import HEAD, ChildProcesses
@@ -97,12 +97,15 @@ class ServeCluster:
 
         Raises StartError, PortInUseError for a port and NameInUseError for a name of another live server.
         """
-        self._reserved = hold_port(self.host, self.port)
+        # On a cluster that is joined, replicas of a launcher that was killed may listen there; they are ended below.
+        self._reserved = hold_port(self.host, self.port) if self.local else reserve_port(self.port)
         try:
             self._connect()
             if not self.local:
                 claim_name(self.app_name)
             self._join_or_start_serve()
+            if not self.local:
+                self._reserved = hold_port(self.host, self.port, self._reserved)
         except BaseException:
             self._leave()
             raise
