@@ -80,14 +80,14 @@ def test_a_trajectory_with_state_stays_with_who_answered_it_and_has_begun_wherev
     replicas.avoid(direct(1))
     assert {replicas.url_of(tid) for tid in ids} == {direct(0)}
     clock.now += 60
-    assert {tid for tid in ids if replicas.has_begun(tid)} == set(answered)
+    assert {tid for tid in ids if replicas.has_started(tid)} == set(answered)
     replicas.distrust()
     assert {replicas.url_of(tid) for tid in ids} == {FRONT}
-    assert {tid for tid in ids if replicas.has_begun(tid)} == set(answered)
-    replicas.begin("t30")
-    assert replicas.has_begun("t30")
+    assert {tid for tid in ids if replicas.has_started(tid)} == set(answered)
+    replicas.mark_started("t30")
+    assert replicas.has_started("t30")
     replicas.forget("t30")
-    assert not replicas.has_begun("t30")
+    assert not replicas.has_started("t30")
 
 
 def test_a_replica_that_failed_is_left_alone_for_a_while_and_a_new_list_is_due() -> None:

@@ -37,7 +37,7 @@ class ReplicaMap:
         self._sticky = False
         self._avoided: dict[str, float] = {}
         self._places: OrderedDict[str, _Place] = OrderedDict()
-        self._begun: OrderedDict[str, None] = OrderedDict()
+        self._started: OrderedDict[str, None] = OrderedDict()
         self._stale_at = 0.0
         self.was_requested = False
         """Whether the server has been asked for its replicas at all."""
@@ -84,20 +84,20 @@ class ReplicaMap:
 
     def pin(self, trajectory_id: str, url: str) -> None:
         """Whoever is at `url` has answered this trajectory, without a fault."""
-        self.begin(trajectory_id)
+        self.mark_started(trajectory_id)
         place = self._places.get(trajectory_id)
         if place is not None and place.url == url and not place.pinned:
             self._places[trajectory_id] = replace(place, pinned=True)
 
-    def begin(self, trajectory_id: str) -> None:
+    def mark_started(self, trajectory_id: str) -> None:
         """The server has had this trajectory: until `forget`, no replica may take it for a new one."""
-        self._begun[trajectory_id] = None
-        if len(self._begun) > _MAX_REMEMBERED:
-            self._begun.popitem(last=False)
+        self._started[trajectory_id] = None
+        if len(self._started) > _MAX_REMEMBERED:
+            self._started.popitem(last=False)
 
-    def has_begun(self, trajectory_id: str) -> bool:
+    def has_started(self, trajectory_id: str) -> bool:
         """Whether the server has had this trajectory, wherever it was."""
-        return trajectory_id in self._begun
+        return trajectory_id in self._started
 
     def place(self, trajectory_id: str, replica_id: str) -> None:
         """A replica has told that it holds this trajectory."""
@@ -107,7 +107,7 @@ class ReplicaMap:
     def forget(self, trajectory_id: str) -> None:
         """The trajectory is over."""
         self._places.pop(trajectory_id, None)
-        self._begun.pop(trajectory_id, None)
+        self._started.pop(trajectory_id, None)
 
     def avoid(self, url: str) -> None:
         """The replica at `url` did not answer: leave it alone for a while, and ask for a new list."""

@@ -285,7 +285,7 @@ class ToolClient:
             elif fault is None:
                 self._map.pin(outcome.result.trajectory_id, url)
             elif fault.kind == FaultKind.STATE_LOST:
-                self._map.begin(outcome.result.trajectory_id)
+                self._map.mark_started(outcome.result.trajectory_id)
             limited = self._max_retries == _NO_END and fault is not None and fault.kind not in _SERVER_AWAY
             if fault is not None and fault.retryable and attempt < (_MAX_RETRIES if limited else self._max_retries):
                 again.append(outcome)
@@ -383,8 +383,8 @@ class ToolClient:
         by_place: dict[tuple[str, bool], list[_Entry]] = {}
         for entry in entries:
             trajectory_id = entry.request.trajectory_id
-            begun = entry.request.step is None and self._map.has_begun(trajectory_id)
-            where = self._map.url_of(trajectory_id), begun
+            started = entry.request.step is None and self._map.has_started(trajectory_id)
+            where = self._map.url_of(trajectory_id), started
             by_place.setdefault(where, []).append(entry)
         return by_place
 
