@@ -238,7 +238,7 @@ ODD_WORDS = {
 """Words that say too little: name the message, the limit (``max_…``), the check (``validate_…``) or the owner."""
 
 
-ALLOWED = {"most_frequent_gold", "most_frequent_message"} | {
+ALLOWED = {"most_frequent_gold"} | {
     "told",
     "shown",
     "begun",

@@ -64,7 +64,7 @@ def test_trajectories_of_a_replica_that_left_the_list_go_elsewhere() -> None:
     assert {replicas.url_of(tid) for tid in ids} == {direct(0)}
 
 
-def test_a_trajectory_with_state_stays_with_who_answered_it_and_has_begun_wherever_it_goes() -> None:
+def test_stateful_trajectory_stays_pinned_and_counts_as_started() -> None:
     clock = Clock()
     replicas = ReplicaMap(FRONT, clock)
     replicas.renew(listing(direct(0), direct(1), sticky=True))

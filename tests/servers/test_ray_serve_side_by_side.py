@@ -99,7 +99,7 @@ def test_what_is_meant_for_another_is_refused(servers):
     assert ask(first.port, "/get_observation", SUMS, **{REPLICA_HEADER: "gone"})[0] == 421
 
 
-async def test_the_key_is_shown_to_the_own_server_alone(servers):
+async def test_key_goes_to_its_own_server_only(servers):
     server = servers[1]
     async with ToolClient(server.url, api_key=KEY) as client:
         result = await client.call("t", "<finish>done</finish>")

@@ -113,8 +113,8 @@ class Connections:
             if server:
                 headers[SERVER_HEADER] = server
             if self._api_key is not None:
-                visible = self._api_key if at_front else proof_of(self._api_key, server)
-                headers["authorization"] = f"Bearer {visible}"
+                key = self._api_key if at_front else proof_of(self._api_key, server)
+                headers["authorization"] = f"Bearer {key}"
             # A server has another name after each start.
             self._headers_of = {key: known for key, known in self._headers_of.items() if key[1] in ("", server)}
             self._headers_of[at_front, server] = headers

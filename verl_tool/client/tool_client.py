@@ -326,7 +326,7 @@ class ToolClient:
         if answer.status in (429, 503):
             return _faulted(entries, FaultKind.OVERLOADED, words, retryable=True, wait=answer.retry_after())
         if answer.status == 404:
-            # Ray Serve answers so while an application is being deployed: nothing was run.
+            # Nothing was run; a proxy before the server may answer so while it starts.
             return _faulted(entries, FaultKind.UNREACHABLE, words, retryable=True)
         if 400 <= answer.status < 500:
             return _faulted(entries, FaultKind.BAD_REQUEST, words, retryable=False)
@@ -411,7 +411,7 @@ class ToolClient:
                 kind = FaultKind.TIMEOUT if error.timed_out else FaultKind.UNREACHABLE
                 fault = ToolFault(kind, error.message, retryable=True)
             else:
-                # Ray Serve answers 500 for a replica that died under the request.
+                # A replica that is closing, or a proxy before the server, answers so.
                 if answer.status not in (429, 500, 502, 503, 504):
                     return answer
                 wait = answer.retry_after()

@@ -34,8 +34,7 @@ access_log = logging.getLogger(f"{__name__}.access")
 
 HEALTH_PATH = "/health"
 PROBE_PATH = "/-/healthz"
-"""Where KubeRay asks whether Ray Serve answers on a node: with status 200 and the body ``success``."""
-"""The one route that asks for no key."""
+"""KubeRay's probe of a node: status 200 and the body ``success``. Like `HEALTH_PATH`, it asks for no key."""
 _REQUEST = "verl_tool.request"
 """Entry of a scope: its `Request`."""
 
@@ -65,7 +64,8 @@ class WebApp:
 
     `routes`: method, path and handler of each; a handler may raise `HttpError`. `names`: headers by which a request may
     name whom it is for, with this server's own values, which every answer bears; one that names another is refused.
-    `tokens`: bearer tokens, of which every route but ``/health`` asks for one; none: no route does. `host_check`: by
+    `tokens`: bearer tokens, of which every route but `HEALTH_PATH` and `PROBE_PATH` asks;
+    none: no route does. `host_check`: by
     which names clients may call; None: by any.
     """
 

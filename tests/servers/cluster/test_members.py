@@ -56,7 +56,7 @@ def test_a_replica_that_left_the_list_may_hold_something_until_it_is_dead():
     assert ids(replicas.holders()) == ["c", "d"]
 
 
-def test_a_dead_replica_is_not_asked_though_serve_still_lists_it():
+def test_dead_replica_gets_no_requests_while_serve_lists_it():
     replicas = listed("a", "b")
     replicas.forget("b")
     assert (ids(replicas.accepting_replicas()), replicas.holders(), replicas.is_listed("b")) == (["a"], [], False)

@@ -119,7 +119,7 @@ async def test_one_that_began_anew_elsewhere_is_found_and_one_that_is_gone_is_lo
     assert {now[trajectory_id] for trajectory_id in elsewhere} == {FaultKind.STATE_LOST}
 
 
-async def test_whoever_is_asked_a_trajectory_begins_at_one_place_and_stays_there():
+async def test_trajectory_starts_at_one_replica_and_stays_there():
     cluster = Cluster("a", "b", "c")
     begun = await places(cluster, "a", turn())
     assert set(begun.values()) == {"a", "b", "c"}
@@ -160,7 +160,7 @@ async def test_one_that_is_taken_away_serves_its_own_and_gets_nothing_new(seen):
     assert "b" not in (await places(cluster, asked, fresh)).values()
 
 
-async def test_what_a_dead_one_held_is_lost_wherever_it_is_asked_for():
+async def test_state_of_a_dead_replica_is_lost_at_every_replica():
     cluster = Cluster("a", "b", "c")
     begun = await places(cluster, "a", turn(0))
     cluster.kill("b")
@@ -174,7 +174,7 @@ async def test_what_a_dead_one_held_is_lost_wherever_it_is_asked_for():
     assert set((await places(cluster, "a", turn())).values()) == {"a", "c"}
 
 
-async def test_a_new_one_is_given_to_another_if_its_owner_is_dead():
+async def test_new_trajectory_moves_to_another_replica_if_its_owner_is_dead():
     cluster = Cluster("a", "b")
     cluster.dead.add("b")
     assert set((await places(cluster, "a", turn(0))).values()) == {"a"}

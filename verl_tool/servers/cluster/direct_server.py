@@ -114,8 +114,8 @@ def guarded(app: ASGIApp, peer_key: str) -> ASGIApp:
     """`app` for those only that show `peer_key`: a direct server on a network, of a server that has no API key."""
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        visible = Headers(scope=scope).get(PEER_KEY_HEADER, "")
-        if hmac.compare_digest(visible.encode(), peer_key.encode()):
+        provided = Headers(scope=scope).get(PEER_KEY_HEADER, "")
+        if hmac.compare_digest(provided.encode(), peer_key.encode()):
             await app(scope, receive, send)
         else:
             refusal = HttpError(401, "unauthorized", "this address is for replicas only; use the server's port")

@@ -135,7 +135,11 @@ class StatefulRouter(ClusterReports):
 
     async def _places(self, requests: Sequence[StepRequest]) -> dict[str, _Place]:
         """Where each trajectory is to go."""
-        started = {r.trajectory_id for r in requests if not r.finish and (r.step or r.begun or self._has_met(r))}
+        started = {
+            r.trajectory_id
+            for r in requests
+            if not r.finish and (r.step or r.begun or r.trajectory_id in self._remembered)
+        }
         found, silent = await self._locate(list(dict.fromkeys(r.trajectory_id for r in requests)))
         accepting_replicas = [member.id for member in self._members.accepting_replicas()]
         places: dict[str, _Place] = {}
@@ -153,10 +157,6 @@ class StatefulRouter(ClusterReports):
             if request.finish:
                 self._remembered.pop(trajectory_id, None)
         return places
-
-    def _has_met(self, request: StepRequest) -> bool:
-        """Whether the trajectory was seen at another replica."""
-        return request.trajectory_id in self._remembered
 
     async def _locate(self, trajectory_ids: Sequence[str]) -> tuple[dict[str, str], bool]:
         """The ids of the replicas that know these trajectories, where one does; whether a replica did not answer."""

@@ -1,4 +1,4 @@
-"""The tool server as an ASGI application. Ray Serve and uvicorn run it alike.
+"""The tool server as an ASGI application, which each replica serves.
 
 Routes: POST /get_observation, /fork, /run_code, GET /health, /-/healthz, /tools, /metrics, /replicas and the caller's.
 """
@@ -253,8 +253,8 @@ class ToolServerApp(WebApp):
         """Whether a peer sent this, to be run here. Raises HttpError if somebody else says so."""
         if _FORWARDED not in request.headers:
             return False
-        visible = request.headers.get(_PEER_KEY)
-        if self._peer_key is None or visible is None or not hmac.compare_digest(visible, self._peer_key):
+        provided = request.headers.get(_PEER_KEY)
+        if self._peer_key is None or provided is None or not hmac.compare_digest(provided, self._peer_key):
             message = f"the header {FORWARDED_HEADER!r} is for the replicas of this server; leave it out"
             raise HttpError(403, "forbidden", message, FORWARDED_HEADER)
         return True

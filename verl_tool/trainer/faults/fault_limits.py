@@ -51,7 +51,7 @@ class _RecentWindow:
         return sum((kinds for _, kinds, _ in self._rollouts), Counter[str]())
 
     @property
-    def most_frequent_message(self) -> str:
+    def commonest_message(self) -> str:
         """The most frequent words of the last rollout in which something failed."""
         return next((words.most_common(1)[0][0] for _, _, words in reversed(self._rollouts) if words), "unknown")
 
@@ -84,7 +84,7 @@ class FaultWatch:
         raise TooManyFaultsError(
             f"{kinds.total()} of the last {total} calls of tools ended in a fault ({_format_counts(kinds)}), which is "
             f"more than max_call_fault_fraction={self._limits.calls}: what is left to train on are mostly trajectories "
-            f"without calls. The most frequent: {self._calls.most_frequent_message}. Look at the tool server's "
+            f"without calls. The most frequent: {self._calls.commonest_message}. Look at the tool server's "
             "log and /health; raise max_call_fault_fraction to train on all the same"
         )
 
@@ -111,7 +111,7 @@ class FaultWatch:
             raise TooManyFaultsError(
                 f"{kinds.total()} of the last {total} answers have no reward ({_format_counts(kinds)}), which is "
                 f"more than max_reward_fault_fraction={self._limits.rewards}. The most frequent: "
-                f"{self._answers.most_frequent_message}. Look at the reward manager, its judge or its server; raise "
+                f"{self._answers.commonest_message}. Look at the reward manager, its judge or its server; raise "
                 "max_reward_fault_fraction to train on what is left"
             )
 
