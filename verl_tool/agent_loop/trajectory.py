@@ -31,6 +31,8 @@ row has the score of an empty answer and counts: left out, a policy would learn 
 
 BONUS = "curiosity_bonus"
 """Key of a record's ``reward_extra_info``: what the trainer added to the reward for what its group tried."""
+RECORD_PLACES = "record_places"
+"""Of a row of verl's batch, where its pieces stand in the record's response: pairs of start and length, in tokens."""
 VERSIONS = "versions"
 """Of a record's ``extra``: the weights that sampled it, as updates before them, the oldest and the newest."""
 GROUP = "group"

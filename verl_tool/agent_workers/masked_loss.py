@@ -1,4 +1,4 @@
-"""The size of an update, by what counts in it. Written for verl 0.9.0 and 0.9.1."""
+"""The size of an update, by the rollouts in it. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 
@@ -13,16 +13,33 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.workers.engine_workers import TrainingWorker
 
+from verl_tool.agent_workers.rollout_weights import PATCHES, ROLLOUT_SHARE, weighting
+
+for _patch in PATCHES:
+    _patch.install()
+
 LossFn = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 """verl's: ``(model_output, data, dp_group) -> (loss, metrics)``, of one micro-batch."""
 
 
 class MaskedLossWorker(TrainingWorker):
-    """verl's worker of the actor or the critic, whose losses are means over the rows that have a token in the loss.
+    """verl's worker of the actor or the critic, whose losses are means over the rollouts that have a token in the loss.
 
     verl divides by the nominal size of a mini-batch, so that an update would shrink with each row that is left out. A
     mini-batch of which nothing is left moves no weight: its optimizer's step would follow the momentum of earlier ones.
     """
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def train_mini_batch(self, data: TensorDict) -> TensorDict:
+        """Update with each mini-batch; `data` is this rank's part of all.
+
+        With `num_mini_batch` the trainer has laid them out one behind the other, of equal size, in place of
+        `mini_batch_size`.
+        """
+        if tu.get(data, key="num_mini_batch", default=None) is not None:
+            tu.pop(data, key="mini_batch_size", default=None)
+            tu.assign_non_tensor(data, dataloader_kwargs={"shuffle": False})
+        return super().train_mini_batch(data)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: LossFn) -> None:
@@ -34,9 +51,9 @@ class MaskedLossWorker(TrainingWorker):
         """One mini-batch's update; `data` is this rank's part of it."""
         # The tokens of the loss are counted by this mask, which does not know of tokens that were rejected later on.
         data["loss_mask"] = data["response_mask"]
-        rows = count_valid_rows(data["loss_mask"], self.engine.get_data_parallel_group())
-        tu.assign_non_tensor(data, global_batch_size=max(rows, 1))
-        if rows:
+        rollouts = count_valid_rollouts(data, self.engine.get_data_parallel_group())
+        tu.assign_non_tensor(data, global_batch_size=max(rollouts, 1))
+        if rollouts:
             return super().train_batch(data)
         with _without_update(self.engine):
             return super().train_batch(data)
@@ -53,15 +70,22 @@ class EmptyBatchSafeLoss:
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         if data["batch_num_tokens"] == 0:
             tu.assign_non_tensor(data, batch_num_tokens=1)
-        return self._loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+        with weighting(data):
+            return self._loss_fn(model_output=model_output, data=data, dp_group=dp_group)
 
 
-def count_valid_rows(mask: torch.Tensor, dp_group: Any) -> int:
-    """Rows with a token in the loss, over all data-parallel ranks. `mask` is padded or nested ``[rows, length]``."""
+def count_valid_rollouts(data: TensorDict, dp_group: Any) -> int:
+    """Rollouts with a token in the loss, over all data-parallel ranks; without `ROLLOUT_SHARE` each row is one.
+
+    The mask ``data["loss_mask"]`` is padded or nested ``[rows, length]``.
+    """
+    mask = data["loss_mask"]
     padded = mask.to_padded_tensor(0) if mask.is_nested else mask
-    rows = padded.bool().any(dim=-1).sum().to(get_device_id())
-    torch.distributed.all_reduce(rows, op=torch.distributed.ReduceOp.SUM, group=dp_group)
-    return int(rows.item())
+    valid = padded.bool().any(dim=-1)
+    shares = valid.double() if ROLLOUT_SHARE not in data else valid * data[ROLLOUT_SHARE].double()
+    rollouts = shares.sum().to(get_device_id())
+    torch.distributed.all_reduce(rollouts, op=torch.distributed.ReduceOp.SUM, group=dp_group)
+    return round(rollouts.item())
 
 
 @contextmanager

@@ -62,7 +62,9 @@ def test_the_newer_trainer_puts_it_into_its_rows(monkeypatch):
     monkeypatch.setattr(curiosity, "tq", store)
     batch = store.put({"p_0_0": {"rm_scores": torch.tensor([0.0, 1.0])}, "p_1_0": {"rm_scores": torch.tensor([0.0])}})
     told = Rewards(columns={"curiosity": [0.5, 0.0], "min_share": [1.0, 1.0]}, groups=["p", "p"])
-    sums, told = v1_trainer.AgentTrainerMixin._with_curiosity(batch, [1.0, 0.0], told, [False, False])
+    sums, told = v1_trainer.AgentTrainerMixin._with_curiosity(
+        batch.keys, batch.partition_id, [1.0, 0.0], told, [False, False]
+    )
     assert sums == [1.25, 0.0]
     assert told.columns["curiosity_bonus"] == [0.25, 0.0]
     assert [store.rows[key]["rm_scores"].tolist() for key in batch.keys] == [[0.0, 1.25], [0.0]]

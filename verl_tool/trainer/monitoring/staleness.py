@@ -7,7 +7,7 @@ Written for verl 0.9.0 and 0.9.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,12 @@ from verl_tool.trainer.monitoring.metric_limits import FRESH_DIFF
 def versions_of(tag: Mapping[str, Any]) -> tuple[int, int]:
     """The oldest and the newest weights that sampled a row, by its tag in TransferQueue."""
     return int(tag["min_global_steps"]), int(tag["max_global_steps"])
+
+
+def oldest_and_newest(versions: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The oldest and the newest weights that sampled a rollout, by those of its rows."""
+    oldest, newest = zip(*versions, strict=True)
+    return min(oldest), max(newest)
 
 
 def fresh_rows(tags: Sequence[Mapping[str, Any]], trained_version: int) -> list[int]:

@@ -57,6 +57,28 @@ class TokenRecords:
             np.savez(file, lines=np.array(self._lines, "i8"), ends=ends, **flat)
 
 
+def in_record_order(
+    rows: Sequence[np.ndarray], places: Sequence[Sequence[tuple[int, int]]], counts: Sequence[int]
+) -> list[np.ndarray]:
+    """Join the rows of each rollout to one array, in the order of the record's response.
+
+    rows: one array a row, rollout behind rollout. [response_length] places: of each row, start and length of its pieces
+    in the record's response. counts: rows of each rollout.
+    """
+    joined, at = [], 0
+    for count in counts:
+        pieces = list(zip(rows[at : at + count], places[at : at + count], strict=True))
+        whole = np.zeros(sum(len(row) for row, _ in pieces), "f4")
+        for row, parts in pieces:
+            begin = 0
+            for start, length in parts:
+                whole[start : start + length] = row[begin : begin + length]
+                begin += length
+        joined.append(whole)
+        at += count
+    return joined
+
+
 def tokens_path(records: Path) -> Path:
     """The file beside a file of records."""
     return records.with_suffix(".tokens.npz")

@@ -18,6 +18,7 @@ from verl_tool.agent_workers.rollout_worker import RAISED
 from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory
 from verl_tool.trainer.ppo.invalid import invalid_rows
 from verl_tool.trainer.ppo.rollout_log import Rewards
+from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex
 
 REWARD = "reward"
 """What group filtering by ``algorithm.filter_groups.metric=reward`` compares, in verl 0.9.0 too: the rewards."""
@@ -32,10 +33,12 @@ def read_loop_fields(batch: KVBatchMeta) -> list[LoopFields]:
     return _extra_fields(batch.keys, batch.partition_id)
 
 
-def rewards_of(keys: Sequence[str], partition_id: str) -> list[float] | None:
-    """The reward of each row, None if nothing was graded."""
-    fields = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["rm_scores"])
-    return [row.sum().item() for row in fields["rm_scores"].unbind()] if "rm_scores" in fields else None
+def rewards_of(index: RolloutIndex, partition_id: str) -> list[float] | None:
+    """The reward of each rollout, the sum of its rows' rewards; None if nothing was graded."""
+    fields = tq.kv_batch_get(keys=list(index.keys), partition_id=partition_id, select_fields=["rm_scores"])
+    if "rm_scores" not in fields:
+        return None
+    return index.reduce([row.sum().item() for row in fields["rm_scores"].unbind()], sum)
 
 
 def invalid_of(told: Sequence[LoopFields]) -> list[bool]:
@@ -112,12 +115,14 @@ class ValidGroupFilter(ReplayBuffer):
         """The metric's value in all rows that count, if there is just one; None if the group has a signal."""
         if not keys:
             return None
-        description = _extra_fields(keys, partition_id)
+        index = RolloutIndex.of(keys)
+        description = _extra_fields([keys[row] for row in index.final], partition_id)
         valid = [i for i, out in enumerate(invalid_of(description)) if not out]
-        if len(keys) == 1 or not valid:
+        if len(index) == 1 or not valid:
             return None
         if self.filter_groups_metric == REWARD:
-            values = set(rewards_of([keys[i] for i in valid], partition_id) or ())
+            rewards = rewards_of(index, partition_id) or ()
+            values = {rewards[i] for i in valid if rewards}
         else:
             values = {self._metric_of(uid, description[i]) for i in valid}
         if len(values) != 1:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,25 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_trainer_cls
+from verl.utils.seqlen_balancing import calculate_workload
 
-from verl_tool.agent_loop.trajectory import BONUS
+from verl_tool.agent_loop.trajectory import BONUS, RECORD_PLACES
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.stored_step import STORED_LINE
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 from verl_tool.agent_workers.masked_loss import MaskedLossWorker
+from verl_tool.agent_workers.rollout_weights import rollout_weights
 from verl_tool.agent_workers.rollout_worker import make_rollout_worker
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.determinism import SequentialIds
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
-from verl_tool.trainer.monitoring.staleness import fresh_rows, probability_difference, versions_of
+from verl_tool.trainer.monitoring.staleness import fresh_rows, oldest_and_newest, probability_difference, versions_of
+from verl_tool.trainer.monitoring.token_records import in_record_order
 from verl_tool.trainer.ppo.advantage import compares_within_groups, without_invalid
 from verl_tool.trainer.ppo.curiosity import curiosity_bonuses, put_bonuses
 from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory, check_replaced
@@ -47,6 +52,10 @@ from verl_tool.trainer.ppo.replay import (
 )
 from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, Rewards, bypasses, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
+from verl_tool.trainer.ppo.rows.joined_rows import JoinedRows, aggregate_on_rollouts, joining, on_rollouts
+from verl_tool.trainer.ppo.rows.mini_batches import DUMMY, lay_out
+from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex, prompt_of
+from verl_tool.trainer.ppo.rows.rows_check import COLOCATED_REWARD_MODEL, check_several_rows, rows_multiple
 from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.turns.turn_columns import takes_turns, with_turns
 from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
@@ -67,8 +76,13 @@ def _patch(module: str, attribute: str, replace: Callable[[Any], Any]) -> Patch:
 
 PATCHES = (
     _patch("utils", "compute_advantage", without_invalid),
-    _patch("trainer_base", "compute_advantage_for_multi_trajectories", with_turns),
-    _patch("trainer_base", "apply_kl_penalty", of_rows_in_the_loss),
+    _patch(
+        "trainer_base", "compute_advantage_for_multi_trajectories", lambda compute: with_turns(on_rollouts(compute))
+    ),
+    _patch("trainer_base", "compute_rollout_correction_and_add_to_batch", on_rollouts),
+    _patch("trainer_base", "apply_kl_penalty", lambda f: on_rollouts(of_rows_in_the_loss(f))),
+    _patch("trainer_base", "compute_data_metrics", on_rollouts),
+    _patch("trainer_base", "agg_loss", aggregate_on_rollouts),
     _patch("trainer_base", "ReplayBuffer", make_valid_group_buffer),
     _patch("trainer_base", "ReplayBufferAsync", make_valid_group_buffer),
     tracking_patch("trainer.ppo.v1.trainer_base"),
@@ -176,50 +190,82 @@ class AgentTrainerMixin(PPOTrainer):
         return int(super()._add_prompts_to_generate(num_prompts))
 
     def _on_sampled(self, batch: KVBatchMeta, step: int, partition: str, prompts: int) -> None:
-        description = read_loop_fields(batch)
         if self.config.actor_rollout_ref.replay_step is not None:
-            order = sorted(range(len(description)), key=lambda row: description[row][STORED_LINE])
-            batch.reorder(order)
-            description = [description[row] for row in order]
-        sums = rewards_of(batch.keys, batch.partition_id)
+            stored = [row[STORED_LINE] for row in read_loop_fields(batch)]
+            batch.reorder(sorted(range(len(stored)), key=stored.__getitem__))
+        index = RolloutIndex.of(batch.keys)
+        keys = [batch.keys[row] for row in index.final]
+        description = read_loop_fields(_select(batch, index.final))
+        sums = rewards_of(index, batch.partition_id)
         lines = [row["trajectory"] for row in description]
         if partition == "val":
             self._rollouts.add(lines, sums, step, validation=True, told=read_reward_fields(description))
             return
         expected = prompts * self.config.actor_rollout_ref.rollout.n
-        rewards = read_reward_fields(description, [_prompt(key) for key in batch.keys])
-        sums, rewards = self._with_curiosity(batch, sums, rewards, invalid_of(description))
+        rewards = read_reward_fields(description, [prompt_of(key) for key in keys])
+        sums, rewards = self._with_curiosity(keys, batch.partition_id, sums, rewards, invalid_of(description))
+        versions = [versions_of(tag) for tag in batch.tags]
         written = self._rollouts.add(
             lines,
             sums,
             step,
             validation=False,
             told=rewards,
-            versions=[versions_of(tag) for tag in batch.tags],
+            versions=index.reduce(versions, oldest_and_newest),
             filtered=self.replay_buffer.take_filtered(),
-            lost=max(0, expected - len(batch.keys)),
+            lost=max(0, expected - len(index)),
         )
-        self._lines |= zip(batch.keys, written, strict=True)
+        self._lines |= zip(keys, written, strict=True)
         right = [row.get("reward_extra_info", {}).get("acc") for row in description]
         self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, invalid_of(description)))
         self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     @staticmethod
     def _with_curiosity(
-        batch: KVBatchMeta, sums: list[float] | None, rewards: Rewards, out: list[bool]
+        keys: list[str], partition_id: str, sums: list[float] | None, rewards: Rewards, out: list[bool]
     ) -> tuple[list[float] | None, Rewards]:
-        """Add to the rows' rewards what their groups decide; the rewards then, and what is told of them."""
+        """Add to the rollouts' rewards what their groups decide; the rewards then, and what is told of them.
+
+        keys: of each rollout's final row.
+        """
         columns = rewards.columns or {}
         bonuses = curiosity_bonuses(columns, rewards.groups or [], out)
         if sums is None or not bonuses:
             return sums, rewards
         if any(bonuses):
-            put_bonuses(batch.keys, batch.partition_id, bonuses)
+            put_bonuses(keys, partition_id, bonuses)
         sums = [reward + bonus for reward, bonus in zip(sums, bonuses, strict=True)]
         return sums, replace(rewards, columns={**columns, BONUS: bonuses})
 
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
+        """Balance the ranks' work; with several rows per rollout, in mini-batches of whole prompts."""
+        index = RolloutIndex.of(batch.keys)
+        if not index.has_several:
+            return super()._balance_batch(batch, metrics, *args, **kwargs)
+        counts = [len(rows) for rows in index.rollouts]
+        metrics["training/rows_per_rollout/mean"] = sum(counts) / len(counts)
+        metrics["training/rows_per_rollout/max"] = max(counts)
+        if self.reward_loop_manager.reward_loop_worker_handles is None:
+            raise ConfigError(COLOCATED_REWARD_MODEL)
+        check_several_rows(self.config)
+        group = self.actor_rollout_wg
+        if "actor" not in group._dispatch_info:
+            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+        ranks = max(group._dispatch_info["actor"]) + 1
+        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
+        prompts = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+        layout = lay_out(batch.keys, calculate_workload(lengths).tolist(), prompts, ranks, rows_multiple(self.config))
+        rows = len(batch.keys)
+        padded = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
+        dummies = iter(range(rows, len(padded.keys)))
+        padded.reorder([next(dummies) if place == DUMMY else place for place in layout.order])
+        padded.extra_info["num_mini_batch"] = layout.num_mini_batches
+        metrics["training/dummy_rows"] = layout.num_dummies
+        return padded
+
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        done = super()._compute_old_log_prob(batch, metrics)
+        with _joining(batch):
+            done = super()._compute_old_log_prob(batch, metrics)
         recomputed = self.config.actor_rollout_ref.rollout.calculate_log_probs and not bypasses(self.config)
         if recomputed and self.config.trainer.v1.trainer_mode != "sync":
             metrics.update(_fresh_difference(done, self.global_steps - 1))
@@ -227,19 +273,26 @@ class AgentTrainerMixin(PPOTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         done = self._advantages_of_valid_rows(batch, metrics)
-        metrics.update(self._keep_tokens(batch))
+        index = RolloutIndex.of(batch.keys)
+        if index.has_several:
+            done = _put_weights(batch, done, index)
+        metrics.update(self._keep_tokens(batch, index))
         if takes_turns(self.config.algorithm.adv_estimator):
             names = ["advantages", "response_mask"]
             fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-            padded = fields.to_padded_tensor()
-            metrics.update(variance_share(*(padded[name] for name in names)))
+            columns = [fields.to_padded_tensor()[name] for name in names]
+            if index.has_several:
+                joined = JoinedRows(index, _response_lengths(batch))
+                columns = [joined.join(column) for column in columns]
+            metrics.update(variance_share(*columns))
         return done
 
-    def _keep_tokens(self, batch: KVBatchMeta) -> dict[str, float]:
+    def _keep_tokens(self, batch: KVBatchMeta, index: RolloutIndex) -> dict[str, float]:
         """Write what is known of each token, if it is wanted; the seconds that it took."""
         lines, self._lines = self._lines, {}
         # Rows that fill up the batch have no record.
-        keys = [key for key in batch.keys if key in lines]
+        rollouts = [rows for rows in index.rollouts if batch.keys[rows[-1]] in lines]
+        keys = [batch.keys[row] for rows in rollouts for row in rows]
         if not keys or not self._rollouts.tokens.is_due(self.global_steps):
             return {}
         began = time.perf_counter()
@@ -248,16 +301,25 @@ class AgentTrainerMixin(PPOTrainer):
             names["log_probs"] = "old_log_probs"
         fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(names.values()))
         tokens = {name: [row.float().numpy() for row in fields[field].unbind()] for name, field in names.items()}
-        self._rollouts.tokens.add(self.global_steps, [lines[key] for key in keys], tokens)
+        if index.has_several:
+            rows = [row for each in rollouts for row in each]
+            places = [row[RECORD_PLACES] for row in read_loop_fields(_select(batch, rows))]
+            counts = [len(each) for each in rollouts]
+            tokens = {name: in_record_order(columns, places, counts) for name, columns in tokens.items()}
+        finals = [batch.keys[rows[-1]] for rows in rollouts]
+        self._rollouts.tokens.add(self.global_steps, [lines[key] for key in finals], tokens)
         return {TOKENS_TIMER: time.perf_counter() - began}
 
     def _advantages_of_valid_rows(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         summarise_valid = self._valid(batch)
         if all(summarise_valid):
-            return super()._compute_advantage(batch, metrics)
+            with _joining(batch):
+                return super()._compute_advantage(batch, metrics)
         fields = list(batch.fields or [])
         if any(summarise_valid):
-            fields = super()._compute_advantage(_part(batch, summarise_valid), metrics).fields
+            part = _part(batch, summarise_valid)
+            with _joining(part):
+                fields = super()._compute_advantage(part, metrics).fields
         put = _put_zeros(_part(batch, [not row for row in summarise_valid]), fields)
         fields = fields if any(summarise_valid) else put.fields
         return KVBatchMeta(
@@ -273,16 +335,19 @@ class AgentTrainerMixin(PPOTrainer):
         summarise_valid = [not out for out in _uninformative_rows(batch)]
         if not compares_within_groups(self.config.algorithm.adv_estimator):
             return summarise_valid
-        groups = [_prompt(key) for key in batch.keys]
-        singletons = singleton_rows(groups, summarise_valid, self.config.actor_rollout_ref.rollout.n)
-        return [row and not alone for row, alone in zip(summarise_valid, singletons, strict=True)]
+        index = RolloutIndex.of(batch.keys)
+        groups = [prompt_of(batch.keys[row]) for row in index.final]
+        valid = [summarise_valid[row] for row in index.final]
+        singletons = singleton_rows(groups, valid, self.config.actor_rollout_ref.rollout.n)
+        return index.spread([row and not alone for row, alone in zip(valid, singletons, strict=True)])
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         out = _uninformative_rows(batch)
         # Rows that fill up the batch are in no mean; nor is a row without reward.
         tags = [tag | {"is_padding": True} if row else tag for tag, row in zip(batch.tags, out, strict=True)]
         description = batch if all(out) else _retagged(batch, tags)
-        super()._compute_metrics(description, metrics, *args, **kwargs)
+        with _joining(batch if all(out) else _part(batch, [not row for row in out])):
+            super()._compute_metrics(description, metrics, *args, **kwargs)
         cleaned = without_nan(without_rewards(metrics) if all(out) else metrics)
         metrics.clear()
         metrics.update(cleaned | self._rollouts.take_metrics() | self._progress.take_metrics())
@@ -354,11 +419,6 @@ class _WatchedBuffer:
         return filtered
 
 
-def _prompt(key: str) -> str:
-    """The prompt that a row is a sample of: verl's keys are ``{prompt}_{sample}_{output}``."""
-    return key.rsplit("_", 2)[0]
-
-
 def _place(key: str) -> tuple[str, int, int]:
     """By which keys are sorted."""
     prompt, sample, output = key.rsplit("_", 2)
@@ -389,7 +449,10 @@ def _fresh_difference(batch: KVBatchMeta, trained_version: int) -> dict[str, flo
 
 
 def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:
-    rows = [i for i, want in enumerate(wanted) if want]
+    return _select(batch, [i for i, want in enumerate(wanted) if want])
+
+
+def _select(batch: KVBatchMeta, rows: Sequence[int]) -> KVBatchMeta:
     return KVBatchMeta(
         keys=[batch.keys[i] for i in rows],
         tags=[batch.tags[i] for i in rows],
@@ -402,6 +465,30 @@ def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:
 def _retagged(batch: KVBatchMeta, tags: list[dict[str, Any]]) -> KVBatchMeta:
     return KVBatchMeta(
         keys=batch.keys, tags=tags, partition_id=batch.partition_id, fields=batch.fields, extra_info=batch.extra_info
+    )
+
+
+def _response_lengths(batch: KVBatchMeta) -> list[int]:
+    return [int(tag["response_len"]) for tag in batch.tags]
+
+
+def _joining(batch: KVBatchMeta) -> AbstractContextManager[None]:
+    index = RolloutIndex.of(batch.keys)
+    return joining(index, _response_lengths(batch)) if index.has_several else nullcontext()
+
+
+def _put_weights(batch: KVBatchMeta, done: KVBatchMeta, index: RolloutIndex) -> KVBatchMeta:
+    """`done` with the weights of rows in the loss; see `rollout_weights`."""
+    fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+    tokens = torch.stack([row.sum() for row in fields["response_mask"].unbind()])
+    weights = TensorDict(dict(rollout_weights(index.rollout_by_row, tokens)), batch_size=len(tokens))
+    written = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=weights)
+    return KVBatchMeta(
+        keys=batch.keys,
+        tags=batch.tags,
+        partition_id=batch.partition_id,
+        fields=sorted({*(done.fields or ()), *(written.fields or ())}),
+        extra_info=batch.extra_info,
     )
 
 

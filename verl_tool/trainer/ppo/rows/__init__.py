@@ -1,0 +1,1 @@
+"""Several training rows per rollout: cutting a rollout into rows does not change its gradient."""

@@ -1,0 +1,137 @@
+"""verl's functions over a batch, run on whole rollouts: the response columns of a rollout's rows behind one another.
+
+A function of verl that works on sequences, such as an advantage estimator, sees one sequence a rollout and does not
+know of the cuts. What it writes is split back into rows. Written for verl 0.9.0 and 0.9.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from verl import DataProto
+from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex
+
+_OF_PROMPTS = ("prompts", "input_ids", "attention_mask", "position_ids")
+"""Columns that are not of the response, though their width may be the same."""
+
+
+class JoinedRows:
+    """The layout of rollouts whose rows are joined."""
+
+    def __init__(self, index: RolloutIndex, lengths: Sequence[int]) -> None:
+        """lengths: response tokens of each row."""
+        self.index, self.lengths = index, list(lengths)
+        self._width = max((sum(self.lengths[row] for row in rows) for rows in index.rollouts), default=0)
+
+    def join(self, column: torch.Tensor) -> torch.Tensor:
+        """Response columns of rows as columns of rollouts, padded with 0. [rows, width] -> [rollouts, joined width]"""
+        joined = column.new_zeros(len(self.index), self._width)
+        for rollout, places in self._places():
+            for row, start in places:
+                length = self.lengths[row]
+                joined[rollout, start : start + length] = column[row, :length]
+        return joined
+
+    def split(self, joined: torch.Tensor, width: int) -> torch.Tensor:
+        """The inverse of `join`. [rollouts, joined width] -> [rows, width]"""
+        column = joined.new_zeros(len(self.lengths), width)
+        for rollout, places in self._places():
+            for row, start in places:
+                length = self.lengths[row]
+                column[row, :length] = joined[rollout, start : start + length]
+        return column
+
+    def join_batch(self, data: DataProto) -> DataProto:
+        """A batch of rollouts: response columns joined, their length summed, of other columns the final row's value."""
+        final = self.index.final
+        width = _width(data)
+        batch = {
+            name: self.join(column) if _is_response(name, column, width) else column[final]
+            for name, column in data.batch.items()
+        }
+        if "response_length" in batch:
+            lengths = data.batch["response_length"]
+            batch["response_length"] = torch.stack([lengths[list(rows)].sum() for rows in self.index.rollouts])
+        others = {name: column[final] for name, column in data.non_tensor_batch.items()}
+        tensors = TensorDict(batch, batch_size=len(self.index))
+        return DataProto(batch=tensors, non_tensor_batch=others, meta_info=dict(data.meta_info))
+
+    def split_batch(self, joined: DataProto, data: DataProto) -> DataProto:
+        """Write the response columns of `joined` into the rows of `data`."""
+        width = _width(data)
+        for name, column in joined.batch.items():
+            if _is_response(name, column, self._width):
+                data.batch[name] = self.split(column, width)
+        return data
+
+    def _places(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Of each rollout, its rows and where each begins in the joined sequence."""
+        for rollout, rows in enumerate(self.index.rollouts):
+            starts = np.cumsum([0, *(self.lengths[row] for row in rows[:-1])]).tolist()
+            yield rollout, list(zip(rows, starts, strict=True))
+
+
+_joined: ContextVar[JoinedRows | None] = ContextVar("joined_rows", default=None)
+
+
+@contextmanager
+def joining(index: RolloutIndex, lengths: Sequence[int]) -> Iterator[None]:
+    """Within this block, functions wrapped by `on_rollouts` see whole rollouts; `lengths` as of `JoinedRows`."""
+    token = _joined.set(JoinedRows(index, lengths))
+    try:
+        yield
+    finally:
+        _joined.reset(token)
+
+
+def on_rollouts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's `function(data, …)`, which takes a batch and returns metrics, or the batch with or without metrics."""
+
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        joined = _joined.get()
+        if joined is None:
+            return function(*args, **kwargs)
+        name = next((name for name in ("data", "batch") if name in kwargs), None)
+        rows: DataProto = args[0] if name is None else kwargs[name]
+        whole = joined.join_batch(rows)
+        if "batch_keys" in kwargs:
+            kwargs["batch_keys"] = [kwargs["batch_keys"][row] for row in joined.index.final]
+        args, kwargs = (args, kwargs | {name: whole}) if name is not None else ((whole, *args[1:]), kwargs)
+        result = function(*args, **kwargs)
+        if isinstance(result, DataProto):
+            return joined.split_batch(result, rows)
+        if isinstance(result, tuple) and isinstance(result[0], DataProto):
+            return joined.split_batch(result[0], rows), *result[1:]
+        return result
+
+    return wrapped
+
+
+def aggregate_on_rollouts(agg_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """verl's `agg_loss` where the trainer makes a metric with it."""
+
+    @wraps(agg_loss)
+    def wrapped(loss_mat: torch.Tensor, loss_mask: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        joined = _joined.get()
+        if joined is not None:
+            loss_mat, loss_mask = joined.join(loss_mat), joined.join(loss_mask)
+        return agg_loss(*args, loss_mat=loss_mat, loss_mask=loss_mask, **kwargs)
+
+    return wrapped
+
+
+def _width(data: DataProto) -> int:
+    return int(data.batch["response_mask"].shape[1])
+
+
+def _is_response(name: str, column: torch.Tensor, width: int) -> bool:
+    return column.dim() == 2 and column.shape[1] == width and name not in _OF_PROMPTS

@@ -1,0 +1,72 @@
+"""Settings that cannot train several rows per rollout. Written for verl 0.9.0 and 0.9.1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+from verl_tool.errors import ConfigError
+
+COLOCATED_REWARD_MODEL = (
+    "a rollout has several rows, and a reward model that shares the trainer's GPUs scores each row by itself; set "
+    "reward.reward_model.enable_resource_pool=true, or grade with a reward manager"
+)
+_BY_ROW = {
+    "gspo": "its importance ratio is one number a row",
+    "geo_mean": "its importance ratio is one number a row",
+}
+
+
+def check_several_rows(config: DictConfig) -> None:
+    """Raise ConfigError for the first setting under which a cut of a rollout into rows would change its gradient."""
+    for problem in _problems(config):
+        raise ConfigError(f"several rows per rollout: {problem}")
+
+
+def rows_multiple(config: DictConfig) -> int:
+    """What the rows of a rank in one mini-batch must be a multiple of: the sizes of all fixed micro-batches."""
+    sizes: list[int] = []
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    parts = [
+        (actor, "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
+        (rollout, "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"),
+        (config.actor_rollout_ref.ref, "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"),
+        (config.critic, "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
+        (config.critic, "forward_micro_batch_size_per_gpu", "use_dynamic_bsz"),
+    ]
+    for section, size, dynamic in parts:
+        if not section.get(dynamic, False) and section.get(size):
+            sizes.append(int(section[size]))
+    return math.lcm(*sizes)
+
+
+def _problems(config: DictConfig) -> Iterator[str]:
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    if not config.trainer.use_v1:
+        yield "they need trainer.use_v1=true; the older trainer takes one row of each sample"
+    loss = actor.policy_loss.get("loss_mode", "vanilla")
+    if loss in _BY_ROW:
+        yield f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}: {_BY_ROW[loss]}; take vanilla, or cispo"
+    for name, section in (("actor_rollout_ref.actor", actor), ("critic", critic)):
+        if section.get("shuffle", False):
+            yield f"{name}.shuffle=true would tear rollouts apart over mini-batches; set it to false"
+    if str(config.algorithm.adv_estimator) == "gae" and critic.ppo_mini_batch_size != actor.ppo_mini_batch_size:
+        yield (
+            f"critic.ppo_mini_batch_size={critic.ppo_mini_batch_size} and actor_rollout_ref.actor.ppo_mini_batch_size="
+            f"{actor.ppo_mini_batch_size}: one order of rows serves both; set them to the same number"
+        )
+    correction = config.algorithm.get("rollout_correction")
+    if correction and correction.get("bypass_mode"):
+        for option in ("rollout_is", "rollout_rs"):
+            if "seq" in str(correction.get(option) or ""):
+                yield (
+                    f"algorithm.rollout_correction.{option}={correction[option]} with bypass_mode=true is computed for "
+                    "each row by itself; take a token's, or bypass_mode=false"
+                )
+    if config.get("distillation") and config.distillation.get("enabled", False):
+        yield "distillation.enabled=true teaches the last row only; set it to false"
+    if config.actor_rollout_ref.rollout.get("enable_rollout_routing_replay", False):
+        option = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+        yield f"{option}=true keeps the experts of one row; set it to false"
