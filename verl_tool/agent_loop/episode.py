@@ -16,10 +16,10 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
-from verl_tool.agent_loop.actions import length_to_stop, stopped_action, written_call
+from verl_tool.agent_loop.actions import Action, ParsedTurn, length_to_stop, stopped_action
 from verl_tool.agent_loop.generators.base import Generation, Generator, ImageGenerator
 from verl_tool.agent_loop.observation import ControlTokens, truncate
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
@@ -32,7 +32,6 @@ from verl_tool.agent_loop.trajectory_builder import SENT_ONCE, TrajectoryBuilder
 from verl_tool.content.parts import ImagePart, parts_of, tagged, to_wire
 from verl_tool.errors import ConfigError, ContentError, ToolFault
 from verl_tool.formats import Format, loop_formats, rendered_markers
-from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.formats.load import specs_of
 from verl_tool.protocol import (
     FORMATS_FIELD,
@@ -208,17 +207,16 @@ class Episode:
         remaining = self._remaining_tokens(builder)
         if remaining is not None and remaining <= 0:
             return StopReason.MAX_RESPONSE_LENGTH
-        for turn in range(builder.turns_started, builder.max_turns + 1):
-            text, over = await self._model_turn(builder)
+        for number in range(builder.turns_started, builder.max_turns + 1):
+            turn, over = await self._model_turn(builder)
             if over:
                 return over
-            action = self._action(text, turn, builder.formats) if builder.uses_tools else None
-            if action is None:
+            if not (builder.uses_tools and (turn.calls_tools or number < options.min_turns)):
                 return StopReason.ANSWERED
-            if turn == builder.max_turns:
+            if number == builder.max_turns:
                 break
-            is_last = turn + 1 == builder.max_turns
-            over = await self._tool_turn(builder, action, self._turns_left(builder, turn + 1), is_last=is_last)
+            is_last = number + 1 == builder.max_turns
+            over = await self._tool_turn(builder, turn.action, self._turns_left(builder, number + 1), is_last=is_last)
             if over:
                 return over
             if options.force_finish_for_last_turn and is_last:
@@ -235,7 +233,7 @@ class Episode:
 
     # The model's part
 
-    async def _model_turn(self, builder: TrajectoryBuilder) -> tuple[_TurnText, StopReason | None]:
+    async def _model_turn(self, builder: TrajectoryBuilder) -> tuple[ParsedTurn, StopReason | None]:
         """Generate and append one turn."""
         params = self._sampling_params(builder)
         maximum: int | None = params.get("max_tokens")
@@ -263,11 +261,11 @@ class Episode:
             words = "the model wrote a token that stands for a part of an image; have the engine never sample it"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         generation = up_to_stop(generation, params, self._tokenizer)
-        text = self._read(generation.token_ids)
-        builder.append_generation(generation, text.raw_text, seconds)
+        turn = self._parse(generation.token_ids, builder.formats)
+        builder.append_generation(generation, turn, seconds)
         if generation.stop_reason == "aborted":
-            return text, StopReason.ABORTED
-        return text, self._cut(builder, generation, text, maximum)
+            return turn, StopReason.ABORTED
+        return turn, self._cut(builder, generation, turn, maximum)
 
     def _sampling_params(self, builder: TrajectoryBuilder) -> dict[str, Any]:
         params = dict(builder.sampling_params)
@@ -302,19 +300,20 @@ class Episode:
         ]
         return min((n for n in rooms if n is not None), default=None)
 
-    def _read(self, token_ids: Sequence[int]) -> _TurnText:
+    def _parse(self, token_ids: Sequence[int], formats: Sequence[Format]) -> ParsedTurn:
         n = len(token_ids)
         while n and token_ids[n - 1] in self._end_token_ids:
             n -= 1
         text = self._tokenizer.decode(token_ids[:n])
-        return _TurnText(text, self._tokenizer.decode(token_ids) if n < len(token_ids) else text)
+        raw_text = self._tokenizer.decode(token_ids) if n < len(token_ids) else text
+        return ParsedTurn.parse(text, raw_text, self.options.action_stop_tokens, formats)
 
     def _cut(
-        self, builder: TrajectoryBuilder, generation: Generation, text: _TurnText, most: int | None
+        self, builder: TrajectoryBuilder, generation: Generation, turn: ParsedTurn, most: int | None
     ) -> StopReason | None:
         """The limit that cut the model's turn before its end, if one did."""
         full = generation.stop_reason == "length" or (most is not None and len(generation.token_ids) >= most)
-        complete = text.text != text.raw_text or stopped_action(text.raw_text, self._stops(builder)) is not None
+        complete = turn.text != turn.raw_text or stopped_action(turn.raw_text, self._stops(builder)) is not None
         if not full or complete or generation.stop_reason == "stop":
             return None
         remaining = self._remaining_tokens(builder)
@@ -324,17 +323,10 @@ class Episode:
             return StopReason.MAX_RESPONSE_LENGTH
         return StopReason.MAX_ACTION_LENGTH
 
-    def _action(self, text: _TurnText, turn: int, formats: Sequence[Format]) -> str | None:
-        if self.options.action_stop_tokens:
-            action = stopped_action(text.raw_text, self.options.action_stop_tokens)
-        else:
-            action = written_call(text.text, formats)
-        return text.text if action is None and turn < self.options.min_turns else action
-
     # The tools' part
 
     async def _tool_first(self, builder: TrajectoryBuilder) -> StopReason | None:
-        result = await self._call(builder, "", self._turns_left(builder, 0), is_last=False)
+        result = await self._call(builder, Action(), self._turns_left(builder, 0), is_last=False)
         if result.done:
             return StopReason.TOOL_DONE
         options = self.options
@@ -361,7 +353,7 @@ class Episode:
         return [*own, *segments[len(stored) :]]
 
     async def _tool_turn(
-        self, builder: TrajectoryBuilder, action: str, turns_left: int, *, is_last: bool
+        self, builder: TrajectoryBuilder, action: Action, turns_left: int, *, is_last: bool
     ) -> StopReason | None:
         """Run one action and append what it gave. A reason, if the trajectory ends there."""
         result = await self._call(builder, action, turns_left, is_last=is_last)
@@ -369,12 +361,11 @@ class Episode:
             return StopReason.TOOL_DONE
         renderer = builder.renderer or self._renderer
         parts = renderer.parts(result.observation)
-        calls = find_calls(action, builder.formats)
         segments, truncated = self._placed(
             parts,
             builder.take(result),
             self.options.max_obs_length,
-            lambda shown: renderer.next(builder.context, shown, calls),
+            lambda shown: renderer.next(builder.context, shown, action.calls),
         )
         remaining = self._remaining_tokens(builder)
         if remaining is None or sum(len(s.tokens) for s in segments) < remaining:
@@ -384,21 +375,21 @@ class Episode:
         builder.append_observation(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
         return StopReason.MAX_RESPONSE_LENGTH
 
-    async def _call(self, builder: TrajectoryBuilder, action: str, turns_left: int, *, is_last: bool) -> StepResult:
+    async def _call(self, builder: TrajectoryBuilder, action: Action, turns_left: int, *, is_last: bool) -> StepResult:
         """The answer to one action, recorded. Raises ToolFault if there is none."""
         started = now()
         builder.calling = True
-        result = await self._ask(builder, action, turns_left, is_last)
+        result = await self._ask(builder, action.text, turns_left, is_last)
         builder.calling = False
         seconds = now() - started
-        result = self._readable(action, result, builder.formats)
-        builder.record(action, result, seconds, _names_called(action, result, builder.formats))
+        result = self._readable(action, result)
+        builder.record(action, result, seconds)
         if result.fault is not None:
             fault = result.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, builder.trajectory_id)
         return result
 
-    def _readable(self, action: str, result: StepResult, formats: Sequence[Format]) -> StepResult:
+    def _readable(self, action: Action, result: StepResult) -> StepResult:
         """The answer with its images as parts, as many as its text has tags, and without what the model cannot read,
         which is an image if it reads text only, and audio; the model, the record and the metrics are told.
 
@@ -412,9 +403,7 @@ class Episode:
             self._answered_in_text |= result.valid and result.fault is None
             return result if self._placer is None else _with_images(result)
         carried = "text" if self._placer is None else "text and images"
-        description = (
-            f"{_tool_in(action, formats)} answered with {' and '.join(media)}, and this loop carries {carried} only"
-        )
+        description = f"{_tool_in(action)} answered with {' and '.join(media)}, and this loop carries {carried} only"
         if not self._answered_in_text:
             raise ConfigError(
                 f"{description}: the model would go on without having seen it. Serve tools that answer in text"
@@ -547,15 +536,6 @@ class Episode:
         task.add_done_callback(self._releases.discard)
 
 
-@dataclass(frozen=True)
-class _TurnText:
-    """One turn of the model as text."""
-
-    text: str
-    """Without the tokens that end the turn."""
-    raw_text: str
-
-
 async def _sent(images: object) -> object:
     """What the tools are sent of a prompt's images. What is no part already is sent as it is."""
     parts = images if isinstance(images, (list, tuple)) else ()
@@ -575,17 +555,10 @@ def _with_images(result: StepResult) -> StepResult:
     return replace(result, observation=text, image=images)
 
 
-def _names_called(action: str, result: StepResult, formats: Sequence[Format]) -> tuple[str, ...]:
-    """Names of the tools in an action, each once. One that a tool took may be in a tag of the tool's own."""
-    in_use = result.valid and result.fault is None
-    calls = (calls_sent if in_use else find_calls)(action, formats)
-    return tuple(sorted({call.name for call in calls}))
-
-
-def _tool_in(action: str, formats: Sequence[Format]) -> str:
+def _tool_in(action: Action) -> str:
     """The tool that an action calls, for a message."""
-    names = [call.name for call in calls_sent(action, formats) if call.name]
-    return f"the tool {names[0]!r}" if names else f"the tool that was called by {action[-200:]!r}"
+    names = [call.name for call in action.sent_calls if call.name]
+    return f"the tool {names[0]!r}" if names else f"the tool that was called by {action.text[-200:]!r}"
 
 
 def up_to_stop(generation: Generation, sampling_params: Mapping[str, Any], tokenizer: Tokenizer) -> Generation:
