@@ -38,6 +38,7 @@ class TrajectoryBuilder:
     extra: dict[str, Any]
     max_turns: int = 0
     max_response_length: int | None = None
+    max_model_len: int | None = None
     formats: Sequence[Format] = ()
     """Those in which its calls are written."""
     renderer: ObservationRenderer | None = None
@@ -67,6 +68,16 @@ class TrajectoryBuilder:
     def response_length(self) -> int:
         """Tokens behind the prompt."""
         return len(self.context) - self.prompt_length
+
+    @property
+    def remaining_tokens(self) -> int | None:
+        """Tokens that may still follow; None if nothing limits them."""
+        response, model = self.max_response_length, self.max_model_len
+        limits = [
+            None if response is None else response - self.response_length,
+            None if model is None else model - len(self.context),
+        ]
+        return min((n for n in limits if n is not None), default=None)
 
     @property
     def visible_images(self) -> list[ImagePart]:
