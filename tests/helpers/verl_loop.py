@@ -88,6 +88,6 @@ _made: list[VerlToolAgentLoop] = []
 async def close_clients() -> None:
     """Close the tool clients of all loops that were made, which in a training live as long as their process."""
     while _made:
-        tools = _made.pop()._worker.episode._tools
+        tools = _made.pop()._worker.episode._channel.tools
         if tools is not None:
             await tools.close()

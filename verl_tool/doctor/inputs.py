@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig
 
 from eval_service.model.run_config import run_config
-from verl_tool.agent_loop.episode import Tools
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.tool_descriptions import ask_for_tools, serves_mcp, tools_in
 from verl_tool.checks.row_files import first_rows

@@ -150,7 +150,7 @@ def tokenizer_of(config: DictConfig) -> HFTokenizer:
     from verl.utils import hf_tokenizer
     from verl.utils.fs import copy_to_local
 
-    from verl_tool.agent_loop.end_tokens import generation_end_tokens
+    from verl_tool.agent_loop.generators.end_tokens import generation_end_tokens
 
     model = config.actor_rollout_ref.model
     trust = bool(model.get("trust_remote_code", False))
