@@ -39,7 +39,7 @@ def chat_choice(
     with_trajectory: bool,
 ) -> dict[str, Any]:
     """One entry of ``choices``. `log_probs`: a list a turn of the model, if they were asked for."""
-    turns = [segment for segment in trajectory.response if segment.author is Author.MODEL]
+    turns = [segment for segment in trajectory.response if segment.is_turn]
     last = turns[-1].tokens if turns else ()
     content = turn_text(last, service.tokenizer, service.end_token_ids, stops)
     return {

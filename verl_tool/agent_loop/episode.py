@@ -23,6 +23,7 @@ from verl_tool.agent_loop.generators.turn_writer import TurnWriter
 from verl_tool.agent_loop.observation import ControlTokens
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.context_policy import next_context, prompt_tokens
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.rendering.observation_placer import ObservationPlacer
 from verl_tool.agent_loop.tokenizer import Tokenizer
@@ -113,6 +114,11 @@ class Episode:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         if verification is not None:
             self._channel.reject_verification(verification, uses_tools)
+        if images and self.options.context != "append":
+            raise ConfigError(
+                f"the prompt has {len(images)} images, and context={self.options.context} feeds text only again; set "
+                "context=append"
+            )
         prompt = self._prompt(prompt_ids, images) if begun is None else []
         async with self._places:
             builder = TrajectoryBuilder(
@@ -166,6 +172,9 @@ class Episode:
         if remaining is not None and remaining <= 0:
             return StopReason.MAX_RESPONSE_LENGTH
         for number in range(builder.turns_started, builder.max_turns + 1):
+            over = await self._renew_context(builder)
+            if over:
+                return over
             turn, over = await self._writer.write(builder)
             if over:
                 return over
@@ -180,6 +189,26 @@ class Episode:
             if options.force_finish_for_last_turn and is_last:
                 break
         return StopReason.MAX_TURNS
+
+    async def _renew_context(self, builder: TrajectoryBuilder) -> StopReason | None:
+        """Start a training row where the model is fed less than all that came before."""
+        if builder.summary_due:
+            builder.summary_due = False
+            start = len(builder.segments)
+            _, over = await self._writer.write(builder, summary=True)
+            if over:
+                return over
+            summary = [token for segment in builder.segments[start:] for token in segment.tokens]
+            context = [*prompt_tokens(builder), *summary]
+            renderer = builder.renderer or self._renderer
+            behind = renderer.next(context, [self.options.summary_continuation], ())
+            builder.start_row([*context, *(token for segment in behind for token in segment.tokens)], "summarise")
+        elif (context := next_context(builder, self.options, self._tokenizer)) is not None:
+            builder.start_row(context, self.options.context)
+        else:
+            return None
+        remaining = builder.remaining_tokens
+        return StopReason.MAX_RESPONSE_LENGTH if remaining is not None and remaining <= 0 else None
 
     def _turns_left(self, builder: TrajectoryBuilder, written: int) -> int:
         """Turns that the model may still write when it has `written` so many."""
@@ -225,14 +254,30 @@ class Episode:
         result = await self._channel.call(builder, action, turns_left, is_last=is_last)
         if result.done:
             return StopReason.TOOL_DONE
+        if builder.invalid_calls_in_a_row == self.options.max_invalid_calls:
+            return StopReason.INVALID_CALLS
         renderer = builder.renderer or self._renderer
-        parts = renderer.parts(result.observation)
+        parts, images, limit = renderer.parts(result.observation), builder.take(result), self.options.max_obs_length
+        if images and self.options.context != "append":
+            raise ConfigError(
+                f"a tool answered with an image, and context={self.options.context} feeds text only again; set "
+                "context=append, or serve tools that answer in text"
+            )
         segments, truncated = self._placer.place(
-            parts,
-            builder.take(result),
-            self.options.max_obs_length,
-            lambda shown: renderer.next(builder.context, shown, action.calls),
+            parts, images, limit, lambda shown: renderer.next(builder.context, shown, action.calls)
         )
+        if self.options.context == "summarise" and not is_last:
+            maximum, request = self.options.context_tokens, self.options.summary_prompt
+            if maximum is not None and len(builder.context) + sum(len(s.tokens) for s in segments) > maximum:
+                builder.summary_due = True
+                segments, truncated = self._placer.place(
+                    parts,
+                    images,
+                    limit,
+                    lambda shown: renderer.next(
+                        builder.context, [*shown[:-1], f"{shown[-1]}\n\n{request}"], action.calls
+                    ),
+                )
         remaining = builder.remaining_tokens
         if remaining is None or sum(len(s.tokens) for s in segments) < remaining:
             builder.append_observation(segments, truncated)

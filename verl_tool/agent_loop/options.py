@@ -35,7 +35,7 @@ _MENDS = {
     "tool_call_time_out": "it is called tool_call_timeout",
     "min_action_num": "it is called min_turns",
     "retokenization": "leave it out: what the model wrote is never decoded and encoded again",
-    "rolling_with_prompt": "leave it out: the context is never rolled, so that what is trained is what was seen",
+    "rolling_with_prompt": "set context=window and context_turns",
     "rollout_mode": "leave it out: rollouts are always asynchronous",
     "over_sampling": "leave it out; see data.gen_batch_size and the trainer's group filter",
     "assistant_role": "leave it out: the chat template names the assistant",
@@ -44,6 +44,12 @@ _MENDS = {
     "logprobs": "set actor_rollout_ref.rollout.calculate_log_probs",
 }
 """Options of other versions that are not ours, and what to do instead."""
+
+SUMMARY_PROMPT = (
+    "Your context is nearly full and will be cleared. Write down all that you need to finish the task: what you have "
+    "found out, and what is left to do. Call no tool now."
+)
+SUMMARY_CONTINUATION = "Your context was cleared; above are your notes. Continue with the task."
 
 _Tokens = Annotated[int, Field(ge=1)]
 
@@ -95,6 +101,23 @@ class EpisodeOptions(BaseModel):
     truncate_response_side: Side = "right"
     """The side of the observation that crosses `max_response_length` that is dropped. The trajectory ends there.
     Tokens of the model are never dropped."""
+
+    context: Literal["append", "drop_thoughts", "window", "summarise"] = "append"
+    """What the model is fed at each turn: all that came before; the same without the thoughts of earlier turns; the
+    prompt and the last `context_turns` turns; or the prompt and its own summary, which it writes when the context has
+    more than `context_tokens`. A context that loses something starts a training row of its own."""
+    context_turns: int | None = Field(default=None, ge=1)
+    """The turns that ``window`` keeps, each with its observation."""
+    context_tokens: _Tokens | None = None
+    """Up to this many tokens ``window`` and ``summarise`` leave the context as it is."""
+    summary_tokens: _Tokens = 256
+    """One summary."""
+    summary_prompt: str = Field(default=SUMMARY_PROMPT, min_length=1)
+    """Asks for a summary, behind an observation."""
+    summary_continuation: str = Field(default=SUMMARY_CONTINUATION, min_length=1)
+    """Follows the summary in the new context."""
+    max_invalid_calls: int | None = Field(default=None, ge=1)
+    """A trajectory ends after so many invalid calls in a row."""
 
     action_stop_tokens: tuple[str, ...] = ()
     """Strings that end an action: a list, or the path of a file with a JSON list or with comma-separated strings."""
@@ -264,6 +287,32 @@ class EpisodeOptions(BaseModel):
                 "tool_schemas=none tells of no tool, and tool_prompt=system says how; drop one of them",
             ),
             *self._separator_contradictions(),
+            *self._context_contradictions(),
+        ]
+
+    def _context_contradictions(self) -> list[tuple[bool, str]]:
+        tokens, model = self.context_tokens, self.max_model_len
+        return [
+            (
+                self.context == "window" and self.context_turns is None,
+                "context=window needs context_turns, the turns that it keeps",
+            ),
+            (
+                self.context == "summarise" and tokens is None,
+                "context=summarise needs context_tokens, above which the model writes a summary",
+            ),
+            (
+                self.context != "window" and self.context_turns is not None,
+                f"context_turns={self.context_turns} has no effect with context={self.context}; drop one of them",
+            ),
+            (
+                self.context in ("append", "drop_thoughts") and tokens is not None,
+                f"context_tokens={tokens} has no effect with context={self.context}; drop one of them",
+            ),
+            (
+                tokens is not None and model is not None and tokens >= model,
+                f"context_tokens={tokens} is not below max_model_len={model}, where a trajectory ends; lower it",
+            ),
         ]
 
     def _separator_contradictions(self) -> list[tuple[bool, str]]:

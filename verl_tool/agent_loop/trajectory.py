@@ -61,6 +61,8 @@ class StopReason(str, Enum):
     """A tool ended the trajectory (`finish`, say)."""
     MAX_TURNS = "max_turns"
     """`max_turns` tool turns were made, and the model asked for more or may write no more."""
+    INVALID_CALLS = "invalid_calls"
+    """`max_invalid_calls` calls in a row were invalid."""
     MAX_ACTION_LENGTH = "max_action_length"
     """The model's turn was cut at `max_action_length`."""
     MAX_RESPONSE_LENGTH = "max_response_length"
@@ -113,11 +115,29 @@ class Segment:
     """Where in `text` each call begins and ends, of the model's segments; None if nobody looked."""
     edited: bool = False
     """Somebody wrote this in the place of `author`, who wrote something else there in another trajectory."""
+    row: int = 0
+    """The training row that the tokens are part of; see `Trajectory.contexts`."""
+    summary: bool = False
+    """The model's summary of its context (``context=summarise``), which is no turn."""
 
     @property
     def generated(self) -> bool:
         """Whether the generator drew the tokens."""
         return self.author is Author.MODEL and not self.edited
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether this is a turn of the model."""
+        return self.author is Author.MODEL and not self.summary
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the model was fed at the start of a further training row: tokens of before, or of a template."""
+
+    tokens: tuple[int, ...]
+    reason: str
+    """The option that made the row (``window``, ``summarise``, ``drop_thoughts``)."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +195,11 @@ class Timings:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One finished trajectory. The prompt's segments come first; all that follows is the response."""
+    """One finished trajectory. The prompt's segments come first; all that follows is the response.
+
+    The response is all that was written, in the order in which it was. Where the model's context lost some of it on the
+    way, `contexts` tell what it was fed instead, and the trajectory is trained as several rows (`rows`).
+    """
 
     trajectory_id: str
     segments: tuple[Segment, ...]
@@ -184,6 +208,8 @@ class Trajectory:
     """How many of `segments` are the prompt: more than one if it has images, or `call_tool_first` added an
     observation."""
     calls: tuple[CallRecord, ...] = ()
+    contexts: tuple[Context, ...] = ()
+    """Of each training row after the first, the prompt. Row k has `contexts[k - 1]` and the segments with `row` k."""
     fault: Fault | None = None
     excluded: Excluded | None = None
     loss_on_observations: bool = False
@@ -239,11 +265,12 @@ class Trajectory:
 
     @property
     def turn_ids(self) -> list[int]:
-        """k on tokens of the model's k-th turn, counted from 1, and 0 on all others. [response_length]"""
+        """k on tokens of the model's k-th turn, counted from 1, and on those of a summary before it; 0 on all others.
+        [response_length]"""
         ids, turn = [], 0
         for segment in self.response:
-            turn += segment.author is Author.MODEL
-            ids += [turn if segment.generated else 0] * len(segment.tokens)
+            turn += segment.is_turn
+            ids += [turn + segment.summary if segment.generated else 0] * len(segment.tokens)
         return ids
 
     @property
@@ -268,8 +295,37 @@ class Trajectory:
 
     @property
     def num_turns(self) -> int:
-        """Turns of the model."""
-        return sum(s.author is Author.MODEL for s in self.response)
+        """Turns of the model, summaries left out."""
+        return sum(s.is_turn for s in self.response)
+
+    @property
+    def row_places(self) -> list[list[tuple[int, int]]]:
+        """Of each training row, where its pieces stand in the response: pairs of start and length, in tokens. Rows are
+        in the order of their numbers; one that nothing was written in is empty."""
+        places: list[list[tuple[int, int]]] = [[] for _ in range(1 + len(self.contexts))]
+        start = 0
+        for segment in self.response:
+            row = places[segment.row]
+            if row and sum(row[-1]) == start:
+                row[-1] = row[-1][0], row[-1][1] + len(segment.tokens)
+            elif segment.tokens:
+                row.append((start, len(segment.tokens)))
+            start += len(segment.tokens)
+        return places
+
+    @property
+    def rows(self) -> tuple[Trajectory, ...]:
+        """The training rows, each a trajectory of one context; those that nothing was written in are left out."""
+        if not self.contexts:
+            return (self,)
+        prompts = [self.segments[: self.prompt_segments]]
+        prompts += [(Segment(Author.PROMPT, context.tokens),) for context in self.contexts]
+        written = [tuple(s for s in self.response if s.row == row) for row in range(len(prompts))]
+        return tuple(
+            replace(self, segments=(*prompt, *response), prompt_segments=len(prompt), contexts=())
+            for prompt, response in zip(prompts, written, strict=True)
+            if response or len(prompts) == 1
+        )
 
     @property
     def visible_images(self) -> list[ImagePart]:
@@ -288,8 +344,8 @@ class Trajectory:
 
     @property
     def model_text(self) -> str:
-        """What the model wrote, an edited turn included, tool output left out: what a reward should look at."""
-        return "".join(s.text for s in self.response if s.author is Author.MODEL)
+        """What the model wrote in its turns, an edited one included: what a reward should look at."""
+        return "".join(s.text for s in self.response if s.is_turn)
 
     def with_reward(self, reward: float | None) -> Trajectory:
         """The same with a reward."""

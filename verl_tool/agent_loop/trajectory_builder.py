@@ -14,7 +14,7 @@ from verl_tool.agent_loop.observation import without_surrogates
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer
 from verl_tool.agent_loop.options import EpisodeOptions, Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Author, CallRecord, Excluded, Segment, StopReason, Timings, Trajectory
+from verl_tool.agent_loop.trajectory import Author, CallRecord, Context, Excluded, Segment, StopReason, Timings, Trajectory
 from verl_tool.content.parts import ImagePart
 from verl_tool.formats import Format
 from verl_tool.protocol import AUDIOS_FIELD, FILES_FIELD, IMAGES_FIELD, Fault, FaultKind, StepResult
@@ -47,12 +47,17 @@ class TrajectoryBuilder:
     context: list[int] = field(default_factory=list)
     """All tokens so far: what the model is fed next."""
     segments: list[Segment] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)
+    """Prompts of the training rows after the first."""
     prompt_segments: int = 1
     prompt_length: int = 0
+    """Tokens at the start of `context` that are the prompt of its training row."""
     prompt_truncated: bool = False
     images: dict[str, ImagePart] = field(default_factory=dict)
     """By SHA-256, those that segments stand for."""
     calls: list[CallRecord] = field(default_factory=list)
+    summary_due: bool = False
+    """The model was asked for a summary of its context."""
     turns_started: int = 0
     """Turns of the model that were there when it started (`take_up`)."""
     fault: Fault | None = None
@@ -78,6 +83,11 @@ class TrajectoryBuilder:
             None if model is None else model - len(self.context),
         ]
         return min((n for n in limits if n is not None), default=None)
+
+    @property
+    def invalid_calls_in_a_row(self) -> int:
+        """Calls at the end that were invalid."""
+        return sum(1 for _ in itertools.takewhile(lambda call: not call.valid, reversed(self.calls)))
 
     @property
     def visible_images(self) -> list[ImagePart]:
@@ -110,8 +120,10 @@ class TrajectoryBuilder:
         """Start behind `begun`, whose segments and calls are kept as they are. What goes with the first call of a
         trajectory is not sent again."""
         self.segments, self.calls = list(begun.segments), list(begun.calls)
-        self.context = [token for segment in begun.segments for token in segment.tokens]
-        self.prompt_segments, self.prompt_length = begun.prompt_segments, len(begun.prompt_ids)
+        last = begun.rows[-1]
+        self.context = [token for segment in last.segments for token in segment.tokens]
+        self.contexts = list(begun.contexts)
+        self.prompt_segments, self.prompt_length = begun.prompt_segments, len(last.prompt_ids)
         self.prompt_truncated = begun.prompt_truncated
         self.images |= begun.images
         self.turns_started = begun.num_turns
@@ -136,14 +148,25 @@ class TrajectoryBuilder:
         self.images |= {image.sha256: image for image in images}
         return images
 
-    def append_generation(self, generation: Generation, turn: ParsedTurn, seconds: float) -> None:
-        """A turn of the model, which took `seconds`. An empty one leaves no segment."""
+    def start_row(self, tokens: Sequence[int], reason: str) -> None:
+        """Go on in a training row of its own, behind `tokens` in place of the context so far."""
+        self.contexts.append(Context(tuple(tokens), reason))
+        self.context, self.prompt_length = list(tokens), len(tokens)
+
+    def append_generation(
+        self, generation: Generation, turn: ParsedTurn, seconds: float, *, summary: bool = False
+    ) -> None:
+        """A turn of the model, or its `summary`, which took `seconds`. An empty one leaves no segment."""
         self.details = generation.details
         if generation.token_ids:
             log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
             tokens = tuple(generation.token_ids)
-            self._append(Segment(Author.MODEL, tokens, log_probs, turn.raw_text, call_spans=turn.call_spans))
-            self.turn_seconds.append(seconds)
+            spans = None if summary else turn.call_spans
+            self._append(
+                Segment(Author.MODEL, tokens, log_probs, turn.raw_text, call_spans=spans, summary=summary)
+            )
+            if not summary:
+                self.turn_seconds.append(seconds)
 
     def append_observation(self, segments: list[Segment], truncated: bool) -> None:
         """What the model is shown of the call that was recorded last; `truncated` if that is less than all."""
@@ -152,7 +175,7 @@ class TrajectoryBuilder:
         self._record_visible_images(segments, truncated)
 
     def _append(self, segment: Segment) -> None:
-        self.segments.append(segment)
+        self.segments.append(replace(segment, row=len(self.contexts)) if self.contexts else segment)
         self.context.extend(segment.tokens)
 
     def _record_visible_images(self, segments: list[Segment], truncated: bool) -> None:
@@ -188,6 +211,7 @@ class TrajectoryBuilder:
             stop=stop,
             prompt_segments=self.prompt_segments,
             calls=tuple(self.calls),
+            contexts=tuple(self.contexts),
             fault=self.fault,
             excluded=self._excluded(stop, options),
             verdict=self.verdict,
@@ -215,7 +239,7 @@ class TrajectoryBuilder:
         return fault is not None and fault.kind.provokable
 
     def _is_void(self, options: EpisodeOptions) -> bool:
-        written = "".join(s.text for s in self.segments if s.author is Author.MODEL)
+        written = "".join(s.text for s in self.segments if s.is_turn)
         answered = any(marker in written for marker in options.answer_markers)
         return not answered and not any(call.valid for call in self.calls)
 

@@ -154,7 +154,7 @@ def _foreign(told: _Document) -> Converted:
         exact = exact and written is not None and before[: len(known)] == known and len(before) >= len(known)
         if exact and segments:
             # What came since the model's last turn; the first of its texts has the tokens of all.
-            first = max((i for i, s in enumerate(segments) if s.author is Author.MODEL), default=-1) + 1
+            first = max((i for i, s in enumerate(segments) if s.is_turn), default=-1) + 1
             new = tuple(before[len(known) :])
             segments[first:] = _with_tokens(segments[first:], new, Author.TOOL if prompt else Author.PROMPT)
         prompt = prompt or len(segments)

@@ -65,7 +65,7 @@ class Turn:
 
 def turns_of(trajectory: Trajectory) -> list[Turn]:
     """The turns, in order."""
-    places = [i for i, s in enumerate(trajectory.segments) if s.author is Author.MODEL]
+    places = [i for i, s in enumerate(trajectory.segments) if s.is_turn]
     places = [i for i in places if i >= trajectory.prompt_segments]
     ends = [*places, len(trajectory.segments)][1:]
     records = _records(trajectory, [trajectory.segments[i].text for i in places])

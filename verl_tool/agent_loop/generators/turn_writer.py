@@ -36,9 +36,11 @@ class TurnWriter:
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
         self._image_placer = image_placer
 
-    async def write(self, builder: TrajectoryBuilder) -> tuple[ParsedTurn, StopReason | None]:
-        """Generate and append one turn."""
-        params = self._sampling_params(builder)
+    async def write(
+        self, builder: TrajectoryBuilder, *, summary: bool = False
+    ) -> tuple[ParsedTurn, StopReason | None]:
+        """Generate and append one turn, or a `summary` of the context, at whose limit nothing ends."""
+        params = self._sampling_params(builder, summary)
         maximum: int | None = params.get("max_tokens")
         started = now()
         try:
@@ -66,18 +68,21 @@ class TurnWriter:
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         generation = up_to_stop(generation, params, self._tokenizer)
         turn = self.parse(generation.token_ids, builder.formats)
-        builder.append_generation(generation, turn, seconds)
+        builder.append_generation(generation, turn, seconds, summary=summary)
         if generation.stop_reason == "aborted":
             return turn, StopReason.ABORTED
+        if summary:
+            return turn, None
         return turn, self._cut(builder, generation, turn, maximum)
 
-    def _sampling_params(self, builder: TrajectoryBuilder) -> dict[str, Any]:
+    def _sampling_params(self, builder: TrajectoryBuilder, summary: bool) -> dict[str, Any]:
         params = dict(builder.sampling_params)
-        limits = [params.get("max_tokens"), self._options.max_action_length, builder.remaining_tokens]
+        own = self._options.summary_tokens if summary else self._options.max_action_length
+        limits = [params.get("max_tokens"), own, builder.remaining_tokens]
         maximum = min((n for n in limits if n is not None), default=None)
         if maximum is not None:
             params["max_tokens"] = maximum
-        stops = self._stops(builder)
+        stops = self._stops(builder, summary)
         if stops:
             params["stop"] = stops
             params["include_stop_str_in_output"] = True
@@ -87,12 +92,12 @@ class TurnWriter:
             params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *self._stop_token_ids})
         return params
 
-    def _stops(self, builder: TrajectoryBuilder) -> list[str]:
-        """Strings at which a turn ends: the caller's own and those of actions."""
+    def _stops(self, builder: TrajectoryBuilder, summary: bool = False) -> list[str]:
+        """Strings at which a turn ends: the caller's own and those of actions, which a summary has none of."""
         own = builder.sampling_params.get("stop") or ()
         return [
             *([own] if isinstance(own, str) else own),
-            *(self._options.action_stop_tokens if builder.uses_tools else ()),
+            *(self._options.action_stop_tokens if builder.uses_tools and not summary else ()),
         ]
 
     def parse(self, token_ids: Sequence[int], formats: Sequence[Format]) -> ParsedTurn:

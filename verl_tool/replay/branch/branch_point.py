@@ -155,7 +155,7 @@ def _check_edit(place: BranchPlace, trajectory: Trajectory, turn: int, edit: Edi
 def _turns(trajectory: Trajectory) -> Sequence[int]:
     """Where each turn of the model is among the segments."""
     first = trajectory.prompt_segments
-    return [i for i, s in enumerate(trajectory.segments) if i >= first and s.author is Author.MODEL]
+    return [i for i, s in enumerate(trajectory.segments) if i >= first and s.is_turn]
 
 
 def _calls_before(trajectory: Trajectory, turn: int) -> int:

@@ -134,6 +134,6 @@ def _marked(segments: Sequence[Segment], first: int, point: BranchPoint) -> tupl
     stored, new = segments[:first], list(segments[first:])
     if point.edit.part == "action":
         return (*stored, replace(new[0], edited=True), *new[1:])
-    end = next((i for i, s in enumerate(new) if i and s.author is Author.MODEL), len(new))
+    end = next((i for i, s in enumerate(new) if i and s.is_turn), len(new))
     visible = [replace(s, edited=True) if s.author is Author.TOOL else s for s in new[1:end]]
     return (*stored, new[0], *visible, *new[end:])

@@ -51,7 +51,7 @@ def sample_of(row: Mapping[str, Any], tensors: Mapping[str, Any], tokenizer: Dec
     """
     record = (row.get("tool_extra_fields") or row).get("trajectory")
     trajectory = Trajectory.from_json(record) if record is not None else _without_record(row, tensors)
-    written = (segment.tokens for segment in trajectory.response if segment.author is Author.MODEL)
+    written = (segment.tokens for segment in trajectory.response if segment.is_turn)
     return Sample(
         data_source=str(row["data_source"]),
         ground_truth=row["reward_model"]["ground_truth"],

@@ -1,0 +1,66 @@
+"""What the model is fed at its next turn, where that is not all that came before (``context``)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.trajectory import Segment
+from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder
+from verl_tool.formats.scan import THOUGHTS
+
+
+def next_context(builder: TrajectoryBuilder, options: EpisodeOptions, tokenizer: Tokenizer) -> list[int] | None:
+    """The tokens to feed in place of the context so far; None if that stays.
+
+    They are tokens of the record, none of them encoded anew. ``drop_thoughts`` leaves out the thoughts of the model's
+    turns, as the templates of reasoning models do; ``window`` leaves out the oldest turns.
+    """
+    if options.context == "drop_thoughts":
+        kept = [_without_thought(segment, tokenizer) for segment in builder.segments]
+    elif options.context == "window":
+        kept = _window(builder, options)
+    else:
+        return None
+    context = list(itertools.chain.from_iterable(kept))
+    return None if context == builder.context else context
+
+
+def prompt_tokens(builder: TrajectoryBuilder) -> list[int]:
+    """The tokens of the task's own prompt."""
+    return [token for segment in builder.segments[: builder.prompt_segments] for token in segment.tokens]
+
+
+def _window(builder: TrajectoryBuilder, options: EpisodeOptions) -> list[Sequence[int]]:
+    """The prompt and the last turns, if there are more; the context as it is while it is within `context_tokens`."""
+    limit = options.context_tokens
+    turns = [place for place, segment in enumerate(builder.segments) if segment.is_turn]
+    assert options.context_turns is not None  # the options say so
+    if len(turns) <= options.context_turns or (limit is not None and len(builder.context) <= limit):
+        return [builder.context]
+    prompt = builder.segments[: builder.prompt_segments]
+    return [segment.tokens for segment in [*prompt, *builder.segments[turns[-options.context_turns] :]]]
+
+
+def _without_thought(segment: Segment, tokenizer: Tokenizer) -> Sequence[int]:
+    """The tokens of a turn behind those of its thought and the empty lines that follow it."""
+    end = max((segment.text.rfind(mark) + len(mark) for mark in THOUGHTS.values() if mark in segment.text), default=0)
+    if not segment.is_turn or not end:
+        return segment.tokens
+    rest = segment.text[end:]
+    end += len(rest) - len(rest.lstrip("\n"))
+    return segment.tokens[_tokens_of(segment.tokens, end, tokenizer) :]
+
+
+def _tokens_of(tokens: Sequence[int], characters: int, tokenizer: Tokenizer) -> int:
+    """How many of the first tokens write the first `characters`; a token that writes more is not among them."""
+    low, high = 0, len(tokens)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(tokenizer.decode(tokens[:middle])) <= characters:
+            low = middle
+        else:
+            high = middle - 1
+    return low
