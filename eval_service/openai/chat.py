@@ -24,7 +24,7 @@ from eval_service.openai.streaming.text_stream import TurnText, turn_text
 from eval_service.openai.tool_calls import CallLog
 from eval_service.openai.usage import Usage
 from eval_service.service import GenerationJob, Service
-from verl_tool.agent_loop.trajectory import Author, Trajectory
+from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.content.parts import TextPart, parts_of
 from verl_tool.errors import ContentError
 from verl_tool.protocol import StepResult

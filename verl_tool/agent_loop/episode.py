@@ -199,10 +199,10 @@ class Episode:
             if over:
                 return over
             summary = [token for segment in builder.segments[start:] for token in segment.tokens]
-            context = [*prompt_tokens(builder), *summary]
+            notes = [*prompt_tokens(builder), *summary]
             renderer = builder.renderer or self._renderer
-            behind = renderer.next(context, [self.options.summary_continuation], ())
-            builder.start_row([*context, *(token for segment in behind for token in segment.tokens)], "summarise")
+            behind = renderer.next(notes, [self.options.summary_continuation], ())
+            builder.start_row([*notes, *(token for segment in behind for token in segment.tokens)], "summarise")
         elif (context := next_context(builder, self.options, self._tokenizer)) is not None:
             builder.start_row(context, self.options.context)
         else:

@@ -14,7 +14,16 @@ from verl_tool.agent_loop.observation import without_surrogates
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer
 from verl_tool.agent_loop.options import EpisodeOptions, Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Author, CallRecord, Context, Excluded, Segment, StopReason, Timings, Trajectory
+from verl_tool.agent_loop.trajectory import (
+    Author,
+    CallRecord,
+    Context,
+    Excluded,
+    Segment,
+    StopReason,
+    Timings,
+    Trajectory,
+)
 from verl_tool.content.parts import ImagePart
 from verl_tool.formats import Format
 from verl_tool.protocol import AUDIOS_FIELD, FILES_FIELD, IMAGES_FIELD, Fault, FaultKind, StepResult
@@ -162,9 +171,7 @@ class TrajectoryBuilder:
             log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
             tokens = tuple(generation.token_ids)
             spans = None if summary else turn.call_spans
-            self._append(
-                Segment(Author.MODEL, tokens, log_probs, turn.raw_text, call_spans=spans, summary=summary)
-            )
+            self._append(Segment(Author.MODEL, tokens, log_probs, turn.raw_text, call_spans=spans, summary=summary))
             if not summary:
                 self.turn_seconds.append(seconds)
 

@@ -20,7 +20,7 @@ from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noq
 from verl_tool.agent_loop.generators.verl_generator import EngineUse  # noqa: E402
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
 from verl_tool.agent_loop.trajectory import Author, Excluded, Segment, StopReason, Trajectory  # noqa: E402
-from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_output  # noqa: E402
+from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_outputs  # noqa: E402
 from verl_tool.content.packed_files import PackedFile, pack_files  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
@@ -182,7 +182,7 @@ def test_versions_are_noted_over_all_turns():
 
 def test_a_trajectory_without_tokens_still_fills_a_row():
     empty = Trajectory("t", (Segment(Author.PROMPT, (1,)),), StopReason.FAULT, excluded=Excluded.FAULT)
-    output = as_verl_output(empty, EngineUse(), ToyTokenizer())
+    [output] = as_verl_outputs(empty, EngineUse(), ToyTokenizer())
     assert (len(output.response_ids), output.response_mask, output.response_logprobs) == (1, [0], [0.0])
     assert output.as_dict()["action_mask"].tolist() == output.as_dict()["turn_ids"].tolist() == [0]
 
@@ -193,7 +193,7 @@ def test_all_rows_of_a_batch_have_log_probs_or_none(asked):
     prompt = Segment(Author.PROMPT, (1,))
     written = Segment(Author.MODEL, (2, 3), (-1.0, -1.0) if asked else None, "ab")
     outputs = [
-        as_verl_output(
+        as_verl_outputs(
             Trajectory("t", segments, StopReason.ANSWERED), EngineUse(), ToyTokenizer(), with_log_probs=asked
         )
         for segments in ((prompt,), (prompt, written), (prompt, Segment(Author.TOOL, (4,), text="x")))
@@ -206,8 +206,8 @@ def test_the_mask_of_verl_is_that_of_the_loss():
     segments = (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2, 3), (-1.0, -1.0), "ab"))
     counted = Trajectory("t", segments, StopReason.ANSWERED)
     overlong = Trajectory("t", segments, StopReason.MAX_TURNS, excluded=Excluded.OVERLONG)
-    assert as_verl_output(counted, EngineUse(), ToyTokenizer()).response_mask == [1, 1]
-    output = as_verl_output(overlong, EngineUse(), ToyTokenizer())
+    assert as_verl_outputs(counted, EngineUse(), ToyTokenizer())[0].response_mask == [1, 1]
+    [output] = as_verl_outputs(overlong, EngineUse(), ToyTokenizer())
     assert output.response_mask == [0, 0]
     # It stays in its group's baseline: the policy is to blame for it.
     assert output.extra_fields["excluded_from_group"] is False

@@ -36,9 +36,7 @@ class TurnWriter:
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
         self._image_placer = image_placer
 
-    async def write(
-        self, builder: TrajectoryBuilder, *, summary: bool = False
-    ) -> tuple[ParsedTurn, StopReason | None]:
+    async def write(self, builder: TrajectoryBuilder, *, summary: bool = False) -> tuple[ParsedTurn, StopReason | None]:
         """Generate and append one turn, or a `summary` of the context, at whose limit nothing ends."""
         params = self._sampling_params(builder, summary)
         maximum: int | None = params.get("max_tokens")

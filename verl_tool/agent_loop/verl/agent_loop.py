@@ -43,7 +43,16 @@ from verl_tool.agent_loop.row import (
     uses_tools,
 )
 from verl_tool.agent_loop.tokenizer import HFTokenizer
-from verl_tool.agent_loop.trajectory import LOOP_FAULT, Author, Excluded, Segment, StopReason, Trajectory, save_images
+from verl_tool.agent_loop.trajectory import (
+    LOOP_FAULT,
+    RECORD_PLACES,
+    Author,
+    Excluded,
+    Segment,
+    StopReason,
+    Trajectory,
+    save_images,
+)
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.expert_routes import ExpertRoutes
 from verl_tool.agent_loop.verl.image_reading import image_reading, why_no_images
@@ -53,7 +62,7 @@ from verl_tool.agent_loop.verl.stored_step import STORED_LINE, StoredStep
 from verl_tool.agent_loop.verl.tool_descriptions import tools_in
 from verl_tool.client import ToolClient
 from verl_tool.content.parts import ImagePart
-from verl_tool.errors import ConfigError, ContentError
+from verl_tool.errors import ConfigError, ContentError, VerlToolError
 from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.platforms.vision.packed_images import PACKED, pack
 from verl_tool.platforms.vision.sent_images import send
@@ -68,6 +77,8 @@ class ToolLoopOutput(AgentLoopOutput):
     """1 on tokens of a call. [response_length]"""
     turn_ids: list[int] = Field(default_factory=list)
     """As `Trajectory.turn_ids`. [response_length]"""
+    is_final: bool = Field(default=True, exclude=True)
+    """Whether this is its rollout's last row, which carries the reward and the record."""
     model_inputs: dict[str, Any] | None = Field(default=None, exclude=True)
     """Of a model that reads images: what it is given beside the tokens (verl's ``multi_modal_inputs``)."""
 
@@ -81,6 +92,8 @@ class ToolLoopOutput(AgentLoopOutput):
             fields["routed_experts"] = torch.from_numpy(self.routed_experts)
         for name in ("action_mask", "turn_ids"):
             fields[name] = torch.tensor(fields[name], dtype=torch.int64)
+        if not self.is_final and "rm_scores" in fields:
+            fields["rm_scores"].zero_()  # verl copies the rollout's reward to each of its rows
         extra = fields["extra_fields"]
         if extra[LOOP_FAULT]:
             # A filter of groups must not take faults for answers that are all wrong, and sample anew for ever.
@@ -193,8 +206,8 @@ class VerlToolAgentLoop(AgentLoopBase):
         global_steps: int = 0,
         index: int | None = None,
         **row: Any,
-    ) -> AgentLoopOutput:
-        """Run one trajectory.
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """Run one trajectory. Several outputs are its training rows, the last of which carries record and reward.
 
         Of the row's columns, `use_tool=False` answers it in one turn without tools, `max_turns` is its own limit, and
         `tools_kwargs` is all that the tools are sent of it before the trajectory's end. The gold answer is among the
@@ -204,9 +217,10 @@ class VerlToolAgentLoop(AgentLoopBase):
         """
         worker = self._worker
         if worker.step is not None:
-            return self._made_again(worker.step, int(priority), row)
+            return _one_or_several(self._made_again(worker.step, int(priority), row))
         if worker.stored is not None:
-            return self._replayed(worker.stored, index, int(global_steps), validation=bool(row.get(VALIDATION)))
+            replayed = self._replayed(worker.stored, index, int(global_steps), validation=bool(row.get(VALIDATION)))
+            return _one_or_several(replayed)
         where = f"row {'?' if index is None else index} of the data"
         conversation = await self._conversation(raw_prompt, row, where)
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
@@ -246,7 +260,10 @@ class VerlToolAgentLoop(AgentLoopBase):
             extra["data_source"] = str(source)  # a question may stand in several data sets
         record = replace(trajectory, extra=extra)
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
-        output = as_verl_output(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
+        outputs = as_verl_outputs(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
+        if len(outputs) > 1:
+            return _one_or_several(outputs)
+        [output] = outputs
         if worker.routes is not None:
             total = len(output.prompt_ids) + len(output.response_ids)
             output.routed_experts = worker.routes.align(use.routed_experts, total)
@@ -266,16 +283,18 @@ class VerlToolAgentLoop(AgentLoopBase):
             sample = str(row["uid"]), int(row["session_id"])
         return seed_of(int(self.config.actor_rollout_ref.rollout.seed), *sample)
 
-    def _replayed(self, stored: StoredRollouts, index: int | None, step: int, *, validation: bool) -> AgentLoopOutput:
+    def _replayed(
+        self, stored: StoredRollouts, index: int | None, step: int, *, validation: bool
+    ) -> list[ToolLoopOutput]:
         """What an earlier run stored of this row."""
         trajectory = stored.next(None if index is None else int(index), validation=validation)
         record = replace(trajectory, trajectory_id=os.urandom(16).hex(), extra=trajectory.row)
         use = EngineUse(first_version=step, last_version=step)
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         formats = self._worker.formats.all
-        return as_verl_output(record, use, self._worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
+        return as_verl_outputs(record, use, self._worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
 
-    def _made_again(self, step: StoredStep, place: int, row: Mapping[str, Any]) -> AgentLoopOutput:
+    def _made_again(self, step: StoredStep, place: int, row: Mapping[str, Any]) -> list[ToolLoopOutput]:
         """What stands at this place of the step's batch, graded as it was."""
         # The older trainer numbers the samples of a batch, the newer names the prompt and numbers its samples.
         line = step.sample_of(str(row["uid"]), int(row["session_id"])) if "session_id" in row else place
@@ -283,10 +302,11 @@ class VerlToolAgentLoop(AgentLoopBase):
         use = EngineUse(first_version=step.number, last_version=step.number)
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         formats, tokenizer = self._worker.formats.all, self._worker.tokenizer
-        output = as_verl_output(then.trajectory, use, tokenizer, with_log_probs=with_log_probs, formats=formats)
-        output.reward_score = then.reward
-        output.extra_fields |= {"reward_extra_info": then.told, STORED_LINE: line}
-        return output
+        outputs = as_verl_outputs(then.trajectory, use, tokenizer, with_log_probs=with_log_probs, formats=formats)
+        outputs[-1].reward_score = then.reward
+        for output in outputs:
+            output.extra_fields |= {"reward_extra_info": then.told, STORED_LINE: line}
+        return outputs
 
     async def _conversation(self, messages: list[dict[str, Any]], row: Mapping[str, Any], where: str) -> Conversation:
         """The prompt's messages and images. Raises ConfigError as `run`."""
@@ -336,45 +356,75 @@ def model_inputs(images: QwenImages, shown: Sequence[ImagePart], record: Path | 
     return inputs
 
 
-def as_verl_output(
+def _one_or_several(outputs: Sequence[ToolLoopOutput]) -> AgentLoopOutput | list[AgentLoopOutput]:
+    """As verl takes them; its older trainer takes one."""
+    return outputs[0] if len(outputs) == 1 else list(outputs)
+
+
+def as_verl_outputs(
     trajectory: Trajectory,
     use: EngineUse,
     tokenizer: HFTokenizer,
     *,
     with_log_probs: bool = True,
     formats: Sequence[Format] = ALL_FORMATS,
-) -> ToolLoopOutput:
-    """A trajectory in the form in which verl trains on it.
+) -> list[ToolLoopOutput]:
+    """The training rows of a trajectory in the form in which verl trains on them, the last one with its record.
 
     verl's ``response_mask`` is the mask of the loss. A trajectory without any token behind its prompt gets one end
     token with mask 0, since verl's batches hold at least one. `with_log_probs`: whether the engine was asked for any;
     all rows of a batch must have them or none. `formats`: those in which the loop found the calls.
     """
-    ids, mask, log_probs = trajectory.response_ids, trajectory.loss_mask, trajectory.response_log_probs
-    calls, turns = action_mask(trajectory, tokenizer, formats), trajectory.turn_ids
-    if not ids:
-        ids, mask, log_probs, calls, turns = [min(tokenizer.eos_token_ids, default=0)], [0], [0.0], [0], [0]
-    return ToolLoopOutput(
-        prompt_ids=trajectory.prompt_ids,
-        response_ids=ids,
-        response_mask=mask,
-        response_logprobs=log_probs if with_log_probs else None,
-        num_turns=1 + trajectory.num_turns + len(trajectory.calls),
-        metrics=AgentLoopMetrics(
-            generate_sequences=trajectory.timings.generate,
-            tool_calls=trajectory.timings.tools,
-            num_preempted=use.preemptions,
-        ),
-        action_mask=calls,
-        turn_ids=turns,
-        extra_fields={
-            "trajectory": trajectory.to_json(),
+    columns: dict[str, list[Any]] = {
+        "response_ids": trajectory.response_ids,
+        "response_mask": trajectory.loss_mask,
+        "action_mask": action_mask(trajectory, tokenizer, formats),
+        "turn_ids": trajectory.turn_ids,
+    }
+    if with_log_probs and (log_probs := trajectory.response_log_probs) is not None:
+        columns["response_logprobs"] = log_probs
+    prompts = [trajectory.prompt_ids, *(list(context.tokens) for context in trajectory.contexts)]
+    pieces = [(prompt, places) for prompt, places in zip(prompts, trajectory.row_places, strict=True) if places]
+    if not pieces:
+        pieces = [(prompts[0], [(0, 1)])]
+        columns = {name: [0] for name in columns} | {"response_ids": [min(tokenizer.eos_token_ids, default=0)]}
+    outputs = []
+    for prompt, places in pieces:
+        row = {name: [v for start, n in places for v in column[start : start + n]] for name, column in columns.items()}
+        fields = {
             LOOP_FAULT: trajectory.excluded in (Excluded.FAULT, Excluded.ABORTED),
-            "action_mask": calls,
-            "turn_ids": turns,
+            "action_mask": row["action_mask"],
+            "turn_ids": row["turn_ids"],
             "turn_scores": [],
             "tool_rewards": trajectory.tool_rewards,
             "min_global_steps": use.first_version,
             "max_global_steps": use.last_version,
-        },
-    )
+        }
+        outputs.append(
+            ToolLoopOutput(
+                **({"response_logprobs": None} | row),
+                prompt_ids=prompt,
+                num_turns=1 + trajectory.num_turns + len(trajectory.calls),
+                metrics=AgentLoopMetrics(
+                    generate_sequences=trajectory.timings.generate,
+                    tool_calls=trajectory.timings.tools,
+                    num_preempted=use.preemptions,
+                ),
+                extra_fields=fields if len(pieces) == 1 else fields | {RECORD_PLACES: places},
+                is_final=False,
+            )
+        )
+    outputs[-1].is_final = True
+    outputs[-1].extra_fields = {"trajectory": trajectory.to_json()} | outputs[-1].extra_fields
+    check_trained_once(trajectory, outputs)
+    return outputs
+
+
+def check_trained_once(trajectory: Trajectory, outputs: Sequence[AgentLoopOutput]) -> None:
+    """Raise VerlToolError unless the rows of a rollout train each of its generated tokens at most once."""
+    generated, trained = sum(trajectory.loss_mask), sum(sum(output.response_mask) for output in outputs)
+    if trained > generated:
+        raise VerlToolError(
+            f"rollout {trajectory.trajectory_id} has {generated} tokens to train and its {len(outputs)} rows train "
+            f"{trained}; a token that is fed again belongs to a row's prompt"
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from eval_service.evaluation.dataset import Problem
-from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, Trajectory
+from verl_tool.agent_loop.trajectory import CallRecord, Segment, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import StepResult
 from verl_tool.replay.stored import Stored

@@ -13,6 +13,7 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
 from verl_tool.agent_workers.reward_manager.base import TURN_REWARDS
 from verl_tool.errors import ConfigError
+from verl_tool.trainer.ppo.rows.rows_check import check_several_rows
 from verl_tool.trainer.ppo.turns.mt_grpo import MT_GRPO
 from verl_tool.trainer.ppo.turns.turn_columns import TURN_IDS
 
@@ -31,6 +32,8 @@ def check_algorithm(config: DictConfig) -> None:
     """Raise ConfigError for the first setting that cannot work, with its name."""
     for problem in _problems(config):
         raise ConfigError(problem)
+    if config.actor_rollout_ref.agent.get("context", "append") != "append":
+        check_several_rows(config)
 
 
 def _problems(config: DictConfig) -> Iterator[str]:

@@ -303,7 +303,9 @@ class AgentTrainerMixin(PPOTrainer):
         tokens = {name: [row.float().numpy() for row in fields[field].unbind()] for name, field in names.items()}
         if index.has_several:
             rows = [row for each in rollouts for row in each]
-            places = [row[RECORD_PLACES] for row in read_loop_fields(_select(batch, rows))]
+            known = [row.get(RECORD_PLACES) for row in read_loop_fields(_select(batch, rows))]
+            lengths = [len(row) for row in fields["response_mask"].unbind()]
+            places = [own or [(0, length)] for own, length in zip(known, lengths, strict=True)]
             counts = [len(each) for each in rollouts]
             tokens = {name: in_record_order(columns, places, counts) for name, columns in tokens.items()}
         finals = [batch.keys[rows[-1]] for rows in rollouts]
