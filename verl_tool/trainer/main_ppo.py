@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,7 +36,14 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import MEDIA_COLUMNS
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.model_config import is_hub_name
-from verl_tool.checks.row_files import check_columns, check_row_count, check_rows, columns_for_reward
+from verl_tool.checks.row_files import (
+    RowFile,
+    check_columns,
+    check_row_count,
+    check_rows,
+    columns_for_reward,
+    row_files,
+)
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.http.supervised_server import SupervisedServer, serve_command
 from verl_tool.platforms.preload.template import template
@@ -60,7 +67,7 @@ from verl_tool.trainer.run_folder.disk_full import is_disk_full
 from verl_tool.trainer.run_folder.earlier_starts import archive_earlier_start
 from verl_tool.trainer.run_folder.run_lock import run_lock
 from verl_tool.trainer.run_folder.saved_config import save_config
-from verl_tool.trainer.tool_prompts import attach_tool_descriptions, files_of
+from verl_tool.trainer.tool_prompts import attach_tool_descriptions
 from verl_tool.util.hub import go_offline_without_hub
 
 log = logging.getLogger(__name__)
@@ -140,13 +147,13 @@ def train_in_folder(config: DictConfig) -> None:
         with tool_server(config, console) as wait_until_up, patched_modules(config) as wait_for_imports:
             check_versions()
             prepare_inputs(config, console)
-            check_data(config)
+            files = check_data(config)
 
             def prepare_tools() -> None:
                 wait_for_imports()
                 wait_until_up()
-                attach_tool_descriptions(config)
-                run_preflight_checks(config, server_is_up=True)
+                attach_tool_descriptions(config, files)
+                run_preflight_checks(config, files, server_is_up=True)
                 take_over_folder(config, console)
 
             train(config, console, prepare_tools)
@@ -232,15 +239,14 @@ def dry_run(config: DictConfig) -> None:
         wait_for_imports()
     if folder is not None:
         return
-    _check_rows(config)
-    run_preflight_checks(config, server_is_up=False)
+    run_preflight_checks(config, _check_rows(config), server_is_up=False)
 
 
-def run_preflight_checks(config: DictConfig, *, server_is_up: bool) -> None:
+def run_preflight_checks(config: DictConfig, files: Sequence[RowFile], *, server_is_up: bool) -> None:
     """The doctor's checks. Raises ConfigError."""
     from verl_tool.trainer.preflight_checks import check_setup
 
-    check_setup(config, server_is_up=server_is_up)
+    check_setup(config, files, server_is_up=server_is_up)
 
 
 def prepare(config: DictConfig, console: Console) -> None:
@@ -281,17 +287,17 @@ def prepare_inputs(config: DictConfig, console: Console) -> None:
     config.ray_kwargs.ray_init.runtime_env.env_vars[STARTED] = os.environ[STARTED]
 
 
-def check_data(config: DictConfig) -> None:
-    """Look at the rows of all local files that the run reads, and whether its model is there. Raises ConfigError that
-    names what is missing, or a row that cannot be used."""
+def check_data(config: DictConfig) -> tuple[RowFile, ...]:
+    """Look at the rows of all local files that the run reads, and whether its model is there; return those files.
+    Raises ConfigError that names what is missing, or a row that cannot be used."""
     from verl_tool.trainer.config_validation import check_files
 
     check_files(config)
     _choose_attention(config)
-    _check_rows(config)
+    return _check_rows(config)
 
 
-def _check_rows(config: DictConfig) -> None:
+def _check_rows(config: DictConfig) -> tuple[RowFile, ...]:
     from verl_tool.agent_loop.verl.image_reading import UNKNOWN, why_no_images
 
     data, model = config.data, config.actor_rollout_ref.model
@@ -303,11 +309,13 @@ def _check_rows(config: DictConfig) -> None:
     if why in (None, UNKNOWN):
         media.remove(data.get("image_key", "images"))
     required = (data.prompt_key, *columns_for_reward(config))
-    for path in files_of(config):
-        if path.is_file():
-            check_columns(path, required)
-            check_rows(path, data.prompt_key, tuple(media), None if why in (None, UNKNOWN) else f"the model {why}")
-    check_row_count(config)
+    files = row_files(config)
+    for file in files:
+        if file.path.is_file():
+            check_columns(file, required)
+            check_rows(file, data.prompt_key, tuple(media), None if why in (None, UNKNOWN) else f"the model {why}")
+    check_row_count(config, files)
+    return files
 
 
 def _check_with_images(config: DictConfig) -> None:
