@@ -16,6 +16,7 @@ from omegaconf import DictConfig  # noqa: E402
 from real_tokenizers import HERMES_TEMPLATE, PLAIN_TEMPLATE, chat_tokenizer  # noqa: E402
 from verl_loop import composed  # noqa: E402
 
+from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.checks.row_files import row_files  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
@@ -73,7 +74,7 @@ def config_of(folder: Path, *overrides: str, rows: Any = ROWS, template: str = H
 
 
 def check(config: DictConfig, **options: bool) -> None:
-    check_setup(config, row_files(config), **options)
+    check_setup(config, options_in(config), row_files(config), **options)
 
 
 def own_manager(folder: Path, source: str, name: str) -> tuple[str, ...]:
@@ -186,6 +187,6 @@ def test_a_file_of_rows_is_opened_once_for_all_checks(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(parquet, "ParquetFile", CountedFile)
     files = main_ppo.check_data(config)
-    attach_tool_descriptions(config, files)
-    check_setup(config, files, server_is_up=False)
+    attach_tool_descriptions(config, options_in(config), files)
+    check_setup(config, options_in(config), files, server_is_up=False)
     assert opened == [tmp_path / "rows.parquet"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.tool_descriptions import ask_for_tools, serves_mcp, tools_in
 from verl_tool.agent_workers.reward_manager.grading.manager_process import GradedCase
 from verl_tool.agent_workers.reward_manager.grading.manager_thread import graded_in_thread
@@ -36,7 +35,9 @@ ASKING_SECONDS = 3.0
 """For a running server's tools, where no prompt needs them."""
 
 
-def check_setup(config: DictConfig, files: Sequence[RowFile], *, server_is_up: bool = True) -> None:
+def check_setup(
+    config: DictConfig, options: EpisodeOptions, files: Sequence[RowFile], *, server_is_up: bool = True
+) -> None:
     """Warn of what the doctor's checks find. Raises ConfigError that tells all that is wrong.
 
     `files`: those of the training's rows. Not `server_is_up`: as much as can be told without a tool server, and without
@@ -44,7 +45,7 @@ def check_setup(config: DictConfig, files: Sequence[RowFile], *, server_is_up: b
     """
     if not config.doctor:
         return
-    findings = findings_in(config, files, server_is_up=server_is_up)
+    findings = findings_in(config, options, files, server_is_up=server_is_up)
     for finding in findings:
         if finding.severity is Severity.WARNING:
             log.warning("%s [%s]", finding, finding.check)
@@ -55,7 +56,9 @@ def check_setup(config: DictConfig, files: Sequence[RowFile], *, server_is_up: b
         raise ConfigError("\n       ".join([*errors, more]))
 
 
-def findings_in(config: DictConfig, files: Sequence[RowFile], *, server_is_up: bool) -> list[Finding]:
+def findings_in(
+    config: DictConfig, options: EpisodeOptions, files: Sequence[RowFile], *, server_is_up: bool
+) -> list[Finding]:
     """What the checks find of a training with this config."""
     rows = _rows(files, config.data.prompt_key)
     findings = [*examine_rows(rows, columns_for_reward(config)), *_of_reward(config, rows, server_is_up)]
@@ -66,7 +69,6 @@ def findings_in(config: DictConfig, files: Sequence[RowFile], *, server_is_up: b
     except (OSError, ValueError) as error:
         log.warning("the tokenizer cannot be loaded, so nothing is told of prompts and calls: %s", error)
         return findings
-    options = options_in(config)
     tools = tuple(_tools(config, options, server_is_up))
     if not server_is_up:
         tools += tuple(_named_only(config, options, rows, tools))

@@ -16,7 +16,6 @@ from verl_tool.agent_loop.prompt.conversation import without_images
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer, schema_of
 from verl_tool.agent_loop.row import listed_tools, uses_tools
 from verl_tool.agent_loop.tokenizer import HFTokenizer
-from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.tool_descriptions import as_setting, ask_for_tools, tools_in
 from verl_tool.checks.row_files import RowFile
 from verl_tool.errors import ConfigError, ToolFault
@@ -43,16 +42,15 @@ class _Row:
         return sum(len(str(message.get("content") or "")) for message in self.messages)
 
 
-def attach_tool_descriptions(config: DictConfig, files: Sequence[RowFile]) -> None:
+def attach_tool_descriptions(config: DictConfig, options: EpisodeOptions, files: Sequence[RowFile]) -> None:
     """Put the tools into the config, and look at the longest prompts that tell of them.
 
-    `files`: those of the training's rows. The server must be up. Where no prompt tells of tools and no row lists any,
-    it is asked for the tags in which they are called unless `formats` is set; a run that goes on has those that it
-    began with, and so has a step that is made again, for which no server is up. Raises ConfigError if a prompt needs
-    the tools and the server does not answer, if a tool is named that it does not have, if a prompt is too long, or if
-    the tools that prompts tell of are others than when this run began.
+    `options`: with the address of the server. `files`: those of the training's rows. The server must be up. Where no
+    prompt tells of tools and no row lists any, it is asked for the tags in which they are called unless `formats` is
+    set; a run that goes on has those that it began with, and so has a step that is made again, for which no server is
+    up. Raises ConfigError if a prompt needs the tools and the server does not answer, if a tool is named that it does
+    not have, if a prompt is too long, or if the tools that prompts tell of are others than when this run began.
     """
-    options = options_in(config)
     if not options.enable_agent or config.actor_rollout_ref.replay_step is not None:
         return
     if not options.describes_tools and not any(map(_lists_tools, files)):
