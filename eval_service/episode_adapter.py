@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from eval_service.engines.base import Engine, TokenChunk
 from verl_tool.agent_loop.actions import length_to_stop
-from verl_tool.agent_loop.episode import Tools, up_to_stop
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.generators.turn_writer import up_to_stop
 from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ABORT_FIELD, TOOLS_FIELD, VERIFY_FIELD, StepResult

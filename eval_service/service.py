@@ -17,12 +17,13 @@ from eval_service.openai.errors import bad_request, from_fault, overloaded
 from eval_service.openai.image_reader import ImageReader
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.actions import LoopFormats
-from verl_tool.agent_loop.episode import RELEASE_SECONDS, Episode
+from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.tool_channel import RELEASE_SECONDS
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.content.parts import ImagePart

@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from eval_service.openai.errors import TemplateRejectedError
-from verl_tool.agent_loop.end_tokens import generation_end_tokens
+from verl_tool.agent_loop.generators.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.errors import ConfigError
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_tool.content.parts import AudioPart, ImagePart, Part, TextPart, to_wire
-from verl_tool.formats import Call, Format
+from verl_tool.formats import Format
 from verl_tool.formats.find import calls_sent
-from verl_tool.util.json_text import encode_json
 
 
 class CallLog:
@@ -35,7 +34,7 @@ class CallLog:
                     "index": self._calls,
                     "id": self._last_id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": _arguments(call)},
+                    "function": {"name": call.name, "arguments": call.arguments_json()},
                 }
             )
             self._calls += 1
@@ -59,8 +58,3 @@ def _content(part: TextPart | ImagePart) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     return {"type": "image_url", "image_url": {"url": to_wire(part)}}
-
-
-def _arguments(call: Call) -> str:
-    value = dict(call.arguments) if call.arguments is not None else {"input": call.input}
-    return encode_json(value).decode()

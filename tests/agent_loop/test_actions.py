@@ -4,6 +4,8 @@ loop find what a server with the same tools takes for a call."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,18 +17,20 @@ from hypothesis import strategies as st
 from real_tokenizers import shape
 from toy_model import ToyTokenizer
 
-from verl_tool.agent_loop.actions import LoopFormats, length_to_stop, written_call
+from verl_tool.agent_loop.action_tokens import action_mask
+from verl_tool.agent_loop.actions import LoopFormats, ParsedTurn, calls_of, length_to_stop
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import HFTokenizer, Tokenizer
-from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.formats import ALL_FORMATS, HERMES, Call
+from verl_tool.agent_loop.trajectory import ParsedCall, Trajectory
+from verl_tool.formats import ALL_FORMATS, HARMONY, HERMES, Call, Format, HermesFormat
 from verl_tool.formats.tags import OwnTagFormat
 from verl_tool.protocol import StepResult
 from verl_tool.servers.execution.calls import CallFinder
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
+from verl_tool.trajectories.turns import turns_of
 
 STOPS = ("</python>", "\n日本")
 MERGING = ToyTokenizer(words=["n>\n", "</", "py", "on>", ">x"])
@@ -46,6 +50,13 @@ def engine_length(tokens: list[int], name: str, stops: tuple[str, ...] = STOPS) 
         if any(stop in tokenizer(name).decode(tokens[:n]) for stop in stops):
             return n
     return len(tokens)
+
+
+def asks_for_tools(text: str, formats: Sequence[Format]) -> bool:
+    """Whether a turn that no stop string ends is an action."""
+    turn = ParsedTurn.parse(text, text, (), formats)
+    assert turn.action.text == text
+    return turn.calls_tools
 
 
 async def run(tokens: list[int], name: str, reason: str | None = None, **options: object) -> Trajectory:
@@ -172,14 +183,14 @@ def test_the_loop_finds_a_call_wherever_the_server_runs_one(text: str, listed: l
     only = None if listed is None else [tool for tool in TOOLS if tool.name in listed]
     runs, _ = SERVER.find(text, only)
     if runs:
-        assert written_call(text, LOOP.of(listed)) == text
+        assert asks_for_tools(text, LOOP.of(listed))
 
 
 @quickly
 @given(texts, lists)
 def test_a_tag_of_a_tool_is_a_call_only_if_the_server_runs_something(text: str, listed: list[str] | None) -> None:
     own = [fmt for fmt in LOOP.of(listed) if isinstance(fmt, OwnTagFormat)]
-    if written_call(text, own) is not None:
+    if asks_for_tools(text, own):
         only = None if listed is None else [tool for tool in TOOLS if tool.name in listed]
         assert SERVER.find(text, only)[0]
 
@@ -206,7 +217,7 @@ def test_a_row_that_lists_tools_has_the_formats_of_a_server_with_those_alone(lis
     ],
 )
 def test_a_turn_of_a_row_that_lists_the_calculator(text: str, called: bool) -> None:
-    assert (written_call(text, LOOP.of(["calculator"])) == text) is called
+    assert asks_for_tools(text, LOOP.of(["calculator"])) is called
 
 
 def test_formats_that_are_named_are_those_of_every_row() -> None:
@@ -214,3 +225,71 @@ def test_formats_that_are_named_are_those_of_every_row() -> None:
     assert named.all == named.of(["calculator"]) == (HERMES,)
     unknown = LoopFormats(None)
     assert unknown.all == unknown.of(["calculator"]) == ALL_FORMATS
+
+
+CALLED = '<tool_call>\n{"name": "search", "arguments": {"query": "who", "top": 3}}\n</tool_call>'
+
+
+class CountingFormat(HermesFormat):
+    """Tells how often it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def find_calls(self, text: str) -> list[Call]:
+        self.texts.append(text)
+        return super().find_calls(text)
+
+
+async def run_turns(turns: Sequence[str], formats: Sequence[Format], **options: object) -> Trajectory:
+    written = iter(turns)
+
+    class Model:
+        async def generate(self, prompt_ids: list[int], params: dict[str, object], request_id: str) -> Generation:
+            return Generation(MERGING.encode(next(written)), None, "stop")
+
+    class Server:
+        async def call(self, *args: object, **kwargs: object) -> StepResult:
+            return StepResult("t", "nothing")
+
+    settings = EpisodeOptions(enable_mtrl=True, mtrl_sep="{obs}", **options)  # type: ignore[arg-type]
+    return await Episode(Model(), Server(), MERGING, settings, formats=formats).run([65])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stops", [(), ("</tool_call>",)])
+async def test_calls_are_found_once_a_turn_and_all_later_readers_have_them(stops: tuple[str, ...]) -> None:
+    fmt = CountingFormat()
+    turns = [f"I ask {CALLED}", f"again {CALLED}", "nobody"]
+    trajectory = await run_turns(turns, [fmt], action_stop_tokens=stops)
+    [first, second] = trajectory.calls
+    record = Trajectory.from_json(trajectory.to_json())
+    assert record == trajectory
+    mask = action_mask(record, MERGING, [fmt])
+    assert MERGING.decode([t for t, is_call in zip(record.response_ids, mask, strict=True) if is_call]) == 2 * CALLED
+    assert [turn.calls for turn in turns_of(record)] == [first.calls, second.calls, ()]
+    assert first.calls == (ParsedCall("search", '{"query":"who","top":3}', 6, 6 + len(CALLED)),)
+    assert calls_of(replace(first, calls=None)) == first.calls
+    assert fmt.texts == turns
+
+
+async def test_a_name_or_argument_that_utf8_cannot_hold_leaves_a_record_that_can_be_written() -> None:
+    turn = '<tool_call>\n{"name": "a\\ud800", "arguments": {"x": "\\udfff", "n": NaN}}\n</tool_call>'
+    trajectory = await run_turns([turn, "so"], [HERMES])
+    assert Trajectory.from_json(trajectory.to_json()) == trajectory
+    assert trajectory.calls[0].names == ("a?",)
+    assert trajectory.calls[0].calls == (ParsedCall("a?", '{"x":"\ufffd","n":null}', 0, len(turn)),)
+
+
+def test_arguments_that_are_nested_too_deeply_are_the_input() -> None:
+    nested: dict[str, object] = {}
+    for _ in range(20_000):
+        nested = {"a": nested}
+    assert Call("x", "text", 0, 1, HERMES, nested).arguments_json() == '{"input":"text"}'
+
+
+def test_a_token_that_ends_the_turn_closes_a_call_that_it_completes() -> None:
+    text = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
+    turn = ParsedTurn.parse(text, f"{text}<|call|>", (), [HARMONY])
+    assert turn.call_spans == ((0, len(turn.raw_text)),)
+    assert ParsedTurn.parse(CALLED, f"{CALLED}<|im_end|>", (), [HERMES]).call_spans == ((0, len(CALLED)),)

@@ -409,7 +409,7 @@ async def test_a_server_that_is_gone_is_not_told_that_the_trajectory_is_over() -
 
 
 async def test_tools_that_never_answer_are_a_fault_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_tool.agent_loop.episode.GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("verl_tool.agent_loop.tool_channel.GRACE_SECONDS", 0.01)
 
     class Silent:
         async def call(self, *args: Any, **kwargs: Any) -> StepResult:

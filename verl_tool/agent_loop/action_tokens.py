@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Segment, Trajectory
 from verl_tool.formats import ALL_FORMATS, Format
+from verl_tool.formats.find import find_calls
 
 
 def action_mask(trajectory: Trajectory, tokenizer: Tokenizer, formats: Sequence[Format] = ALL_FORMATS) -> list[int]:
-    """1 on tokens of the model that belong to a call in any of `formats`, else 0. [response_length]"""
+    """1 on tokens of the model that belong to a call, else 0. [response_length]
+
+    `formats`: those that are searched for in turns whose record does not tell (`Segment.call_spans`).
+    """
     mask: list[int] = []
     for segment in trajectory.response:
         mask += _of_turn(segment, tokenizer, formats) if segment.generated else [0] * len(segment.tokens)
@@ -19,7 +23,10 @@ def action_mask(trajectory: Trajectory, tokenizer: Tokenizer, formats: Sequence[
 
 def _of_turn(turn: Segment, tokenizer: Tokenizer, formats: Sequence[Format]) -> list[int]:
     mask = [0] * len(turn.tokens)
-    for start, end in {(c.start, c.end) for fmt in formats for c in fmt.find_calls(turn.text)}:
+    spans = turn.call_spans
+    if spans is None:
+        spans = tuple((call.start, call.end) for call in find_calls(turn.text, formats))
+    for start, end in spans:
         first = _token_at(turn.tokens, start, tokenizer)
         last = _token_at(turn.tokens, end - 1, tokenizer)
         mask[first : last + 1] = [1] * (last + 1 - first)

@@ -107,6 +107,8 @@ class Segment:
     """The tokens as text, for readers; nothing is ever encoded from it. Empty if nobody decoded them."""
     image: str | None = None
     """SHA-256 of the image that the tokens stand for, all of it: such a segment is never cut."""
+    call_spans: tuple[tuple[int, int], ...] | None = None
+    """Where in `text` each call begins and ends, of the model's segments; None if nobody looked."""
     edited: bool = False
     """Somebody wrote this in the place of `author`, who wrote something else there in another trajectory."""
 
@@ -114,6 +116,19 @@ class Segment:
     def generated(self) -> bool:
         """Whether the generator drew the tokens."""
         return self.author is Author.MODEL and not self.edited
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """One call in an action, as the loop found it there."""
+
+    name: str
+    """As the model named it."""
+    arguments: str
+    """A JSON object, as in OpenAI's ``tool_calls``; free text (code, a query) is its one member ``input``."""
+    start: int
+    end: int
+    """Where it stands in the action's text."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +153,8 @@ class CallRecord:
     seconds: float = 0.0
     names: tuple[str, ...] = ()
     """The tools that the action calls, each once, as the model named them; none in records of before."""
+    calls: tuple[ParsedCall, ...] | None = None
+    """The calls in the action, in the order of the text; None in records of before (`actions.calls_of`)."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
+from verl_tool.agent_loop.actions import Action, ParsedTurn, parsed_calls
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import without_surrogates
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer
@@ -37,6 +38,7 @@ class TrajectoryBuilder:
     extra: dict[str, Any]
     max_turns: int = 0
     max_response_length: int | None = None
+    max_model_len: int | None = None
     formats: Sequence[Format] = ()
     """Those in which its calls are written."""
     renderer: ObservationRenderer | None = None
@@ -66,6 +68,16 @@ class TrajectoryBuilder:
     def response_length(self) -> int:
         """Tokens behind the prompt."""
         return len(self.context) - self.prompt_length
+
+    @property
+    def remaining_tokens(self) -> int | None:
+        """Tokens that may still follow; None if nothing limits them."""
+        response, model = self.max_response_length, self.max_model_len
+        limits = [
+            None if response is None else response - self.response_length,
+            None if model is None else model - len(self.context),
+        ]
+        return min((n for n in limits if n is not None), default=None)
 
     @property
     def visible_images(self) -> list[ImagePart]:
@@ -124,12 +136,13 @@ class TrajectoryBuilder:
         self.images |= {image.sha256: image for image in images}
         return images
 
-    def append_generation(self, generation: Generation, text: str, seconds: float) -> None:
+    def append_generation(self, generation: Generation, turn: ParsedTurn, seconds: float) -> None:
         """A turn of the model, which took `seconds`. An empty one leaves no segment."""
         self.details = generation.details
         if generation.token_ids:
             log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
-            self._append(Segment(Author.MODEL, tuple(generation.token_ids), log_probs, text))
+            tokens = tuple(generation.token_ids)
+            self._append(Segment(Author.MODEL, tokens, log_probs, turn.raw_text, call_spans=turn.call_spans))
             self.turn_seconds.append(seconds)
 
     def append_observation(self, segments: list[Segment], truncated: bool) -> None:
@@ -145,21 +158,24 @@ class TrajectoryBuilder:
     def _record_visible_images(self, segments: list[Segment], truncated: bool) -> None:
         self.calls[-1] = replace(self.calls[-1], visible_tokens=tool_tokens(segments), truncated=truncated)
 
-    def record(self, action: str, result: StepResult, seconds: float, names: tuple[str, ...] = ()) -> None:
-        """One call and its answer; `names`: of the tools that the action calls."""
+    def record(self, action: Action, result: StepResult, seconds: float) -> None:
+        """One action and its answer. What a tool took, though no format finds a call in it, is a tag of the tool's."""
+        in_use = result.valid and result.fault is None
+        calls = parsed_calls(action.sent_calls if in_use else action.calls)
         self.calls.append(
             CallRecord(
                 step=len(self.calls),
-                action=action,
+                action=action.text,
                 observation=without_surrogates(result.observation),
-                valid=result.valid and result.fault is None,
+                valid=in_use,
                 done=result.done,
                 reward=result.reward,
                 invalid_reason=result.invalid_reason,
                 fault=result.fault,
                 metrics=dict(result.metrics or {}),
                 seconds=seconds,
-                names=names,
+                names=tuple(sorted({call.name for call in calls})),
+                calls=calls,
             )
         )
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.actions import stopped_action
-from verl_tool.agent_loop.episode import Episode, Tools
+from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.checks.setup import Row, Setup
 from verl_tool.formats import Call

@@ -6,6 +6,7 @@ no tool; which tool takes a call is decided by the call's name.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from verl_tool.content.parts import Part, TextPart
 from verl_tool.errors import ContentError
 from verl_tool.protocol import ToolDescription
+from verl_tool.util.json_text import encode_json
 
 _ATTEMPTS = 4
 
@@ -43,6 +45,13 @@ class Call:
     """The closing string that the engine cut off with the stop string; the observation begins with it."""
     output_opened: bool = False
     """The model itself wrote the line that opens the observation (its stop string); the observation leaves it out."""
+
+    def arguments_json(self) -> str:
+        """The arguments as a JSON object; what is none (code, a query) is its member ``input``."""
+        if self.arguments is not None:
+            with contextlib.suppress(RecursionError, TypeError):
+                return encode_json(dict(self.arguments)).decode()
+        return encode_json({"input": self.input}).decode()
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from verl_tool.agent_loop.episode import Episode, Tools
+from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.function_arguments import Function
 from verl_tool.agent_loop.function_tools import FunctionTools, by_name
 from verl_tool.agent_loop.generators.base import Generator
@@ -27,6 +27,7 @@ from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rollout import RolloutStart, rollout
 from verl_tool.agent_loop.row import sent_to_tools
 from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
+from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.trajectory import Excluded, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault

@@ -5,6 +5,7 @@ https://github.com/harbor-framework/harbor/blob/main/rfcs/0001-trajectory-format
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -115,7 +116,7 @@ def _agent_step(trajectory: Trajectory, turn: Turn, number: int) -> Json:
     ids = [f"call_{number}_{i}" for i in range(len(turn.calls))]
     if turn.calls:
         step["tool_calls"] = [
-            {"tool_call_id": name, "function_name": call.name, "arguments": dict(call.arguments)}
+            {"tool_call_id": name, "function_name": call.name, "arguments": json.loads(call.arguments)}
             for name, call in zip(ids, turn.calls, strict=True)
         ]
     if turn.record is not None or turn.observation:

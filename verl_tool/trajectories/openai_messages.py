@@ -92,7 +92,7 @@ def _messages(turn: Turn, count: int) -> list[Json]:
         {
             "id": name,
             "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            "function": {"name": call.name, "arguments": json.dumps(json.loads(call.arguments), ensure_ascii=False)},
         }
         for name, call in zip(ids, turn.calls, strict=True)
     ]

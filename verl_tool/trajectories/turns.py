@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopReason, Trajectory
+from verl_tool.agent_loop.actions import calls_of
+from verl_tool.agent_loop.trajectory import Author, CallRecord, ParsedCall, Segment, StopReason, Trajectory
 from verl_tool.errors import ConfigError
-from verl_tool.formats import ALL_FORMATS
-from verl_tool.formats.find import calls_sent
 
 Json = dict[str, Any]
 """An object of JSON."""
@@ -38,17 +37,6 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class NamedCall:
-    """A call in a turn, as other projects have it."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    start: int
-    end: int
-    """Where it stands in the turn's text."""
-
-
-@dataclass(frozen=True)
 class Turn:
     """One turn of the model and what followed."""
 
@@ -58,7 +46,8 @@ class Turn:
     shown: tuple[Segment, ...]
     """The segments up to the model's next turn."""
     record: CallRecord | None
-    calls: tuple[NamedCall, ...]
+    calls: tuple[ParsedCall, ...]
+    """Each with a name; `start` and `end` are places in the turn's text."""
 
     @property
     def observation(self) -> str:
@@ -108,18 +97,11 @@ def _records(trajectory: Trajectory, texts: Sequence[str]) -> list[CallRecord | 
     return found if not left else [*trajectory.turn_calls, *[None] * len(texts)][: len(texts)]
 
 
-def _calls(model: Segment, record: CallRecord | None) -> tuple[NamedCall, ...]:
+def _calls(model: Segment, record: CallRecord | None) -> tuple[ParsedCall, ...]:
     if record is None:
         return ()
-    found = calls_sent(model.text, ALL_FORMATS)
-    return tuple(
-        NamedCall(call.name or "unknown", _arguments(call.arguments, call.input), call.start, call.end)
-        for call in found
-    )
-
-
-def _arguments(arguments: Mapping[str, Any] | None, text: str) -> Mapping[str, Any]:
-    return {"input": text} if arguments is None else arguments
+    whole = record if record.calls is not None and model.text.startswith(record.action) else CallRecord(0, model.text)
+    return tuple(call if call.name else replace(call, name="unknown") for call in calls_of(whole))
 
 
 def foreign(

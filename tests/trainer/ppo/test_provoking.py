@@ -13,6 +13,7 @@ from tensordict import TensorDict  # noqa: E402
 from verl.trainer.ppo.ray_trainer import compute_advantage  # noqa: E402
 
 from verl import DataProto  # noqa: E402
+from verl_tool.agent_loop.actions import Action  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.agent_loop.trajectory import (  # noqa: E402
     LOOP_FAULT,
@@ -33,7 +34,7 @@ async def excluded(kind: FaultKind) -> bool:
     """Whether the loop leaves out a trajectory whose last call ended so."""
     builder = TrajectoryBuilder("t", True, {}, {}, started=0.0)
     fault = Fault(kind=kind, message="x", retryable=False)
-    builder.record("call", StepResult("t", valid=False, fault=fault), 0.0)
+    builder.record(Action("call"), StepResult("t", valid=False, fault=fault), 0.0)
     builder.fault = fault
     return builder.finished(StopReason.FAULT, EpisodeOptions(enable_mtrl=True)).excluded is Excluded.FAULT
 

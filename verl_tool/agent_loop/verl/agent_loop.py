@@ -24,8 +24,8 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.actions import LoopFormats
-from verl_tool.agent_loop.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.generators.end_tokens import generation_end_tokens
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.generators.seeds import seed_of
 from verl_tool.agent_loop.generators.single_engine import direct_client

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_tool.agent_loop.actions import length_to_stop
-from verl_tool.agent_loop.episode import Episode, Tools
+from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation, Generator
 from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.trajectory import Author, Segment, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import TOOLS_FIELD, StepResult

@@ -8,8 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from verl_tool.agent_loop.episode import RELEASE_SECONDS
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.tool_channel import RELEASE_SECONDS
 from verl_tool.client import ToolClient
 from verl_tool.errors import ToolFault, VerlToolError
 from verl_tool.protocol import FaultKind

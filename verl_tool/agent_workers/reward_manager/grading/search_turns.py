@@ -41,7 +41,7 @@ def search_turn_rewards(
         reward = 0.0 if call.done else -options.count_penalty * number
         if _succeeded(call) and not there and exchange(call) not in exchanges:
             there = contains_answer(call.observation)
-            new = there and not contains_answer(extract_calls(call.action))
+            new = there and not contains_answer(extract_calls(call))
             reward += options.executed + (options.found if new else 0.0)
         exchanges.add(exchange(call))
         rewards.append(reward)

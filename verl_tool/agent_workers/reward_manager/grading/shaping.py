@@ -31,10 +31,9 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from verl_tool.agent_loop.trajectory import CallRecord
+from verl_tool.agent_loop.actions import calls_of
+from verl_tool.agent_loop.trajectory import CallRecord, ParsedCall
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
-from verl_tool.formats import ALL_FORMATS, Call
-from verl_tool.formats.find import calls_sent
 
 ERROR_METRIC = "error"
 """The metric by which a call's record tells that it failed by the model's doing (`ToolResult.error`)."""
@@ -250,15 +249,16 @@ def failed(call: CallRecord) -> bool:
 
 def exchange(call: CallRecord) -> tuple[str, str]:
     """What a call said and how it was answered, alike for calls that repeat one another."""
-    return extract_calls(call.action), _REMINDER.sub("", call.observation)
+    return extract_calls(call), _REMINDER.sub("", call.observation)
 
 
-def extract_calls(action: str) -> str:
+def extract_calls(record: CallRecord) -> str:
     """The calls of an action without the words around them, white space regarded as one; all of it, if it has none."""
-    calls = calls_sent(action, ALL_FORMATS)
-    texts = [f"{call.name} {_payload(call)}" for call in calls] or [action]
+    texts = [f"{call.name} {_payload(call)}" for call in calls_of(record)] or [record.action]
     return "\n".join(" ".join(text.split()) for text in texts)
 
 
-def _payload(call: Call) -> str:
-    return call.input if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=str)
+def _payload(call: ParsedCall) -> str:
+    arguments = json.loads(call.arguments)
+    text = arguments.get("input")
+    return text if isinstance(text, str) and len(arguments) == 1 else json.dumps(arguments, sort_keys=True)

@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl_loop import ScriptedEngine, make_loop, make_tokenizer
 
 from eval_service.model.tokenizer import load_tokenizer
-from verl_tool.agent_loop.end_tokens import generation_end_tokens
+from verl_tool.agent_loop.generators.end_tokens import generation_end_tokens
 from verl_tool.notebook.text_environment import TextEnvironment
 
 QUESTION = [{"role": "user", "content": "?"}]
@@ -52,7 +52,7 @@ async def test_training_ends_a_turn_at_them(folder: Path) -> None:
         "actor_rollout_ref.agent.enable_agent=false",
     )
     assert loop._worker.tokenizer.eos_token_ids == {tokenizer.eos_token_id, 7, 9}
-    assert loop._worker.episode._read([40, 41, 9]).text == tokenizer.decode([40, 41])
+    assert loop._worker.episode._writer.parse([40, 41, 9], []).text == tokenizer.decode([40, 41])
 
 
 def test_the_notebook_takes_them_from_its_model() -> None:

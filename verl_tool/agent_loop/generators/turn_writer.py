@@ -1,0 +1,137 @@
+"""The model's turns: what the generator is asked for, what it wrote, and the limit that cut it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_tool.agent_loop.actions import ParsedTurn, length_to_stop, stopped_action
+from verl_tool.agent_loop.generators.base import Generation, Generator, ImageGenerator
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.rendering.images import ImagePlacer
+from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.trajectory import StopReason
+from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, now
+from verl_tool.errors import ContentError, ToolFault
+from verl_tool.formats import Format
+from verl_tool.protocol import FaultKind
+
+
+class TurnWriter:
+    """Has the generator write turns."""
+
+    def __init__(
+        self,
+        generator: Generator | ImageGenerator,
+        tokenizer: Tokenizer,
+        options: EpisodeOptions,
+        end_token_ids: frozenset[int],
+        image_placer: ImagePlacer | None,
+    ) -> None:
+        """`end_token_ids`: those by which the chat template closes a turn. `image_placer` None: the model reads text
+        only."""
+        self._generator, self._tokenizer, self._options = generator, tokenizer, options
+        self._end_token_ids = end_token_ids | tokenizer.eos_token_ids
+        self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
+        self._image_placer = image_placer
+
+    async def write(self, builder: TrajectoryBuilder) -> tuple[ParsedTurn, StopReason | None]:
+        """Generate and append one turn."""
+        params = self._sampling_params(builder)
+        maximum: int | None = params.get("max_tokens")
+        started = now()
+        try:
+            images: dict[str, Any] = {"images": visible} if (visible := builder.visible_images) else {}
+            generation = await asyncio.wait_for(
+                self._generator.generate(list(builder.context), params, builder.trajectory_id, **images),
+                self._options.generation_timeout,
+            )
+        except ContentError as error:
+            raise ToolFault(FaultKind.TOOL_CRASHED, str(error), retryable=False) from error
+        except asyncio.TimeoutError:
+            raise ToolFault(
+                FaultKind.TIMEOUT,
+                f"the model wrote no turn within generation_timeout={self._options.generation_timeout} s; "
+                "raise it, or look at the engine",
+                retryable=False,
+            ) from None
+        finally:
+            seconds = now() - started
+            builder.generate_seconds += seconds
+        _check(generation, maximum)
+        banned = self._image_placer.tokens.banned_ids if self._image_placer is not None else ()
+        if not set(banned).isdisjoint(generation.token_ids):
+            words = "the model wrote a token that stands for a part of an image; have the engine never sample it"
+            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
+        generation = up_to_stop(generation, params, self._tokenizer)
+        turn = self.parse(generation.token_ids, builder.formats)
+        builder.append_generation(generation, turn, seconds)
+        if generation.stop_reason == "aborted":
+            return turn, StopReason.ABORTED
+        return turn, self._cut(builder, generation, turn, maximum)
+
+    def _sampling_params(self, builder: TrajectoryBuilder) -> dict[str, Any]:
+        params = dict(builder.sampling_params)
+        limits = [params.get("max_tokens"), self._options.max_action_length, builder.remaining_tokens]
+        maximum = min((n for n in limits if n is not None), default=None)
+        if maximum is not None:
+            params["max_tokens"] = maximum
+        stops = self._stops(builder)
+        if stops:
+            params["stop"] = stops
+            params["include_stop_str_in_output"] = True
+            # A stop string may be a special token, which engines do not look for if they leave it out of the text.
+            params["skip_special_tokens"] = False
+        if self._stop_token_ids:
+            params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *self._stop_token_ids})
+        return params
+
+    def _stops(self, builder: TrajectoryBuilder) -> list[str]:
+        """Strings at which a turn ends: the caller's own and those of actions."""
+        own = builder.sampling_params.get("stop") or ()
+        return [
+            *([own] if isinstance(own, str) else own),
+            *(self._options.action_stop_tokens if builder.uses_tools else ()),
+        ]
+
+    def parse(self, token_ids: Sequence[int], formats: Sequence[Format]) -> ParsedTurn:
+        """The turn that `token_ids` are, read without those that end it."""
+        n = len(token_ids)
+        while n and token_ids[n - 1] in self._end_token_ids:
+            n -= 1
+        text = self._tokenizer.decode(token_ids[:n])
+        raw_text = self._tokenizer.decode(token_ids) if n < len(token_ids) else text
+        return ParsedTurn.parse(text, raw_text, self._options.action_stop_tokens, formats)
+
+    def _cut(
+        self, builder: TrajectoryBuilder, generation: Generation, turn: ParsedTurn, most: int | None
+    ) -> StopReason | None:
+        """The limit that cut the model's turn before its end, if one did."""
+        full = generation.stop_reason == "length" or (most is not None and len(generation.token_ids) >= most)
+        complete = turn.text != turn.raw_text or stopped_action(turn.raw_text, self._stops(builder)) is not None
+        if not full or complete or generation.stop_reason == "stop":
+            return None
+        remaining = builder.remaining_tokens
+        # Below the limit that the loop set, it was the engine's own: what its context window holds.
+        window_full = most is None or len(generation.token_ids) < most
+        if window_full or (remaining is not None and remaining <= 0):
+            return StopReason.MAX_RESPONSE_LENGTH
+        return StopReason.MAX_ACTION_LENGTH
+
+
+def up_to_stop(generation: Generation, sampling_params: Mapping[str, Any], tokenizer: Tokenizer) -> Generation:
+    """The turn without what stands behind the token that completes the first of the stop strings asked for."""
+    stop = sampling_params.get("stop") or ()
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    n = length_to_stop(generation.token_ids, stops, tokenizer, int(sampling_params.get("min_tokens") or 0))
+    return generation if n is None else generation.cut(n)
+
+
+def _check(generation: Generation, most: int | None) -> None:
+    """Raise ValueError if a generator does not keep its promise: the masks would be wrong from here on."""
+    n = len(generation.token_ids)
+    if generation.log_probs is not None and len(generation.log_probs) != n:
+        raise ValueError(f"the generator gave {n} tokens and {len(generation.log_probs)} log-probabilities")
+    if most is not None and n > most:
+        raise ValueError(f"the generator gave {n} tokens for max_tokens={most}")

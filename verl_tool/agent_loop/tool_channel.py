@@ -1,0 +1,210 @@
+"""What the loop asks of the tools: an answer to an action, a verdict, and the end of a trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from verl_tool.agent_loop.actions import Action
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.row import is_present
+from verl_tool.agent_loop.trajectory_builder import SENT_ONCE, TrajectoryBuilder, now
+from verl_tool.content.parts import ImagePart, parts_of, tagged, to_wire
+from verl_tool.errors import ConfigError, ContentError, ToolFault
+from verl_tool.protocol import (
+    FORMATS_FIELD,
+    IMAGES_FIELD,
+    TURNS_LEFT_FIELD,
+    VERIFY_FIELD,
+    Fault,
+    FaultKind,
+    StepResult,
+)
+from verl_tool.verification import MARGIN_SECONDS, Verdict, Verification
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 5.0
+"""A tool call's own deadline has this long to answer before the loop gives it up."""
+RELEASE_SECONDS = 10.0
+"""Deadline of telling the tool server that a trajectory is over."""
+
+
+class Tools(Protocol):
+    """What the loop asks of the tools. `verl_tool.client.ToolClient` is one.
+
+    Retries are its business, never the loop's: two layers of retries would multiply.
+    """
+
+    async def call(
+        self,
+        trajectory_id: str,
+        action: str,
+        *,
+        step: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        finish: bool = False,
+        is_last_step: bool = False,
+    ) -> StepResult:
+        """The answer to one action. A failure of the infrastructure is in `StepResult.fault`, or raised as ToolFault.
+
+        With `finish`, the trajectory is over and its state may be freed; the action is not run.
+        """
+        ...
+
+
+class ToolChannel:
+    """The tools of an Episode, as its trajectories reach them."""
+
+    def __init__(
+        self, tools: Tools | None, options: EpisodeOptions, format_names: Sequence[str] | None, *, reads_images: bool
+    ) -> None:
+        """`format_names`: the only formats in which calls are written, of which the tools are told; None: any."""
+        self.tools = tools
+        self._options, self._reads_images = options, reads_images
+        self._format_names = {FORMATS_FIELD: list(format_names)} if format_names else {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self._answered_in_text = False
+        """Some call was."""
+
+    async def aclose(self) -> None:
+        """Wait until the states of cancelled and failed trajectories are freed (at most `RELEASE_SECONDS`)."""
+        if self._releases:
+            await asyncio.wait(set(self._releases))
+
+    async def call(self, builder: TrajectoryBuilder, action: Action, turns_left: int, *, is_last: bool) -> StepResult:
+        """The answer to one action, recorded. Raises ToolFault if there is none."""
+        started = now()
+        builder.calling = True
+        result = await self._ask(builder, action.text, turns_left, is_last)
+        builder.calling = False
+        seconds = now() - started
+        result = self._readable(action, result)
+        builder.record(action, result, seconds)
+        if result.fault is not None:
+            fault = result.fault
+            raise ToolFault(fault.kind, fault.message, fault.retryable, builder.trajectory_id)
+        return result
+
+    def _readable(self, action: Action, result: StepResult) -> StepResult:
+        """The answer with its images as parts, as many as its text has tags, and without what the model cannot read,
+        which is an image if it reads text only, and audio; the model, the record and the metrics are told.
+
+        Raises ConfigError if no call was ever answered in what it reads: then the tools are of no use here. Later an
+        image is a model's doing, and a model must not be able to end the run. Raises ToolFault for an image that cannot
+        be read.
+        """
+        image = ("an image", None if self._reads_images else result.image)
+        media = [name for name, held in (image, ("audio", result.audio)) if is_present(held)]
+        if not media:
+            self._answered_in_text |= result.valid and result.fault is None
+            return _with_images(result) if self._reads_images else result
+        carried = "text and images" if self._reads_images else "text"
+        description = f"{_tool_in(action)} answered with {' and '.join(media)}, and this loop carries {carried} only"
+        if not self._answered_in_text:
+            raise ConfigError(
+                f"{description}: the model would go on without having seen it. Serve tools that answer in text"
+            )
+        logger.warning("%s: it was left out, and the model told so", description)
+        left = replace(
+            result,
+            observation=f"{result.observation}[{' and '.join(media)} was left out: only {carried} can be read here]",
+            image=result.image if self._reads_images else None,
+            audio=None,
+            metrics={**(result.metrics or {}), "error": 1.0, "media_excluded": 1.0},
+        )
+        return _with_images(left) if self._reads_images else left
+
+    async def verify(self, builder: TrajectoryBuilder, verification: Verification) -> None:
+        """Have the verifier look at the workspace, and note what it said. The model is not told of any of it."""
+        started = now()
+        builder.calling = True  # a state is left, even if a call has ended the trajectory
+        builder.extra[VERIFY_FIELD] = verification.model_dump(mode="json")
+        result = await self._ask(builder, "", 0, True)
+        builder.verdict = Verdict(
+            result.reward if result.fault is None else None,
+            result.observation,
+            dict(result.metrics or {}),
+            result.fault,
+            now() - started,
+        )
+
+    def reject_verification(self, verification: Verification, uses_tools: bool) -> None:
+        """Raises ConfigError if the verifier cannot be run."""
+        if not uses_tools:
+            raise ConfigError(
+                "this row is verified in a workspace, and uses no tools; set use_tool=True and enable_agent"
+            )
+        minimum = verification.timeout_seconds + MARGIN_SECONDS
+        if self._options.tool_call_timeout < minimum:
+            raise ConfigError(
+                f"tool_call_timeout is {self._options.tool_call_timeout:g} s, and this row's verifier may take "
+                f"{verification.timeout_seconds:g} s; set tool_call_timeout to {minimum:g} or more"
+            )
+
+    async def _ask(self, builder: TrajectoryBuilder, action: str, turns_left: int, is_last: bool) -> StepResult:
+        assert self.tools is not None  # Episode.run() refuses a row that uses tools without any
+        once = {name: builder.extra.pop(name, None) for name in SENT_ONCE}
+        once[IMAGES_FIELD] = await _sent(once[IMAGES_FIELD])
+        first = {name: value for name, value in once.items() if value is not None}
+        deadline = self._options.tool_call_timeout + GRACE_SECONDS
+        try:
+            return await asyncio.wait_for(
+                self.tools.call(
+                    builder.trajectory_id,
+                    action,
+                    step=len(builder.calls),
+                    extra={**builder.extra, **first, **self._format_names, TURNS_LEFT_FIELD: turns_left},
+                    is_last_step=is_last,
+                ),
+                deadline,
+            )
+        except asyncio.TimeoutError:
+            message = f"no answer within tool_call_timeout={self._options.tool_call_timeout} s (+{GRACE_SECONDS} s)"
+            fault = Fault(kind=FaultKind.TIMEOUT, message=message, retryable=False)
+        except ToolFault as raised:
+            fault = raised.as_fault()
+        return StepResult(builder.trajectory_id, fault=fault)
+
+    async def release(self, builder: TrajectoryBuilder) -> None:
+        """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""
+        if self.tools is None or not builder.has_server_state:
+            return
+        try:
+            await asyncio.wait_for(self.tools.call(builder.trajectory_id, "", finish=True), RELEASE_SECONDS)
+        except (asyncio.TimeoutError, ToolFault) as error:
+            logger.debug("the tool server was not told that trajectory %s is over: %s", builder.trajectory_id, error)
+
+    def release_later(self, builder: TrajectoryBuilder) -> None:
+        """`release` meanwhile; `aclose` waits for it."""
+        task = asyncio.get_running_loop().create_task(self.release(builder))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+
+async def _sent(images: object) -> object:
+    """What the tools are sent of a prompt's images. What is no part already is sent as it is."""
+    parts = images if isinstance(images, (list, tuple)) else ()
+    if not any(isinstance(part, ImagePart) for part in parts):
+        return images
+    return await asyncio.to_thread(lambda: [to_wire(part) if isinstance(part, ImagePart) else part for part in parts])
+
+
+def _with_images(result: StepResult) -> StepResult:
+    """The answer with its images as parts, as many as its text has tags. Raises ToolFault if one cannot be read."""
+    if not is_present(result.image):
+        return replace(result, image=None)
+    try:
+        text, images, _ = tagged(parts_of(result.observation, result.image))
+    except ContentError as error:
+        raise ToolFault(FaultKind.TOOL_CRASHED, str(error), False, result.trajectory_id) from error
+    return replace(result, observation=text, image=images)
+
+
+def _tool_in(action: Action) -> str:
+    """The tool that an action calls, for a message."""
+    names = [call.name for call in action.sent_calls if call.name]
+    return f"the tool {names[0]!r}" if names else f"the tool that was called by {action.text[-200:]!r}"
