@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "assets" / "docs" / "mcp.md"
 RECIPE = ROOT / "examples" / "train" / "function_calling"
 _BLOCK = re.compile(r"```(?P<kind>python|json|bash)\n(?P<text>.*?)```", re.DOTALL)
-_SECTION = PAGE.read_text(encoding="utf-8").partition("## A training with them\n")[2].partition("\n## ")[0]
+_SECTION = PAGE.read_text(encoding="utf-8").partition("## Train with MCP tools\n")[2].partition("\n## ")[0]
 _ON_PAGE = [(found["kind"], found["text"]) for found in _BLOCK.finditer(_SECTION)]
 SERVER = next(text for kind, text in _ON_PAGE if kind == "python")
 SERVERS_JSON = next(text for kind, text in _ON_PAGE if kind == "json")

@@ -13,12 +13,12 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
-from verl_tool.trainer import main_ppo
+from verl_tool.trainer import config_completion
 
 
 def composed(*overrides: str) -> DictConfig:
     """The config of a command line."""
-    with initialize_config_dir(str(main_ppo.AGENT_LOOPS.parent), version_base=None):
+    with initialize_config_dir(str(config_completion.AGENT_LOOPS.parent), version_base=None):
         return compose("agent_ppo_trainer", overrides=list(overrides))
 
 

@@ -56,7 +56,7 @@ def test_the_check_lists_what_there_is_and_fails_for_what_cannot_be_reached(
 def test_the_example_of_the_docs_is_served_from_the_sandbox(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("## A training with them\n")[2]
+    section = PAGE.read_text(encoding="utf-8").partition("## Train with MCP tools\n")[2]
     for kind, file in (("python", "double.py"), ("json", "servers.json")):
         (tmp_path / file).write_text(section.partition(f"```{kind}\n")[2].partition("```")[0])
     monkeypatch.chdir(tmp_path)

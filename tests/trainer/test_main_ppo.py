@@ -19,7 +19,7 @@ from verl_loop import composed  # noqa: E402
 from verl_tool.agent_loop.options import TOOL_CONFIG_ALIASES, EpisodeOptions  # noqa: E402
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
-from verl_tool.trainer import config_validation, main_ppo  # noqa: E402
+from verl_tool.trainer import config_completion, config_validation, main_ppo, ray_launch  # noqa: E402
 from verl_tool.trainer.preflight import ray_resources, resources  # noqa: E402
 from verl_tool.trainer.preflight.checks import Preflight  # noqa: E402
 
@@ -177,7 +177,7 @@ def test_a_start_that_is_refused_leaves_an_earlier_one_as_it_was(tmp_path, monke
     monkeypatch.setattr(main_ppo, "tool_server", lambda *_: contextlib.nullcontext(lambda: None))
     monkeypatch.setattr(main_ppo, "patched_modules", lambda _: contextlib.nullcontext(lambda: None))
     monkeypatch.setattr(main_ppo, "preloaded", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(main_ppo, "train", lambda _config, _console, wait_for_tools: wait_for_tools())
+    monkeypatch.setattr(main_ppo, "train", lambda _config, _options, _console, wait_for_tools: wait_for_tools())
     for name in ("config.yaml", "metrics.jsonl", "checkpoints/global_step_3/data.pt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("earlier: 1\n")
@@ -248,9 +248,9 @@ def test_the_attention_of_a_cluster_is_chosen_when_it_is_joined(tmp_path, monkey
     monkeypatch.setattr(ray_resources, "import_problem_of_nodes", lambda _module, _config: problem)
     config = composed(f"run_dir={tmp_path}", "trainer.device=cuda", "actor_rollout_ref.rollout.name=vllm")
     overrides = config.actor_rollout_ref.model.override_config
-    main_ppo._choose_attention(config)
+    config_completion.choose_attention(config)
     assert overrides.get("attn_implementation") is None
-    main_ppo._choose_attention(config, cluster_joined=True)
+    config_completion.choose_attention(config, cluster_joined=True)
     assert overrides.get("attn_implementation") == (None if problem is None else "sdpa")
 
 
@@ -318,20 +318,20 @@ class TestRayThatIsLate:
 
     def test_it_is_started_again(self, tries, capsys):
         tries += [Exception("timed out during startup"), None, None]
-        main_ppo._run(None, None)
+        ray_launch.run_in_ray(None, None)
         assert len(tries) == 1
         assert "trying again: timed out during startup" in capsys.readouterr().err
 
     def test_not_for_ever(self, tries):
-        tries += [Exception("timed out during startup")] * main_ppo.RAY_START_TRIES
-        with pytest.raises(main_ppo.RayStartError, match=r"Ray did not start.*during startup\. Its logs"):
-            main_ppo._run(None, None)
+        tries += [Exception("timed out during startup")] * ray_launch.RAY_START_TRIES
+        with pytest.raises(ray_launch.RayStartError, match=r"Ray did not start.*during startup\. Its logs"):
+            ray_launch.run_in_ray(None, None)
         assert not tries
 
     def test_an_error_of_the_training_is_not_tried_again(self, tries):
         tries += [RuntimeError("no memory"), None]
         with pytest.raises(RuntimeError, match="no memory"):
-            main_ppo._run(None, None)
+            ray_launch.run_in_ray(None, None)
         assert len(tries) == 1
 
 

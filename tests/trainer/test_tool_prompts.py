@@ -18,7 +18,9 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from real_tokenizers import HERMES_TEMPLATE, chat_tokenizer  # noqa: E402
 from verl_loop import ScriptedEngine, composed, loop_of  # noqa: E402
 
+from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.agent_loop.verl.tool_descriptions import tools_in  # noqa: E402
+from verl_tool.checks.row_files import row_files  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
 from verl_tool.trainer.resume_check import check_same_run  # noqa: E402
@@ -60,7 +62,7 @@ def test_a_server_need_not_tell_its_tools_where_no_prompt_does(
     """It is asked for the tags of their names, unless the formats are named; a run keeps that it was told of none."""
     chat = f"{AGENT}.enable_mtrl=false" if "agent=" in mode else CHAT
     config = config_of(tmp_path, NOBODY, [SHORT], mode, chat, f"{AGENT}.tool_schemas=none")
-    attach_tool_descriptions(config)
+    attach_tool_descriptions(config, options_in(config), row_files(config))
     assert config.tool_server.tools == kept
     assert ("names the tags" in caplog.text) == (kept is not None)
 
@@ -69,10 +71,10 @@ async def test_a_tool_is_called_by_a_tag_of_its_name_in_chat_mode(tmp_path: Path
     """The run keeps what its server told, and finds the same calls whatever the server tells later."""
     server = await servers.start(load_tools("calculator,finish"))
     config = config_of(tmp_path, server.url, [SHORT], CHAT, f"{AGENT}.tool_schemas=none")
-    await asyncio.to_thread(attach_tool_descriptions, config)
+    await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     assert [tool.name for tool in tools_in(config)] == ["calculator", "finish"]
     config.actor_rollout_ref.agent.tool_server_url = (await servers.start(load_tools("calculator"))).url
-    await asyncio.to_thread(attach_tool_descriptions, config)
+    await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     assert [tool.name for tool in tools_in(config)] == ["calculator", "finish"]
     tokenizer = chat_tokenizer(HERMES_TEMPLATE)
     call, thought = "<calculator>6*7</calculator>", "<think>Not <calculator>1</calculator>.</think>"
@@ -90,8 +92,9 @@ async def test_a_tool_is_called_by_a_tag_of_its_name_in_chat_mode(tmp_path: Path
 
 
 def test_a_server_that_does_not_tell_its_tools_is_named_with_the_remedy(tmp_path: Path) -> None:
+    config = config_of(tmp_path, NOBODY, [SHORT], CHAT)
     with pytest.raises(ConfigError, match=rf"{NOBODY} does not tell its tools.*tool_schemas=none"):
-        attach_tool_descriptions(config_of(tmp_path, NOBODY, [SHORT], CHAT))
+        attach_tool_descriptions(config, options_in(config), row_files(config))
 
 
 async def test_what_it_tells_is_in_the_saved_config_as_it_was_told(tmp_path: Path, servers: LiveServers) -> None:
@@ -99,16 +102,16 @@ async def test_what_it_tells_is_in_the_saved_config_as_it_was_told(tmp_path: Pat
     tool = kind(description="Costs ${oc.env:HOME} and $5.")
     server = await servers.start([tool])
     config = config_of(tmp_path, server.url, [SHORT], CHAT)
-    await asyncio.to_thread(attach_tool_descriptions, config)
+    await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     saved = OmegaConf.load(save_config(config))
     assert isinstance(saved, DictConfig)
     assert tools_in(config) == tools_in(saved) == (tool.describe(),)
     # Another start of the same run is told the same, or is refused.
-    await asyncio.to_thread(attach_tool_descriptions, config)
+    await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     other = await servers.start([kind()])
     config.actor_rollout_ref.agent.tool_server_url = other.url
     with pytest.raises(ConfigError, match="the tools of this run have changed since it began: calculator"):
-        await asyncio.to_thread(attach_tool_descriptions, config)
+        await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
 
 
 def test_a_start_that_goes_on_with_a_run_has_what_its_tools_told(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ async def test_a_row_that_lists_an_unknown_tool_is_named(row: Any, tmp_path: Pat
         with pytest.raises(
             ConfigError, match=r"row 1 of .*rows\.parquet: the tool 'calc' is unknown; known: calculator"
         ):
-            await asyncio.to_thread(attach_tool_descriptions, config)
+            await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
 
 
 async def test_a_row_that_the_schemas_make_too_long_is_named_with_both_lengths(
@@ -148,18 +151,18 @@ async def test_a_row_that_the_schemas_make_too_long_is_named_with_both_lengths(
     assert len(tokenizer.apply_chat_template(long["prompt"])["input_ids"]) > 700
     # Too long by itself: left out by verl if it is told to, else cut by the loop, which would cut what tells of tools.
     config.data.filter_overlong_prompts = True
-    await asyncio.to_thread(attach_tool_descriptions, config)
+    await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     config.data.filter_overlong_prompts = False
     with pytest.raises(
         ConfigError, match=r"row 1 of .*: the prompt has \d+ tokens, \d+ of them .*max_prompt_length=700"
     ):
-        await asyncio.to_thread(attach_tool_descriptions, config)
+        await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     config.data.max_prompt_length = 100
     config.data.filter_overlong_prompts = True
     with pytest.raises(
         ConfigError, match=r"row 0 of .*: the prompt has \d+ tokens, \d+ of them .*max_prompt_length=100"
     ):
-        await asyncio.to_thread(attach_tool_descriptions, config)
+        await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
 
 
 async def test_the_loop_tells_of_the_tools_that_a_row_lists_and_lets_it_use_no_other(
@@ -167,7 +170,7 @@ async def test_the_loop_tells_of_the_tools_that_a_row_lists_and_lets_it_use_no_o
 ) -> None:
     server = await servers.start(load_tools("calculator,finish"))
     config = config_of(tmp_path, server.url, [SHORT], CHAT, f"{AGENT}.action_stop_tokens=['</tool_call>']")
-    await asyncio.to_thread(attach_tool_descriptions, config)
+    await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     tokenizer = chat_tokenizer(HERMES_TEMPLATE)
     call = '<tool_call>{"name": "calculator", "arguments": {"expression": "6*7"}}</tool_call>'
     engine = ScriptedEngine(tokenizer, call, "42", call, "no")

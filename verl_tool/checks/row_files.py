@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,83 @@ from verl_tool.agent_loop.row import (
 )
 from verl_tool.errors import ConfigError
 
+SUFFIXES = (".parquet", ".json", ".jsonl")
+"""Of files that are read."""
 ROWS_AT_A_TIME = 1024
 _MESSAGE_OF_TEXT = frozenset({"role", "content", "name"})
 
 
+class RowFile:
+    """A file of rows, local or not, for all who look at its rows. A parquet file is opened once, at the first look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether its name says so."""
+        return self.path.suffix == ".parquet"
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is here, and of a kind that is read: parquet, a JSON list of rows, or a row of JSON a line."""
+        return self.path.suffix in SUFFIXES and self.path.is_file()
+
+    @cached_property
+    def parquet(self) -> Any:
+        """The open ``pyarrow.parquet.ParquetFile``. Raises what pyarrow raises."""
+        from pyarrow.parquet import ParquetFile
+
+        return ParquetFile(self.path)
+
+    def rows(self, columns: Sequence[str] = ()) -> Iterator[Mapping[str, Any]]:
+        """The rows, of a parquet file with the named `columns` only, as far as it has them (``a.b`` is the part b of
+        a). None of a file that is not readable."""
+        if not self.is_readable:
+            return
+        if self.is_parquet:
+            for batch in self.parquet.iter_batches(ROWS_AT_A_TIME, columns=list(columns)):
+                yield from batch.to_pylist()
+        else:
+            yield from _of_json(self.path) if self.path.suffix == ".json" else _of_json_lines(self.path)
+
+    def first_rows(self, most: int) -> Iterator[Mapping[str, Any]]:
+        """The first `most` rows with all that they hold. None of a file that is not readable."""
+        if self.is_readable and self.is_parquet:
+            yield from next((batch.to_pylist() for batch in self.parquet.iter_batches(most)), [])
+        else:
+            yield from itertools.islice(self.rows(), most)
+
+    def count(self) -> int | None:
+        """How many rows there are; None if the file is not readable."""
+        if not self.is_readable:
+            return None
+        return int(self.parquet.metadata.num_rows) if self.is_parquet else sum(1 for _ in self.rows())
+
+    def columns(self) -> set[str]:
+        """Names of the columns, in JSON of the first row; none if there is no row. The file must be readable."""
+        if self.is_parquet:
+            return set(self.parquet.schema_arrow.names) if self.parquet.metadata.num_rows else set()
+        return set(next(self.rows(), {}))
+
+
+def row_files(config: DictConfig) -> tuple[RowFile, ...]:
+    """The files that a training reads, each once. None if a class of the user's makes other rows of them."""
+    if config.data.get("custom_cls", {}).get("path") is not None:
+        return ()
+    names = [name for files in (config.data.train_files, config.data.get("val_files")) for name in _names(files)]
+    return tuple(RowFile(Path(name).expanduser()) for name in dict.fromkeys(names))
+
+
+def _names(files: Any) -> list[str]:
+    return [str(name) for name in ([files] if isinstance(files, str) else files or ())]
+
+
 def check_rows(
-    path: Path,
+    file: RowFile,
     prompt_key: str = "prompt",
     media_columns: Sequence[str] = MEDIA_COLUMNS,
     no_images: str | None = "the loop carries text only",
@@ -40,39 +112,15 @@ def check_rows(
     A file of another kind is left to the loop, which refuses a row when its turn comes.
     """
     requested = (prompt_key, "use_tool", "max_turns", *media_columns)
-    rows = _of_parquet(path, requested, prompt_key) if path.suffix == ".parquet" else read_rows(path, requested)
+    rows = _rows_with_content(file, requested, prompt_key) if file.is_parquet else file.rows()
     for i, row in enumerate(rows):
-        where = f"row {i} of {path}"
+        where = f"row {i} of {file}"
         reject_media(row, where, media_columns, no_images or "")
         uses_tools(row.get("use_tool"), where)
         own_max_turns(row.get("max_turns"), where)
         prompt = row.get(prompt_key)
         if prompt is not None:
             (text_messages if no_images else without_images)(prompt, where)
-
-
-def read_rows(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """The rows of a local file, of a parquet file with the named `columns` only, as far as it has them (``a.b`` is the
-    part b of a). None of a file of another kind than parquet and JSON, or that is not here."""
-    if not path.is_file():
-        return
-    if path.suffix == ".parquet":
-        yield from _columns_of_parquet(path, columns)
-    elif path.suffix == ".json":
-        yield from _of_json(path)
-    elif path.suffix == ".jsonl":
-        yield from _of_json_lines(path)
-
-
-def first_rows(path: Path, most: int) -> Iterator[Mapping[str, Any]]:
-    """The first `most` rows of a local file with all that they hold. None of a kind that `read_rows` does not read."""
-    if path.suffix == ".parquet" and path.is_file():
-        import pyarrow.parquet as parquet
-
-        batches = parquet.ParquetFile(path).iter_batches(most)
-        yield from next((batch.to_pylist() for batch in batches), [])
-    else:
-        yield from itertools.islice(read_rows(path, ()), most)
 
 
 def columns_for_reward(config: DictConfig) -> tuple[str, ...]:
@@ -85,34 +133,29 @@ def columns_for_reward(config: DictConfig) -> tuple[str, ...]:
     return () if by_model_alone or reward.reward_manager.source != "register" else REWARD_COLUMNS
 
 
-def check_columns(path: Path, required: Sequence[str]) -> None:
+def check_columns(file: RowFile, required: Sequence[str]) -> None:
     """Raises ConfigError if the file holds no row, or its first row lacks one of the `required` columns.
 
-    A file of a kind that `check_rows` does not read is left alone.
+    A file that is not readable is left alone.
     """
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet
-
-        file = parquet.ParquetFile(path)
-        names = set(file.schema_arrow.names) if file.metadata.num_rows else set()
-    elif path.suffix in (".json", ".jsonl"):
-        names = set(next(_of_json(path) if path.suffix == ".json" else _of_json_lines(path), {}))
-    else:
+    if not file.is_readable:
         return
+    names = file.columns()
     if not names:
-        raise ConfigError(f"{path} holds no rows; make the data again")
+        raise ConfigError(f"{file} holds no rows; make the data again")
     for column in required:
         if column not in names:
-            raise ConfigError(f"{path} has no column {column!r}; it has {', '.join(sorted(names))}")
+            raise ConfigError(f"{file} has no column {column!r}; it has {', '.join(sorted(names))}")
 
 
-def check_row_count(config: DictConfig) -> None:
-    """Raises ConfigError if the training files, as far as they can be counted here, hold no batch."""
+def check_row_count(config: DictConfig, files: Sequence[RowFile]) -> None:
+    """Raises ConfigError if the training files, as far as they can be counted here, hold no batch. `files`: those of
+    `row_files`."""
     data, batch = config.data, config.data.train_batch_size
-    files = [data.train_files] if isinstance(data.train_files, str) else data.train_files or ()
-    counts = [_count(Path(str(name)).expanduser()) for name in files]
-    made = data.get("custom_cls", {}).get("path") is not None
-    if made or config.trainer.get("val_only", False) or not counts or None in counts:
+    known = {file.path: file for file in files}
+    requested = [known.get(Path(name).expanduser()) for name in _names(data.train_files)]
+    counts = [file.count() if file is not None else None for file in requested]
+    if config.trainer.get("val_only", False) or not counts or None in counts:
         return
     rows, limit = sum(count or 0 for count in counts), data.get("train_max_samples", -1)
     source = f"the {rows} rows of data.train_files"
@@ -125,35 +168,14 @@ def check_row_count(config: DictConfig) -> None:
         )
 
 
-def _count(path: Path) -> int | None:
-    """Rows of a local file; None if it is not here, or of another kind than parquet and JSON."""
-    if not path.is_file() or path.suffix not in (".parquet", ".json", ".jsonl"):
-        return None
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet
-
-        return int(parquet.ParquetFile(path).metadata.num_rows)
-    return sum(1 for _ in read_rows(path, ()))
-
-
-def _of_parquet(path: Path, wanted: Sequence[str], prompt_key: str) -> Iterator[Mapping[str, Any]]:
-    import pyarrow.parquet as parquet
-
-    file = parquet.ParquetFile(path)
-    schema = file.schema_arrow
+def _rows_with_content(file: RowFile, wanted: Sequence[str], prompt_key: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of a parquet file with those of the `wanted` columns that it has; no row if all of them hold text by
+    their types."""
+    schema = file.parquet.schema_arrow
     columns = [name for name in dict.fromkeys(wanted) if name in schema.names]
     if prompt_key in columns and _is_text(schema.field(prompt_key).type):
         columns.remove(prompt_key)
-    if columns:
-        yield from _columns_of_parquet(path, columns)
-
-
-def _columns_of_parquet(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """A row for each row of the file, also where it has none of the columns."""
-    import pyarrow.parquet as parquet
-
-    for batch in parquet.ParquetFile(path).iter_batches(ROWS_AT_A_TIME, columns=list(columns)):
-        yield from batch.to_pylist()
+    return file.rows(columns) if columns else iter(())
 
 
 def _is_text(column: Any) -> bool:

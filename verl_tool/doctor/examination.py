@@ -20,7 +20,7 @@ from verl_tool.agent_workers.reward_manager.grading.manager_process import Grade
 from verl_tool.checks import RELIED_ON, examine, examine_rows
 from verl_tool.checks.finding import Finding, Severity
 from verl_tool.checks.reward import constant_answers, constant_cases, gold_cases, grading_failed
-from verl_tool.checks.row_files import check_rows
+from verl_tool.checks.row_files import RowFile, check_rows
 from verl_tool.checks.setup import Row, Setup
 from verl_tool.doctor.demonstration import Demonstration, StandIn, demonstrate
 from verl_tool.doctor.display import print_report
@@ -90,8 +90,8 @@ class Examination:
         return ToolSource(written.tool_type, None, self.options, written.tool_descriptions, api_key())
 
     @cached_property
-    def _files(self) -> tuple[Path, ...]:
-        return self.data or (self._of_config.data if self._of_config is not None else ())
+    def _files(self) -> tuple[RowFile, ...]:
+        return tuple(map(RowFile, self.data)) or (self._of_config.data if self._of_config is not None else ())
 
     @property
     def _prompt_key(self) -> str:
@@ -136,9 +136,9 @@ class Examination:
 
     def _of_files(self) -> Iterator[Finding]:
         """What is wrong with a row of all of a file, as a training looks."""
-        for path in self._files:
+        for file in self._files:
             try:
-                check_rows(path, self._prompt_key)
+                check_rows(file, self._prompt_key)
             except ConfigError as error:
                 yield Finding("columns_are_there", Severity.ERROR, str(error), "")
 

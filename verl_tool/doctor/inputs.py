@@ -17,7 +17,7 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.tool_descriptions import ask_for_tools, serves_mcp, tools_in
-from verl_tool.checks.row_files import first_rows
+from verl_tool.checks.row_files import SUFFIXES, RowFile
 from verl_tool.checks.setup import MADE_UP_TOOL, Row
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
@@ -30,7 +30,6 @@ ROWS = 200
 """So many of each file are looked at, the first ones."""
 CALL_SECONDS = 60.0
 """For one call of a tool in this process."""
-_KINDS = (".parquet", ".json", ".jsonl")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class OfConfig:
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any]
     trust_remote_code: bool
-    data: tuple[Path, ...]
+    data: tuple[RowFile, ...]
     prompt_key: str
     drops_overlong: bool
     reward_manager: str
@@ -64,7 +63,7 @@ def read_config(path: Path) -> OfConfig:
             chat_template=model.get("custom_chat_template"),
             chat_template_kwargs=OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create({})),  # type: ignore[arg-type]
             trust_remote_code=bool(model.get("trust_remote_code", False)),
-            data=tuple(Path(name).expanduser() for name in _names(data.train_files) + _names(data.val_files)),
+            data=tuple(RowFile(Path(name).expanduser()) for name in _names(data.train_files) + _names(data.val_files)),
             prompt_key=str(data.prompt_key),
             drops_overlong=bool(data.filter_overlong_prompts),
             reward_manager=str(manager.name if manager.source == "register" else manager.module.path),
@@ -90,20 +89,20 @@ def _names(files: Any) -> list[str]:
     return [str(name) for name in ([files] if isinstance(files, str) else files or ())]
 
 
-def rows_in(files: Sequence[Path], prompt_key: str) -> tuple[Row, ...]:
+def rows_in(files: Sequence[RowFile], prompt_key: str) -> tuple[Row, ...]:
     """The first `ROWS` rows of each file. Raises ConfigError for one that is missing, empty, or of another kind."""
     rows = []
-    for path in files:
-        if not path.is_file():
-            raise ConfigError(f"there is no file {path}; examples/data_preprocess/ makes such files")
-        if path.suffix not in _KINDS:
-            raise ConfigError(f"{path} is of a kind that is not read; known: {', '.join(_KINDS)}")
+    for file in files:
+        if not file.path.is_file():
+            raise ConfigError(f"there is no file {file}; examples/data_preprocess/ makes such files")
+        if not file.is_readable:
+            raise ConfigError(f"{file} is of a kind that is not read; known: {', '.join(SUFFIXES)}")
         try:
-            found = [Row(f"row {i} of {path}", row, prompt_key) for i, row in enumerate(first_rows(path, ROWS))]
+            found = [Row(f"row {i} of {file}", row, prompt_key) for i, row in enumerate(file.first_rows(ROWS))]
         except (OSError, ValueError) as error:  # pyarrow's errors are both
-            raise ConfigError(f"{path} cannot be read: {error}") from error
+            raise ConfigError(f"{file} cannot be read: {error}") from error
         if not found:
-            raise ConfigError(f"{path} holds no rows; make the data again")
+            raise ConfigError(f"{file} holds no rows; make the data again")
         rows += found
     return tuple(rows)
 

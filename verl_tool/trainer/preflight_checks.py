@@ -11,20 +11,19 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.tool_descriptions import ask_for_tools, serves_mcp, tools_in
 from verl_tool.agent_workers.reward_manager.grading.manager_process import GradedCase
 from verl_tool.agent_workers.reward_manager.grading.manager_thread import graded_in_thread
 from verl_tool.checks import examine, examine_rows
 from verl_tool.checks.finding import Finding, Severity
 from verl_tool.checks.reward import constant_answers, constant_cases, decides_correctness, gold_cases, grading_failed
-from verl_tool.checks.row_files import columns_for_reward, first_rows
+from verl_tool.checks.row_files import RowFile, columns_for_reward
 from verl_tool.checks.setup import Row, Setup
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
 from verl_tool.trainer.config_validation import tools_of
 from verl_tool.trainer.run_folder.saved_config import REFUSED_CONFIG, save_config
-from verl_tool.trainer.tool_prompts import files_of, tokenizer_of
+from verl_tool.trainer.tool_prompts import tokenizer_of
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +35,17 @@ ASKING_SECONDS = 3.0
 """For a running server's tools, where no prompt needs them."""
 
 
-def check_setup(config: DictConfig, *, server_is_up: bool = True) -> None:
+def check_setup(
+    config: DictConfig, options: EpisodeOptions, files: Sequence[RowFile], *, server_is_up: bool = True
+) -> None:
     """Warn of what the doctor's checks find. Raises ConfigError that tells all that is wrong.
 
-    Not `server_is_up`: as much as can be told without a tool server, and without a model that is not there yet.
+    `files`: those of the training's rows. Not `server_is_up`: as much as can be told without a tool server, and without
+    a model that is not there yet.
     """
     if not config.doctor:
         return
-    findings = findings_in(config, server_is_up=server_is_up)
+    findings = findings_in(config, options, files, server_is_up=server_is_up)
     for finding in findings:
         if finding.severity is Severity.WARNING:
             log.warning("%s [%s]", finding, finding.check)
@@ -54,9 +56,11 @@ def check_setup(config: DictConfig, *, server_is_up: bool = True) -> None:
         raise ConfigError("\n       ".join([*errors, more]))
 
 
-def findings_in(config: DictConfig, *, server_is_up: bool) -> list[Finding]:
+def findings_in(
+    config: DictConfig, options: EpisodeOptions, files: Sequence[RowFile], *, server_is_up: bool
+) -> list[Finding]:
     """What the checks find of a training with this config."""
-    rows = _rows(config)
+    rows = _rows(files, config.data.prompt_key)
     findings = [*examine_rows(rows, columns_for_reward(config)), *_of_reward(config, rows, server_is_up)]
     if not server_is_up and not Path(config.actor_rollout_ref.model.path).expanduser().is_dir():
         return findings
@@ -65,7 +69,6 @@ def findings_in(config: DictConfig, *, server_is_up: bool) -> list[Finding]:
     except (OSError, ValueError) as error:
         log.warning("the tokenizer cannot be loaded, so nothing is told of prompts and calls: %s", error)
         return findings
-    options = options_in(config)
     tools = tuple(_tools(config, options, server_is_up))
     if not server_is_up:
         tools += tuple(_named_only(config, options, rows, tools))
@@ -73,11 +76,8 @@ def findings_in(config: DictConfig, *, server_is_up: bool) -> list[Finding]:
     return findings + examine(setup)
 
 
-def _rows(config: DictConfig) -> tuple[Row, ...]:
-    key = config.data.prompt_key
-    return tuple(
-        Row(f"row {i} of {path}", row, key) for path in files_of(config) for i, row in enumerate(first_rows(path, ROWS))
-    )
+def _rows(files: Sequence[RowFile], key: str) -> tuple[Row, ...]:
+    return tuple(Row(f"row {i} of {file}", row, key) for file in files for i, row in enumerate(file.first_rows(ROWS)))
 
 
 def _tools(config: DictConfig, options: EpisodeOptions, server_is_up: bool) -> Sequence[ToolDescription]:

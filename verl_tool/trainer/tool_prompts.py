@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -17,9 +16,8 @@ from verl_tool.agent_loop.prompt.conversation import without_images
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer, schema_of
 from verl_tool.agent_loop.row import listed_tools, uses_tools
 from verl_tool.agent_loop.tokenizer import HFTokenizer
-from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.tool_descriptions import as_setting, ask_for_tools, tools_in
-from verl_tool.checks.row_files import read_rows
+from verl_tool.checks.row_files import RowFile
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ToolDescription
 
@@ -44,20 +42,18 @@ class _Row:
         return sum(len(str(message.get("content") or "")) for message in self.messages)
 
 
-def attach_tool_descriptions(config: DictConfig) -> None:
+def attach_tool_descriptions(config: DictConfig, options: EpisodeOptions, files: Sequence[RowFile]) -> None:
     """Put the tools into the config, and look at the longest prompts that tell of them.
 
-    The server must be up. Where no prompt tells of tools and no row lists any, it is asked for the tags in which they
-    are called unless `formats` is set; a run that goes on has those that it began with, and so has a step that is made
-    again, for which no server is up. Raises ConfigError if a prompt
-    needs the tools and the server does not answer, if a tool is named that it does not have, if a prompt is too long,
-    or if the tools that prompts tell of are others than when this run began.
+    `options`: with the address of the server. `files`: those of the training's rows. The server must be up. Where no
+    prompt tells of tools and no row lists any, it is asked for the tags in which they are called unless `formats` is
+    set; a run that goes on has those that it began with, and so has a step that is made again, for which no server is
+    up. Raises ConfigError if a prompt needs the tools and the server does not answer, if a tool is named that it does
+    not have, if a prompt is too long, or if the tools that prompts tell of are others than when this run began.
     """
-    options = options_in(config)
     if not options.enable_agent or config.actor_rollout_ref.replay_step is not None:
         return
-    files = files_of(config)
-    if not options.describes_tools and not any(_lists_tools(path) for path in files):
+    if not options.describes_tools and not any(map(_lists_tools, files)):
         if options.formats is None and config.tool_server.tools is None:
             config.tool_server.tools = as_setting(_fetch_tools(options))
         return
@@ -71,8 +67,8 @@ def attach_tool_descriptions(config: DictConfig) -> None:
     _reject_others(tools_in(config), tools)
     config.tool_server.tools = as_setting(tools)
     prompts = PromptRenderer(tokenizer_of(config), options, tools)
-    for path in files:
-        _check_rows(path, config, prompts)
+    for file in files:
+        _check_rows(file, config, prompts)
 
 
 def _fetch_tools(options: EpisodeOptions) -> list[ToolDescription]:
@@ -102,10 +98,10 @@ def _reject_others(before: Sequence[ToolDescription], now: Sequence[ToolDescript
         )
 
 
-def _check_rows(path: Path, config: DictConfig, prompts: PromptRenderer) -> None:
+def _check_rows(file: RowFile, config: DictConfig, prompts: PromptRenderer) -> None:
     """Raises ConfigError for a row that lists an unknown tool, and for one of the longest that is too long."""
     rows = []
-    for row in _rows(path, config.data.prompt_key):
+    for row in _rows(file, config.data.prompt_key):
         if row.listed is not None:
             prompts.check_names(row.listed, row.where)
         if prompts.described_tools(row.listed):
@@ -117,32 +113,23 @@ def _check_rows(path: Path, config: DictConfig, prompts: PromptRenderer) -> None
             prompts.ids(row.messages, row.listed, row.where)
 
 
-def _rows(path: Path, prompt_key: str) -> Iterator[_Row]:
+def _rows(file: RowFile, prompt_key: str) -> Iterator[_Row]:
     """Those that use tools."""
-    for i, row in enumerate(read_rows(path, (prompt_key, "use_tool", *_LISTS))):
-        where = f"row {i} of {path}"
+    for i, row in enumerate(file.rows((prompt_key, "use_tool", *_LISTS))):
+        where = f"row {i} of {file}"
         listed = _listed(row, where)
         if row.get(prompt_key) is not None and uses_tools(row.get("use_tool"), where) and listed != ():
             yield _Row(where, without_images(row[prompt_key], where), listed)
 
 
-def _lists_tools(path: Path) -> bool:
-    return any(_listed(row, f"row {i} of {path}") is not None for i, row in enumerate(read_rows(path, _LISTS)))
+def _lists_tools(file: RowFile) -> bool:
+    return any(_listed(row, f"row {i} of {file}") is not None for i, row in enumerate(file.rows(_LISTS)))
 
 
 def _listed(row: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
     extra_info = row.get("extra_info")
     kwargs = extra_info.get("tools_kwargs") if isinstance(extra_info, Mapping) else None
     return listed_tools(kwargs, extra_info, where)
-
-
-def files_of(config: DictConfig) -> list[Path]:
-    """Local files of rows, each once. None if a class of the user's makes other rows of them."""
-    if config.data.get("custom_cls", {}).get("path") is not None:
-        return []
-    groups = [config.data.train_files, config.data.val_files]
-    names = [name for files in groups for name in ([files] if isinstance(files, str) else files or ())]
-    return [Path(name).expanduser() for name in dict.fromkeys(map(str, names))]
 
 
 def tokenizer_of(config: DictConfig) -> HFTokenizer:

@@ -33,6 +33,8 @@ from eval_service.openai.response_builder import ResponseBuilder  # noqa: E402
 from eval_service.service import GenerationJob, Service  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
+from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
+from verl_tool.checks.row_files import row_files  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
 from verl_tool.formats import ALL_FORMATS, HERMES  # noqa: E402
 from verl_tool.formats.find import find_calls  # noqa: E402
@@ -104,7 +106,7 @@ def written_run(folder: Path, template: str, url: str, *overrides: str, asked: l
 
 async def trained_prompts(folder: Path, config: Any, tokenizer: Any) -> list[list[int]]:
     """What the training's engine is fed for each row, in the order of the file."""
-    await asyncio.to_thread(attach_tool_descriptions, config)
+    await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     save_config(config)
     rows = RLHFDataset(str(folder / "rows.parquet"), tokenizer, config.data)
     engine = ScriptedEngine(tokenizer, *["no call"] * len(rows))
@@ -159,7 +161,7 @@ async def test_tools_of_an_mcp_server_are_told_alike_and_called_in_training_endp
     chat = ("data.max_response_length=512", *(f"{AGENT}.{o}" for o in ("enable_mtrl=true", "formats=[hermes]")))
     config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, tool_server.url, *chat, asked=[{"prompt": ASKED}])
     turns = [HERMES.write_call("mcp__toy__echo", {"text": "hi"}), "It said hi."]
-    await asyncio.to_thread(attach_tool_descriptions, config)
+    await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     save_config(config)
     engine = ScriptedEngine(tokenizer, *(turn + tokenizer.eos_token for turn in turns))
     output = await loop_of(config, tokenizer, engine).run({}, raw_prompt=ASKED)
@@ -206,7 +208,7 @@ async def test_a_run_finds_the_calls_that_its_training_found_whatever_its_server
     before = (await servers.start(load_tools("calculator"))).url if server_tells else NOBODY
     config, tokenizer = written_run(tmp_path, HERMES_TEMPLATE, before, *MODES["none"][0], asked=ROWS[:1])
     config.actor_rollout_ref.agent.tool_call_max_retries = 0
-    await asyncio.to_thread(attach_tool_descriptions, config)
+    await asyncio.to_thread(attach_tool_descriptions, config, options_in(config), row_files(config))
     save_config(config)
     turn = "<calculator>1</calculator><counter></counter>"
     trained = loop_of(config, tokenizer, ScriptedEngine(tokenizer))._worker.formats.all

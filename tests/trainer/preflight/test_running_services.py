@@ -10,6 +10,7 @@ pytest.importorskip("verl")
 
 from verl_loop import composed
 
+from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.errors import ConfigError
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.trainer.preflight import running_services
@@ -24,13 +25,18 @@ def config(port: int, *overrides: str):
     )
 
 
+def check_server(port: int, *overrides: str) -> None:
+    composed_config = config(port, *overrides)
+    check_tool_server(composed_config, options_in(composed_config))
+
+
 def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_services, "ANSWER_SECONDS", 0.5)
     (port,) = free_ports(1)
     with pytest.raises(ConfigError, match=rf"no tool server answers at http://127.0.0.1:{port} .*TOOL_SERVER_URL"):
-        check_tool_server(config(port))
-    check_tool_server(config(port, f"{AGENT}.enable_agent=false"))
-    check_tool_server(config(port, "actor_rollout_ref.replay=/some/where"))
+        check_server(port)
+    check_server(port, f"{AGENT}.enable_agent=false")
+    check_server(port, "actor_rollout_ref.replay=/some/where")
 
 
 def test_a_judge_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.errors import ConfigError
 
 ANSWER_SECONDS = 10.0
@@ -18,12 +18,11 @@ ANSWER_SECONDS = 10.0
 _PAUSE_SECONDS = 1.0
 
 
-def check_tool_server(config: DictConfig) -> None:
+def check_tool_server(config: DictConfig, options: EpisodeOptions) -> None:
     """Raises ConfigError if the config names a running tool server, and nobody answers there.
 
     A server of another kind need not know the routes of ours: a connection that comes about is enough.
     """
-    options = options_in(config)
     replayed = config.actor_rollout_ref.replay is not None
     if config.tool_server.start is not None or not options.enable_agent or replayed:
         return
