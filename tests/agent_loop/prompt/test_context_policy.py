@@ -169,4 +169,4 @@ async def test_images_are_refused():
     tokenizer = ToyTokenizer()
     episode = Episode(ScriptedEngine(tokenizer, ["end"]), ToyTools(str), tokenizer, options_of("window"))
     with pytest.raises(ConfigError, match="context=append"):
-        await episode.run([1], images=[image()])
+        await episode.run([1], images=[ImagePart(b"", "image/png", 1, 1, "0")])

@@ -195,7 +195,7 @@ def test_all_rows_of_a_batch_have_log_probs_or_none(asked):
     outputs = [
         as_verl_outputs(
             Trajectory("t", segments, StopReason.ANSWERED), EngineUse(), ToyTokenizer(), with_log_probs=asked
-        )
+        )[0]
         for segments in ((prompt,), (prompt, written), (prompt, Segment(Author.TOOL, (4,), text="x")))
     ]
     lengths = [None if output.response_logprobs is None else len(output.response_logprobs) for output in outputs]
