@@ -132,7 +132,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Context:
+class RowContext:
     """What the model was fed at the start of a further training row: tokens of before, or of a template."""
 
     tokens: tuple[int, ...]
@@ -208,7 +208,7 @@ class Trajectory:
     """How many of `segments` are the prompt: more than one if it has images, or `call_tool_first` added an
     observation."""
     calls: tuple[CallRecord, ...] = ()
-    contexts: tuple[Context, ...] = ()
+    contexts: tuple[RowContext, ...] = ()
     """Of each training row after the first, the prompt. Row k has `contexts[k - 1]` and the segments with `row` k."""
     fault: Fault | None = None
     excluded: Excluded | None = None

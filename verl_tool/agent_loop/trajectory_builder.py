@@ -17,7 +17,6 @@ from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import (
     Author,
     CallRecord,
-    Context,
     Excluded,
     Segment,
     StopReason,
@@ -56,7 +55,7 @@ class TrajectoryBuilder:
     context: list[int] = field(default_factory=list)
     """All tokens so far: what the model is fed next."""
     segments: list[Segment] = field(default_factory=list)
-    contexts: list[Context] = field(default_factory=list)
+    contexts: list[RowContext] = field(default_factory=list)
     """Prompts of the training rows after the first."""
     prompt_segments: int = 1
     prompt_length: int = 0
@@ -159,7 +158,7 @@ class TrajectoryBuilder:
 
     def start_row(self, tokens: Sequence[int], reason: str) -> None:
         """Go on in a training row of its own, behind `tokens` in place of the context so far."""
-        self.contexts.append(Context(tuple(tokens), reason))
+        self.contexts.append(RowContext(tuple(tokens), reason))
         self.context, self.prompt_length = list(tokens), len(tokens)
 
     def append_generation(

@@ -19,12 +19,12 @@ def next_context(builder: TrajectoryBuilder, options: EpisodeOptions, tokenizer:
     turns, as the templates of reasoning models do; ``window`` leaves out the oldest turns.
     """
     if options.context == "drop_thoughts":
-        kept = [_without_thought(segment, tokenizer) for segment in builder.segments]
+        pieces = [_without_thought(segment, tokenizer) for segment in builder.segments]
     elif options.context == "window":
-        kept = _window(builder, options)
+        pieces = _window(builder, options)
     else:
         return None
-    context = list(itertools.chain.from_iterable(kept))
+    context = list(itertools.chain.from_iterable(pieces))
     return None if context == builder.context else context
 
 
