@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from piston_service import PistonService
 from search_providers import Pages, Providers
 from typer.testing import CliRunner
 
+from verl_tool.protocol import FaultKind
 from verl_tool.servers.tests import test_audio_crop_tool as audio_check
 from verl_tool.servers.tests import test_bash_terminal_tool as bash_check
 from verl_tool.servers.tests import test_calculator_tool as calculator_check
@@ -34,7 +36,7 @@ from verl_tool.servers.tests import test_str_replace_editor_tool as editor_check
 from verl_tool.servers.tests import test_web_page_tool as page_check
 from verl_tool.servers.tests import test_web_search_tool as web_check
 from verl_tool.servers.tests import test_zoom_in_tool as zoom_check
-from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, run_cases
+from verl_tool.servers.tests.live_check import LiveCase, Turn, one_by_one, run_cases, together
 from verl_tool.servers.tools import load_tools, tool_class
 from verl_tool.servers.tools.base import Tool, ToolResult
 from verl_tool.servers.tools.finish import FinishTool
@@ -153,7 +155,7 @@ async def test_web_page_holds(servers: LiveServers) -> None:
     await pages.start()
     try:
         tool = tool_class("web_page")(allow_private_addresses=True, workers=1)
-        assert await problems(servers, [tool], "web_page", page_check.cases(f"{pages.url}/article", False)) == {}
+        assert await problems(servers, [tool], "web_page", page_check.cases(f"{pages.url}/article", private=True)) == {}
         refusing = tool_class("web_page")(workers=1)
         [private] = page_check.cases("https://a.example")[-1:]
         assert await problems(servers, [refusing], "web_page", [private]) == {}
@@ -198,26 +200,34 @@ async def test_a_server_without_the_tool_says_what_it_has(servers: LiveServers) 
     assert "has no tool 'calculator'; it serves: finish" in " ".join(output.split())
 
 
-async def test_a_case_has_a_deadline_and_every_kind_of_failure_is_told(servers: LiveServers) -> None:
-    async def hang(probe: Probe) -> None:
-        await asyncio.sleep(60)
-
-    async def fail(probe: Probe) -> None:
-        raise CheckFailed("not so")
-
-    async def miss(probe: Probe) -> None:
-        await probe.expect("<finish>1</finish>", "nowhere")
-
-    async def unrecognised(probe: Probe) -> None:
-        await probe.expect("hello")
-
-    async def unwanted(probe: Probe) -> None:
-        await probe.hides("hello", "tool")
-
-    cases = [LiveCase("hang", hang, 0.1), *(LiveCase(f.__name__, f) for f in (fail, miss, unrecognised, unwanted))]
-    found = await problems(servers, [FinishTool()], "finish", cases)
+async def test_a_case_has_a_deadline_and_every_kind_of_failure_is_described(servers: LiveServers) -> None:
+    slow = tool_class("python_code")(workers=1, timeout_seconds=5)
+    endless = LiveCase("hang", one_by_one(Turn("<python>while True: pass</python>")), 0.1)
+    found = await problems(servers, [slow], "python_code", [endless, LiveCase("nothing", one_by_one(), 30.0)])
     assert found["hang"] == "no answer within 0.1 s"
-    assert found["fail"] == "not so"
-    assert "'nowhere' is missing" in found["miss"]
-    assert "not recognised: 'hello'" in found["unrecognised"]
-    assert "'tool' stands in the answer" in found["unwanted"]
+
+
+FINISH = "<finish>1</finish>"
+FAILURES = {
+    "'nowhere' is missing": one_by_one(Turn(FINISH, ("nowhere",))),
+    "re.compile('nowhere') is missing": one_by_one(Turn(FINISH, (re.compile("nowhere"),))),
+    "'tool' stands in the answer": one_by_one(Turn("hello", lacks=("tool",), valid=False)),
+    "valid=False in the answer": one_by_one(Turn("hello")),
+    "valid=True in the answer": one_by_one(Turn(FINISH, valid=False)),
+    "done=True in the answer": one_by_one(Turn(FINISH, done=False)),
+    "fault None; expected ": one_by_one(Turn(FINISH, fault=FaultKind.MISCONFIGURED)),
+    "no such picture in the answer": one_by_one(Turn(FINISH, problem=lambda result: "no such picture")),
+    "nothing was asked": one_by_one(),
+}
+
+
+@pytest.mark.parametrize("words", FAILURES)
+async def test_every_expectation_can_fail(servers: LiveServers, words: str) -> None:
+    found = await problems(servers, [FinishTool()], "finish", [LiveCase("case", FAILURES[words])])
+    assert words in found["case"]
+
+
+async def test_answers_are_compared_with_each_other(servers: LiveServers) -> None:
+    turns = together(Turn(FINISH), Turn("hello", valid=False))
+    case = LiveCase("alike", turns, holds=lambda answers: answers[0] == answers[1])
+    assert "do not fit together" in (await problems(servers, [FinishTool()], "finish", [case]))["alike"]
