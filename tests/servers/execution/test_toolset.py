@@ -499,13 +499,11 @@ class TestState:
             assert text((await one(toolset, "t", note("new"), 0)).observation) == "new"
 
     async def test_state_expires_and_is_remembered_as_lost(self) -> None:
-        released: list[tuple[str, bool]] = []
         ledger = Ledger()
-        options = {"state_ttl_seconds": 0.1, "on_released": lambda tid, lost: released.append((tid, lost))}
-        async with running([ledger], **options) as toolset:
+        async with running([ledger], state_ttl_seconds=0.1) as toolset:
             await one(toolset, "t", note("a"))
             await until(lambda: ledger.closed == [["a"]])
-            assert released == [("t", True)]
+            assert (toolset.trajectories(), toolset.knows("t")) == ([], True)
             lost = await one(toolset, "t", note("b"))
             assert fault_kind(lost) is FaultKind.STATE_LOST
             assert "idle" in lost.fault.message  # type: ignore[union-attr]

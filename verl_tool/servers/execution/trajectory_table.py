@@ -73,8 +73,7 @@ class TrajectoryTable:
     """All live trajectories of one replica.
 
     `stateful`: an unknown trajectory beyond step 0 had its state elsewhere or long ago: it is refused (``state_lost``).
-    `on_removed` gets every trajectory that was expired or evicted; `on_released` each id that this replica no longer
-    knows, and whether a state was lost by it.
+    `on_removed` gets every trajectory that is taken out.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class TrajectoryTable:
         max_record_bytes: int,
         records_per_trajectory: int,
         on_removed: Callable[[ServedTrajectory], None],
-        on_released: Callable[[str, bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stateful = stateful
@@ -97,7 +95,6 @@ class TrajectoryTable:
         self._max_record_bytes = max_record_bytes
         self._records_per_trajectory = records_per_trajectory
         self._on_removed = on_removed
-        self._on_released = on_released
         self._clock = clock
         self._live: OrderedDict[str, ServedTrajectory] = OrderedDict()
         self._answered: OrderedDict[tuple[str, int], TrajectoryEntry] = OrderedDict()
@@ -237,13 +234,11 @@ class TrajectoryTable:
         trajectory.closed = True
         for step in list(trajectory.records):
             self._forget_record(trajectory.id, step, trajectory)
-        lost = lost_because is not None and self._stateful and bool(trajectory.states)
-        if lost:
+        if lost_because is not None and self._stateful and trajectory.states:
             self._lost[trajectory.id] = (f"{lost_because}", self._clock() + self._state_ttl)
             while len(self._lost) > self._max_trajectories:
                 self._lost.popitem(last=False)
         self._on_removed(trajectory)
-        self._on_released(trajectory.id, lost)
 
     def forget_lost(self, trajectory_id: str) -> None:
         """Its caller has finished it: nobody will ask for the lost state again."""
