@@ -73,17 +73,17 @@ class Connections:
         self._session: aiohttp.ClientSession | None = None
 
     async def exchange(
-        self, method: str, url: str, body: bytes | None, seconds: float, server: str = "", *, begun: bool = False
+        self, method: str, url: str, body: bytes | None, seconds: float, server: str = "", *, begun: str = ""
     ) -> Answer:
         """Send one request, meant for `server` if it has a name, and read the whole answer in `seconds`.
 
-        `begun`: its trajectories have had answers (`BEGUN_HEADER`).
+        `begun`: what is known of its trajectories (`BEGUN_HEADER`).
 
         Raises ExchangeError; WrongServerError if another server answered.
         """
         headers = self._headers(url, server)
         if begun:
-            headers = {**headers, BEGUN_HEADER: "1"}
+            headers = {**headers, BEGUN_HEADER: begun}
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, CONNECT_SECONDS))
         try:
             async with self._open().request(method, url, data=body, headers=headers, timeout=timeout) as response:

@@ -25,6 +25,7 @@ from verl_tool.http.web_app import HEALTH_PATH, PROBE_PATH, Request, WebApp
 from verl_tool.protocol import (
     BEGUN_HEADER,
     REPLICA_HEADER,
+    RESENT,
     SERVER_HEADER,
     Fault,
     FaultKind,
@@ -135,8 +136,12 @@ class ToolServerApp(WebApp):
         began = time.perf_counter()
         forwarded = self.is_forwarded(request)
         entries = await decoded(partial(decode_request, most=self.admission.limit), request.body)
-        if _STARTED in request.headers:
-            entries = [replace(each, begun=True) if isinstance(each, StepRequest) else each for each in entries]
+        if (begun := request.headers.get(_STARTED)) is not None:
+            resent = begun == RESENT.encode()
+            entries = [
+                replace(each, resent=resent, begun=not resent) if isinstance(each, StepRequest) else each
+                for each in entries
+            ]
         results = await self.answer(entries, forwarded)
         milliseconds = (time.perf_counter() - began) * 1e3
         status, error = (200, None) if forwarded else _status_of(results)
