@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from verl_tool.client.pacing import seconds_of
 from verl_tool.protocol import BEGUN_HEADER, MISDIRECTED, SERVER_HEADER, proof_of
 
 CONNECT_SECONDS = 5.0
@@ -53,11 +54,8 @@ class Answer:
         return self.body[:300].decode("utf-8", "replace")
 
     def retry_after(self) -> float:
-        """Seconds that the server asks to wait; 0 if it says nothing, or names a date."""
-        try:
-            return max(0.0, float(self.headers.get("retry-after", "0")))
-        except ValueError:
-            return 0.0
+        """Seconds that the server asks to wait; 0 if it says nothing."""
+        return seconds_of(self.headers.get("retry-after")) or 0.0
 
 
 class Connections:

@@ -32,15 +32,15 @@ from pydantic import BaseModel, ValidationError
 
 from verl_tool.client.exchange import Answer, Connections, ExchangeError, WrongServerError
 from verl_tool.client.media_store import MediaStore, read_media_of
-from verl_tool.client.pacing import Pacer
+from verl_tool.client.pacing import BusyFault, Pacer, retry_until
 from verl_tool.client.replica_map import ReplicaMap
 from verl_tool.content.parts import MediaPart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import (
     A_TRAJECTORY_ID,
-    BEGUN,
     KEEP_FIELD,
     RESENT,
+    STARTED,
     Fault,
     FaultKind,
     ForkResponse,
@@ -395,7 +395,7 @@ class ToolClient:
         for entry in entries:
             trajectory_id = entry.request.trajectory_id
             started = entry.request.step is None and self._map.has_started(trajectory_id)
-            begun = BEGUN if started else RESENT if entry.request.resent else ""
+            begun = STARTED if started else RESENT if entry.request.resent else ""
             where = self._map.url_of(trajectory_id), begun
             by_place.setdefault(where, []).append(entry)
         return by_place
@@ -413,27 +413,23 @@ class ToolClient:
         `deadline`: by default a whole `timeout` from now. Raises ToolFault if there is none.
         """
         deadline = self._now() + self._timeout if deadline is None else deadline
-        for attempt in range(self._max_retries + 1):
-            wait, base = 0.0, await self._base_of(trajectory_id, deadline)
+
+        async def ask(_: float) -> Answer:
+            base = await self._base_of(trajectory_id, deadline)
             try:
                 answer = await self._once(method, f"{base}{path}", body, deadline)
             except ExchangeError as error:
                 if not error.timed_out:
                     self._map.avoid(base)
                 kind = FaultKind.TIMEOUT if error.timed_out else FaultKind.UNREACHABLE
-                fault = ToolFault(kind, error.message, retryable=True)
-            else:
-                # A replica that is closing, or a proxy before the server, answers so.
-                if answer.status not in (429, 500, 502, 503, 504):
-                    return answer
-                wait = answer.retry_after()
+                raise ToolFault(kind, error.message, retryable=True) from error
+            # A replica that is closing, or a proxy before the server, answers so.
+            if answer.status in (429, 500, 502, 503, 504):
                 words = f"{base}{path} answered HTTP {answer.status}: {answer.words()}"
-                fault = ToolFault(FaultKind.OVERLOADED, words, retryable=True)
-            delay = self._delay(attempt, wait)
-            if attempt == self._max_retries or self._now() + delay >= deadline:
-                break
-            await asyncio.sleep(delay)
-        raise fault
+                raise BusyFault(words, answer.retry_after())
+            return answer
+
+        return await retry_until(ask, deadline - self._now(), self._delay, self._max_retries)
 
     async def _base_of(self, trajectory_id: str | None, deadline: float) -> str:
         """The base URL at which to ask about a trajectory; that of the server without one."""

@@ -36,7 +36,7 @@ from verl_tool.servers.tests import test_str_replace_editor_tool as editor_check
 from verl_tool.servers.tests import test_web_page_tool as page_check
 from verl_tool.servers.tests import test_web_search_tool as web_check
 from verl_tool.servers.tests import test_zoom_in_tool as zoom_check
-from verl_tool.servers.tests.live_check import LiveCase, Turn, one_by_one, run_cases, together
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, one_by_one, run_cases, together
 from verl_tool.servers.tools import load_tools, tool_class
 from verl_tool.servers.tools.base import Tool, ToolResult
 from verl_tool.servers.tools.finish import FinishTool
@@ -202,21 +202,21 @@ async def test_a_server_without_the_tool_says_what_it_has(servers: LiveServers) 
 
 async def test_a_case_has_a_deadline_and_every_kind_of_failure_is_described(servers: LiveServers) -> None:
     slow = tool_class("python_code")(workers=1, timeout_seconds=5)
-    endless = LiveCase("hang", one_by_one(Turn("<python>while True: pass</python>")), 0.1)
+    endless = LiveCase("hang", one_by_one(LiveTurn("<python>while True: pass</python>")), 0.1)
     found = await problems(servers, [slow], "python_code", [endless, LiveCase("nothing", one_by_one(), 30.0)])
     assert found["hang"] == "no answer within 0.1 s"
 
 
 FINISH = "<finish>1</finish>"
 FAILURES = {
-    "'nowhere' is missing": one_by_one(Turn(FINISH, ("nowhere",))),
-    "re.compile('nowhere') is missing": one_by_one(Turn(FINISH, (re.compile("nowhere"),))),
-    "'tool' stands in the answer": one_by_one(Turn("hello", lacks=("tool",), valid=False)),
-    "valid=False in the answer": one_by_one(Turn("hello")),
-    "valid=True in the answer": one_by_one(Turn(FINISH, valid=False)),
-    "done=True in the answer": one_by_one(Turn(FINISH, done=False)),
-    "fault None; expected ": one_by_one(Turn(FINISH, fault=FaultKind.MISCONFIGURED)),
-    "no such picture in the answer": one_by_one(Turn(FINISH, problem=lambda result: "no such picture")),
+    "'nowhere' is missing": one_by_one(LiveTurn(FINISH, ("nowhere",))),
+    "re.compile('nowhere') is missing": one_by_one(LiveTurn(FINISH, (re.compile("nowhere"),))),
+    "'tool' stands in the answer": one_by_one(LiveTurn("hello", lacks=("tool",), valid=False)),
+    "valid=False in the answer": one_by_one(LiveTurn("hello")),
+    "valid=True in the answer": one_by_one(LiveTurn(FINISH, valid=False)),
+    "done=True in the answer": one_by_one(LiveTurn(FINISH, done=False)),
+    "fault None; expected ": one_by_one(LiveTurn(FINISH, fault=FaultKind.MISCONFIGURED)),
+    "no such picture in the answer": one_by_one(LiveTurn(FINISH, problem=lambda result: "no such picture")),
     "nothing was asked": one_by_one(),
 }
 
@@ -228,6 +228,6 @@ async def test_every_expectation_can_fail(servers: LiveServers, words: str) -> N
 
 
 async def test_answers_are_compared_with_each_other(servers: LiveServers) -> None:
-    turns = together(Turn(FINISH), Turn("hello", valid=False))
+    turns = together(LiveTurn(FINISH), LiveTurn("hello", valid=False))
     case = LiveCase("alike", turns, holds=lambda answers: answers[0] == answers[1])
     assert "do not fit together" in (await problems(servers, [FinishTool()], "finish", [case]))["alike"]

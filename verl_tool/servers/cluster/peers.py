@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from verl_tool.errors import VerlToolError
 from verl_tool.protocol import (
-    BEGUN,
     BEGUN_HEADER,
     MISDIRECTED,
     REPLICA_HEADER,
     SERVER_HEADER,
+    STARTED,
     Fault,
     FaultKind,
     ForkRequest,
@@ -119,7 +119,7 @@ class Peers:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
         headers = {**self._headers, REPLICA_HEADER: peer.id, PEER_KEY_HEADER: peer.key}
-        headers |= {BEGUN_HEADER: BEGUN} if begun else {}
+        headers |= {BEGUN_HEADER: STARTED} if begun else {}
         try:
             async with self._session.request(method, peer.url + path, data=body, headers=headers) as response:
                 status, answer = response.status, await response.read()

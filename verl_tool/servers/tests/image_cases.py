@@ -8,7 +8,7 @@ from PIL import Image
 
 from verl_tool.content.parts import ImagePart, encode_image, parts_of, to_wire
 from verl_tool.protocol import IMAGES_FIELD, StepResult
-from verl_tool.servers.tests.live_check import LiveCase, Turn, call, one_by_one
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, call, one_by_one
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -29,7 +29,7 @@ def looks(
     colors: Sequence[tuple[int, int, int]] = (),
     first: tuple[int, int, int] = RED,
     count: int = 0,
-) -> Turn:
+) -> LiveTurn:
     """A call about so many such images, answered with `count` images of this size and these colours, the `first` of
     which is at the top left."""
 
@@ -43,7 +43,7 @@ def looks(
         return "" if found == expected else f"images {found!r:.200} and not {expected}"
 
     extra = {IMAGES_FIELD: [to_wire(picture())] * images}
-    return Turn(call(tool, **arguments), contains, valid=None, extra=extra, problem=problem)
+    return LiveTurn(call(tool, **arguments), contains, valid=None, extra=extra, problem=problem)
 
 
 def wrong(tool: str, arguments: dict[str, object], words: str, what: str) -> LiveCase:

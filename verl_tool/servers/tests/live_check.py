@@ -1,6 +1,6 @@
 """Runs what the checks of all tools list: cases, their deadlines, the table, and the exit code.
 
-A check is data: `LiveCase`s of `Turn`s, each an action and what its answer must be.
+A check is data: `LiveCase`s of `LiveTurn`s, each an action and what its answer must be.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CheckFailed(AssertionError):
 
 
 @dataclass(frozen=True)
-class Turn:
+class LiveTurn:
     """One action and what its answer must be."""
 
     action: str
@@ -73,7 +73,7 @@ class Turn:
             raise CheckFailed(f"{words} {answer}")
 
 
-Trajectory = Sequence[Turn]
+Trajectory = Sequence[LiveTurn]
 Batches = Iterable[Sequence[Trajectory]]
 """One batch after the other; the n-th turns of a batch's trajectories are one request."""
 
@@ -86,12 +86,12 @@ class Target:
     url: str
 
 
-def one_by_one(*trajectories: Turn | Trajectory) -> Batches:
+def one_by_one(*trajectories: LiveTurn | Trajectory) -> Batches:
     """Each trajectory alone."""
-    return [[[each] if isinstance(each, Turn) else each] for each in trajectories]
+    return [[[each] if isinstance(each, LiveTurn) else each] for each in trajectories]
 
 
-def together(*trajectories: Turn | Trajectory) -> Batches:
+def together(*trajectories: LiveTurn | Trajectory) -> Batches:
     """All trajectories in one batch."""
     return [[trajectory for [trajectory] in one_by_one(*trajectories)]]
 
@@ -116,11 +116,11 @@ def examples(
     done: bool | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> LiveCase:
-    """Each example of the tool, but those that hold the text `without`; the rest is as in `Turn`."""
+    """Each example of the tool, but those that hold the text `without`; the rest is as in `LiveTurn`."""
 
     def batches(target: Target) -> Batches:
         actions = [each for each in target.tool.example_actions if without is None or without not in each]
-        return one_by_one(*(Turn(action, contains, done=done, extra=extra or {}) for action in actions))
+        return one_by_one(*(LiveTurn(action, contains, done=done, extra=extra or {}) for action in actions))
 
     return LiveCase(name, batches, seconds)
 
@@ -179,7 +179,7 @@ async def _run_batches(case: LiveCase, client: ToolClient, target: Target) -> No
         raise CheckFailed(f"the answers do not fit together: {[each[:100] for each in observations[:8]]}")
 
 
-def _request(trajectory_id: str, turn: Turn, number: int, count: int) -> StepRequest:
+def _request(trajectory_id: str, turn: LiveTurn, number: int, count: int) -> StepRequest:
     step = turn.step if turn.step is not None else number if count > 1 else None
     return StepRequest(trajectory_id, turn.action, step, finish=turn.finish, extra=turn.extra)
 

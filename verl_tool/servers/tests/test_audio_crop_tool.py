@@ -7,7 +7,7 @@ from io import BytesIO
 
 from verl_tool.content.parts import AudioPart, parts_of, read_media, to_wire
 from verl_tool.protocol import AUDIOS_FIELD, StepResult
-from verl_tool.servers.tests.live_check import LiveCase, Turn, call, command_line, one_by_one
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, call, command_line, one_by_one
 
 RATE = 8000
 SILENCE, SOUND = b"\0\0", b"\1\2"
@@ -27,7 +27,7 @@ def recording() -> AudioPart:
     return part
 
 
-def _crop(samples: bytes, *contains: str, audios: int = 1, **arguments: float) -> Turn:
+def _crop(samples: bytes, *contains: str, audios: int = 1, **arguments: float) -> LiveTurn:
     """A call, and the samples and texts of its answer."""
 
     def problem(result: StepResult) -> str:
@@ -39,7 +39,7 @@ def _crop(samples: bytes, *contains: str, audios: int = 1, **arguments: float) -
         return "" if found == samples else f"{len(found)} bytes of samples, which are not those of the seconds"
 
     extra = {AUDIOS_FIELD: [to_wire(recording())] * audios} if audios else {}
-    return Turn(call("audio_crop", **arguments), contains, valid=None, extra=extra, problem=problem)
+    return LiveTurn(call("audio_crop", **arguments), contains, valid=None, extra=extra, problem=problem)
 
 
 CASES = (

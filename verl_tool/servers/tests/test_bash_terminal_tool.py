@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from verl_tool.servers.tests.live_check import LiveCase, Turn, call, command_line, examples, one_by_one, together
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, call, command_line, examples, one_by_one, together
 
 TIMEOUT_SECONDS = 180.0
 """Deadline of the cases that wait for the server's own time limit."""
 TRAJECTORIES = 16
 
 
-def _run(*turns: tuple[str, str]) -> list[Turn]:
+def _run(*turns: tuple[str, str]) -> list[LiveTurn]:
     """Commands of one trajectory, each with a text that its answer contains."""
-    return [Turn(f"<bash>{command}</bash>", (text,)) for command, text in turns]
+    return [LiveTurn(f"<bash>{command}</bash>", (text,)) for command, text in turns]
 
 
-def _keys(text: str, *keys: str) -> Turn:
-    return Turn(call("bash", keys=keys, seconds=3), (text,))
+def _keys(text: str, *keys: str) -> LiveTurn:
+    return LiveTurn(call("bash", keys=keys, seconds=3), (text,))
 
 
 _STATE = (

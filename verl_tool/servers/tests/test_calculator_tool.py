@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verl_tool.servers.tests.live_check import LiveCase, Turn, command_line, examples, one_by_one, together
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, command_line, examples, one_by_one, together
 
 BATCH = 64
 _SUMS = {"13.1-3": "10.1", "2**10": "1024", "-7 // 2": "-4", "sqrt(16) + max(1, 2)": "6", "0.1+0.2": "0.3"}
@@ -12,8 +12,8 @@ _ERRORS = {"1/0": "division by zero", "1 +": "ends too early", "__import__('os')
 _ENDLESS = ("9**9**9**9", "factorial(99999999)", "(" * 900, "1" * 100_000)
 
 
-def _sum(expression: str, *contains: str | re.Pattern[str]) -> Turn:
-    return Turn(f"<calculator>{expression}</calculator>", contains)
+def _sum(expression: str, *contains: str | re.Pattern[str]) -> LiveTurn:
+    return LiveTurn(f"<calculator>{expression}</calculator>", contains)
 
 
 CASES = (
@@ -31,7 +31,7 @@ CASES = (
     ),
     LiveCase(
         "text without a call is not valid",
-        one_by_one(Turn("I think that it is 7.", (re.compile("."),), valid=False)),
+        one_by_one(LiveTurn("I think that it is 7.", (re.compile("."),), valid=False)),
     ),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_tool.servers.tests.live_check import WAITS, LiveCase, Turn, command_line, examples, one_by_one, together
+from verl_tool.servers.tests.live_check import WAITS, LiveCase, LiveTurn, command_line, examples, one_by_one, together
 
 TRAJECTORIES = 16
 HOSTILE = (
@@ -36,8 +36,8 @@ _UNDONE = (
 )
 
 
-def _cell(code: str, *contains: str, step: int | None = None) -> Turn:
-    return Turn(f"<python>{code}</python>", contains, step=step)
+def _cell(code: str, *contains: str, step: int | None = None) -> LiveTurn:
+    return LiveTurn(f"<python>{code}</python>", contains, step=step)
 
 
 _HOSTILE = [[_cell(code), _cell("print(6 * 7)", "\n42\n")] for code in HOSTILE]

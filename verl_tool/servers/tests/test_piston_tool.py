@@ -2,7 +2,7 @@
 
 import json
 
-from verl_tool.servers.tests.live_check import LiveCase, Turn, command_line, one_by_one
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, command_line, one_by_one
 from verl_tool.servers.tests.remote_cases import remote_cases
 
 _ELEMENTS = "<language>python</language>\n<version>*</version>\n<args>arg1 arg2</args>\n<stdin>line</stdin>"
@@ -12,11 +12,11 @@ _FILES = [
     {"name": "helper.py", "content": "def add(a, b):\n    return a + b"},
 ]
 _OWN_FORMS = one_by_one(
-    Turn(
+    LiveTurn(
         f'<piston>\n{_ELEMENTS}\n<file name="main.py">\n{_HELLO}\n</file>\n</piston>',
         ("Hello ['arg1', 'arg2'] line",),
     ),
-    Turn(f"<piston>{json.dumps({'language': 'python', 'files': _FILES})}</piston>", ("42",)),
+    LiveTurn(f"<piston>{json.dumps({'language': 'python', 'files': _FILES})}</piston>", ("42",)),
 )
 
 CASES = (*remote_cases("piston"), LiveCase("files and arguments in Piston's own forms", _OWN_FORMS))

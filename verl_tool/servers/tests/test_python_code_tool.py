@@ -11,8 +11,8 @@ from verl_tool.servers.tests.live_check import (
     WAITS,
     Batches,
     LiveCase,
+    LiveTurn,
     Target,
-    Turn,
     command_line,
     examples,
     one_by_one,
@@ -69,8 +69,8 @@ except OSError:
 """
 
 
-def _run(code: str, *contains: str | re.Pattern[str], step: int | None = None, lacks: tuple[str, ...] = ()) -> Turn:
-    return Turn(f"<python>\n{code}\n</python>", contains, lacks, step=step)
+def _run(code: str, *contains: str | re.Pattern[str], step: int | None = None, lacks: tuple[str, ...] = ()) -> LiveTurn:
+    return LiveTurn(f"<python>\n{code}\n</python>", contains, lacks, step=step)
 
 
 def _network(target: Target) -> Batches:
@@ -97,11 +97,11 @@ _ERRORS = (
     _run("x = 1", "no output"),
 )
 _STDIN = (
-    Turn("<python>print(input()[::-1])</python>", ("olleh",), extra={"stdin": "hello\n"}),
+    LiveTurn("<python>print(input()[::-1])</python>", ("olleh",), extra={"stdin": "hello\n"}),
     _run("input()", "EOFError"),
 )
-_BLOCKS = Turn("```python\nx = 20\n```\nand then\n```python\nprint(x + 1)\n```", ("21",))
-_BROKEN = Turn('<tool_call>{"name": "python_code", "arguments": {</tool_call>', ("JSON",), valid=False)
+_BLOCKS = LiveTurn("```python\nx = 20\n```\nand then\n```python\nprint(x + 1)\n```", ("21",))
+_BROKEN = LiveTurn('<tool_call>{"name": "python_code", "arguments": {</tool_call>', ("JSON",), valid=False)
 _ENDLESS = _run("print('on', flush=True)\nwhile True: pass", "on", "Execution timed out")
 _HUNGRY = _run("parts = []\nwhile True: parts.append(bytearray(64 << 20))", "Memory")
 _PROCESSES = (_run(_LINGER, "parent ends"), _run(_FORKS), _run("print(6 * 7)", "42"))

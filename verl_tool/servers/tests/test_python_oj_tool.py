@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from verl_tool.protocol import FaultKind
-from verl_tool.servers.tests.live_check import WAITS, LiveCase, Turn, command_line, examples, one_by_one, together
+from verl_tool.servers.tests.live_check import WAITS, LiveCase, LiveTurn, command_line, examples, one_by_one, together
 
 TRAJECTORIES = 16
 _ASSERTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
@@ -29,8 +29,8 @@ _SUM = "print(int(input()) + int(input()))"
 _PASSED, _FAILED = "All public tests passed", "2 of 2 public tests failed"
 
 
-def _test(code: str, tests: object, *contains: str, lacks: tuple[str, ...] = ()) -> Turn:
-    return Turn(f"```python\n{code}\n```", contains, lacks, extra={"public_tests": tests})
+def _test(code: str, tests: object, *contains: str, lacks: tuple[str, ...] = ()) -> LiveTurn:
+    return LiveTurn(f"```python\n{code}\n```", contains, lacks, extra={"public_tests": tests})
 
 
 _FORMS = (
@@ -46,7 +46,7 @@ _FAILURES = (
     _test("def add(a, b): return a / 0", _ASSERTS, "ZeroDivisionError"),
 )
 _ROWS: tuple[dict[str, object], ...] = ({}, {"public_tests": []}, {"public_tests": "assert"})
-_NO_TESTS = [Turn("```python\nx = 1\n```", extra=extra, fault=FaultKind.MISCONFIGURED) for extra in _ROWS]
+_NO_TESTS = [LiveTurn("```python\nx = 1\n```", extra=extra, fault=FaultKind.MISCONFIGURED) for extra in _ROWS]
 _BATCH = [
     _test(f"def f(): return {n - n % 2}", [f"assert f() == {n}"], f"f() is {n - 1}" if n % 2 else _PASSED)
     for n in range(TRAJECTORIES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from verl_tool.servers.tests.live_check import LiveCase, Turn, call, command_line, examples, one_by_one, together
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, call, command_line, examples, one_by_one, together
 
 BATCH = 64
 QUERIES = ("the capital of a country", "a river", "who painted it")
@@ -17,14 +17,14 @@ _PASSAGE = re.compile(r"(?:^|>)Doc \d+\(Title: ", re.MULTILINE)
 _ODD = ("\x00", "🦊 ≠ ∅", '"; DROP TABLE', "</information>", "a" * 2000)
 
 
-def search(query: str, *contains: str | re.Pattern[str]) -> Turn:
+def search(query: str, *contains: str | re.Pattern[str]) -> LiveTurn:
     """A query in tags."""
-    return Turn(f"<search>{query}</search>", contains)
+    return LiveTurn(f"<search>{query}</search>", contains)
 
 
-def several(queries: Sequence[str]) -> Turn:
+def several(queries: Sequence[str]) -> LiveTurn:
     """One call with all queries."""
-    return Turn(call("search", queries=queries), tuple(f"Query: {query}\n" for query in queries))
+    return LiveTurn(call("search", queries=queries), tuple(f"Query: {query}\n" for query in queries))
 
 
 def batch_case(queries: Sequence[str], name: str, seconds: float) -> LiveCase:
@@ -42,7 +42,8 @@ def batch_case(queries: Sequence[str], name: str, seconds: float) -> LiveCase:
 def wrong_case(words: dict[str, str]) -> LiveCase:
     """Actions that hold no query, and what they are answered with."""
     return LiveCase(
-        "what is no query says why", one_by_one(*(Turn(action, (text,), valid=False) for action, text in words.items()))
+        "what is no query says why",
+        one_by_one(*(LiveTurn(action, (text,), valid=False) for action, text in words.items())),
     )
 
 

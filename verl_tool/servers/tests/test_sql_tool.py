@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from verl_tool.protocol import FaultKind
-from verl_tool.servers.tests.live_check import WAITS, LiveCase, Turn, call, command_line, one_by_one, together
+from verl_tool.servers.tests.live_check import WAITS, LiveCase, LiveTurn, call, command_line, one_by_one, together
 
 BATCH = 64
 _ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -39,23 +39,23 @@ def cases(
     """What must hold of a server that has the database `db_id`."""
     row = {"db_id": db_id}
 
-    def run(query: str, *contains: str) -> Turn:
-        return Turn(f"<sql>{query}</sql>", contains, extra=row)
+    def run(query: str, *contains: str) -> LiveTurn:
+        return LiveTurn(f"<sql>{query}</sql>", contains, extra=row)
 
     schema = (
-        Turn("<describe/>", ("CREATE ",), extra=row),
-        Turn("<describe>no such table</describe>", ("no such table",), extra=row),
+        LiveTurn("<describe/>", ("CREATE ",), extra=row),
+        LiveTurn("<describe>no such table</describe>", ("no such table",), extra=row),
     )
     bombs = (run(_ENDLESS, "timed out"), *(run(query, "Error: ") for query in _BOMBS))
     batch = (run(f"SELECT {i} + 1000", f"\n{i + 1000}</observation>") for i in range(BATCH))
     missing: tuple[dict[str, str], ...] = ({}, {"db_id": "verl_tool_no_such"}, {"db_id": "../../etc/passwd"})
-    turns_left = Turn("<sql>SELECT 1</sql>", (_REMINDER,), extra={**row, "turns_left": 3})
-    solution = Turn("<solution>SELECT 1</solution>", valid=None, done=True, extra=row)
-    no_database = (Turn("<sql>SELECT 1</sql>", extra=extra, fault=FaultKind.MISCONFIGURED) for extra in missing)
+    turns_left = LiveTurn("<sql>SELECT 1</sql>", (_REMINDER,), extra={**row, "turns_left": 3})
+    solution = LiveTurn("<solution>SELECT 1</solution>", valid=None, done=True, extra=row)
+    no_database = (LiveTurn("<sql>SELECT 1</sql>", extra=extra, fault=FaultKind.MISCONFIGURED) for extra in missing)
     return (
         LiveCase(
             "queries in tags, fences and Hermes JSON",
-            one_by_one(*(Turn(action, ("answer | b\n42 | a",), extra=row) for action in _FORMS)),
+            one_by_one(*(LiveTurn(action, ("answer | b\n42 | a",), extra=row) for action in _FORMS)),
         ),
         LiveCase("the schema", one_by_one(*schema)),
         LiveCase("the reminder", one_by_one(turns_left)),

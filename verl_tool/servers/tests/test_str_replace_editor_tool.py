@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from verl_tool.servers.tests.live_check import LiveCase, Turn, call, command_line, one_by_one
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, call, command_line, one_by_one
 
 
-def _edit(text: str, command: str, **arguments: object) -> Turn:
+def _edit(text: str, command: str, **arguments: object) -> LiveTurn:
     """A command, and a text that its answer contains."""
-    return Turn(call("str_replace_editor", command=command, **arguments), (text,), valid=None)
+    return LiveTurn(call("str_replace_editor", command=command, **arguments), (text,), valid=None)
 
 
 _CREATE = _edit("created", "create", path="a.txt", file_text="one\ntwo\ntwo\n")
