@@ -27,7 +27,7 @@ from toy_tools import Ledger, Puppet, text, until
 from verl_tool.client import ToolClient, tool_client
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import RESENT, FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
-from verl_tool.servers.replica.router import LocalRouter
+from verl_tool.servers.replica.router import Router
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.util.rendezvous import owner
 
@@ -367,7 +367,7 @@ class TestLimits:
             assert text((await client.call("after", SAY_HI)).observation) == "hi"
 
 
-class _Listing(LocalRouter):
+class _Listing(Router):
     """Tells a list of replicas that the test writes."""
 
     def __init__(self, replica_id: str) -> None:

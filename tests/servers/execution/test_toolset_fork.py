@@ -61,7 +61,7 @@ async def test_both_go_on_from_the_same_state_and_each_step_of_either_runs_once(
             assert await noted(toolset, "a", "z", 1) == "x,z"
         assert kind(await toolset.fork("b", "c")) is None
         assert await noted(toolset, "c", "w", 2) == "x,y,w"
-        assert toolset.stats().live_by_tool == {"puppet": 3, "ledger": 3}
+        assert toolset._live_by_tool() == {"puppet": 3, "ledger": 3}
         await toolset.step([StepRequest("a", "", finish=True)])
         assert await noted(toolset, "b", "v", 2) == "x,y,v"
         assert ledger.closed == [["x", "z"]]
@@ -163,7 +163,7 @@ async def test_a_fork_that_takes_too_long_or_whose_client_leaves_leaves_nothing(
         left = asyncio.create_task(toolset.fork("a", "c"))
         await until(lambda: ledger.forks == 2)
         left.cancel()
-        await until(lambda: toolset.trajectories() == ["a"] and toolset.stats().running == 0)
+        await until(lambda: toolset.trajectories() == ["a"] and not toolset._running)
         ledger.fork_seconds = 0.0
         assert kind(await toolset.fork("a", "b")) is None
         assert await noted(toolset, "b", "y", 1) == "x,y"

@@ -37,7 +37,11 @@ ANSWER_MARGIN_SECONDS = 5.0
 """A peer has its own deadline and answers in time; this much more is waited for its answer."""
 
 
-class PeerAwayError(VerlToolError):
+class PeerError(VerlToolError):
+    """A peer gave no answer that can be used."""
+
+
+class PeerAwayError(PeerError):
     """Nothing was run: no connection to the peer, or somebody else is there by now.
 
     `dead`: the peer is gone for good, for nobody, or somebody else, listens at its port.
@@ -48,11 +52,11 @@ class PeerAwayError(VerlToolError):
         self.dead = dead
 
 
-class PeerBrokenError(VerlToolError):
+class PeerBrokenError(PeerError):
     """The connection broke, or the answer made no sense; the request may have been run."""
 
 
-class PeerTimeoutError(VerlToolError):
+class PeerTimeoutError(PeerError):
     """The peer did not answer in time; the request may have been run."""
 
 

@@ -7,7 +7,6 @@ import itertools
 import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from verl_tool.errors import ConfigError, ToolFault
@@ -25,20 +24,6 @@ FORK = "fork"
 """In the place of a tool's name where a fork waits for a place."""
 _BEGIN_AT_A_TIME = 128
 """Entries of a batch that are begun before the event loop has its turn."""
-
-
-@dataclass(frozen=True)
-class ToolSetStats:
-    """What a tool set holds at this moment."""
-
-    trajectories: int
-    """Live trajectories that are remembered."""
-    running: int
-    """Actions that run or wait for their turn."""
-    record_bytes: int
-    """Bytes of recorded answers, roughly."""
-    live_by_tool: dict[str, int]
-    """Live trajectories that have called the tool."""
 
 
 class ToolSet:
@@ -214,10 +199,6 @@ class ToolSet:
     def unfinished(self) -> int:
         """Trajectories whose state would be lost if this replica ended now."""
         return self._table.unfinished()
-
-    def stats(self) -> ToolSetStats:
-        """What is held at this moment."""
-        return ToolSetStats(len(self._table), len(self._running), self._table.record_bytes, self._live_by_tool())
 
     def sweep(self) -> None:
         """Drop what is older than its time to live; the set does so by itself every few seconds."""

@@ -39,7 +39,7 @@ from verl_tool.protocol import (
 from verl_tool.sandbox_fusion import RunCodeRequest
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.toolset import ToolSet
-from verl_tool.servers.replica.router import FORWARDED_HEADER, PEER_KEY_HEADER, LocalRouter, Router
+from verl_tool.servers.replica.router import FORWARDED_HEADER, PEER_KEY_HEADER, Router
 from verl_tool.servers.replica.run_code import run_code
 from verl_tool.servers.replica.wire import decode_model, decode_request, decoded, encode_response, encoded, size_of
 from verl_tool.util.json_text import encode_json
@@ -94,7 +94,7 @@ class ToolServerApp(WebApp):
             raise ConfigError(f"request_timeout_seconds is {request_timeout_seconds}; it must be above 0")
         self.toolset = toolset
         self.admission = Admission(max_concurrent_requests, max_queued)
-        self.router: Router = router or LocalRouter()
+        self.router = router or Router()
         self.server = server
         self._peer_key = None if peer_key is None else peer_key.encode()
         self.request_timeout_seconds = request_timeout_seconds

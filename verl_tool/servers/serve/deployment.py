@@ -11,7 +11,6 @@ import asyncio
 import gc
 import logging
 import time
-from dataclasses import dataclass
 
 from ray import serve
 from ray.serve import Application
@@ -41,16 +40,6 @@ LISTED_SECONDS = 60.0
 """Deadline for Serve to put a replica that has started on its list of the running ones."""
 DRAIN_LOOK_SECONDS = 0.2
 """How often a draining replica looks whether it is done."""
-
-
-@dataclass(frozen=True)
-class ReplicaDescription:
-    """What a replica tells about itself, for the table that the server prints."""
-
-    tools: tuple[str, ...]
-    isolation: str
-    """Level of isolation in force; empty if no tool runs code."""
-    direct_server: str
 
 
 class ToolReplica:
@@ -100,10 +89,9 @@ class ToolReplica:
         admission = self._app.admission
         return {ENTRIES: admission.running + sum(admission.waiting(tool.name) for tool in self._toolset.tools)}
 
-    async def describe(self) -> ReplicaDescription:
-        """What this replica serves."""
-        names = tuple(tool.name for tool in self._toolset.tools)
-        return ReplicaDescription(names, isolation_of(self._toolset), self._direct_server.url)
+    async def describe(self) -> str:
+        """The isolation in force, for the table that the server prints; empty if no tool runs code."""
+        return isolation_of(self._toolset)
 
     async def stop_without_drain(self) -> None:
         """The whole server is about to stop: trajectories are not waited for."""
