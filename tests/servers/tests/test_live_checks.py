@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from search_providers import Pages, Providers
 from typer.testing import CliRunner
 
 from verl_tool.protocol import FaultKind
+from verl_tool.servers.tests import live_check
 from verl_tool.servers.tests import test_audio_crop_tool as audio_check
 from verl_tool.servers.tests import test_bash_terminal_tool as bash_check
 from verl_tool.servers.tests import test_calculator_tool as calculator_check
@@ -169,6 +171,26 @@ class WrongCalculator(tool_class("calculator")):
 
     async def run(self, call, context):
         return ToolResult("0")
+
+
+COMMON_TO_ALL = {
+    "text without a call is not valid",
+    "talk of finishing does not",
+    "finish=true from the trainer, twice",
+    "a broken tool call says why",
+}
+"""What every tool server answers rightly, whatever its tools do."""
+CHECKS = sorted(path.stem for path in Path(live_check.__file__).parent.glob("test_*_tool.py"))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+async def test_every_case_fails_at_a_tool_that_talks_nonsense(servers: LiveServers, name: str) -> None:
+    module = importlib.import_module(f"verl_tool.servers.tests.{name}")
+    tool_name = name.removeprefix("test_").removesuffix("_tool").replace("pixel_reasoner", "zoom_in")
+    tool = type("Nonsense", (WrongCalculator,), {"name": tool_name, "call_names": (tool_name,)})()
+    cases = module.CASES if hasattr(module, "CASES") else module.cases("nothing")
+    failed = await problems(servers, [tool], tool_name, cases)
+    assert {case.name for case in cases} - set(failed) <= COMMON_TO_ALL
 
 
 async def test_a_wrong_tool_fails_with_a_table_and_exit_code_1(servers: LiveServers) -> None:
