@@ -145,6 +145,8 @@ class StepRequest:
     """Images and audios that the caller has already, by the SHA-256 of their files: the answer only names them."""
     begun: bool = False
     """The caller had an answer of this trajectory (`BEGUN_HEADER`): without state anywhere it is lost, and not new."""
+    resent: bool = False
+    """It was sent before and may have been run, without an answer (`BEGUN_HEADER`)."""
 
 
 @dataclass(frozen=True)
@@ -425,7 +427,10 @@ SERVER_HEADER = "x-verl-tool-server"
 """Response header: the server that answered, by a name that it has from one start to its end. As a request header: the
 server that is meant; a replica of another one refuses the request with HTTP 421 and runs nothing."""
 BEGUN_HEADER = "x-verl-tool-begun"
-"""Request header: the trajectories of this request have had answers of a replica that does not answer any more."""
+"""Request header. `STARTED`: the trajectories of this request have had answers of a replica that does not answer any
+more. `RESENT`: the request was sent before and may have been run; as long as a replica that may know more is silent, it
+is not run elsewhere."""
+STARTED, RESENT = "1", "resent"
 TRAJECTORY_HEADER = "x-verl-tool-trajectory"
 """Request header of ``POST /mcp``: the trajectory that a call belongs to."""
 STEP_HEADER = "x-verl-tool-step"

@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 
+from verl_tool.protocol import BEGUN_HEADER
+
 PASS = "pass"
 DROP_BEFORE = "drop before"
 """Close the connection without passing the request on."""
@@ -45,6 +47,8 @@ class Saboteur:
     """GET paths that are answered 404, as by a server of another make."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """Of the POSTs that came, in order."""
+    begun: list[str] = field(default_factory=list)
+    """What each of them said of its trajectories (`BEGUN_HEADER`)."""
     times: list[float] = field(default_factory=list)
     """When they came, seconds."""
     connections: int = 0
@@ -95,6 +99,7 @@ class Saboteur:
             plan = self.question_plan if path == "/tools" else None
             return await self._sabotage(plan.popleft() if plan else PASS, writer, method, path, body)
         self.bodies.append(json.loads(body))
+        self.begun.append(headers.get(BEGUN_HEADER, ""))
         self.times.append(asyncio.get_running_loop().time())
         return await self._sabotage(self.plan.popleft() if self.plan else PASS, writer, method, path, body)
 

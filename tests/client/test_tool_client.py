@@ -26,8 +26,8 @@ from toy_tools import Ledger, Puppet, text, until
 
 from verl_tool.client import ToolClient, tool_client
 from verl_tool.errors import ConfigError, ToolFault
-from verl_tool.protocol import FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
-from verl_tool.servers.replica.router import LocalRouter
+from verl_tool.protocol import RESENT, FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
+from verl_tool.servers.replica.router import Router
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.util.rendezvous import owner
 
@@ -174,6 +174,23 @@ class TestRetries:
             assert fault_kind(result) is FaultKind.UNREACHABLE
             assert not result.fault.retryable  # type: ignore[union-attr]
             assert len(proxy.bodies) == 1
+
+    @pytest.mark.parametrize(
+        ("harms", "said"),
+        [
+            ([DROP_AFTER, BUSY, NOT_FOUND], ["", RESENT, RESENT, RESENT]),
+            ([BUSY, NOT_FOUND, FAIL], ["", "", "", RESENT]),
+        ],
+    )
+    async def test_the_server_is_told_what_may_have_run(
+        self, servers: LiveServers, harms: list[str], said: list[str]
+    ) -> None:
+        server = await servers.start([Ledger()])
+        async with Saboteur(server.url, deque(harms)) as proxy, ToolClient(proxy.url, retry_delay=0.01) as client:
+            await client.call("t", "<ledger>a</ledger>", step=0)
+            assert proxy.begun == said
+            await client.call("t", "<ledger>b</ledger>", step=1)
+            assert proxy.begun[-1] == ""
 
     @pytest.mark.parametrize("harm", [BUSY, NOT_FOUND])
     async def test_without_a_step_what_did_not_run_is_sent_again(self, servers: LiveServers, harm: str) -> None:
@@ -350,7 +367,7 @@ class TestLimits:
             assert text((await client.call("after", SAY_HI)).observation) == "hi"
 
 
-class _Listing(LocalRouter):
+class _Listing(Router):
     """Tells a list of replicas that the test writes."""
 
     def __init__(self, replica_id: str) -> None:

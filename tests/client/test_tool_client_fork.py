@@ -12,7 +12,7 @@ from toy_tools import Ledger, text
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind, ReplicaInfo, ReplicaList
-from verl_tool.servers.replica.router import LocalRouter
+from verl_tool.servers.replica.router import Router
 
 
 async def test_both_trajectories_go_on(servers: LiveServers) -> None:
@@ -52,7 +52,7 @@ async def test_faults_are_raised_by_their_kind(servers: LiveServers) -> None:
             await client.fork("a", "b")
 
 
-class _Two(LocalRouter):
+class _Two(Router):
     list = ReplicaList()
 
     async def replicas(self) -> ReplicaList:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from verl_tool.client.pacing import seconds_of
 from verl_tool.protocol import BEGUN_HEADER, MISDIRECTED, SERVER_HEADER, proof_of
 
 CONNECT_SECONDS = 5.0
@@ -53,11 +54,8 @@ class Answer:
         return self.body[:300].decode("utf-8", "replace")
 
     def retry_after(self) -> float:
-        """Seconds that the server asks to wait; 0 if it says nothing, or names a date."""
-        try:
-            return max(0.0, float(self.headers.get("retry-after", "0")))
-        except ValueError:
-            return 0.0
+        """Seconds that the server asks to wait; 0 if it says nothing."""
+        return seconds_of(self.headers.get("retry-after")) or 0.0
 
 
 class Connections:
@@ -73,17 +71,17 @@ class Connections:
         self._session: aiohttp.ClientSession | None = None
 
     async def exchange(
-        self, method: str, url: str, body: bytes | None, seconds: float, server: str = "", *, begun: bool = False
+        self, method: str, url: str, body: bytes | None, seconds: float, server: str = "", *, begun: str = ""
     ) -> Answer:
         """Send one request, meant for `server` if it has a name, and read the whole answer in `seconds`.
 
-        `begun`: its trajectories have had answers (`BEGUN_HEADER`).
+        `begun`: what is known of its trajectories (`BEGUN_HEADER`).
 
         Raises ExchangeError; WrongServerError if another server answered.
         """
         headers = self._headers(url, server)
         if begun:
-            headers = {**headers, BEGUN_HEADER: "1"}
+            headers = {**headers, BEGUN_HEADER: begun}
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, CONNECT_SECONDS))
         try:
             async with self._open().request(method, url, data=body, headers=headers, timeout=timeout) as response:

@@ -32,13 +32,15 @@ from pydantic import BaseModel, ValidationError
 
 from verl_tool.client.exchange import Answer, Connections, ExchangeError, WrongServerError
 from verl_tool.client.media_store import MediaStore, read_media_of
-from verl_tool.client.pacing import Pacer
+from verl_tool.client.pacing import BusyFault, Pacer, retry_until
 from verl_tool.client.replica_map import ReplicaMap
 from verl_tool.content.parts import MediaPart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import (
     A_TRAJECTORY_ID,
     KEEP_FIELD,
+    RESENT,
+    STARTED,
     Fault,
     FaultKind,
     ForkResponse,
@@ -85,6 +87,15 @@ class _Outcome:
     entry: _Entry
     result: StepResult
     wait_seconds: float = 0.0
+    sent: bool = True
+    """It may have reached a replica, and may have been run if its fault does not say otherwise."""
+
+    def entry_again(self) -> _Entry:
+        """The entry as it is sent next; it says so if it may have been run."""
+        fault = self.result.fault
+        if not self.sent or fault is None or fault.kind not in (FaultKind.TIMEOUT, FaultKind.UNREACHABLE):
+            return self.entry
+        return replace(self.entry, request=replace(self.entry.request, resent=True))
 
 
 class ToolClient:
@@ -268,7 +279,7 @@ class ToolClient:
 
     async def _deliver_batch(
         self,
-        where: tuple[str, bool],
+        where: tuple[str, str],
         entries: Sequence[_Entry],
         results: list[StepResult | None],
         deadline: float,
@@ -276,8 +287,8 @@ class ToolClient:
     ) -> list[_Entry]:
         """One try, and the pause before the next; what is to be sent again."""
         again: list[_Outcome] = []
-        url, started = where
-        for outcome in await self._send(url, entries, deadline, begun=started):
+        url, begun = where
+        for outcome in await self._send(url, entries, deadline, begun=begun):
             results[outcome.entry.position] = outcome.result
             fault = outcome.result.fault
             if fault is None and outcome.result.done:
@@ -295,9 +306,9 @@ class ToolClient:
         if self._now() + delay >= deadline:
             return []
         await asyncio.sleep(delay)
-        return [outcome.entry for outcome in again]
+        return [outcome.entry_again() for outcome in again]
 
-    async def _send(self, url: str, entries: Sequence[_Entry], deadline: float, *, begun: bool) -> list[_Outcome]:
+    async def _send(self, url: str, entries: Sequence[_Entry], deadline: float, *, begun: str) -> list[_Outcome]:
         """One try. What has no observation bears a fault that says whether the next try is safe."""
         body = request_body([entry.request for entry in entries], [entry.extra for entry in entries])
         try:
@@ -339,7 +350,7 @@ class ToolClient:
         return [
             outcome
             for entry, again in zip(entries, safe, strict=True)
-            for outcome in _faulted([entry], kind, message, retryable=again)
+            for outcome in _faulted([entry], kind, message, retryable=again, sent=sent)
         ]
 
     async def _may_run_twice(self, request: StepRequest, deadline: float) -> bool:
@@ -378,13 +389,14 @@ class ToolClient:
             self._server = replicas.server if replicas is not None else ""
             self._map.renew(replicas if self._direct else None)
 
-    def _by_place(self, entries: Sequence[_Entry]) -> dict[tuple[str, bool], list[_Entry]]:
-        """The entries by the base URL that they are sent to, and whether only the client knows that they have begun."""
-        by_place: dict[tuple[str, bool], list[_Entry]] = {}
+    def _by_place(self, entries: Sequence[_Entry]) -> dict[tuple[str, str], list[_Entry]]:
+        """The entries by the base URL that they are sent to, and what only the client knows (`BEGUN_HEADER`)."""
+        by_place: dict[tuple[str, str], list[_Entry]] = {}
         for entry in entries:
             trajectory_id = entry.request.trajectory_id
             started = entry.request.step is None and self._map.has_started(trajectory_id)
-            where = self._map.url_of(trajectory_id), started
+            begun = STARTED if started else RESENT if entry.request.resent else ""
+            where = self._map.url_of(trajectory_id), begun
             by_place.setdefault(where, []).append(entry)
         return by_place
 
@@ -401,27 +413,23 @@ class ToolClient:
         `deadline`: by default a whole `timeout` from now. Raises ToolFault if there is none.
         """
         deadline = self._now() + self._timeout if deadline is None else deadline
-        for attempt in range(self._max_retries + 1):
-            wait, base = 0.0, await self._base_of(trajectory_id, deadline)
+
+        async def ask(_: float) -> Answer:
+            base = await self._base_of(trajectory_id, deadline)
             try:
                 answer = await self._once(method, f"{base}{path}", body, deadline)
             except ExchangeError as error:
                 if not error.timed_out:
                     self._map.avoid(base)
                 kind = FaultKind.TIMEOUT if error.timed_out else FaultKind.UNREACHABLE
-                fault = ToolFault(kind, error.message, retryable=True)
-            else:
-                # A replica that is closing, or a proxy before the server, answers so.
-                if answer.status not in (429, 500, 502, 503, 504):
-                    return answer
-                wait = answer.retry_after()
+                raise ToolFault(kind, error.message, retryable=True) from error
+            # A replica that is closing, or a proxy before the server, answers so.
+            if answer.status in (429, 500, 502, 503, 504):
                 words = f"{base}{path} answered HTTP {answer.status}: {answer.words()}"
-                fault = ToolFault(FaultKind.OVERLOADED, words, retryable=True)
-            delay = self._delay(attempt, wait)
-            if attempt == self._max_retries or self._now() + delay >= deadline:
-                break
-            await asyncio.sleep(delay)
-        raise fault
+                raise BusyFault(words, answer.retry_after())
+            return answer
+
+        return await retry_until(ask, deadline - self._now(), self._delay, self._max_retries)
 
     async def _base_of(self, trajectory_id: str | None, deadline: float) -> str:
         """The base URL at which to ask about a trajectory; that of the server without one."""
@@ -430,7 +438,7 @@ class ToolClient:
         await self._renew_map(deadline)
         return self._map.url_of(trajectory_id)
 
-    async def _once(self, method: str, url: str, body: bytes | None, deadline: float, *, begun: bool = False) -> Answer:
+    async def _once(self, method: str, url: str, body: bytes | None, deadline: float, *, begun: str = "") -> Answer:
         """One exchange, when there is a place for it. Raises ExchangeError."""
         # Only the list of replicas is asked of whoever answers at the URL.
         server = "" if url == f"{self.url}/replicas" else self._server
@@ -517,11 +525,18 @@ async def _outcomes(entries: Sequence[_Entry], response: ObservationResponse, wa
 
 
 def _faulted(
-    entries: Sequence[_Entry], kind: FaultKind, message: str, *, retryable: bool, wait: float = 0.0
+    entries: Sequence[_Entry],
+    kind: FaultKind,
+    message: str,
+    *,
+    retryable: bool,
+    wait: float = 0.0,
+    sent: bool = False,
 ) -> list[_Outcome]:
     fault = Fault(kind=kind, message=message, retryable=retryable)
     return [
-        _Outcome(entry, StepResult(entry.request.trajectory_id, valid=False, fault=fault), wait) for entry in entries
+        _Outcome(entry, StepResult(entry.request.trajectory_id, valid=False, fault=fault), wait, sent)
+        for entry in entries
     ]
 
 

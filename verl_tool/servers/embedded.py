@@ -21,7 +21,7 @@ from verl_tool.http.supervised_server import write_url_file
 from verl_tool.servers.cluster.direct_server import DirectServer, listen_at
 from verl_tool.servers.replica.replica_log import log_to_stderr
 from verl_tool.servers.replica.replica_parts import isolation_of, make_app, make_toolset
-from verl_tool.servers.replica.router import LocalRouter
+from verl_tool.servers.replica.router import Router
 from verl_tool.servers.serve.ports import reserve_port
 from verl_tool.servers.server_console import console, print_start_table
 from verl_tool.servers.settings import ReplicaSettings
@@ -60,7 +60,7 @@ async def _serve(settings: ReplicaSettings, listener: socket.socket, url_file: P
         await toolset.start()
         # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
         gc.freeze()
-        await server.open(make_app(settings, toolset, LocalRouter(settings.server)))
+        await server.open(make_app(settings, toolset, Router(settings.server)))
         print_start_table(
             settings,
             isolation=isolation_of(toolset),

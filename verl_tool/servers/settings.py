@@ -11,7 +11,7 @@ from verl_tool.servers.mcp.catalog import McpServerTools
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.tool_config import ToolConfig
 
-APP_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+APP_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 
 class AutoscalingSettings(BaseModel):

@@ -13,10 +13,10 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
+from verl_tool.client.pacing import seconds_of
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.web.addresses import Address, CheckedResolver, ForbiddenAddress, anything, check_literal, is_public
-from verl_tool.web.retry import seconds_of
 
 MAX_REDIRECTS = 5
 MAX_URL_CHARACTERS = 2000

@@ -14,6 +14,9 @@ def told(replica_id: str) -> dict[str, object]:
     return Member(id=replica_id, url=f"http://127.0.0.1:1/{replica_id}").model_dump()
 
 
+LEAVING_SECONDS = 70.0
+
+
 class Clock:
     now = 0.0
 
@@ -22,7 +25,7 @@ class Clock:
 
 
 def listed(*replica_ids: str, clock: Clock | None = None) -> Members:
-    replicas = Members(Member.model_validate(told("a")), clock or Clock())
+    replicas = Members(Member.model_validate(told("a")), LEAVING_SECONDS, clock or Clock())
     replicas.renew(map(told, replica_ids))
     return replicas
 
@@ -69,6 +72,31 @@ def test_a_replica_that_is_taken_away_takes_nothing_new():
     replicas.renew(map(told, "b"))
     assert replicas.draining
     assert (ids(replicas.accepting_replicas()), ids(replicas.holders())) == (["b"], ["b"])
+
+
+def test_one_that_is_back_on_the_list_takes_new_ones_again_unless_it_was_told_to_go():
+    replicas = listed("a", "b")
+    replicas.renew([])  # as while Serve's controller recovers
+    assert replicas.draining
+    replicas.renew(map(told, "ab"))
+    assert (replicas.draining, ids(replicas.accepting_replicas())) == (False, ["a", "b"])
+    replicas.leaves = True
+    replicas.renew(map(told, "ab"))
+    assert (replicas.draining, ids(replicas.accepting_replicas())) == (True, ["b"])
+
+
+def test_one_that_left_holds_nothing_after_the_time_that_serve_grants_it():
+    clock = Clock()
+    replicas = listed("a", "b", clock=clock)
+    replicas.renew(map(told, "a"))
+    clock.now = 50.0
+    replicas.hear_of_leaving(Member.model_validate(told("c")))
+    replicas.renew(map(told, "a"))  # which does not begin the time anew
+    assert (ids(replicas.holders()), replicas.find("b").id) == (["b", "c"], "b")
+    clock.now = LEAVING_SECONDS + 0.1
+    assert (ids(replicas.holders()), replicas.find("b"), replicas.find("c").id) == (["c"], None, "c")
+    clock.now = 50.1 + LEAVING_SECONDS
+    assert (replicas.holders(), replicas._leaving) == ([], {})
 
 
 def test_a_replica_that_could_not_be_reached_is_given_nothing_for_a_while():

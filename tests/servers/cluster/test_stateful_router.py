@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -191,6 +192,24 @@ async def test_a_replica_that_does_not_answer_is_not_taken_for_dead():
     assert {found[t] for t, place in begun.items() if place == "b"} == {FaultKind.UNREACHABLE}
     cluster.silent.clear()
     assert await places(cluster, "c", turn(1)) == begun
+
+
+async def test_a_first_call_that_is_sent_again_is_not_run_elsewhere_while_one_that_may_have_run_it_is_silent():
+    cluster = Cluster("a", "b", "c")
+    begun = await places(cluster, "a", turn(0))
+    cluster.silent.add("b")
+    again = await places(cluster, "c", [replace(request, resent=True) for request in turn(0)])
+    expected = {t: FaultKind.UNREACHABLE if place == "b" else place for t, place in begun.items()}
+    assert again == expected
+    new = [StepRequest(f"new{i}", "x", 0) for i in range(20)]
+    assert set((await places(cluster, "c", new)).values()) <= {"a", "c"}, "what was never sent waits for nobody"
+    cluster.silent.clear()
+    assert await places(cluster, "c", [replace(request, resent=True) for request in turn(0)]) == begun
+    cluster.silent.add("b")
+    cluster.list("a", "c")
+    cluster.kill("b")
+    lost = await places(cluster, "a", [replace(StepRequest("z1", "x", 0), resent=True)])
+    assert set(lost.values()) <= {"a", "c"}, "a dead one is no longer waited for"
 
 
 async def test_a_fork_is_where_its_source_is():

@@ -382,7 +382,7 @@ class TestExactlyOnce:
                 await asyncio.wait_for(one(toolset, "t", "<puppet>sleep 0.2</puppet>"), 0.05)
             await asyncio.sleep(0.25)
             assert puppet.ended == []
-            assert toolset.stats().running == 0
+            assert not toolset._running
 
     async def test_a_run_with_a_step_outlives_its_caller_and_is_recorded(self) -> None:
         puppet = Puppet()
@@ -407,7 +407,7 @@ class TestExactlyOnce:
         async with running([Puppet()], max_record_bytes=20_000) as toolset:
             for i in range(50):
                 await one(toolset, f"t{i}", say("x" * 1000), 0)
-            assert toolset.stats().record_bytes <= 20_000
+            assert toolset._table.record_bytes <= 20_000
 
     async def test_stateless_trajectories_without_steps_leave_nothing(self) -> None:
         async with running([Puppet()]) as toolset:
@@ -499,13 +499,11 @@ class TestState:
             assert text((await one(toolset, "t", note("new"), 0)).observation) == "new"
 
     async def test_state_expires_and_is_remembered_as_lost(self) -> None:
-        released: list[tuple[str, bool]] = []
         ledger = Ledger()
-        options = {"state_ttl_seconds": 0.1, "on_released": lambda tid, lost: released.append((tid, lost))}
-        async with running([ledger], **options) as toolset:
+        async with running([ledger], state_ttl_seconds=0.1) as toolset:
             await one(toolset, "t", note("a"))
             await until(lambda: ledger.closed == [["a"]])
-            assert released == [("t", True)]
+            assert (toolset.trajectories(), toolset.knows("t")) == ([], True)
             lost = await one(toolset, "t", note("b"))
             assert fault_kind(lost) is FaultKind.STATE_LOST
             assert "idle" in lost.fault.message  # type: ignore[union-attr]
@@ -536,7 +534,7 @@ class TestState:
             await one(toolset, "t", say("x"), 0)
             assert toolset.trajectories() == ["t"]
             await until(lambda: toolset.trajectories() == [])
-            assert toolset.stats().record_bytes == 0
+            assert toolset._table.record_bytes == 0
 
     async def test_a_state_that_cannot_be_closed_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         class Stubborn(Ledger):

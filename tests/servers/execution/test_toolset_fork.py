@@ -61,7 +61,7 @@ async def test_both_go_on_from_the_same_state_and_each_step_of_either_runs_once(
             assert await noted(toolset, "a", "z", 1) == "x,z"
         assert kind(await toolset.fork("b", "c")) is None
         assert await noted(toolset, "c", "w", 2) == "x,y,w"
-        assert toolset.stats().live_by_tool == {"puppet": 3, "ledger": 3}
+        assert toolset._live_by_tool() == {"puppet": 3, "ledger": 3}
         await toolset.step([StepRequest("a", "", finish=True)])
         assert await noted(toolset, "b", "v", 2) == "x,y,v"
         assert ledger.closed == [["x", "z"]]
@@ -79,8 +79,8 @@ async def test_steps_from_before_the_fork_are_not_run_again() -> None:
 
 
 async def test_a_tool_that_cannot_copy_its_state_refuses_and_nothing_is_created() -> None:
-    ledger, released = Ledger(), []
-    async with running([ledger, Hoard()], on_released=lambda *told: released.append(told)) as toolset:
+    ledger = Ledger()
+    async with running([ledger, Hoard()]) as toolset:
         await noted(toolset, "a", "x", 0)
         await toolset.step([StepRequest("a", "<hoard>x</hoard>", 1)])
         refused = await toolset.fork("a", "b")
@@ -89,7 +89,7 @@ async def test_a_tool_that_cannot_copy_its_state_refuses_and_nothing_is_created(
         assert "tool hoard cannot copy" in refused.fault.message
         assert (ledger.forks, ledger.closed) == (1, [["x"]]), "the copy that was made before it is freed"
         assert toolset.trajectories() == ["a"]
-        assert ("b", False) in released
+        assert not toolset.knows("b")
         assert await noted(toolset, "a", "y", 2) == "x,y"
         assert await noted(toolset, "b", "z", 0) == "z", "the id is as free as before"
 
@@ -163,7 +163,7 @@ async def test_a_fork_that_takes_too_long_or_whose_client_leaves_leaves_nothing(
         left = asyncio.create_task(toolset.fork("a", "c"))
         await until(lambda: ledger.forks == 2)
         left.cancel()
-        await until(lambda: toolset.trajectories() == ["a"] and toolset.stats().running == 0)
+        await until(lambda: toolset.trajectories() == ["a"] and not toolset._running)
         ledger.fork_seconds = 0.0
         assert kind(await toolset.fork("a", "b")) is None
         assert await noted(toolset, "b", "y", 1) == "x,y"

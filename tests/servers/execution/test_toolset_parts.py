@@ -47,7 +47,7 @@ async def test_a_repeated_step_has_the_same_images_and_they_count_as_held() -> N
         assert puppet.runs == ["pictures 1 2"]
         least = sum(len(picture(n).data) for n in (1, 2))
         plain = (await one(toolset, "u", "<puppet>say hi</puppet>", 0)).observation
-        assert toolset.stats().record_bytes > least + len(first.observation) + len(plain)
+        assert toolset._table.record_bytes > least + len(first.observation) + len(plain)
 
 
 async def test_too_many_are_the_fault_of_that_trajectory() -> None:

@@ -36,16 +36,16 @@ class TableMachine(RuleBasedStateMachine):
             max_trajectories=MOST,
             max_record_bytes=3000,
             records_per_trajectory=2,
-            on_removed=lambda trajectory: self.removed.append(trajectory.id),
-            on_released=self._released,
+            on_removed=self._removed,
             clock=lambda: self.now,
         )
 
-    def _released(self, trajectory_id: str, lost: bool) -> None:
-        self.last_used.pop(trajectory_id)
-        self.next_step.pop(trajectory_id, None)
-        if lost:
-            self.lost[trajectory_id] = self.now + TTL
+    def _removed(self, trajectory: ServedTrajectory) -> None:
+        self.removed.append(trajectory.id)
+        self.last_used.pop(trajectory.id)
+        self.next_step.pop(trajectory.id, None)
+        if self.table.knows(trajectory.id):
+            self.lost[trajectory.id] = self.now + TTL
 
     def _enter(self, request: StepRequest) -> ServedTrajectory | FaultKind:
         try:

@@ -15,7 +15,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.protocol import ObservationResponse, StepRequest
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.replica.asgi_app import ToolServerApp
-from verl_tool.servers.replica.router import FORWARDED_HEADER, PEER_KEY_HEADER, LocalRouter
+from verl_tool.servers.replica.router import FORWARDED_HEADER, PEER_KEY_HEADER, Router
 
 FROM_A_PEER = {FORWARDED_HEADER: "1", PEER_KEY_HEADER: "key of the peers"}
 SAY_HI = "<puppet>say hi</puppet>"
@@ -143,7 +143,7 @@ class TestObservations:
         with pytest.raises(asyncio.TimeoutError):
             await post(server, batch("<puppet>sleep 30</puppet>"), timeout=aiohttp.ClientTimeout(total=0.3))
         await until(lambda: server.app.admission.inside == 0)
-        assert server.app.toolset.stats().running == 0
+        assert not server.app.toolset._running
         assert puppet.ended == []
 
     async def test_a_thousand_trajectories_at_once(self, servers: LiveServers) -> None:
@@ -329,7 +329,7 @@ class TestReports:
         assert headers["x-verl-tool-replica"] == "local"  # type: ignore[call-overload, index]
 
 
-class _Elsewhere(LocalRouter):
+class _Elsewhere(Router):
     """A router that knows a peer, and answers for it."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_tool.servers.cluster.direct_server import listen_at
+from verl_tool.servers.cluster.direct_server import bind_at, listen_at
 from verl_tool.servers.serve import ports
 from verl_tool.servers.serve.ports import (
     PortInUseError,
@@ -62,7 +62,7 @@ def test_a_held_port_is_for_those_who_share_it_and_for_nobody_else():
     held = hold_port("127.0.0.1", port)
     with pytest.raises(OSError, match="in use"):
         listen_at("127.0.0.1", port)
-    for server in (listen_at("127.0.0.1", port, shared=True), listen_at("127.0.0.1", port, shared=True)):
+    for server in (bind_at("127.0.0.1", port, shared=True), bind_at("127.0.0.1", port, shared=True)):
         server.close()
     with pytest.raises(OSError, match="in use"):
         listen_at("127.0.0.1", port)
@@ -90,6 +90,14 @@ def test_replicas_share_a_port_with_those_of_their_own_server_only():
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait()
         share_port(port, "other").release()
+
+
+def test_a_long_name_of_a_server_is_no_conflict():
+    (port,) = free_ports(1)
+    mine = share_port(port, "m" * 200)
+    with pytest.raises(PortInUseError, match="is another server's"):
+        share_port(port, "m" * 201)
+    mine.release()
 
 
 def test_a_promised_port_is_for_its_process_and_those_below():

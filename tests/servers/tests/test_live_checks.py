@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +17,8 @@ from piston_service import PistonService
 from search_providers import Pages, Providers
 from typer.testing import CliRunner
 
+from verl_tool.protocol import FaultKind
+from verl_tool.servers.tests import live_check
 from verl_tool.servers.tests import test_audio_crop_tool as audio_check
 from verl_tool.servers.tests import test_bash_terminal_tool as bash_check
 from verl_tool.servers.tests import test_calculator_tool as calculator_check
@@ -34,7 +38,7 @@ from verl_tool.servers.tests import test_str_replace_editor_tool as editor_check
 from verl_tool.servers.tests import test_web_page_tool as page_check
 from verl_tool.servers.tests import test_web_search_tool as web_check
 from verl_tool.servers.tests import test_zoom_in_tool as zoom_check
-from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, run_cases
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, one_by_one, run_cases, together
 from verl_tool.servers.tools import load_tools, tool_class
 from verl_tool.servers.tools.base import Tool, ToolResult
 from verl_tool.servers.tools.finish import FinishTool
@@ -153,7 +157,7 @@ async def test_web_page_holds(servers: LiveServers) -> None:
     await pages.start()
     try:
         tool = tool_class("web_page")(allow_private_addresses=True, workers=1)
-        assert await problems(servers, [tool], "web_page", page_check.cases(f"{pages.url}/article", False)) == {}
+        assert await problems(servers, [tool], "web_page", page_check.cases(f"{pages.url}/article", private=True)) == {}
         refusing = tool_class("web_page")(workers=1)
         [private] = page_check.cases("https://a.example")[-1:]
         assert await problems(servers, [refusing], "web_page", [private]) == {}
@@ -167,6 +171,26 @@ class WrongCalculator(tool_class("calculator")):
 
     async def run(self, call, context):
         return ToolResult("0")
+
+
+COMMON_TO_ALL = {
+    "text without a call is not valid",
+    "talk of finishing does not",
+    "finish=true from the trainer, twice",
+    "a broken tool call says why",
+}
+"""What every tool server answers rightly, whatever its tools do."""
+CHECKS = sorted(path.stem for path in Path(live_check.__file__).parent.glob("test_*_tool.py"))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+async def test_every_case_fails_at_a_tool_that_talks_nonsense(servers: LiveServers, name: str) -> None:
+    module = importlib.import_module(f"verl_tool.servers.tests.{name}")
+    tool_name = name.removeprefix("test_").removesuffix("_tool").replace("pixel_reasoner", "zoom_in")
+    tool = type("Nonsense", (WrongCalculator,), {"name": tool_name, "call_names": (tool_name,)})()
+    cases = module.CASES if hasattr(module, "CASES") else module.cases("nothing")
+    failed = await problems(servers, [tool], tool_name, cases)
+    assert {case.name for case in cases} - set(failed) <= COMMON_TO_ALL
 
 
 async def test_a_wrong_tool_fails_with_a_table_and_exit_code_1(servers: LiveServers) -> None:
@@ -198,26 +222,34 @@ async def test_a_server_without_the_tool_says_what_it_has(servers: LiveServers) 
     assert "has no tool 'calculator'; it serves: finish" in " ".join(output.split())
 
 
-async def test_a_case_has_a_deadline_and_every_kind_of_failure_is_told(servers: LiveServers) -> None:
-    async def hang(probe: Probe) -> None:
-        await asyncio.sleep(60)
-
-    async def fail(probe: Probe) -> None:
-        raise CheckFailed("not so")
-
-    async def miss(probe: Probe) -> None:
-        await probe.expect("<finish>1</finish>", "nowhere")
-
-    async def unrecognised(probe: Probe) -> None:
-        await probe.expect("hello")
-
-    async def unwanted(probe: Probe) -> None:
-        await probe.hides("hello", "tool")
-
-    cases = [LiveCase("hang", hang, 0.1), *(LiveCase(f.__name__, f) for f in (fail, miss, unrecognised, unwanted))]
-    found = await problems(servers, [FinishTool()], "finish", cases)
+async def test_a_case_has_a_deadline_and_every_kind_of_failure_is_described(servers: LiveServers) -> None:
+    slow = tool_class("python_code")(workers=1, timeout_seconds=5)
+    endless = LiveCase("hang", one_by_one(LiveTurn("<python>while True: pass</python>")), 0.1)
+    found = await problems(servers, [slow], "python_code", [endless, LiveCase("nothing", one_by_one(), 30.0)])
     assert found["hang"] == "no answer within 0.1 s"
-    assert found["fail"] == "not so"
-    assert "'nowhere' is missing" in found["miss"]
-    assert "not recognised: 'hello'" in found["unrecognised"]
-    assert "'tool' stands in the answer" in found["unwanted"]
+
+
+FINISH = "<finish>1</finish>"
+FAILURES = {
+    "'nowhere' is missing": one_by_one(LiveTurn(FINISH, ("nowhere",))),
+    "re.compile('nowhere') is missing": one_by_one(LiveTurn(FINISH, (re.compile("nowhere"),))),
+    "'tool' stands in the answer": one_by_one(LiveTurn("hello", lacks=("tool",), valid=False)),
+    "valid=False in the answer": one_by_one(LiveTurn("hello")),
+    "valid=True in the answer": one_by_one(LiveTurn(FINISH, valid=False)),
+    "done=True in the answer": one_by_one(LiveTurn(FINISH, done=False)),
+    "fault None; expected ": one_by_one(LiveTurn(FINISH, fault=FaultKind.MISCONFIGURED)),
+    "no such picture in the answer": one_by_one(LiveTurn(FINISH, problem=lambda result: "no such picture")),
+    "nothing was asked": one_by_one(),
+}
+
+
+@pytest.mark.parametrize("words", FAILURES)
+async def test_every_expectation_can_fail(servers: LiveServers, words: str) -> None:
+    found = await problems(servers, [FinishTool()], "finish", [LiveCase("case", FAILURES[words])])
+    assert words in found["case"]
+
+
+async def test_answers_are_compared_with_each_other(servers: LiveServers) -> None:
+    turns = together(LiveTurn(FINISH), LiveTurn("hello", valid=False))
+    case = LiveCase("alike", turns, holds=lambda answers: answers[0] == answers[1])
+    assert "do not fit together" in (await problems(servers, [FinishTool()], "finish", [case]))["alike"]

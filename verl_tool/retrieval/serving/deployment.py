@@ -43,6 +43,7 @@ class RetrievalReplica:
         assert settings.listen_port is not None, "a replica shares its server's port"
         self._direct_server = own_listener(several_nodes=settings.several_nodes)
         self._port = SharedPort(settings.listen_host, settings.listen_port, settings.server)
+        await self._port.claim()
         self._members = Members(make_member(self._direct_server))
         self._peers = Peers(request_timeout_seconds=settings.request_timeout_seconds, api_key=None)
         self._index = Index(Path(settings.index), settings.embedder)

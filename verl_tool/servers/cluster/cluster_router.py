@@ -20,8 +20,6 @@ from pydantic import ValidationError
 from verl_tool.protocol import (
     Fault,
     FaultKind,
-    ForkRequest,
-    ForkResponse,
     HealthReport,
     ReplicaInfo,
     ReplicaList,
@@ -29,9 +27,9 @@ from verl_tool.protocol import (
     StepResult,
 )
 from verl_tool.servers.cluster.members import Member, Members
-from verl_tool.servers.cluster.peers import PeerAwayError, PeerBrokenError, Peers, PeerTimeoutError
+from verl_tool.servers.cluster.peers import PeerError, Peers, PeerTimeoutError
 from verl_tool.servers.replica.merged_metrics import merge_expositions
-from verl_tool.servers.replica.router import ForkLocal, RunLocal
+from verl_tool.servers.replica.router import Router, RunLocal
 from verl_tool.util.rendezvous import owner as rendezvous_owner
 
 logger = logging.getLogger(__name__)
@@ -44,15 +42,15 @@ REPORT_SECONDS = 2.0
 Owner = TypeVar("Owner", bound=Hashable)
 
 
-class ClusterReports:
-    """The part of a `Router` that concerns the reports of all replicas.
+class ClusterReports(Router):
+    """A `Router` of several replicas: their reports.
 
     `direct_open`: whether clients may use the replicas' direct servers, so that ``GET /replicas`` tells them. `sticky`:
     see `ReplicaList`.
     """
 
     def __init__(self, members: Members, peers: Peers, *, direct_open: bool, sticky: bool) -> None:
-        self.replica_id = members.info.id
+        super().__init__(members.info.id)
         self._members = members
         self._peers = peers
         self._direct_open = direct_open
@@ -81,19 +79,19 @@ class ClusterReports:
     async def _peer_health(self, peer: Member) -> HealthReport:
         try:
             return HealthReport.model_validate_json(await self._peers.ask(peer, "/health", REPORT_SECONDS))
-        except (PeerAwayError, PeerBrokenError, PeerTimeoutError, ValidationError) as error:
+        except (PeerError, ValidationError) as error:
             return HealthReport(status="unhealthy", message=str(error), replica=peer.id)
 
     async def _peer_metrics(self, peer: Member) -> bytes | None:
         try:
             return await self._peers.ask(peer, "/metrics", REPORT_SECONDS)
-        except (PeerAwayError, PeerBrokenError, PeerTimeoutError) as error:
+        except PeerError as error:
             logger.warning("metrics without replica %s: %s", peer.id, error)
             return None
 
 
 class StatelessRouter(ClusterReports):
-    """The `Router` of one replica among several whose tools are all stateless."""
+    """The `Router` of one replica among several whose tools are all stateless. A fork has no state to copy."""
 
     def __init__(self, members: Members, peers: Peers, *, direct_open: bool) -> None:
         super().__init__(members, peers, direct_open=direct_open, sticky=False)
@@ -101,10 +99,6 @@ class StatelessRouter(ClusterReports):
     async def step(self, requests: Sequence[StepRequest], run_local: RunLocal) -> list[StepResult]:
         """Answer `requests` in order, those of other owners at the same time."""
         return await at_owners(requests, self._owners(requests), partial(self._at, run_local=run_local))
-
-    async def fork(self, request: ForkRequest, fork_local: ForkLocal) -> ForkResponse:
-        """There is no state to copy, so it is nowhere in particular."""
-        return await fork_local(request)
 
     def _owners(self, requests: Sequence[StepRequest]) -> list[str]:
         candidates = [info.id for info in self._members.accepting_replicas()]
@@ -124,7 +118,7 @@ class StatelessRouter(ClusterReports):
             return await self._peers.step(peer, requests)
         except PeerTimeoutError as error:
             return late(requests, error)
-        except (PeerAwayError, PeerBrokenError) as error:
+        except PeerError as error:
             logger.warning("%s", error)
             self._members.avoid(owner)
             return await run_local(requests)

@@ -42,7 +42,7 @@ class _Server(uvicorn.Server):
 
 
 class DirectServer:
-    """Serves an application on a listening socket, in the running event loop."""
+    """Serves an application on a bound socket, in the running event loop."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._socket = listener
@@ -84,6 +84,10 @@ class DirectServer:
         """Take no further connection; those that are open, and those that wait to be accepted, are served."""
         if self._server is None or self._server.should_exit:
             return
+        if not self._server.started:
+            # It has no connection yet, and gets none.
+            self._server.should_exit = True
+            return
         # An event loop accepts one or more connections a turn: until none waits, and two turns for their first read.
         backlog, end = select.poll(), time.monotonic() + BACKLOG_SECONDS
         backlog.register(self._socket, select.POLLIN)
@@ -124,8 +128,22 @@ def guarded(app: ASGIApp, peer_key: str) -> ASGIApp:
     return guard
 
 
-def listen_at(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening socket; port 0: any free one. `shared`: other processes of this user may listen there too.
+def listen_at(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0: any free one. Raises OSError if the port is taken.
+
+    Clients may connect from now on: they wait in the backlog until a server accepts.
+    """
+    listener = bind_at(host, port)
+    try:
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def bind_at(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket that is bound and gets no connection yet. `shared`: other processes of this user may be bound there too.
 
     Raises OSError if the port is taken.
     """
@@ -137,8 +155,6 @@ def listen_at(host: str, port: int, *, shared: bool = False) -> socket.socket:
         # Connections of a server that has just ended do not hold the port. Linux still allows one listener only.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Clients may connect from now on: they wait in the backlog until the server accepts.
-        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

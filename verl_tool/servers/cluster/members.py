@@ -59,17 +59,25 @@ def replica_listing() -> RequestRouterConfig:
 
 
 class Members:
-    """What the replica `info` knows of all replicas of its deployment. `clock`: monotonic, in seconds."""
+    """What the replica `info` knows of all replicas of its deployment.
 
-    def __init__(self, info: Member, clock: Callable[[], float] = time.monotonic) -> None:
+    `leaving_seconds`: Serve ends a replica that it has taken off the list within this time. `clock`: monotonic, in
+    seconds.
+    """
+
+    def __init__(
+        self, info: Member, leaving_seconds: float = 3600.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.info = info
+        self._leaving_seconds = leaving_seconds
         self.listed = asyncio.Event()
         """Serve has this replica on its list: from then on it knows the others."""
-        self.draining = False
-        """This replica is being taken away: it is given nothing new."""
+        self.leaves = False
+        """Serve has told this replica to go."""
         self._clock = clock
         self._running: dict[str, Member] = {}
-        self._leaving: dict[str, Member] = {}
+        self._leaving: dict[str, tuple[Member, float]] = {}
+        """Those that are being taken away, and when they will be gone."""
         self._avoided: dict[str, float] = {}
         self._dead: set[str] = set()
         self._handle: object = None
@@ -82,6 +90,11 @@ class Members:
         # With its first options a handle begins to listen; it goes on for as long as somebody has it.
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._handle = handle.options(method_name="describe")
+
+    @property
+    def draining(self) -> bool:
+        """This replica is being taken away: it is given nothing new."""
+        return self.leaves or (self.listed.is_set() and self.info.id not in self._running)
 
     def accepting_replicas(self) -> list[Member]:
         """The replicas that can be given something new; this one alone if there is no other."""
@@ -97,11 +110,17 @@ class Members:
 
     def holders(self) -> list[Member]:
         """All others that may hold a trajectory: also those that are being taken away."""
-        return [info for info in (*self.others(), *self._leaving.values()) if info.id not in self._dead]
+        now = self._clock()
+        self._leaving = {each: entry for each, entry in self._leaving.items() if entry[1] > now}
+        leaving = [info for info, _ in self._leaving.values()]
+        return [info for info in (*self.others(), *leaving) if info.id not in self._dead]
 
     def find(self, replica_id: str) -> Member | None:
         """The entry of a replica that runs or is being taken away."""
-        return None if replica_id in self._dead else self._running.get(replica_id) or self._leaving.get(replica_id)
+        if replica_id in self._dead:
+            return None
+        left, gone = self._leaving.get(replica_id, (None, 0.0))
+        return self._running.get(replica_id) or (left if gone > self._clock() else None)
 
     def is_listed(self, replica_id: str) -> bool:
         """Whether it is on Serve's list, and not known to be dead."""
@@ -119,21 +138,17 @@ class Members:
     def hear_of_leaving(self, member: Member) -> None:
         """A replica that this one never saw on the list says that it is being taken away."""
         if member.id not in self._running:
-            self._leaving[member.id] = member
+            self._leaving.setdefault(member.id, (member, self._clock() + self._leaving_seconds))
 
     def renew(self, metadata: Iterable[Mapping[str, Any]]) -> None:
         """Take over what the running replicas told of themselves (`Member`)."""
         members: Sequence[Member] = [Member.model_validate(each) for each in metadata if each]
         running = {member.id: member for member in members}
-        known = self._running | self._leaving
-        self._leaving = {
-            replica_id: left
-            for replica_id, left in known.items()
-            if replica_id not in running and replica_id not in self._dead and replica_id != self.info.id
-        }
+        gone = self._clock() + self._leaving_seconds
+        known = {each: (info, gone) for each, info in self._running.items()} | self._leaving
+        here = running.keys() | self._dead | {self.info.id}
+        self._leaving = {replica_id: entry for replica_id, entry in known.items() if replica_id not in here}
         self._dead &= running.keys()
         self._running = running
         if self.info.id in running:
             self.listed.set()
-        elif self.listed.is_set():
-            self.draining = True

@@ -14,6 +14,7 @@ from verl_tool.protocol import (
     MISDIRECTED,
     REPLICA_HEADER,
     SERVER_HEADER,
+    STARTED,
     Fault,
     FaultKind,
     ForkRequest,
@@ -36,7 +37,11 @@ ANSWER_MARGIN_SECONDS = 5.0
 """A peer has its own deadline and answers in time; this much more is waited for its answer."""
 
 
-class PeerAwayError(VerlToolError):
+class PeerError(VerlToolError):
+    """A peer gave no answer that can be used."""
+
+
+class PeerAwayError(PeerError):
     """Nothing was run: no connection to the peer, or somebody else is there by now.
 
     `dead`: the peer is gone for good, for nobody, or somebody else, listens at its port.
@@ -47,11 +52,11 @@ class PeerAwayError(VerlToolError):
         self.dead = dead
 
 
-class PeerBrokenError(VerlToolError):
+class PeerBrokenError(PeerError):
     """The connection broke, or the answer made no sense; the request may have been run."""
 
 
-class PeerTimeoutError(VerlToolError):
+class PeerTimeoutError(PeerError):
     """The peer did not answer in time; the request may have been run."""
 
 
@@ -118,7 +123,7 @@ class Peers:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, auto_decompress=False)
         headers = {**self._headers, REPLICA_HEADER: peer.id, PEER_KEY_HEADER: peer.key}
-        headers |= {BEGUN_HEADER: "1"} if begun else {}
+        headers |= {BEGUN_HEADER: STARTED} if begun else {}
         try:
             async with self._session.request(method, peer.url + path, data=body, headers=headers) as response:
                 status, answer = response.status, await response.read()

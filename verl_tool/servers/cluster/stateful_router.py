@@ -152,6 +152,9 @@ class StatefulRouter(ClusterReports):
             elif request.finish:
                 # Whose state is gone is free again.
                 places.setdefault(trajectory_id, _Place(UNKNOWN if silent else self.replica_id, True))
+            elif silent and request.resent:
+                # The one that is silent may have run it.
+                places[trajectory_id] = _Place(UNKNOWN, True)
             else:
                 places[trajectory_id] = _Place(rendezvous_owner(trajectory_id, accepting_replicas), False)
             if request.finish:

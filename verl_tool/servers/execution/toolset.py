@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from verl_tool.errors import ConfigError, ToolFault
@@ -27,20 +26,6 @@ _BEGIN_AT_A_TIME = 128
 """Entries of a batch that are begun before the event loop has its turn."""
 
 
-@dataclass(frozen=True)
-class ToolSetStats:
-    """What a tool set holds at this moment."""
-
-    trajectories: int
-    """Live trajectories that are remembered."""
-    running: int
-    """Actions that run or wait for their turn."""
-    record_bytes: int
-    """Bytes of recorded answers, roughly."""
-    live_by_tool: dict[str, int]
-    """Live trajectories that have called the tool."""
-
-
 class ToolSet:
     """Several tools behind one `step`.
 
@@ -55,8 +40,6 @@ class ToolSet:
     `state_ttl_seconds`: an idle trajectory's state is freed after it. `record_ttl_seconds`: how long the answer to a
     step is known. `call_timeout_seconds`: the longest that one action may take, its wait for its turn included.
     `max_calls`: calls of one action that are run, at most and if None `MAX_CALLS`; one beyond is refused.
-    `on_released(trajectory_id, lost)`: called when this replica no longer knows a trajectory; `lost` if a state of it
-    was dropped before anybody had finished it.
     """
 
     def __init__(
@@ -70,7 +53,6 @@ class ToolSet:
         call_timeout_seconds: float = 600.0,
         done_if_invalid: bool = False,
         max_calls: int | None = None,
-        on_released: Callable[[str, bool], None] | None = None,
     ) -> None:
         _reject_bad_options(tools, state_ttl_seconds, record_ttl_seconds, max_trajectories, call_timeout_seconds)
         self.tools = tuple(tools)
@@ -89,7 +71,6 @@ class ToolSet:
         )
         lives = [state_ttl_seconds, record_ttl_seconds, *(tool.ttl_seconds for tool in tools if tool.ttl_seconds)]
         self._sweep_every = min(30.0, min(lives) / 4)
-        self._on_released = on_released
         self._table = TrajectoryTable(
             stateful=self.stateful,
             state_ttl_seconds=state_ttl_seconds,
@@ -98,7 +79,6 @@ class ToolSet:
             max_record_bytes=max_record_bytes,
             records_per_trajectory=4,
             on_removed=self._free_later,
-            on_released=self._notify_released,
         )
         self._running: set[asyncio.Task[StepResult]] = set()
         self._freeing: set[asyncio.Task[None]] = set()
@@ -220,10 +200,6 @@ class ToolSet:
         """Trajectories whose state would be lost if this replica ended now."""
         return self._table.unfinished()
 
-    def stats(self) -> ToolSetStats:
-        """What is held at this moment."""
-        return ToolSetStats(len(self._table), len(self._running), self._table.record_bytes, self._live_by_tool())
-
     def sweep(self) -> None:
         """Drop what is older than its time to live; the set does so by itself every few seconds."""
         self._table.sweep()
@@ -309,9 +285,6 @@ class ToolSet:
                     pass
             return StepResult(request.trajectory_id)
         except ToolFault as fault:
-            if self._table.get(request.trajectory_id) is None:
-                # Its owner was named before it could be known that it would not come to be.
-                self._notify_released(request.trajectory_id, False)
             return self._runner.faulted(request, fault)
 
     async def _forked(self, source_id: str, new_id: str, admission: Admission | None) -> bool:
@@ -348,10 +321,6 @@ class ToolSet:
             task = asyncio.create_task(self._runner.free(trajectory))
             self._freeing.add(task)
             task.add_done_callback(self._freeing.discard)
-
-    def _notify_released(self, trajectory_id: str, lost: bool) -> None:
-        if self._on_released is not None:
-            self._on_released(trajectory_id, lost)
 
     async def _sweep_forever(self) -> None:
         while True:

@@ -73,8 +73,7 @@ class TrajectoryTable:
     """All live trajectories of one replica.
 
     `stateful`: an unknown trajectory beyond step 0 had its state elsewhere or long ago: it is refused (``state_lost``).
-    `on_removed` gets every trajectory that was expired or evicted; `on_released` each id that this replica no longer
-    knows, and whether a state was lost by it.
+    `on_removed` gets every trajectory that is taken out.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class TrajectoryTable:
         max_record_bytes: int,
         records_per_trajectory: int,
         on_removed: Callable[[ServedTrajectory], None],
-        on_released: Callable[[str, bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stateful = stateful
@@ -97,7 +95,6 @@ class TrajectoryTable:
         self._max_record_bytes = max_record_bytes
         self._records_per_trajectory = records_per_trajectory
         self._on_removed = on_removed
-        self._on_released = on_released
         self._clock = clock
         self._live: OrderedDict[str, ServedTrajectory] = OrderedDict()
         self._answered: OrderedDict[tuple[str, int], TrajectoryEntry] = OrderedDict()
@@ -141,10 +138,7 @@ class TrajectoryTable:
 
         Raises ToolFault: ``state_lost`` if its state is gone, ``overloaded`` if there is no room for another.
         """
-        trajectory = self._live.get(request.trajectory_id)
-        if trajectory is not None and self._expired(trajectory):
-            self.remove(trajectory, lost_because=f"it was idle for more than {self._state_ttl:g} s")
-            trajectory = None
+        trajectory = self._unexpired(request.trajectory_id)
         if trajectory is not None and trajectory.over and not self._repeats(trajectory, request):
             self._evict_finished(trajectory, request)
             trajectory = None
@@ -163,10 +157,7 @@ class TrajectoryTable:
         Raises ToolFault: ``state_lost`` if the first is not known, ``bad_request`` if the second id is in use,
         ``overloaded`` if there is no room for another.
         """
-        source = self._live.get(source_id)
-        if source is not None and self._expired(source):
-            self.remove(source, lost_because=f"it was idle for more than {self._state_ttl:g} s")
-            source = None
+        source = self._unexpired(source_id)
         if source is None or source.over:
             raise ToolFault(
                 FaultKind.STATE_LOST,
@@ -237,13 +228,11 @@ class TrajectoryTable:
         trajectory.closed = True
         for step in list(trajectory.records):
             self._forget_record(trajectory.id, step, trajectory)
-        lost = lost_because is not None and self._stateful and bool(trajectory.states)
-        if lost:
-            self._lost[trajectory.id] = (f"{lost_because}", self._clock() + self._state_ttl)
+        if lost_because is not None and self._stateful and trajectory.states:
+            self._lost[trajectory.id] = (lost_because, self._clock() + self._state_ttl)
             while len(self._lost) > self._max_trajectories:
                 self._lost.popitem(last=False)
         self._on_removed(trajectory)
-        self._on_released(trajectory.id, lost)
 
     def forget_lost(self, trajectory_id: str) -> None:
         """Its caller has finished it: nobody will ask for the lost state again."""
@@ -304,8 +293,13 @@ class TrajectoryTable:
             return f"its state is lost, for {reason[0]}"
         return "this replica does not know it; it has called no tool, its replica is gone, or it has ended"
 
-    def _expired(self, trajectory: ServedTrajectory) -> bool:
-        return not trajectory.users and self._clock() - trajectory.last_used >= self._state_ttl
+    def _unexpired(self, trajectory_id: str) -> ServedTrajectory | None:
+        """The live trajectory of that id; it is removed if it was idle for too long."""
+        trajectory = self._live.get(trajectory_id)
+        if trajectory is None or trajectory.users or self._clock() - trajectory.last_used < self._state_ttl:
+            return trajectory
+        self.remove(trajectory, lost_because=f"it was idle for more than {self._state_ttl:g} s")
+        return None
 
     def _is_nothing(self, trajectory: ServedTrajectory) -> bool:
         """Whether nobody is in it and there is nothing to remember."""

@@ -25,6 +25,7 @@ from verl_tool.http.web_app import HEALTH_PATH, PROBE_PATH, Request, WebApp
 from verl_tool.protocol import (
     BEGUN_HEADER,
     REPLICA_HEADER,
+    RESENT,
     SERVER_HEADER,
     Fault,
     FaultKind,
@@ -38,7 +39,7 @@ from verl_tool.protocol import (
 from verl_tool.sandbox_fusion import RunCodeRequest
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.toolset import ToolSet
-from verl_tool.servers.replica.router import FORWARDED_HEADER, PEER_KEY_HEADER, LocalRouter, Router
+from verl_tool.servers.replica.router import FORWARDED_HEADER, PEER_KEY_HEADER, Router
 from verl_tool.servers.replica.run_code import run_code
 from verl_tool.servers.replica.wire import decode_model, decode_request, decoded, encode_response, encoded, size_of
 from verl_tool.util.json_text import encode_json
@@ -93,7 +94,7 @@ class ToolServerApp(WebApp):
             raise ConfigError(f"request_timeout_seconds is {request_timeout_seconds}; it must be above 0")
         self.toolset = toolset
         self.admission = Admission(max_concurrent_requests, max_queued)
-        self.router: Router = router or LocalRouter()
+        self.router = router or Router()
         self.server = server
         self._peer_key = None if peer_key is None else peer_key.encode()
         self.request_timeout_seconds = request_timeout_seconds
@@ -135,8 +136,12 @@ class ToolServerApp(WebApp):
         began = time.perf_counter()
         forwarded = self.is_forwarded(request)
         entries = await decoded(partial(decode_request, most=self.admission.limit), request.body)
-        if _STARTED in request.headers:
-            entries = [replace(each, begun=True) if isinstance(each, StepRequest) else each for each in entries]
+        if (begun := request.headers.get(_STARTED)) is not None:
+            resent = begun == RESENT.encode()
+            entries = [
+                replace(each, resent=resent, begun=not resent) if isinstance(each, StepRequest) else each
+                for each in entries
+            ]
         results = await self.answer(entries, forwarded)
         milliseconds = (time.perf_counter() - began) * 1e3
         status, error = (200, None) if forwarded else _status_of(results)

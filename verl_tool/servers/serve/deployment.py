@@ -11,12 +11,11 @@ import asyncio
 import gc
 import logging
 import time
-from dataclasses import dataclass
 
 from ray import serve
 from ray.serve import Application
 
-from verl_tool.errors import VerlToolError
+from verl_tool.errors import StartError, VerlToolError
 from verl_tool.http.host_check import is_loopback
 from verl_tool.servers.cluster.cluster_router import StatelessRouter
 from verl_tool.servers.cluster.direct_server import guarded
@@ -37,22 +36,16 @@ DEPLOYMENT = "tools"
 """Name of the application's one deployment."""
 CLOSE_SECONDS = 10.0
 """What Serve grants a replica on top of its drain, to close sandboxes and servers."""
+LISTED_SECONDS = 60.0
+"""Deadline for Serve to put a replica that has started on its list of the running ones."""
 DRAIN_LOOK_SECONDS = 0.2
 """How often a draining replica looks whether it is done."""
 
 
-@dataclass(frozen=True)
-class ReplicaDescription:
-    """What a replica tells about itself, for the table that the server prints."""
-
-    tools: tuple[str, ...]
-    isolation: str
-    """Level of isolation in force; empty if no tool runs code."""
-    direct_server: str
-
-
 class ToolReplica:
     """One replica: tools, sandbox, and the two HTTP servers to them."""
+
+    _serving: asyncio.Task[None] | None = None
 
     async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         log_to_stderr(settings.log_level)
@@ -63,8 +56,9 @@ class ToolReplica:
         several = settings.several_nodes or not only_here
         self._direct_server = own_listener(several_nodes=several)
         self._port = SharedPort(settings.listen_host, settings.listen_port, settings.server)
+        await self._port.claim()
         self._toolset = make_toolset(settings)
-        self._members = Members(make_member(self._direct_server))
+        self._members = Members(make_member(self._direct_server), _shutdown_seconds(settings) + CLOSE_SECONDS)
         self._peers = Peers(
             request_timeout_seconds=settings.request_timeout_seconds, api_key=settings.api_key, server=settings.server
         )
@@ -74,7 +68,6 @@ class ToolReplica:
         routes = self._router.routes() if isinstance(self._router, StatefulRouter) else ()
         self._app = make_app(settings, self._toolset, self._router, self._members.info.key, routes)
         self._server_stops = False
-        self._serving: asyncio.Task[None] | None = None
         await self._start()
 
     async def check_health(self) -> None:
@@ -96,10 +89,9 @@ class ToolReplica:
         admission = self._app.admission
         return {ENTRIES: admission.running + sum(admission.waiting(tool.name) for tool in self._toolset.tools)}
 
-    async def describe(self) -> ReplicaDescription:
-        """What this replica serves."""
-        names = tuple(tool.name for tool in self._toolset.tools)
-        return ReplicaDescription(names, isolation_of(self._toolset), self._direct_server.url)
+    async def describe(self) -> str:
+        """The isolation in force, for the table that the server prints; empty if no tool runs code."""
+        return isolation_of(self._toolset)
 
     async def stop_without_drain(self) -> None:
         """The whole server is about to stop: trajectories are not waited for."""
@@ -107,9 +99,11 @@ class ToolReplica:
 
     async def __del__(self) -> None:
         """Serve takes this replica away: stay for the trajectories that live here, then close all."""
-        self._members.draining = True
-        if self._serving is not None:
-            self._serving.cancel()
+        if self._serving is None:
+            # It never started, and whatever was open has been closed.
+            return
+        self._members.leaves = True
+        self._serving.cancel()
         if isinstance(self._router, StatefulRouter):
             await self._router.announce_leaving()
         await self._port.leave()
@@ -128,13 +122,19 @@ class ToolReplica:
         except BaseException:
             await self._direct_server.close(0.0)
             await self._toolset.close(0.0)
+            await self._port.close(0.0)
             raise
         self._serving = asyncio.create_task(self._serve_port())
         logger.info("replica %s serves at %s", self._members.info.id, self._direct_server.url)
 
     async def _serve_port(self) -> None:
-        """Take clients once the other replicas are known, and they know of this one."""
-        await self._members.listed.wait()
+        """Take clients once the other replicas are known, and they know of this one. Raises StartError."""
+        try:
+            await asyncio.wait_for(self._members.listed.wait(), LISTED_SECONDS)
+        except asyncio.TimeoutError:
+            raise StartError(
+                f"Ray Serve has not listed replica {self._members.info.id} in {LISTED_SECONDS:g} s; it starts another"
+            ) from None
         await self._port.open(self._app)
 
     def _make_router(self) -> StatefulRouter | StatelessRouter:
@@ -170,7 +170,7 @@ def application(
         request_router_config=replica_listing(),
         # A rolling update starts the new before it takes away the old.
         max_surge_percent=25,
-        graceful_shutdown_timeout_s=settings.drain_seconds + LEAVING_SECONDS + CLOSE_SECONDS,
+        graceful_shutdown_timeout_s=_shutdown_seconds(settings),
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
         health_check_timeout_s=15.0,
@@ -182,6 +182,11 @@ def application(
     else:
         deployment = deployment.options(autoscaling_config=autoscaling_config(replicas))
     return deployment.bind(settings)
+
+
+def _shutdown_seconds(settings: ReplicaSettings) -> float:
+    """What Serve grants a replica from when it is taken off the list until its process is ended."""
+    return settings.drain_seconds + LEAVING_SECONDS + CLOSE_SECONDS
 
 
 def _serve_log_level(level: str) -> str:

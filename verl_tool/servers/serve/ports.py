@@ -15,6 +15,7 @@ import random
 import re
 import socket
 import struct
+from hashlib import blake2b
 from pathlib import Path
 
 from verl_tool.errors import VerlToolError
@@ -93,9 +94,11 @@ def hold_port(host: str, port: int, reservation: Reservation | None = None) -> R
 
 def share_port(port: int, server: str) -> Reservation:
     """In a replica of `server`: a share in its port. Raises `PortInUseError` if one of another server has a share."""
-    holder = _hold(f"share:{port}:{server}:{os.getpid()}")
+    # The name of a socket is limited, that of a server is not.
+    mark = blake2b(server.encode(), digest_size=16).hexdigest()
+    holder = _hold(f"share:{port}:{mark}:{os.getpid()}")
     pattern = re.compile(rf"@verl-tool-port:share:{port}:([^:]*):")
-    if holder is None or set(pattern.findall(_ABSTRACT.read_text(encoding="utf-8", errors="replace"))) != {server}:
+    if holder is None or set(pattern.findall(_ABSTRACT.read_text(encoding="utf-8", errors="replace"))) != {mark}:
         if holder is not None:
             holder.close()
         raise PortInUseError(f"port {port} is another server's on this node; choose another with --port")

@@ -12,13 +12,15 @@ from ray import serve
 
 from verl_tool.errors import StartError
 from verl_tool.http.web_app import WebApp
-from verl_tool.servers.cluster.direct_server import DirectServer, listen_at
+from verl_tool.servers.cluster.direct_server import DirectServer, bind_at, listen_at
 from verl_tool.servers.cluster.members import Member
 from verl_tool.servers.serve.local_ray import network_address
-from verl_tool.servers.serve.ports import share_port
+from verl_tool.servers.serve.ports import PortInUseError, Reservation, share_port
 
 LEAVING_SECONDS = 1.0
 """A replica that takes no new connections any more serves the open ones for so long, so that clients leave them."""
+CLAIM_SECONDS, CLAIM_RETRY_SECONDS = 10.0, 0.2
+"""How long a replica that starts waits for its server's port, and how often it tries."""
 REPLICA_VARIABLES = {
     # Serve would take what a tool prints into its own log, which drops it at the level that it has.
     "RAY_SERVE_LOG_TO_STDERR": "1",
@@ -50,17 +52,29 @@ class SharedPort:
 
     def __init__(self, host: str, port: int, server: str) -> None:
         self._where = host, port, server
+        self._share: Reservation | None = None
         self._server: DirectServer | None = None
 
-    async def open(self, app: WebApp) -> None:
-        """Begin to serve. Raises StartError if another server has the port."""
+    async def claim(self) -> None:
+        """Bind the port, not yet to serve. Raises StartError if another server still has it after `CLAIM_SECONDS`."""
         host, port, server = self._where
-        self._claim = share_port(port, server)
-        try:
-            listener = listen_at(host, port, shared=True)
-        except OSError as error:
-            raise StartError(f"port {port} on {host} cannot be used: {error.strerror}; choose another") from error
-        self._app, self._server = app, DirectServer(listener)
+        deadline = time.monotonic() + CLAIM_SECONDS
+        while self._share is None:
+            try:
+                self._share = share_port(port, server)
+                self._server = DirectServer(bind_at(host, port, shared=True))
+            except (OSError, PortInUseError) as error:
+                self._release()
+                if time.monotonic() > deadline:
+                    raise StartError(f"{host}:{port} cannot be used: {error}; choose another listen_port") from error
+                # The replicas of a server that was replaced may still be closing.
+                await asyncio.sleep(CLAIM_RETRY_SECONDS)
+
+    async def open(self, app: WebApp) -> None:
+        """Begin to serve. Raises as `claim`."""
+        await self.claim()
+        assert self._server is not None
+        self._app = app
         await self._server.open(app)
 
     def is_open(self) -> bool:
@@ -69,7 +83,7 @@ class SharedPort:
 
     async def leave(self) -> None:
         """Take no new connection, and have those that are open closed as soon as they are answered."""
-        if self._server is not None:
+        if self._server is not None and self._server.is_open():
             self._app.dismiss_connections()
             await self._server.stop_accepting()
             await asyncio.sleep(LEAVING_SECONDS)
@@ -78,4 +92,9 @@ class SharedPort:
         """End what runs, at most for `grace_seconds`."""
         if self._server is not None:
             await self._server.close(grace_seconds)
-            self._claim.release()
+        self._release()
+
+    def _release(self) -> None:
+        if self._share is not None:
+            self._share.release()
+            self._share = None

@@ -16,7 +16,6 @@ from rich.markup import escape
 from verl_tool.errors import VerlToolError
 from verl_tool.http.supervised_server import write_url_file
 from verl_tool.servers.replica.replica_parts import make_tools
-from verl_tool.servers.serve.deployment import ReplicaDescription
 from verl_tool.servers.serve.serve_cluster import ServeCluster
 from verl_tool.servers.server_console import console, describe_error, print_start_table
 from verl_tool.servers.settings import AutoscalingSettings, ReplicaSettings
@@ -115,12 +114,12 @@ def _update(
 
 
 def _print_table(cluster: ServeCluster, settings: ReplicaSettings) -> None:
-    description: ReplicaDescription = serve.get_app_handle(cluster.app_name).describe.remote().result(timeout_s=30.0)
+    isolation: str = serve.get_app_handle(cluster.app_name).describe.remote().result(timeout_s=30.0)
     nodes = len([node for node in ray.nodes() if node["Alive"]])
     joined = f"a Ray cluster of {nodes} node(s), as {cluster.app_name!r}"
     print_start_table(
         settings,
-        isolation=description.isolation,
+        isolation=isolation,
         runs_on="a local Ray cluster" if cluster.local else joined,
         url=cluster.url,
     )

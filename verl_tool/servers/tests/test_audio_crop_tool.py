@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import wave
 from io import BytesIO
 
 from verl_tool.content.parts import AudioPart, parts_of, read_media, to_wire
-from verl_tool.protocol import AUDIOS_FIELD
-from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
+from verl_tool.protocol import AUDIOS_FIELD, StepResult
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, call, command_line, one_by_one
 
 RATE = 8000
+SILENCE, SOUND = b"\0\0", b"\1\2"
+"""One sample of each."""
 
 
 def recording() -> AudioPart:
@@ -20,57 +21,49 @@ def recording() -> AudioPart:
         written.setnchannels(1)
         written.setsampwidth(2)
         written.setframerate(RATE)
-        written.writeframes(b"\0\0" * RATE + b"\1\2" * RATE)
+        written.writeframes(SILENCE * RATE + SOUND * RATE)
     part = read_media(file.getvalue())
     assert isinstance(part, AudioPart)
     return part
 
 
-async def heard(probe: Probe, trajectory_id: str, step: int, audios: int = 1, **arguments: float) -> tuple[str, bytes]:
-    """What a call is answered, and the samples in it."""
-    call = json.dumps({"name": "audio_crop", "arguments": arguments})
+def _crop(samples: bytes, *contains: str, audios: int = 1, **arguments: float) -> LiveTurn:
+    """A call, and the samples and texts of its answer."""
+
+    def problem(result: StepResult) -> str:
+        parts = [p for p in parts_of(result.observation, None, result.audio) if isinstance(p, AudioPart)]
+        found = b""
+        if parts:
+            with wave.open(BytesIO(parts[0].data)) as file:
+                found = file.readframes(file.getnframes())
+        return "" if found == samples else f"{len(found)} bytes of samples, which are not those of the seconds"
+
     extra = {AUDIOS_FIELD: [to_wire(recording())] * audios} if audios else {}
-    action = f"<tool_call>{call}</tool_call>"
-    result = await probe.answer(action, trajectory_id=trajectory_id, step=step, extra=extra)
-    parts = [p for p in parts_of(result.observation, None, result.audio) if isinstance(p, AudioPart)]
-    if not parts:
-        return result.observation, b""
-    with wave.open(BytesIO(parts[0].data)) as file:
-        return result.observation, file.readframes(file.getnframes())
-
-
-async def _crop(probe: Probe) -> None:
-    _, samples = await heard(probe, probe.new_id(), 0, start=0.5, end=1.25)
-    if samples != b"\0\0" * (RATE // 2) + b"\1\2" * (RATE // 4):
-        raise CheckFailed(f"{len(samples)} bytes of samples, which are not those of the seconds asked for")
-
-
-async def _crop_of_a_crop(probe: Probe) -> None:
-    trajectory = probe.new_id()
-    await heard(probe, trajectory, 0, start=0.5, end=1.5)
-    _, samples = await heard(probe, trajectory, 1, audios=0, start=0.5, end=1, target_audio=2)
-    if samples != b"\1\2" * (RATE // 2):
-        raise CheckFailed(f"{len(samples)} bytes of samples, which are not those of the first crop's second half")
-
-
-async def _describe(probe: Probe) -> None:
-    for arguments, audios, words in (
-        ({"start": 3.0, "end": 4.0}, 1, "this recording is 2.00 s long"),
-        ({"start": 0.0, "end": 1.0, "target_audio": 2}, 1, "there is no audio 2"),
-        ({"start": 0.0, "end": 1.0}, 0, "there is no audio yet"),
-    ):
-        observation, samples = await heard(probe, probe.new_id(), 0, audios, **arguments)
-        if words not in observation or samples:
-            raise CheckFailed(f"{words!r} is missing in the answer {observation!r:.300}")
+    return LiveTurn(call("audio_crop", **arguments), contains, valid=None, extra=extra, problem=problem)
 
 
 CASES = (
-    LiveCase("some seconds, sample by sample", _crop),
-    LiveCase("some seconds of those", _crop_of_a_crop),
-    LiveCase("what cannot be heard says why", _describe),
+    LiveCase(
+        "some seconds, sample by sample",
+        one_by_one(_crop(SILENCE * (RATE // 2) + SOUND * (RATE // 4), start=0.5, end=1.25)),
+    ),
+    LiveCase(
+        "some seconds of those",
+        one_by_one(
+            [
+                _crop(SILENCE * (RATE // 2) + SOUND * (RATE // 2), start=0.5, end=1.5),
+                _crop(SOUND * (RATE // 2), audios=0, start=0.5, end=1, target_audio=2),
+            ]
+        ),
+    ),
+    LiveCase(
+        "what cannot be heard says why",
+        one_by_one(
+            _crop(b"", "this recording is 2.00 s long", start=3.0, end=4.0),
+            _crop(b"", "there is no audio 2", start=0.0, end=1.0, target_audio=2),
+            _crop(b"", "there is no audio yet", audios=0, start=0.0, end=1.0),
+        ),
+    ),
 )
 
-app = command_line("audio_crop", "audio_crop", CASES, "Check the tool audio_crop of a live server, case by case.")
-
-if __name__ == "__main__":
-    app()
+app = command_line(__name__, "audio_crop", "audio_crop", CASES)

@@ -2,69 +2,37 @@
 
 from __future__ import annotations
 
-from verl_tool.protocol import StepRequest
-from verl_tool.servers.tests.live_check import CheckFailed, LiveCase, Probe, command_line
+import re
+
+from verl_tool.servers.tests.live_check import LiveCase, LiveTurn, command_line, examples, one_by_one, together
 
 BATCH = 64
+_SUMS = {"13.1-3": "10.1", "2**10": "1024", "-7 // 2": "-4", "sqrt(16) + max(1, 2)": "6", "0.1+0.2": "0.3"}
+_ERRORS = {"1/0": "division by zero", "1 +": "ends too early", "__import__('os')": "cannot read it", "x": "is unknown"}
+_ENDLESS = ("9**9**9**9", "factorial(99999999)", "(" * 900, "1" * 100_000)
 
 
-async def _formats(probe: Probe) -> None:
-    for action in probe.tool.example_actions:
-        await probe.expect(action, "10.1")
-
-
-async def _arithmetic(probe: Probe) -> None:
-    sums = {"13.1-3": "10.1", "2**10": "1024", "-7 // 2": "-4", "sqrt(16) + max(1, 2)": "6", "0.1+0.2": "0.3"}
-    for expression, answer in sums.items():
-        await probe.expect(f"<calculator>{expression}</calculator>", f"\n{answer}\n")
-
-
-async def _errors(probe: Probe) -> None:
-    wrong = {
-        "1/0": "division by zero",
-        "1 +": "ends too early",
-        "__import__('os')": "cannot read it",
-        "x": "is unknown",
-    }
-    for expression, words in wrong.items():
-        await probe.expect(f"<calculator>{expression}</calculator>", words)
-
-
-async def _no_hang(probe: Probe) -> None:
-    for expression in ("9**9**9**9", "factorial(99999999)", "(" * 900, "1" * 100_000):
-        await probe.expect(f"<calculator>{expression}</calculator>", "Error")
-
-
-async def _several(probe: Probe) -> None:
-    result = await probe.expect("<calculator>1+1</calculator> and <calculator>20+1</calculator>", "\n2\n", "\n21\n")
-    if result.observation.index("\n2\n") > result.observation.index("\n21\n"):
-        raise CheckFailed(f"the answers are out of order: {result.observation!r:.200}")
-
-
-async def _batch(probe: Probe) -> None:
-    requests = [StepRequest(probe.new_id(), f"<calculator>{i}*1000+7</calculator>") for i in range(BATCH)]
-    for i, result in enumerate(await probe.answers(requests)):
-        if f"\n{i * 1000 + 7}\n" not in result.observation:
-            raise CheckFailed(f"entry {i} of the batch got {result.observation!r:.100}")
-
-
-async def _unknown(probe: Probe) -> None:
-    result = await probe.answer("I think that it is 7.")
-    if result.valid or not result.observation:
-        raise CheckFailed(f"text without a call was answered valid={result.valid}, {result.observation!r:.200}")
+def _sum(expression: str, *contains: str | re.Pattern[str]) -> LiveTurn:
+    return LiveTurn(f"<calculator>{expression}</calculator>", contains)
 
 
 CASES = (
-    LiveCase("every example action of GET /tools", _formats),
-    LiveCase("arithmetic", _arithmetic),
-    LiveCase("what cannot be calculated says why", _errors),
-    LiveCase("no expression hangs", _no_hang),
-    LiveCase("several calls in one action, in order", _several),
-    LiveCase(f"a batch of {BATCH} trajectories", _batch),
-    LiveCase("text without a call is not valid", _unknown),
+    examples("10.1"),
+    LiveCase("arithmetic", one_by_one(*(_sum(each, f"\n{answer}\n") for each, answer in _SUMS.items()))),
+    LiveCase("what cannot be calculated says why", one_by_one(*(_sum(*each) for each in _ERRORS.items()))),
+    LiveCase("no expression hangs", one_by_one(*(_sum(each, "Error") for each in _ENDLESS))),
+    LiveCase(
+        "several calls in one action, in order",
+        one_by_one(_sum("1+1</calculator> and <calculator>20+1", re.compile(r"\n2\n.*\n21\n", re.DOTALL))),
+    ),
+    LiveCase(
+        f"a batch of {BATCH} trajectories",
+        together(*(_sum(f"{i}*1000+7", f"\n{i * 1000 + 7}\n") for i in range(BATCH))),
+    ),
+    LiveCase(
+        "text without a call is not valid",
+        one_by_one(LiveTurn("I think that it is 7.", (re.compile("."),), valid=False)),
+    ),
 )
 
-app = command_line("calculator", "calculator", CASES, "Check the calculator of a live server, case by case.")
-
-if __name__ == "__main__":
-    app()
+app = command_line(__name__, "calculator", "calculator", CASES)

@@ -1,13 +1,8 @@
 """``python -m verl_tool.servers.tests.test_sandbox_fusion_tool sandbox_fusion --url=http://localhost:5000/get_observation``"""
 
-from __future__ import annotations
-
 from verl_tool.servers.tests.live_check import command_line
-from verl_tool.servers.tests.remote_cases import REMOTE_CASES
+from verl_tool.servers.tests.remote_cases import remote_cases
 
-CASES = REMOTE_CASES
+CASES = remote_cases("sandbox_fusion")
 
-app = command_line("sandbox_fusion", "sandbox_fusion", CASES, "Check sandbox_fusion of a live server, case by case.")
-
-if __name__ == "__main__":
-    app()
+app = command_line(__name__, "sandbox_fusion", "sandbox_fusion", CASES)

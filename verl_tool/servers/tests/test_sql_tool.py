@@ -9,12 +9,10 @@ from typing import Annotated
 
 import typer
 
-from verl_tool.protocol import FaultKind, StepRequest
-from verl_tool.servers.tests.live_check import DEFAULT_URL, ApiKey, CheckFailed, LiveCase, Probe, Url, check
+from verl_tool.protocol import FaultKind
+from verl_tool.servers.tests.live_check import WAITS, LiveCase, LiveTurn, call, command_line, one_by_one, together
 
 BATCH = 64
-BOMB_SECONDS = 120.0
-"""Deadline of the cases that wait for the server's own limits."""
 _ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 _WRITES = (
     "CREATE TABLE verl_tool_check (a)",
@@ -30,98 +28,45 @@ _BOMBS = (
     "SELECT hex(randomblob(1000000000))",
     "SELECT " + "(" * 3000 + "1" + ")" * 3000,
 )
+_QUERY = "SELECT 6 * 7 AS answer, 'a' AS b"
+_FORMS = (f"<sql>{_QUERY}</sql>", f"```sql\n{_QUERY}\n```", call("sql", query=_QUERY))
+_REMINDER = "<reminder>You have 3 turns left to complete the task.</reminder></observation>"
 
 
-class _Checks:
-    """The cases, of one database."""
-
-    def __init__(self, db_id: str) -> None:
-        self._row = {"db_id": db_id}
-
-    async def queries(self, probe: Probe) -> None:
-        """In tags, in a fence and as Hermes JSON."""
-        query = "SELECT 6 * 7 AS answer, 'a' AS b"
-        for action in (
-            f"<sql>{query}</sql>",
-            f"```sql\n{query}\n```",
-            f'<tool_call>\n{{"name": "sql", "arguments": {{"query": "{query}"}}}}\n</tool_call>',
-        ):
-            await probe.expect(action, "answer | b\n42 | a", extra=self._row)
-
-    async def schema(self, probe: Probe) -> None:
-        """Any table's statement."""
-        await probe.expect("<describe/>", "CREATE ", extra=self._row)
-        await probe.expect("<describe>no such table</describe>", "no such table", extra=self._row)
-
-    async def reminder(self, probe: Probe) -> None:
-        """The turns that the client tells of."""
-        words = "<reminder>You have 3 turns left to complete the task.</reminder></observation>"
-        await probe.expect("<sql>SELECT 1</sql>", words, extra={**self._row, "turns_left": 3})
-
-    async def only_reads(self, probe: Probe) -> None:
-        """Nothing but a SELECT is run."""
-        for query in _WRITES:
-            await probe.expect(f"<sql>{query}</sql>", "Error: ", extra=self._row)
-
-    async def bombs(self, probe: Probe) -> None:
-        """Time, memory and depth."""
-        await probe.expect(f"<sql>{_ENDLESS}</sql>", "timed out", extra=self._row)
-        for query in _BOMBS:
-            await probe.expect(f"<sql>{query}</sql>", "Error: ", extra=self._row)
-
-    async def batch(self, probe: Probe) -> None:
-        """Each entry gets its own answer."""
-        requests = [StepRequest(probe.new_id(), f"<sql>SELECT {i} + 1000</sql>", extra=self._row) for i in range(BATCH)]
-        for i, result in enumerate(await probe.answers(requests)):
-            if f"\n{i + 1000}</observation>" not in result.observation:
-                raise CheckFailed(f"entry {i} of the batch got {result.observation!r:.100}")
-
-    async def ends(self, probe: Probe) -> None:
-        """A solution is not run."""
-        result = await probe.answer("<solution>SELECT 1</solution>", extra=self._row)
-        if not result.done or result.observation:
-            raise CheckFailed(f"a solution was answered done={result.done}, {result.observation!r:.200}")
-
-    async def databases(self, probe: Probe) -> None:
-        """A row that names none, or one that is not there, is no model's doing."""
-        for extra in ({}, {"db_id": "verl_tool_no_such"}, {"db_id": "../../etc/passwd"}):
-            [result] = await probe.client.step([StepRequest(probe.new_id(), "<sql>SELECT 1</sql>", extra=extra)])
-            if result.fault is None or result.fault.kind is not FaultKind.MISCONFIGURED:
-                raise CheckFailed(f"{extra} was answered {result.fault or result.observation!r:.200}")
-
-
-def cases(db_id: str) -> tuple[LiveCase, ...]:
+def cases(
+    db_id: Annotated[str, typer.Option("--db_id", help="A database under the server's root.")],
+) -> tuple[LiveCase, ...]:
     """What must hold of a server that has the database `db_id`."""
-    of = _Checks(db_id)
+    row = {"db_id": db_id}
+
+    def run(query: str, *contains: str) -> LiveTurn:
+        return LiveTurn(f"<sql>{query}</sql>", contains, extra=row)
+
+    schema = (
+        LiveTurn("<describe/>", ("CREATE ",), extra=row),
+        LiveTurn("<describe>no such table</describe>", ("no such table",), extra=row),
+    )
+    bombs = (run(_ENDLESS, "timed out"), *(run(query, "Error: ") for query in _BOMBS))
+    batch = (run(f"SELECT {i} + 1000", f"\n{i + 1000}</observation>") for i in range(BATCH))
+    missing: tuple[dict[str, str], ...] = ({}, {"db_id": "verl_tool_no_such"}, {"db_id": "../../etc/passwd"})
+    turns_left = LiveTurn("<sql>SELECT 1</sql>", (_REMINDER,), extra={**row, "turns_left": 3})
+    solution = LiveTurn("<solution>SELECT 1</solution>", valid=None, done=True, extra=row)
+    no_database = (LiveTurn("<sql>SELECT 1</sql>", extra=extra, fault=FaultKind.MISCONFIGURED) for extra in missing)
     return (
-        LiveCase("queries in tags, fences and Hermes JSON", of.queries),
-        LiveCase("the schema", of.schema),
-        LiveCase("the reminder", of.reminder),
-        LiveCase("nothing is written, and one statement run", of.only_reads),
-        LiveCase("bombs end", of.bombs, BOMB_SECONDS),
-        LiveCase(f"a batch of {BATCH} trajectories", of.batch),
-        LiveCase("a solution ends the trajectory", of.ends),
-        LiveCase("a missing database is a fault", of.databases),
+        LiveCase(
+            "queries in tags, fences and Hermes JSON",
+            one_by_one(*(LiveTurn(action, ("answer | b\n42 | a",), extra=row) for action in _FORMS)),
+        ),
+        LiveCase("the schema", one_by_one(*schema)),
+        LiveCase("the reminder", one_by_one(turns_left)),
+        LiveCase(
+            "nothing is written, and one statement run", one_by_one(*(run(query, "Error: ") for query in _WRITES))
+        ),
+        LiveCase("bombs end", one_by_one(*bombs), WAITS),
+        LiveCase(f"a batch of {BATCH} trajectories", together(*batch)),
+        LiveCase("a solution ends the trajectory", one_by_one(solution), holds=lambda answers: answers == [""]),
+        LiveCase("a missing database is a fault", one_by_one(*no_database)),
     )
 
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
-
-
-@app.callback()
-def keep_the_command_name() -> None:
-    """Typer would leave out the name of a single command."""
-
-
-@app.command("sql")
-def run(
-    db_id: Annotated[str, typer.Option("--db_id", help="A database under the server's root.")],
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-) -> None:
-    """Check the tool sql of a live server, case by case."""
-    check(url, api_key, "sql", cases(db_id))
-
-
-if __name__ == "__main__":
-    app()
+app = command_line(__name__, "sql", "sql", cases)

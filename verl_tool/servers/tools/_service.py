@@ -10,9 +10,9 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 
+from verl_tool.client.pacing import BusyFault, seconds_of
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.web.retry import BusyFault, seconds_of
 
 CONNECT_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 3.0

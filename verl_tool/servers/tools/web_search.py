@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from verl_tool.client.pacing import RateLimiter, retry_until
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
@@ -29,7 +30,6 @@ from verl_tool.servers.tools._web import WebOptions
 from verl_tool.servers.tools.base import Context, InvalidCall, ToolResult
 from verl_tool.web.answer_store import NotRecorded
 from verl_tool.web.providers import PROVIDERS, FailedEngines, OddAnswer, Provider, WebHit, Wish
-from verl_tool.web.retry import RateLimiter, retry_until
 
 NOTHING_FOUND = "No page was found for this query."
 _NOT_RECORDED = "There is no recorded answer to this query."
@@ -82,7 +82,9 @@ class WebSearchTool(QueryTool):
         super().__init__(**options)
         self._provider_name = self.options.provider or self.default_provider
         self._store = self.options.new_store()
-        self._pace = RateLimiter(self.options.requests_per_second)
+        per_second = self.options.requests_per_second
+        self._interval = 1 / per_second if per_second else 0.0
+        self._limiter = RateLimiter(self._interval)
 
     @property
     def call_names(self) -> tuple[str, ...]:
@@ -166,7 +168,11 @@ class WebSearchTool(QueryTool):
         """Raises ToolFault."""
         if self._service is None:
             raise ToolFault(FaultKind.UNREACHABLE, f"{self.name} has not been started", retryable=True)
-        await self._pace.wait(seconds)
+        try:
+            await self._limiter.wait(seconds)
+        except asyncio.TimeoutError:
+            words = f"no turn within {seconds:.3g} s at one request each {self._interval:.3g} s (requests_per_second)"
+            raise ToolFault(FaultKind.OVERLOADED, words, retryable=True) from None
         ask = self.provider.ask(wish)
         try:
             answer = await self._service.ask(ask.method, ask.path, ask.body, min(seconds, self.options.timeout_seconds))

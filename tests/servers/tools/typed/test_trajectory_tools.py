@@ -60,7 +60,7 @@ async def test_methods_share_the_instance_of_their_trajectory(cart: ToolSet) -> 
     assert await said(cart, "a", "<drop>bread</drop>", 2) == "done"
     assert await said(cart, "a", "<remove>fish</remove>", 3) == "Error: fish is not in the cart of step 3"
     assert await said(cart, "a", "<show/>", 3 + 1) == '["bread"]'
-    assert cart.stats().live_by_tool == {"add": 2, "show": 2, "remove": 1}
+    assert cart._live_by_tool() == {"add": 2, "show": 2, "remove": 1}
     for name in "ab":
         await cart.step([StepRequest(name, "", finish=True)])
     assert events_of_cart() == ["setup a", "setup b", "teardown a bread", "teardown b oil,milk"]
