@@ -18,6 +18,7 @@ from verl_tool.agent_loop.trajectory import (
     Author,
     CallRecord,
     Excluded,
+    RowContext,
     Segment,
     StopReason,
     Timings,
