@@ -12,6 +12,8 @@ import pytest
 from verl_tool.judge.code_tests import JudgeRun, NoVerdict, TestCall, TestSuite, Verdicts, suite_in
 from verl_tool.sandbox_fusion import CommandRunResult, RunCodeResponse
 
+pytestmark = pytest.mark.slow
+
 Judge = Callable[..., Awaitable[Verdicts]]
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -435,7 +437,6 @@ async def test_strict_programs(judge: Judge) -> None:
     assert verdict.reason == "error"
 
 
-@pytest.mark.slow
 @in_module_loop
 async def test_libraries_are_imported_once_for_all_programs(judge: Judge) -> None:
     pytest.importorskip("pandas")

@@ -23,7 +23,7 @@ from verl_tool.servers.tools.base import Context, Tool, ToolResult
 from verl_tool.util.child_processes import HEAD
 
 LITTLE = ("--cpus_per_replica", "0.1")
-slow = [pytest.mark.slow, pytest.mark.timeout(180)]
+slow = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(180)]
 
 RAY_AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")
 

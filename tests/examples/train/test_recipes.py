@@ -37,6 +37,8 @@ from verl_tool.trainer.config_validation import tools_of  # noqa: E402
 from verl_tool.trainer.main_ppo import quoted  # noqa: E402
 from verl_tool.trainer.recipe import commands  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 RECIPES = Path(__file__).parents[3] / "examples" / "train"
 SCRIPTS = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/train*.sh"))
 PROFILES = ("gpu", "cpu")
@@ -505,7 +507,6 @@ def test_its_commands_hold_a_path_with_spaces_as_one_word(own, monkeypatch):
     assert commands(config, "make_data") == [[f"{own.parent}/make.py", "/my data", "4", "--no-tool"]]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_script_s_own_dry_run_prints_the_config_and_leaves_nothing(tmp_path):
     settings = {"VERL_TOOL_VENV": sys.prefix, "VERL_TOOL_SKIP_INSTALL": "1"}

@@ -13,6 +13,8 @@ from preflight_configs import GPU_FILES, changed_config, gpu_config
 from verl_tool.trainer.preflight import packages
 from verl_tool.trainer.preflight.checks import run_preflight
 
+pytestmark = pytest.mark.slow
+
 ROW_LIMIT = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 ONE_GPU = {
     # Full parameters of 7 billion weights, and two GPUs per engine, need more than one.

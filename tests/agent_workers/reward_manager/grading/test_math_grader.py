@@ -11,6 +11,8 @@ import pytest_asyncio
 from verl_tool.agent_workers.reward_manager.grading.math_grader import MathGrader
 
 pytest.importorskip("math_verify")
+
+pytestmark = pytest.mark.slow
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
