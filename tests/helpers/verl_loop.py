@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from quick_compose import quick_compose
 from transformers import PreTrainedTokenizerFast
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.utils.config import omega_conf_to_dataclass
@@ -19,8 +19,7 @@ from verl_tool.trainer import main_ppo
 
 def composed(*overrides: str) -> DictConfig:
     """The config of a command line."""
-    with initialize_config_dir(str(main_ppo.AGENT_LOOPS.parent), version_base=None):
-        return compose("agent_ppo_trainer", overrides=list(overrides))
+    return quick_compose(main_ppo.AGENT_LOOPS.parent, "agent_ppo_trainer", overrides)
 
 
 def reference_config(config: DictConfig) -> Any:

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("verl")
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from quick_compose import quick_compose
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer import main_ppo
@@ -21,8 +21,7 @@ STARTED = ("platform=cpu", "tool_server.start=python_code", "actor_rollout_ref.m
 
 def composed(run: Path, *overrides: str) -> DictConfig:
     given = [main_ppo.quoted(override) for override in (f"run_dir={run}", *STARTED, *overrides)]
-    with initialize_config_dir(str(Path(main_ppo.__file__).parent / "config"), version_base=None):
-        return compose("agent_ppo_trainer", overrides=given)
+    return quick_compose(Path(main_ppo.__file__).parent / "config", "agent_ppo_trainer", given)
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from script_module import load_script
 pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
-from hydra import compose, initialize_config_dir  # noqa: E402
 from omegaconf import DictConfig, OmegaConf, open_dict  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
+from quick_compose import quick_compose  # noqa: E402
 from verl.experimental.reward_loop import reward_manager  # noqa: E402
 from verl.trainer.config.algorithm import RolloutCorrectionConfig  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
@@ -69,8 +69,7 @@ def _composed(script: str | Path, overrides: tuple[str, ...], settings: tuple[tu
     done = launched(script, DRY_RUN="command", **dict(settings))
     assert done.returncode == 0, done.stderr
     _, folder, _, name, *options = done.stdout.splitlines()
-    with initialize_config_dir(folder, version_base=None):
-        return compose(name, overrides=[quoted(option) for option in [*options, *overrides]])
+    return quick_compose(folder, name, [quoted(option) for option in [*options, *overrides]])
 
 
 def completed(script: str | Path, *overrides: str, **settings: str) -> DictConfig:
