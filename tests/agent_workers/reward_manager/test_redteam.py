@@ -104,7 +104,6 @@ def test_what_can_be_gamed_is_told_with_its_input(tmp_path: Path, right: str, fo
     ("hangs", "attack"),
     [
         (r"re.fullmatch('(9|99)*x', sample.answer.replace('boxed', '').strip('\\\\{}'))", "huge"),
-        ("time.sleep(60) if 'boxed' in sample.answer else False", "boxed"),
         ("await asyncio.sleep(60) if 'boxed' in sample.answer else False", "boxed"),
     ],
 )
