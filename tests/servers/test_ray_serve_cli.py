@@ -22,6 +22,8 @@ from verl_tool.servers.server_console import way_to_try
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
 from verl_tool.util.child_processes import HEAD
 
+pytestmark = pytest.mark.slow
+
 LITTLE = ("--cpus_per_replica", "0.1")
 slow = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(180)]
 

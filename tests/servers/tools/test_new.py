@@ -13,6 +13,8 @@ from verl_tool.client import ToolClient
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.new import app
 
+pytestmark = pytest.mark.slow
+
 
 def written(folder: Path, name: str, *options: str) -> tuple[int, str]:
     """Exit code and output of the command."""
@@ -54,7 +56,6 @@ def test_the_test_of_a_tool_with_state_passes_and_could_fail(tmp_path: Path) -> 
     assert "2 failed" in done.stdout
 
 
-@pytest.mark.slow
 async def test_what_it_writes_serves(tmp_path: Path) -> None:
     written(tmp_path, "my_tool")
     for server in start(tmp_path, "--embedded", "--tool_type", str(tmp_path / "my_tool.py")):
