@@ -15,6 +15,8 @@ from verl_tool.errors import ConfigError
 from verl_tool.trainer import main_ppo
 from verl_tool.trainer.resume_check import check_same_run, differences
 
+pytestmark = pytest.mark.slow
+
 AGENT = "actor_rollout_ref.agent"
 STARTED = ("platform=cpu", "tool_server.start=python_code", "actor_rollout_ref.model.path=a", "data.train_files=[a]")
 
