@@ -8,7 +8,7 @@ PROFILE ?= gpu
 help:
 	@echo "make check                    ruff, format, mypy, docs"
 	@echo "make docs [ARGS=--serve]      the documentation site, in build/site; --serve shows it on 127.0.0.1:8000"
-	@echo "make test [ARGS='-m \"not slow\" -n 2']   the checks, then pytest with ARGS"
+	@echo "make test [ARGS=quick]         the checks, then all tests, the quick ones, or pytest with other ARGS"
 	@echo "make bench                    list the benchmarks"
 	@echo "make bench NAME=sandbox [ARGS=...]  run one; ARGS=--help tells its options"
 	@echo "make image [PROFILE=gpu] [EXTRAS=…] [BASE=…] [IMAGE=verl-tool:gpu] [ARGS=…]   a container image, by podman or docker"

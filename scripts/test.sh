@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The project's checks: format, lint, types, tests. Arguments go to pytest: `bash scripts/test.sh -m "not slow" -n 2`.
+# The project's checks: format, lint, types, tests. `bash scripts/test.sh quick` leaves out the tests that are marked slow;
+# other arguments go to pytest: `bash scripts/test.sh tests/formats -x`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # On a machine with GPUs too, whose own checks are scripts/test_gpu_stack.sh and scripts/gpu_smoke.sh.
@@ -8,9 +9,11 @@ source scripts/env.sh dev train
 ruff check .
 ruff format --check .
 mypy
+two_at_a_time=(python -m pytest -n 2 --dist loadfile --durations=20)
+[ "$*" != quick ] || exec "${two_at_a_time[@]}" -m "not slow and not e2e"
 [ $# -eq 0 ] || exec python -m pytest "$@"
-# Two at a time, but for those that load the machine, or would find each other's Ray.
 code=0
-python -m pytest -m "not slow and not e2e" -n 2 --dist loadfile --durations=20 || code=$?
-python -m pytest -m "slow or e2e" --durations=20 || code=$?
+"${two_at_a_time[@]}" -m "not alone and not e2e" || code=$?
+# One at a time: those that load the machine, or would find each other's Ray.
+python -m pytest -m "alone or e2e" --durations=20 || code=$?
 exit $code

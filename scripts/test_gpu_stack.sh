@@ -16,4 +16,4 @@ source scripts/env.sh dev gpu
 # Where torch finds no device, verl needs to be told that it shall take the CPU.
 export CUDA_VISIBLE_DEVICES=-1 VERL_PLATFORM=cpu
 [ $# -gt 0 ] || { python -m pytest tests/platforms/test_gpu_stack.py; set -- tests/{platforms,trainer,agent_workers,agent_loop,examples/train}; }
-exec python -m pytest -m "not slow" -n 2 --dist loadfile "$@"
+exec python -m pytest -m "not alone and not e2e" -n 2 --dist loadfile "$@"

@@ -105,15 +105,6 @@ async def test_without_retries_a_full_server_is_a_fault() -> None:
         assert trajectory.excluded is Excluded.FAULT
 
 
-async def test_a_server_that_is_not_there_is_a_fault() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    trajectory = await run(f"http://127.0.0.1:{port}", [COUNT], tool_call_max_retries=1)
-    assert trajectory.fault is not None
-    assert trajectory.fault.kind is FaultKind.UNREACHABLE
-    assert trajectory.response_ids == ToyTokenizer().encode(COUNT)
-
-
 async def test_a_call_that_takes_too_long_is_a_fault_at_its_deadline() -> None:
     async with serving(ToolSet(load_tools(str(COUNTER)))) as url:
         slow = "<counter>2</counter>"

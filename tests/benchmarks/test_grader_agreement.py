@@ -12,6 +12,8 @@ from tests.helpers.script_module import load_script
 from verl_tool.agent_workers.reward_manager.grading.answers import last_boxed
 from verl_tool.agent_workers.reward_manager.grading.math_process import compare
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MATH = [
     json.loads(line) for line in (BENCHMARKS / "grader_cases" / "math.jsonl").read_text(encoding="utf-8").splitlines()
@@ -38,7 +40,6 @@ def test_blanks_change_nothing(case: dict[str, str]) -> None:
         assert compare(gold, spaced), (gold, spaced)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["code", "search", "gsm8k"])
 async def test_other_kinds(benchmark_module: ModuleType, kind: str) -> None:
     cases = benchmark_module.cases_of(kind)

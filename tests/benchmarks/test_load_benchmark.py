@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 from script_module import load_script
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def load() -> ModuleType:

@@ -13,6 +13,8 @@ from script_module import load_script
 
 pytest.importorskip("matplotlib")
 
+pytestmark = pytest.mark.slow
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "memory_growth.py"
 PARENT = """
 import subprocess, sys

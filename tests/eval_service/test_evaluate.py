@@ -30,6 +30,8 @@ from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.content.parts import to_wire
 from verl_tool.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 RIGHT = {"reward_model": {"style": "rule", "ground_truth": "10.1"}}
 WRONG = {"reward_model": {"style": "rule", "ground_truth": "11"}}
 

@@ -22,6 +22,8 @@ from verl_tool.protocol import FILES_FIELD
 from verl_tool.verification import verification_of
 
 pytest.importorskip("datasets")
+
+pytestmark = pytest.mark.slow
 pd = pytest.importorskip("pandas")
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "data_preprocess"

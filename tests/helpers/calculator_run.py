@@ -23,6 +23,7 @@ pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 
 TRAINS_ON_CPU = (
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator"),
 )

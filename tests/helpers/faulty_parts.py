@@ -18,7 +18,7 @@ from verl_tool.servers.tools.base import Context, ToolResult
 SHARE = 0.05
 
 
-class FaultyCalculatorTool(tool_class("calculator")):
+class FaultyCalculatorTool(tool_class("calculator")):  # type: ignore[misc]
     """A calculator of which one call in twenty is lost."""
 
     async def run(self, call: Call, context: Context) -> ToolResult:
@@ -58,7 +58,7 @@ class _Aborting:
 
 
 def _aborting(generator: type[Any]) -> type[Any]:
-    class Aborting(_Aborting, generator):  # type: ignore[misc]
+    class Aborting(_Aborting, generator):
         async def generate(self, *args: Any, **kwargs: Any) -> Generation:
             done = await super().generate(*args, **kwargs)
             if random.random() >= SHARE:

@@ -28,7 +28,7 @@ def config(name: str, **reward_kwargs: Any) -> Any:
 
 def manager(name: str, **reward_kwargs: Any) -> GradingRewardManager[Any]:
     """Loaded as verl's reward worker loads it."""
-    return load_reward_manager(config(name, **reward_kwargs), CodePoints())  # type: ignore[return-value]
+    return load_reward_manager(config(name, **reward_kwargs), CodePoints())
 
 
 def trajectory(*pairs: tuple[str, str], **fields: Any) -> Trajectory:

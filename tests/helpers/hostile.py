@@ -101,7 +101,7 @@ def longest_callback() -> Iterator[list[float]]:
         longest[0] = max(longest[0], time.thread_time() - began)
 
     gc.freeze()  # as a replica does
-    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    asyncio.Handle._run = timed  # type: ignore[method-assign,assignment]
     try:
         yield longest
     finally:

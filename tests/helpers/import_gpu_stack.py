@@ -59,8 +59,8 @@ def main() -> None:
         except BaseException:  # noqa: BLE001
             failures[name] = traceback.format_exc(limit=-3)
     versions = {name: version(name) for name in ("torch", "vllm", "transformers", "verl", "ray")}
-    sys.__stdout__.write(json.dumps({"versions": versions, "plugin": verl.__version__, "failures": failures}) + "\n")
-    sys.__stdout__.flush()
+    report = json.dumps({"versions": versions, "plugin": verl.__version__, "failures": failures})
+    print(report, file=sys.__stdout__, flush=True)
     os._exit(0)
 
 

@@ -60,7 +60,7 @@ class Listeners:
         for process in list(self._known.values()):
             with suppress(psutil.Error):
                 self._known.update((child.pid, child) for child in process.children(recursive=True))
-        owners = {}
+        owners: dict[str, str] = {}
         for process in self._known.values():
             with suppress(OSError, psutil.Error):
                 links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]

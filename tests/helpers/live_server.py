@@ -65,7 +65,7 @@ async def serve_asgi(
     """Serve any ASGI application at `port` (0: a free one)."""
     listener = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         log_level="warning",
         access_log=False,
         http=BoundedHttp,

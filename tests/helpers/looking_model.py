@@ -117,7 +117,8 @@ def looks(seed: int) -> Iterator[Look]:
         shown = [rng.sample(sorted(COLOURS), 2) for _ in range(2 if question == "second?" else rng.randint(1, 2))]
         seen = shown[1 if question == "second?" else 0][0]
         earlier = question == "second?" and rng.random() < 0.5
-        yield Look(question, tuple(two_colours(*each) for each in shown), (*CALLS[question], seen), earlier)
+        images = tuple(two_colours(left, right) for left, right in shown)
+        yield Look(question, images, (*CALLS[question], seen), earlier)
 
 
 def rows(wanted: Sequence[Look]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import random
 import zlib
 from pathlib import Path
+from typing import Any
 
 from verl_tool.agent_loop.trajectory import (
     Author,
@@ -83,7 +84,7 @@ def write_step(folder: Path, step: int, problems: int, samples: int, draw: rando
 def write_tokens(folder: Path, step: int) -> None:
     """What a trainer knows of the tokens of a step: advantages of 1 or -1, probabilities above the engine's."""
     made = list(read_jsonl(folder / "trajectories" / f"step_{step}.jsonl"))
-    tokens = {
+    tokens: dict[str, list[Any]] = {
         "advantages": [[1.0 if t.reward else -1.0] * len(t.response_ids) for t in made],
         "log_probs": [[p * 0.9 for p in t.response_log_probs or ()] for t in made],
         "mask": [t.loss_mask for t in made],

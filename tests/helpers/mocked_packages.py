@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -13,7 +14,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 
-class _Mocks:
+class _Mocks(MetaPathFinder, Loader):
     """Finds and loads every module of a package as a mock."""
 
     def __init__(self, package: str) -> None:
@@ -45,11 +46,11 @@ def import_with_mocks(module: str, package: str, affected: Sequence[str]) -> Mod
 @contextmanager
 def _mocked(package: str, affected: Sequence[str]) -> Iterator[None]:
     finder, before = _Mocks(package), set(sys.modules)
-    sys.meta_path.append(finder)  # type: ignore[arg-type]
+    sys.meta_path.append(finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(finder)
         for name in set(sys.modules) - before:
             if name == package or name.startswith((f"{package}.", *affected)):
                 del sys.modules[name]

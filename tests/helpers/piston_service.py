@@ -69,6 +69,7 @@ class PistonService:
 
     async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         runtime = _runtime(body["language"])
+        assert runtime is not None, "_problem finds it"
         files = [(each.get("name") or f"file{i}.code", each["content"]) for i, each in enumerate(body["files"])]
         told = {"language": runtime["language"], "version": runtime["version"]}
         if runtime["language"] == "brew":

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
+from quick_compose import quick_compose
 
 from verl_tool.trainer import main_ppo  # noqa: F401 - Hydra finds verl's files by it
 from verl_tool.trainer.composition import resolve_calculations
@@ -17,13 +15,6 @@ RECIPES = Path(__file__).parents[2] / "examples" / "train"
 GPU_FILES = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/gpu*.yaml"))
 
 
-@functools.cache
-def _composed(file: str) -> DictConfig:
-    folder, _, name = file.partition("/")
-    with initialize_config_dir(str(RECIPES / folder), version_base=None):
-        return compose(Path(name).stem, overrides=[f"recipe.folder={RECIPES / folder}", "trainer.device=cuda"])
-
-
 def gpu_config(file: str = "acecoder/gpu.yaml", **settings: object) -> DictConfig:
     """A recipe's config with `settings`, whose names have ``__`` for a dot, as far completed as the preflight needs."""
     return changed_config(file, {name.replace("__", "."): value for name, value in settings.items()})
@@ -31,7 +22,9 @@ def gpu_config(file: str = "acecoder/gpu.yaml", **settings: object) -> DictConfi
 
 def changed_config(file: str, settings: dict[str, object]) -> DictConfig:
     """The same, with dotted names."""
-    config = copy.deepcopy(_composed(file))
+    folder, _, name = file.partition("/")
+    given = [f"recipe.folder={RECIPES / folder}", "trainer.device=cuda"]
+    config = quick_compose(RECIPES / folder, Path(name).stem, given)
     with open_dict(config):
         for name, value in settings.items():
             OmegaConf.update(config, name, value)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from verl_tool.content.parts import ImagePart, encode_image, parts_of, to_wire
+from verl_tool.content.parts import ImagePart, TextPart, encode_image, parts_of, to_wire
 from verl_tool.protocol import IMAGES_FIELD, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tool_config import ToolConfig
@@ -53,17 +54,17 @@ class Looker:
         assert result.fault is None, result.fault
         return result
 
-    async def call(self, name: str, trajectory: str = "t", **arguments: object) -> tuple[str, list[Image.Image]]:
+    async def call(self, name: str, trajectory: str = "t", **arguments: Any) -> tuple[str, list[Image.Image]]:
         """The text that the model reads, and the images that it sees."""
         call = json.dumps({"name": name, "arguments": arguments})
         result = await self.answer(f"<tool_call>{call}</tool_call>", trajectory)
         assert result.valid or "Error: wrong arguments" in result.observation
         parts = parts_of(result.observation, result.image)
-        text = "".join("" if isinstance(part, ImagePart) else part.text for part in parts)
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
         text = text.strip().removeprefix("<tool_response>").removesuffix("</tool_response>").strip()
         return text, [part.decode() for part in parts if isinstance(part, ImagePart)]
 
-    async def image(self, name: str, **arguments: object) -> Image.Image:
+    async def image(self, name: str, **arguments: Any) -> Image.Image:
         """The one image that a call shows."""
         text, images = await self.call(name, **arguments)
         assert len(images) == 1, text

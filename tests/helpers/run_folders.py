@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-
-import verl_tool.trainer.composition  # noqa: F401  # the search path
+from quick_compose import quick_compose
 
 CONFIG = Path(__file__).parents[2] / "verl_tool/trainer/config"
 MODEL = "checkpoints/global_step_4/actor/huggingface"
@@ -28,8 +26,7 @@ OVERRIDES = [
 def run_folder(tmp_path: Path, *overrides: str) -> Path:
     """A folder with the trainer's real config in it, and a checkpoint of step 4."""
     folder = tmp_path / "my_run"
-    with initialize_config_dir(str(CONFIG), version_base=None):
-        config = compose("agent_ppo_trainer", [*OVERRIDES, *overrides])
+    config = quick_compose(CONFIG, "agent_ppo_trainer", [*OVERRIDES, *overrides])
     (folder / "config").mkdir(parents=True)
     OmegaConf.save(config, folder / "config/config.yaml")
     (folder / MODEL).mkdir(parents=True)

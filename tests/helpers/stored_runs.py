@@ -29,7 +29,8 @@ def segment(author: Author, text: str) -> Segment:
 
 def trajectory(index: int, question: str, turns: Sequence[Turn], reward: float | None, **told: Any) -> Trajectory:
     """An answer to the row `index`; `told`: the reward manager's details."""
-    segments, calls = [segment(Author.PROMPT, f"user: {question}\n")], []
+    segments = [segment(Author.PROMPT, f"user: {question}\n")]
+    calls: list[CallRecord] = []
     for text, observation in turns:
         segments.append(segment(Author.MODEL, text))
         if observation:

@@ -41,7 +41,7 @@ class ToyImageTokens:
 
     def __init__(self, tokenizer: ToyTokenizer) -> None:
         self.begin, self.pad_id, self.end = tokenizer.encode(PLACEHOLDER)
-        self.banned_ids = (self.pad_id,)
+        self.banned_ids: tuple[int, ...] = (self.pad_id,)
 
     def of(self, image: ImagePart) -> list[int]:
         if image.width > 500:

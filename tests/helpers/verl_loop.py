@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from quick_compose import quick_compose
 from transformers import PreTrainedTokenizerFast
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.utils.config import omega_conf_to_dataclass
@@ -13,18 +13,18 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
+from verl_tool.client import ToolClient
 from verl_tool.trainer import config_completion
 
 
 def composed(*overrides: str) -> DictConfig:
     """The config of a command line."""
-    with initialize_config_dir(str(config_completion.AGENT_LOOPS.parent), version_base=None):
-        return compose("agent_ppo_trainer", overrides=list(overrides))
+    return quick_compose(config_completion.AGENT_LOOPS.parent, "agent_ppo_trainer", overrides)
 
 
 def reference_config(config: DictConfig) -> Any:
     """The class that verl's worker makes of the reference model's config, whose sizes of batches it renames first."""
-    group = OmegaConf.create(OmegaConf.to_container(config.actor_rollout_ref.ref, resolve=True))
+    group: Any = OmegaConf.create(OmegaConf.to_container(config.actor_rollout_ref.ref, resolve=True))
     for name in ("micro_batch_size", "micro_batch_size_per_gpu", "use_dynamic_bsz", "max_token_len_per_gpu"):
         value = group.pop(f"log_prob_{name}", None)
         group[name if name == "use_dynamic_bsz" else f"ppo_{name}"] = value
@@ -49,7 +49,8 @@ class ScriptedEngine:
     """Says its lines, one a call, as verl's client would."""
 
     def __init__(self, tokenizer, *lines: str) -> None:
-        self._tokenizer, self._lines, self.asked = tokenizer, list(lines), []
+        self._tokenizer, self._lines = tokenizer, list(lines)
+        self.asked: list[Any] = []
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, priority=0):
         self.asked.append((request_id, list(prompt_ids), sampling_params, priority))
@@ -89,5 +90,5 @@ async def close_clients() -> None:
     """Close the tool clients of all loops that were made, which in a training live as long as their process."""
     while _made:
         tools = _made.pop()._worker.episode._channel.tools
-        if tools is not None:
+        if isinstance(tools, ToolClient):
             await tools.close()

@@ -16,6 +16,8 @@ import pytest
 from verl_tool.http.supervised_server import SupervisedServer, ToolServerError, serve_command
 from verl_tool.servers.serve.ports import free_ports
 
+pytestmark = pytest.mark.slow
+
 SERVER = textwrap.dedent("""
     import http.server, os, sys
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -17,6 +17,8 @@ from verl.models.transformers import monkey_patch
 from verl_tool.errors import ConfigError
 from verl_tool.platforms.attention import PACKABLE, choose_attention
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (7, 1, 12, 3)
 SIZES = {
     "vocab_size": 64,

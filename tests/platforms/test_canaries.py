@@ -26,6 +26,8 @@ torch = pytest.importorskip("torch")
 
 from verl_tool.platforms.verl_patches import PATCHES, WITHOUT_ACCELERATOR  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 without_accelerator = pytest.mark.skipif(
     torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator"
 )

@@ -16,9 +16,10 @@ from verl.plugin.platform import get_platform  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.platforms import cpu  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator"),
+]
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

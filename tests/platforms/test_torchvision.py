@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow
 SITE = Path(__file__).parents[2] / "scripts" / "site"
 STAND_IN = """
 def _has_ops():

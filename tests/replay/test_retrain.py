@@ -20,6 +20,8 @@ from verl_tool.errors import ConfigError
 from verl_tool.replay.replay_cli import command
 from verl_tool.replay.retrain import RetrainReport, compared, retraining
 
+pytestmark = pytest.mark.slow
+
 ROWS = [("What is 2+2?", "4")]
 LINES = [trajectory(0, ROWS[0][0], [(answer, "")], 1.0) for answer in ("4", "5")]
 GRPO = ("algorithm.adv_estimator=grpo", "data.train_batch_size=1", "actor_rollout_ref.rollout.n=2")

@@ -13,6 +13,8 @@ import pytest
 from verl_tool.retrieval.embedder import DEFAULT, _prompts, load_embedder, probe
 from verl_tool.retrieval.passage import RetrievalError
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["Who painted the harbour of Sandmouth?", "", "amber", "salt and wool " * 50]
 # The package looks for its tokenizer on the network unless its file is named.
 ITS_OWN = """

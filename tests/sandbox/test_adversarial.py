@@ -19,7 +19,7 @@ AT_ONCE = 4
 against each of them."""
 TWICE = {"rng-dup"}
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -22,7 +22,7 @@ from verl_tool.sandbox.job import JobFiles
 from verl_tool.sandbox.run_queue import RunSlots
 from verl_tool.sandbox.worker import RunStatus, Worker, WorkerExitedError
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 needs_groups = pytest.mark.skipif(
     not any(os.access(f"/sys/fs/cgroup/{place}cgroup.procs", os.W_OK) for place in ("", "memory/")),
     reason="control groups cannot be made here",

@@ -14,7 +14,7 @@ from verl_tool.sandbox import Limits, SandboxPool
 WALL_SECONDS = 4.0
 AT_ONCE = 4
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
 
 _SYSCALL = (
     "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\ndef got(r): print('GOT' if r >= 0 else 'denied')\n"

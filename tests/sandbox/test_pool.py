@@ -17,7 +17,7 @@ import pytest_asyncio
 from verl_tool.errors import ConfigError, IsolationError, SandboxError
 from verl_tool.sandbox import Level, Limits, SandboxPool
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

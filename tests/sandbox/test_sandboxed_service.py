@@ -20,6 +20,8 @@ from verl_tool.sandbox.isolation import seccomp
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
 
+pytestmark = pytest.mark.slow
+
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip()[::-1], flush=True)"
 LOOK = """
 import json, os, socket, subprocess, sys

@@ -16,7 +16,7 @@ import pytest_asyncio
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox import Limits, Policy, SandboxPool, Session, SessionLimits
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 needs_groups = pytest.mark.skipif(
     not any(os.access(f"/sys/fs/cgroup/{place}cgroup.procs", os.W_OK) for place in ("", "memory/")),
     reason="control groups cannot be made here",

@@ -10,6 +10,8 @@ import pytest
 
 from verl_tool.sandbox.session.files import SessionFiles
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[SessionFiles]:

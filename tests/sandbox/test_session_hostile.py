@@ -17,7 +17,7 @@ AT_ONCE = 8
 SPARE_SECONDS = 3.0
 """For a keeper to undo a cell, and for the forkserver to end a keeper that does not, while others do the same."""
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 Programs = dict[str, tuple[str, str, float]]
 """Code, predicate and wall limit, by name."""

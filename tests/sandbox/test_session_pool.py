@@ -18,7 +18,7 @@ from verl_tool.sandbox import Level, Limits, SandboxPool, Session, SessionLimits
 from verl_tool.sandbox.isolation import levels
 from verl_tool.sandbox.isolation.levels import Isolation
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio, pytest.mark.timeout(60)]
 
 
 def pool_of(**options: object) -> SandboxPool:
@@ -75,7 +75,6 @@ _HOGS = {
 }
 
 
-@pytest.mark.slow  # several hundred megabytes are written
 async def test_memory_is_taken_from_who_holds_most_and_counts_as_its_doing() -> None:
     async with pool_of(session_memory_bytes=300 << 20) as pool:
         if pool._group is None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from verl_tool.sandbox.pool import SandboxPool
 from verl_tool.sandbox.warm_modules import WARM_MODULES, imported_by, suited_to, tiers_of
 
+pytestmark = pytest.mark.slow
+
 BARE, BASIC, STANDARD, NUMPY, ALL = TIERS = tiers_of(WARM_MODULES)
 HOLDS = {tier: frozenset({"os", "sys", "math", *tier}) for tier in TIERS}
 

@@ -16,6 +16,8 @@ from server_command import STOP_SECONDS, Server, gone, run, start
 from verl_tool.client import ToolClient
 from verl_tool.protocol import StepRequest
 
+pytestmark = pytest.mark.slow
+
 COUNT = "<ray_counter>0</ray_counter>"
 
 

@@ -21,7 +21,7 @@ from verl_tool.protocol import FaultKind, StepRequest
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.settings import AutoscalingSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(180)]
 
 COUNT = "<ray_counter>0</ray_counter>"
 REPLICAS = 4

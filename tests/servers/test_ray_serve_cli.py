@@ -13,17 +13,22 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import typer
 from serve_harness import DATA, observed, post
 from server_command import READY_SECONDS, STOP_SECONDS, Server, gone, run, start
+from typer.testing import CliRunner
 
 from verl_tool.client import ToolClient
 from verl_tool.formats import Call
+from verl_tool.servers.ray_serve import serve_tools
 from verl_tool.servers.server_console import way_to_try
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
 from verl_tool.util.child_processes import HEAD
 
+pytestmark = pytest.mark.slow
+
 LITTLE = ("--cpus_per_replica", "0.1")
-slow = [pytest.mark.slow, pytest.mark.timeout(180)]
+slow = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(180)]
 
 RAY_AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")
 
@@ -116,10 +121,13 @@ class TestServing:
         assert server.output().count("cannot serve: no isolation on Sundays; come back on Monday") == 1
 
 
-def test_an_unknown_tool_is_refused_before_anything_starts():
-    finished = run("--tool_type", "calculater")
-    assert finished.returncode == 2
-    assert "tool 'calculater' is unknown; known: audio_crop, bash_terminal" in finished.stderr
+def refusal(*arguments: str) -> str:
+    """What the command prints when it ends with 2, in this process."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(serve_tools)
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, list(arguments))
+    assert result.exit_code == 2, result.output
+    return result.output
 
 
 @pytest.mark.parametrize(
@@ -130,12 +138,11 @@ def test_an_unknown_tool_is_refused_before_anything_starts():
         (["--port", "70000"], "--port"),
         (["--tool_config", "/nowhere/config.json"], "/nowhere/config.json cannot be read"),
         (["--workers_per_tool", "0"], "--workers_per_tool"),
+        (["--tool_type", "calculater"], "tool 'calculater' is unknown; known: audio_crop, bash_terminal"),
     ],
 )
-def test_a_wrong_option_is_named(arguments, words):
-    finished = run("--tool_type", "calculator", *arguments)
-    assert finished.returncode == 2
-    assert words in finished.stderr
+def test_a_wrong_option_is_named_before_anything_starts(arguments, words):
+    assert words in refusal("--tool_type", "calculator", *arguments)
 
 
 def test_too_few_open_files_are_told():

@@ -13,7 +13,7 @@ from serve_harness import LiveServer, new_cluster, observed
 from verl_tool.client import ToolClient
 from verl_tool.protocol import FaultKind, StepRequest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(180)]
 
 COUNT = "<ray_counter>0</ray_counter>"
 

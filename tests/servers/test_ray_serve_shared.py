@@ -26,7 +26,7 @@ from verl_tool.servers.serve import launcher
 from verl_tool.servers.serve.launcher import NAMESPACE
 from verl_tool.servers.serve.ports import free_ports
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(400)]
 
 OTHERS = """
 import sys

@@ -17,7 +17,7 @@ from server_command import Server
 from verl_tool.client import ToolClient
 from verl_tool.protocol import REPLICA_HEADER, SERVER_HEADER
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOOLS = ("calculator", "finish", "ray_echo")
 KEY = "a key of the second server's"

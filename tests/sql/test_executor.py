@@ -17,7 +17,7 @@ from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.sql.executor import QueryError, SqlExecutor, TableView
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SECONDS = 0.5
 MEGABYTES = 64
 

@@ -23,7 +23,7 @@ from verl_tool.verification import Verdict, Verification
 
 TASKS = {folder.name: read_task(folder) for folder in (Path(__file__).parents[2] / "examples" / "tasks").iterdir()}
 AT_ONCE = 6
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -37,7 +37,6 @@ async def test_there_are_many_attacks_and_right_solutions() -> None:
     assert len({(task, name) for task, name, _ in RIGHT}) == len(RIGHT) >= 60
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted(SHIPPED.glob("*.toml")), ids=lambda file: file.stem)
 async def test_no_attack_gets_a_reward(pool: SandboxPool, file: Path) -> None:
     """Each on one task, so that they take no minutes; ``tasks check --attack shipped`` tries each on all."""
@@ -54,7 +53,6 @@ async def test_no_attack_gets_a_reward(pool: SandboxPool, file: Path) -> None:
     assert {name: verdict for name, verdict in verdicts.items() if verdict.score != 0.0} == {}
 
 
-@pytest.mark.slow
 async def test_right_solutions_get_the_reward(pool: SandboxPool) -> None:
     at_once = asyncio.Semaphore(AT_ONCE)
 

@@ -16,7 +16,7 @@ from verl_tool.tasks.__main__ import app
 from verl_tool.tasks.task import read_task
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "tasks"
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def checked(folder: Path, *options: str) -> tuple[int, str]:

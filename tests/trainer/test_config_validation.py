@@ -19,6 +19,8 @@ from verl_tool.trainer import config_validation  # noqa: E402
 from verl_tool.trainer.config_validation import check_parts, missing_files  # noqa: E402
 from verl_tool.trainer.ppo.turns import mt_grpo  # noqa: E402, F401 - registers its estimator
 
+pytestmark = pytest.mark.slow
+
 REWARD = "reward.reward_manager"
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -223,7 +225,6 @@ print(sorted({"vllm", "sglang"} & set(sys.modules)), ray.is_initialized())
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_neither_vllm_nor_ray_is_touched():
     helpers = Path(__file__).parents[1] / "helpers"

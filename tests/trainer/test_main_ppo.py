@@ -23,9 +23,10 @@ from verl_tool.trainer import config_completion, config_validation, main_ppo, ra
 from verl_tool.trainer.preflight import ray_resources, resources  # noqa: E402
 from verl_tool.trainer.preflight.checks import Preflight  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="torch is built for an accelerator"),
+]
 
 AGENT = "actor_rollout_ref.agent"
 STOPS = f"{AGENT}.action_stop_tokens=['<call>']"

@@ -8,12 +8,14 @@ import pytest
 
 pytest.importorskip("verl")
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from quick_compose import quick_compose
 
 from verl_tool.errors import ConfigError
 from verl_tool.trainer import main_ppo
 from verl_tool.trainer.resume_check import check_same_run, differences
+
+pytestmark = pytest.mark.slow
 
 AGENT = "actor_rollout_ref.agent"
 STARTED = ("platform=cpu", "tool_server.start=python_code", "actor_rollout_ref.model.path=a", "data.train_files=[a]")
@@ -21,8 +23,7 @@ STARTED = ("platform=cpu", "tool_server.start=python_code", "actor_rollout_ref.m
 
 def composed(run: Path, *overrides: str) -> DictConfig:
     given = [main_ppo.quoted(override) for override in (f"run_dir={run}", *STARTED, *overrides)]
-    with initialize_config_dir(str(Path(main_ppo.__file__).parent / "config"), version_base=None):
-        return compose("agent_ppo_trainer", overrides=given)
+    return quick_compose(Path(main_ppo.__file__).parent / "config", "agent_ppo_trainer", given)
 
 
 @pytest.fixture(scope="module")

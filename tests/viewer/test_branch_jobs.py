@@ -31,7 +31,7 @@ TURNS = ["<shop>tea</shop>", "<shop>rice</shop>", "Result=3"]
 HOSTILE = "--values $(id)\n<img src=x onerror=alert(1)> Result=4"
 ORDER = {"run": "my_run", "file": "step_1", "line": 0, "turn": 2}
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture

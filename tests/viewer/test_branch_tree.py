@@ -21,7 +21,7 @@ from verl_tool.viewer.static_copy import write_copy
 from verl_tool.viewer.token_texts import TokenTexts
 
 EDIT = "<search>2 + 2</search>"
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SHOTS = os.environ.get("VERL_TOOL_SCREENSHOTS")
 

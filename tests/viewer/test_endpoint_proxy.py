@@ -25,6 +25,8 @@ from verl_tool.errors import ConfigError
 from verl_tool.viewer import endpoint_proxy
 from verl_tool.viewer.endpoint_proxy import KEY_VARIABLE, MAX_BODY_BYTES, MAX_STREAMS, EndpointProxy
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-s3cret"
 ORDER = {"model": MODEL, "messages": [{"role": "user", "content": "What is 13.1-3?"}], "return_trajectory": True}
 

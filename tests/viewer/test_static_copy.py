@@ -12,7 +12,7 @@ from verl_tool.viewer.run_watch import RunWatch
 from verl_tool.viewer.static_copy import write_copy
 from verl_tool.viewer.token_texts import TokenTexts
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from viewer_server import in_a_thread, viewer
 
 from verl_tool.viewer.endpoint_proxy import EndpointProxy
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SHOTS = os.environ.get("VERL_TOOL_SCREENSHOTS")
 """As in `test_static_views`."""

@@ -21,7 +21,7 @@ from eval_service.evaluation.record import Record, write_records
 from verl_tool.agent_loop.trajectory import write_jsonl
 from verl_tool.content.parts import read_media
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SHOTS = os.environ.get("VERL_TOOL_SCREENSHOTS")
 """A folder into which the tests put a picture of each view."""

@@ -17,6 +17,8 @@ from viewer_server import viewer
 from eval_service.evaluation.record import Record, write_records
 from verl_tool.agent_loop.trajectory import read_jsonl
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):

@@ -18,6 +18,8 @@ from verl_tool.web import page_client
 from verl_tool.web.addresses import Address
 from verl_tool.web.page_client import PageClient, PageUnavailableError, checked_url
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def pages() -> AsyncIterator[Pages]:

@@ -14,7 +14,7 @@ from verl_tool.sandbox import Level, SandboxPool
 from verl_tool.web.page_client import Page, PageUnavailableError
 from verl_tool.web.page_reader import new_pool, readable
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 URL = "https://sandmouth.example/a/harbour"
 
 

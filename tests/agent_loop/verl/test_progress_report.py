@@ -10,7 +10,7 @@ import ray
 from verl_tool.agent_loop.verl.progress_report import SECONDS_BETWEEN_REPORTS, ProgressReport
 from verl_tool.trainer.progress.progress_board import Phase, PhaseState, find_board, make_board
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from graded_rows import data, manager, scored, trajectory
 from verl_tool.agent_loop.trajectory import CallRecord
 from verl_tool.agent_workers.reward_manager.pixel_reasoner import golden_answers, normalised
 
+pytestmark = pytest.mark.slow
+
 ZOOM = CallRecord(0, "<tool_call>zoom</tool_call>", "seen")
 NO_CALL = CallRecord(0, "zoom", "No tool call found.", valid=False)
 

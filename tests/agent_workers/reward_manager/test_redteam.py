@@ -19,6 +19,8 @@ from verl_tool.agent_workers.reward_manager.grading.manager_process import Grade
 from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade, manager_of
 from verl_tool.agent_workers.reward_manager.redteam import redteam_cli
 
+pytestmark = pytest.mark.slow
+
 JUDGED = {"deepsearch"}
 """Managers that need more than a tool server: their own files attack them, and those that have no `SAMPLES`."""
 MATHEMATICS = dict.fromkeys(("torl", "mt_torl", "pixel_reasoner", "simple_tir"), 60)
@@ -102,7 +104,6 @@ def test_what_can_be_gamed_is_told_with_its_input(tmp_path: Path, right: str, fo
     ("hangs", "attack"),
     [
         (r"re.fullmatch('(9|99)*x', sample.answer.replace('boxed', '').strip('\\\\{}'))", "huge"),
-        ("time.sleep(60) if 'boxed' in sample.answer else False", "boxed"),
         ("await asyncio.sleep(60) if 'boxed' in sample.answer else False", "boxed"),
     ],
 )

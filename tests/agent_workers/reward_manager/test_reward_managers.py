@@ -31,6 +31,8 @@ from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.verification import Verdict
 
+pytestmark = pytest.mark.slow
+
 registry.register_all()
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 

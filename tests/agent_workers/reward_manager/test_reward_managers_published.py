@@ -18,6 +18,8 @@ from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 
 from verl_tool.agent_workers.reward_manager import registry
 
+pytestmark = pytest.mark.slow
+
 registry.register_all()
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 PAGE = (Path(__file__).parents[3] / "assets/docs/rewards.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade,
 from verl_tool.agent_workers.reward_manager.redteam import redteam_cli
 from verl_tool.errors import ConfigError
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 AGES = "SELECT age FROM singer ORDER BY age"
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from verl_tool.doctor.gpu_smoke.machine import MAX_TEXT_LENGTH, describe_machine, private_strings, scrub
 
+pytestmark = pytest.mark.slow
+
 WORDS = st.text("abcdefghij", min_size=3, max_size=8)
 AROUND = st.text(" :;,'\"()[]=", max_size=3)
 

@@ -15,6 +15,8 @@ import pytest
 from verl_tool.doctor.gpu_smoke.part import Part, PartContext, PartResult
 from verl_tool.doctor.gpu_smoke.part_process import MARK, marked_processes, run_part
 
+pytestmark = pytest.mark.slow
+
 HELPERS = Path(__file__).parents[2] / "helpers"
 
 
@@ -83,7 +85,6 @@ def started() -> set[int]:
     return found
 
 
-@pytest.mark.slow
 def test_a_hanging_part_is_ended_with_all_that_it_started(tmp_path):
     result = result_of("hang_with_a_child", tmp_path, deadline=6.0)
     assert result.status == "failed"
@@ -96,7 +97,6 @@ def test_what_a_part_leaves_behind_is_killed(tmp_path):
     assert started() == set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_of_the_driver_leaves_no_process(tmp_path, number):
     script = (

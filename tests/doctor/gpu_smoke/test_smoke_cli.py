@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+
+from verl_tool.doctor.gpu_smoke.smoke_cli import command  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 BLOCKER = """
@@ -98,15 +105,34 @@ def test_a_failed_part_gives_exit_code_1_and_what_continues_it_is_skipped(tmp_pa
     assert reasons(report)["update"] == "it continues another part: loop failed"
 
 
-@pytest.mark.slow
+def invoke(folder: Path, *arguments: str) -> tuple[int, dict, str]:
+    """The same in this process, for what starts no part."""
+    app, report = typer.Typer(), folder / "report.json"
+    app.command()(command)
+    with restored_signals():
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(
+            app, ["--output", str(report), "--folder", str(folder), "--device", "cpu", *arguments]
+        )
+    return result.exit_code, json.loads(report.read_text()) if report.exists() else {}, result.output
+
+
+@contextmanager
+def restored_signals() -> Iterator[None]:
+    """The command handles SIGTERM as long as its process lives."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_no_part_begins_behind_the_limit(tmp_path):
-    code, report, printed = run(tmp_path, "--parts", "device,attention", "--minutes", "0.1")
+    code, report, printed = invoke(tmp_path, "--parts", "device,attention", "--minutes", "0.1")
     assert code == 0, printed
     assert set(statuses(report).values()) == {"skipped"}
     assert "no time left" in reasons(report)["device"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "cause"),
     [
@@ -116,17 +142,14 @@ def test_no_part_begins_behind_the_limit(tmp_path):
     ],
 )
 def test_usage_errors_give_exit_code_2(tmp_path, arguments, cause):
-    import torch
-
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    code, report, printed = run(tmp_path, *arguments)
+    code, report, printed = invoke(tmp_path, *arguments)
     assert (code, report) == (2, {})
     assert cause in printed
 
 
-@pytest.mark.slow
 def test_parts_are_listed(tmp_path):
-    code, _, printed = run(tmp_path, "--list")
+    code, _, printed = invoke(tmp_path, "--list")
     assert code == 0
     assert "two steps of GRPO" in printed

@@ -14,6 +14,8 @@ from eval_service.engines import watched_engine
 from verl_tool.agent_loop.trajectory import Author, Trajectory
 from verl_tool.http.event_stream import DONE, HEARTBEAT
 
+pytestmark = pytest.mark.slow
+
 openai = pytest.importorskip("openai")
 
 QUESTION = [{"role": "user", "content": "What is 13.1-3?"}]

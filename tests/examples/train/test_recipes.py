@@ -16,9 +16,9 @@ from script_module import load_script
 pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
-from hydra import compose, initialize_config_dir  # noqa: E402
 from omegaconf import DictConfig, OmegaConf, open_dict  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
+from quick_compose import quick_compose  # noqa: E402
 from verl.experimental.reward_loop import reward_manager  # noqa: E402
 from verl.trainer.config.algorithm import RolloutCorrectionConfig  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
@@ -36,6 +36,8 @@ from verl_tool.trainer.composition import leaves  # noqa: E402
 from verl_tool.trainer.config_validation import tools_of  # noqa: E402
 from verl_tool.trainer.main_ppo import quoted  # noqa: E402
 from verl_tool.trainer.recipe import commands  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 RECIPES = Path(__file__).parents[3] / "examples" / "train"
 SCRIPTS = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/train*.sh"))
@@ -67,8 +69,7 @@ def _composed(script: str | Path, overrides: tuple[str, ...], settings: tuple[tu
     done = launched(script, DRY_RUN="command", **dict(settings))
     assert done.returncode == 0, done.stderr
     _, folder, _, name, *options = done.stdout.splitlines()
-    with initialize_config_dir(folder, version_base=None):
-        return compose(name, overrides=[quoted(option) for option in [*options, *overrides]])
+    return quick_compose(folder, name, [quoted(option) for option in [*options, *overrides]])
 
 
 def completed(script: str | Path, *overrides: str, **settings: str) -> DictConfig:
@@ -505,7 +506,6 @@ def test_its_commands_hold_a_path_with_spaces_as_one_word(own, monkeypatch):
     assert commands(config, "make_data") == [[f"{own.parent}/make.py", "/my data", "4", "--no-tool"]]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_script_s_own_dry_run_prints_the_config_and_leaves_nothing(tmp_path):
     settings = {"VERL_TOOL_VENV": sys.prefix, "VERL_TOOL_SKIP_INSTALL": "1"}

@@ -10,6 +10,8 @@ import pytest
 
 from verl_tool.judge.code_tests import Verdicts
 
+pytestmark = pytest.mark.slow
+
 Judge = Callable[..., Awaitable[Verdicts]]
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -668,7 +670,6 @@ SLOW = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 @in_module_loop
 async def test_no_solution_holds_the_judge(judge: Judge, name: str) -> None:

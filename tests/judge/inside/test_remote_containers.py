@@ -8,6 +8,8 @@ import pytest
 
 from verl_tool.judge.code_tests import Verdicts
 
+pytestmark = pytest.mark.slow
+
 Judge = Callable[..., Awaitable[Verdicts]]
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,7 +13,7 @@ import ray
 from verl_tool.platforms.preload.template import forked_ray_workers, template
 from verl_tool.servers.serve.local_ray import make_token, on_loopback, private_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(300)]
 PRELOADED = "colorsys"
 
 

@@ -16,7 +16,7 @@ from verl_tool.platforms.preload import ray_worker
 from verl_tool.platforms.preload.processes import ADDRESS, RAY_JOB, Contexts, Process, ProcessContext
 from verl_tool.platforms.preload.template import template
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="for Linux")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="for Linux")]
 PRELOADED = "colorsys"
 """A module that nothing here imports."""
 

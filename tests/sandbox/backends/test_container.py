@@ -20,7 +20,7 @@ from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.backends import Container, ContainerSettings
 from verl_tool.sandbox.limits import SessionLimits
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 LIMITS = SessionLimits(wall_seconds=30, output_bytes=2000, disk_bytes=8 << 20, processes=20, total_wall_seconds=100)
 

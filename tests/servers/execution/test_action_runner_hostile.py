@@ -23,7 +23,7 @@ from verl_tool.servers.tools.ipython_code import IPythonCodeTool
 from verl_tool.servers.tools.sql import SqlTool
 from verl_tool.servers.tools.str_replace_editor import StrReplaceEditorTool
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [pytest.mark.alone, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 HONEST_SECONDS = 5.0
 """For a call of another trajectory that takes milliseconds; a busy machine needs longer."""

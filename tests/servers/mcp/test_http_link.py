@@ -26,6 +26,8 @@ from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.mcp.tool import mcp_tools
 from verl_tool.servers.replica.mcp_endpoint import PATH, McpEndpoint
 
+pytestmark = pytest.mark.slow
+
 Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 

@@ -23,6 +23,8 @@ from verl_tool.servers.mcp.catalog import ask_all
 from verl_tool.servers.mcp.config import McpConfig
 from verl_tool.servers.replica.replica_parts import isolation_of
 
+pytestmark = pytest.mark.slow
+
 
 @asynccontextmanager
 async def serving(config: McpConfig, **options: Any) -> AsyncIterator[ToolSet]:

@@ -19,6 +19,8 @@ from verl_tool.http.host_check import HostCheck
 from verl_tool.servers.replica.mcp_endpoint import DONE_META, PATH, REWARD_META, STEP_META, TRAJECTORY_META, McpEndpoint
 from verl_tool.servers.tools import load_tools
 
+pytestmark = pytest.mark.slow
+
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 

@@ -14,6 +14,8 @@ from verl_tool.client import ToolClient
 from verl_tool.sandbox import Limits, SandboxPool
 from verl_tool.sandbox_fusion import RunCodeResponse
 
+pytestmark = pytest.mark.slow
+
 
 class CodePuppet(Puppet):
     """A puppet with a sandbox."""

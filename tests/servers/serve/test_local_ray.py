@@ -24,6 +24,8 @@ from verl_tool.servers.serve.local_ray import (
     private_folder,
 )
 
+pytestmark = pytest.mark.slow
+
 MAKE_TOKEN = "from verl_tool.servers.serve.local_ray import make_token; make_token()"
 
 

@@ -45,6 +45,8 @@ from verl_tool.servers.tools.finish import FinishTool
 from verl_tool.servers.tools.python_code import PythonCodeTool
 from verl_tool.servers.tools.sql import SqlTool
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def servers() -> AsyncIterator[LiveServers]:
@@ -75,7 +77,6 @@ async def test_finish_holds(servers: LiveServers) -> None:
     assert await problems(servers, [FinishTool()], "finish", finish_check.CASES) == {}
 
 
-@pytest.mark.slow
 async def test_python_code_holds(servers: LiveServers) -> None:
     tool = PythonCodeTool(workers=2, timeout_seconds=5, max_memory_mb=512)
     assert await problems(servers, [tool], "python_code", python_check.CASES) == {}

@@ -18,7 +18,7 @@ from verl_tool.servers.tools.bash_terminal import BashTerminalTool
 from verl_tool.servers.tools.workspace.pseudo_terminal import PseudoTerminal
 from verl_tool.servers.tools.workspace.workspace import Workspace
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 OPTIONS = {"workers": 1, "warm_modules": (), "timeout_seconds": 20, "max_output_length": 1000}
 Shell = Callable[..., Awaitable[ToolResult]]

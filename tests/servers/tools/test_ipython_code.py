@@ -16,7 +16,7 @@ from verl_tool.servers.tools.base import Context
 from verl_tool.servers.tools.ipython_code import NO_OUTPUT, IPythonCodeTool
 from verl_tool.servers.tools.workspace.workspace import Workspace
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 CUT = "[... 3000 characters left out ...]"
 Ask = Callable[[str], Awaitable[str]]

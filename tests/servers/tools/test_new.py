@@ -13,6 +13,8 @@ from verl_tool.client import ToolClient
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.new import app
 
+pytestmark = pytest.mark.slow
+
 
 def written(folder: Path, name: str, *options: str) -> tuple[int, str]:
     """Exit code and output of the command."""
@@ -30,31 +32,27 @@ async def test_it_writes_a_tool_that_loads_and_says_how_to_go_on(tmp_path: Path)
     assert await text(tool, '<my_tool>{"text": "abc", "times": 2}</my_tool>') == "cbacba"
 
 
-def test_the_test_that_it_writes_passes_and_could_fail(tmp_path: Path) -> None:
-    written(tmp_path, "my_tool")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_my_tool.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stdout
-    file = tmp_path / "my_tool.py"
-    file.write_text(file.read_text().replace("[::-1]", ""))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
-    assert "3 failed, 1 passed" in done.stdout
-
-
-def test_the_test_of_a_tool_with_state_passes_and_could_fail(tmp_path: Path) -> None:
-    code, _ = written(tmp_path, "my_stock", "--state")
+@pytest.mark.parametrize(
+    ("options", "owner", "line", "broken", "passed", "failed"),
+    [
+        ([], "def my_tool(", "[::-1]", "", "4 passed", "3 failed, 1 passed"),
+        (["--state"], "class MyToolTools(TrajectoryTools)", "self.left -= count", "pass", "2 passed", "2 failed"),
+    ],
+)
+def test_the_test_that_it_writes_passes_and_could_fail(
+    tmp_path: Path, options: list[str], owner: str, line: str, broken: str, passed: str, failed: str
+) -> None:
+    code, _ = written(tmp_path, "my_tool", *options)
     assert code == 0
-    file = tmp_path / "my_stock.py"
-    assert "class MyStockTools(TrajectoryTools)" in file.read_text()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_my_stock.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
-    assert "2 passed" in done.stdout
-    file.write_text(file.read_text().replace("self.left -= count", "pass"))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
-    assert "2 failed" in done.stdout
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_my_tool.py")]
+    file = tmp_path / "my_tool.py"
+    assert owner in file.read_text()
+    for told in (passed, failed):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+        assert told in done.stdout
+        file.write_text(file.read_text().replace(line, broken))
 
 
-@pytest.mark.slow
 async def test_what_it_writes_serves(tmp_path: Path) -> None:
     written(tmp_path, "my_tool")
     for server in start(tmp_path, "--embedded", "--tool_type", str(tmp_path / "my_tool.py")):

@@ -18,7 +18,7 @@ from verl_tool.servers.tools._programs import NO_OUTPUT
 from verl_tool.servers.tools.base import InvalidCall
 from verl_tool.servers.tools.piston import PistonTool
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

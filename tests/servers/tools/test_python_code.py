@@ -11,7 +11,7 @@ from tests.servers.tools.actions import results, text
 from verl_tool.errors import ConfigError, IsolationError, SandboxError, ToolFault
 from verl_tool.servers.tools.python_code import NO_OUTPUT, PythonCodeTool, cut_middle
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -16,7 +16,7 @@ from verl_tool.servers.tools import tool_class
 from verl_tool.servers.tools.base import ToolResult
 from verl_tool.servers.tools.python_oj import PythonOJTool
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 ASSERTS = ["assert add(1, 1) == 2", "print('LEAK')\nassert add(2, 3) == 5", "assert add(0, 0) == 0"]
 RACE = json.dumps(

@@ -18,7 +18,7 @@ from verl_tool.servers.tools.base import InvalidCall
 from verl_tool.servers.tools.python_code import PythonCodeTool
 from verl_tool.servers.tools.sandbox_fusion import URL_VARIABLE, SandboxFusionTool
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

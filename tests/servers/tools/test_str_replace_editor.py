@@ -14,7 +14,7 @@ from verl_tool.servers.tools.ipython_code import IPythonCodeTool
 from verl_tool.servers.tools.str_replace_editor import StrReplaceEditorTool
 from verl_tool.servers.tools.workspace.workspace import Workspace
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 OPTIONS = {"workers": 1, "warm_modules": (), "max_disk_mb": 1}
 Edit = Callable[..., Awaitable[ToolResult]]

@@ -18,6 +18,8 @@ from verl_tool.servers.tools.base import InvalidCall
 from verl_tool.servers.tools.web_page import WebPageTool
 from verl_tool.web import page_client, page_reader
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def pages() -> AsyncIterator[Pages]:

@@ -15,6 +15,8 @@ import ray
 from verl_tool.trainer.main_ppo import cause_of
 from verl_tool.trainer.monitoring.abort import EXIT_CODE, TrainingAbortedError, abort_training, aborted_by_watchers
 
+pytestmark = pytest.mark.slow
+
 
 def ending_soon() -> None:
     threading.Timer(0.2, abort_training, [TrainingAbortedError("the engine died")]).start()

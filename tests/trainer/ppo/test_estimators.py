@@ -33,6 +33,8 @@ from verl_tool.trainer.ppo.estimators import ONLY_V0, check_algorithm  # noqa: E
 from verl_tool.trainer.ppo.turns.turn_columns import by_turns, takes_turns, with_turns  # noqa: E402
 from verl_tool.trainer.ppo.valid_rows import of_rows_in_the_loss  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 LENGTH, GROUP, KL_WEIGHT = 6, 3, 0.1
 ESTIMATORS = sorted(ADV_ESTIMATOR_REGISTRY)
 REPLACED = without_invalid(compute_advantage)

@@ -24,6 +24,8 @@ from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder  # noqa: E
 from verl_tool.protocol import Fault, FaultKind, StepResult  # noqa: E402
 from verl_tool.trainer.ppo.advantage import without_invalid  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 RIGHT, WRONG, PROVOKE = range(3)
 HARD = 0.05
 """How often the policy is right where it tries."""

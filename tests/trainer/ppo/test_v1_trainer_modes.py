@@ -44,6 +44,8 @@ from verl_tool.trainer.ppo.v1_trainer import (  # noqa: E402
     register_agent_trainer,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("mode", "roles", "worker"),

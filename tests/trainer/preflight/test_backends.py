@@ -19,6 +19,8 @@ from verl_tool.platforms import attention
 from verl_tool.trainer import main_ppo
 from verl_tool.trainer.preflight.backends import check_backends, sglang_problem
 
+pytestmark = pytest.mark.slow
+
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 SIZES = ["data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1"]
 SETTINGS = [

@@ -12,6 +12,8 @@ from preflight_configs import changed_config
 from verl_tool.trainer.preflight import memory_report, packages
 from verl_tool.trainer.preflight.checks import run_preflight
 
+pytestmark = pytest.mark.slow
+
 ROWS = rows_of_page()
 DOES_NOT_FIT = {"pixel_reasoner"}
 """On eight GPUs, as the page says."""

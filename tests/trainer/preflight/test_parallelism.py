@@ -19,6 +19,8 @@ from verl_tool.trainer.preflight.parallelism import (
     check_training,
 )
 
+pytestmark = pytest.mark.slow
+
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 SHAPE = shape_of("Qwen/Qwen2.5-7B-Instruct")  # 28 heads, 4 KV heads, MLP of 18944
 

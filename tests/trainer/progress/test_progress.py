@@ -92,6 +92,7 @@ class Shown:
             self.others.append(event)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_from_the_trainer_to_the_display(monkeypatch):
     """All in one process; the board is an actor as in a training."""

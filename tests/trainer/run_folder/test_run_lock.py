@@ -16,6 +16,8 @@ pytest.importorskip("filelock")
 from verl_tool.trainer.run_folder import run_lock as module
 from verl_tool.trainer.run_folder.run_lock import LOCK_FILE, RunInUseError, RunLostError, run_lock
 
+pytestmark = pytest.mark.slow
+
 HOLDER = """
 import signal, sys, time
 from pathlib import Path

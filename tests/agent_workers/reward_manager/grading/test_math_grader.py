@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from verl_tool.agent_workers.reward_manager.grading.math_grader import MathGrader
-
 pytest.importorskip("math_verify")
+
+from verl_tool.agent_workers.reward_manager.grading.math_grader import MathGrader
+from verl_tool.agent_workers.reward_manager.grading.math_process import WORN_KILOBYTES
+
+pytestmark = pytest.mark.slow
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -106,6 +109,20 @@ async def test_a_comparison_without_end_is_wrong_and_spoils_no_other() -> None:
         assert found == [False] * len(bombs) + [True, True]
     finally:
         await slow.close()
+
+
+@in_module_loop
+async def test_a_process_is_used_again_however_large_its_starter_is() -> None:
+    """A training's worker has more memory than a process may have that is kept."""
+    bytearray(WORN_KILOBYTES << 10)
+    grader = MathGrader(processes=1, seconds=20.0)
+    try:
+        assert await grader.equal("1/2", "0.5")
+        [first] = grader._idle
+        assert await grader.equal("1/4", "0.25")
+        assert grader._idle == [first]
+    finally:
+        await grader.close()
 
 
 @in_module_loop

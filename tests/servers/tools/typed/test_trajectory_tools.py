@@ -105,11 +105,6 @@ async def test_an_instance_that_says_nothing_of_forks_is_not_forked() -> None:
         await tools.close(grace_seconds=1)
 
 
-async def test_a_step_that_is_sent_twice_runs_once(cart: ToolSet) -> None:
-    for _ in range(2):
-        assert await said(cart, "a", "<add>bread</add>", 0) == "1 items"
-
-
 async def test_a_trajectory_too_many_is_overloaded_until_one_ends(cart: ToolSet) -> None:
     for name in "ab":
         await said(cart, name, "<show/>", 0)

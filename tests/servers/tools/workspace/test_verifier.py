@@ -18,7 +18,7 @@ from verl_tool.servers.tools.workspace.terminal import Terminal
 from verl_tool.servers.tools.workspace.workspace import Workspace
 from verl_tool.verification import Verdict, Verification
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 LIMITS = SessionLimits(disk_bytes=2 << 20, total_wall_seconds=20.0)
 ANSWER = '[ "$(cat answer.txt)" = 42 ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt'
@@ -208,7 +208,6 @@ async def test_a_sandbox_that_fails_is_no_verdict(workspace: Workspace, monkeypa
         await verified(workspace, "in_workspace true; echo 1 > /logs/verifier/reward.txt")
 
 
-@pytest.mark.slow
 async def test_verifications_do_not_wait_for_each_other_for_ever() -> None:
     """A verifier has the turn in which its commands in the workspace are run."""
     async with SandboxPool(workers=1, warm_modules=(), for_sessions=True, max_concurrent=1) as pool:

@@ -14,6 +14,8 @@ from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.workspace import pools
 from verl_tool.verification import Verification
 
+pytestmark = pytest.mark.slow
+
 TOGETHER = {"workers": 1, "warm_modules": (), "max_sessions": 1}
 
 

@@ -21,7 +21,7 @@ from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.workspace.workspace import Workspace
 from verl_tool.verification import Verification
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 TOOLS = "ipython_code,bash_terminal,str_replace_editor"
 OPTIONS = {"backend": "docker", "image": "any", "max_sessions": 2, "timeout_seconds": 20, "workers": 1}

@@ -12,7 +12,7 @@ from verl_tool.protocol import FILES_FIELD, VERIFY_FIELD, FaultKind, StepRequest
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 OPTIONS = {"workers": 1, "warm_modules": (), "max_sessions": 2, "max_disk_mb": 1}
 

@@ -25,7 +25,7 @@ from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
 from verl_tool.verification import Verification
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 OPTIONS = {"action_stop_tokens": ["</bash>", "</finish>"], "tool_call_retry_delay": 0.01}
 FILES = {FILES_FIELD: pack_files({"in.txt": PackedFile(b"7")})}
