@@ -33,6 +33,7 @@ from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.running_server import Signals
 from verl_tool.servers.server_console import console, print_address
 from verl_tool.servers.settings import new_server_name
+from verl_tool.util.command_line import run_command
 from verl_tool.util.json_text import BadJsonError, decode_json
 
 START_SECONDS = 1800.0
@@ -60,7 +61,14 @@ def serve_model(start: Start) -> None:
     """Serve until told to stop. Raises VerlToolError."""
     signals = Signals()
     signals.install()
-    with _tool_server(start) as settings, _cluster(start) as cluster:
+    cluster = ServiceCluster(
+        host=start.host,
+        port=start.port,
+        ray_address=start.ray_address,
+        logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
+        app_name=APP_NAME,
+    )
+    with _tool_server(start) as settings, cluster:
         on_gpus = ray.cluster_resources().get("GPU", 0) > 0
         server = new_server_name(APP_NAME)
         app = application(settings, start.num_models, on_gpus=on_gpus, server=server)
@@ -206,13 +214,6 @@ def command(
         raise typer.Exit(130) from None
 
 
-def main() -> None:
-    """Entry point."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    app()
-
-
 def _model(
     model: str | None, run: TrainedRun | None, tokenizer: str | None, engine: VllmSettings | CompletionsSettings
 ) -> str:
@@ -292,16 +293,6 @@ def _tool_server(start: Start) -> Iterator[ServiceSettings]:
         yield settings.model_copy(update={"options": options})
 
 
-def _cluster(start: Start) -> ServiceCluster:
-    return ServiceCluster(
-        host=start.host,
-        port=start.port,
-        ray_address=start.ray_address,
-        logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
-        app_name=APP_NAME,
-    )
-
-
 def _is_health_of(server: str, body: bytes) -> bool:
     try:
         report = decode_json(body)
@@ -312,19 +303,19 @@ def _is_health_of(server: str, body: bytes) -> bool:
 
 def _watch(cluster: ServiceCluster, signals: Signals) -> None:
     """Return when told to stop. Raises StartError if the service is gone, or has no model for too long."""
-    well_at = time.monotonic()
-    description = "RUNNING"
+    healthy_at = time.monotonic()
+    last_state = "RUNNING"
     while not signals.stop:
         signals.wait(LOOK_SECONDS)
         if signals.stop:
             return
         state = cluster.live_state()
-        if state != description:
+        if state != last_state:
             console.print(f"the model is {state}: {cluster.replicas_words() or 'all its replicas serve'}", markup=False)
-            description = state
+            last_state = state
         if state == "RUNNING":
-            well_at = time.monotonic()
-        elif time.monotonic() - well_at > START_SECONDS:
+            healthy_at = time.monotonic()
+        elif time.monotonic() - healthy_at > START_SECONDS:
             raise StartError(f"the model did not come back in {START_SECONDS:g} s: {cluster.replicas_words()}")
 
 
@@ -337,4 +328,4 @@ def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: St
 
 
 if __name__ == "__main__":
-    main()
+    run_command(command)

@@ -57,9 +57,7 @@ def set_options(flags: Mapping[str, Any]) -> dict[str, Any]:
     if STOPS in provided:
         provided[STOPS] = _strings(provided[STOPS])
     if "additional_eos_token_ids" in provided:
-        provided["additional_eos_token_ids"] = tuple(
-            int(part) for part in _strings(provided["additional_eos_token_ids"])
-        )
+        provided["additional_eos_token_ids"] = tuple(map(int, _strings(provided["additional_eos_token_ids"])))
     return provided
 
 

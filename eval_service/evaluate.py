@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +32,7 @@ from eval_service.model.checkpoint import Checkpoint, newest_checkpoint
 from verl_tool.agent_loop.trajectory import save_images
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.util.atomic_files import atomic_write
+from verl_tool.util.command_line import run_command
 from verl_tool.util.json_options import json_object
 
 console = Console(stderr=True)
@@ -134,7 +135,7 @@ async def evaluate(evaluation: Evaluation, reward: DictConfig, tokenizer: Any) -
     records = await scorer.score_all(await answers(evaluation), evaluation.problems)
     write_records(evaluation.records_path, records)
     summary = summarise(records, len(evaluation.problems), evaluation.asking.samples, evaluation.ks)
-    (evaluation.folder / "summary.json").write_text(json.dumps(summary.as_dict(), indent=2) + "\n")
+    (evaluation.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
     page = as_markdown(summary, evaluation.title) + with_images(records, evaluation.folder)
     (evaluation.folder / "report.md").write_text(page)
     return summary
@@ -206,13 +207,6 @@ def command(
         raise typer.Exit(1)
 
 
-def main() -> None:
-    """Entry point."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    app()
-
-
 def _numbers(text: str, samples: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     wrong = [part for part in parts if not part.isdigit() or not 1 <= int(part) <= samples]
@@ -255,4 +249,4 @@ def _tokenizer(name: str | None) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(command)

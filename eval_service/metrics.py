@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import generate_latest
 
 from eval_service.openai.usage import Usage
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
@@ -23,7 +22,7 @@ class ServiceMetrics:
         self._ends = Counter("verl_tool_eval_answers", "Answers, by why they ended.", ["stop"], registry=registry)
         self._tokens = Counter("verl_tool_eval_tokens", "Tokens, by who wrote them.", ["author"], registry=registry)
         self._calls = Counter("verl_tool_eval_tool_calls", "Actions answered by tools.", ["valid"], registry=registry)
-        self._cancelled = Counter("verl_tool_eval_cancelled", "Requests whose client left.", registry=registry)
+        self.cancelled = Counter("verl_tool_eval_cancelled", "Requests whose client left.", registry=registry)
         self._seconds = Histogram(
             "verl_tool_eval_answer_seconds",
             "Where the time of an answer went.",
@@ -31,7 +30,7 @@ class ServiceMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._first = Histogram(
+        self.first_chunk_seconds = Histogram(
             "verl_tool_eval_first_chunk_seconds",
             "Time to the first chunk of a stream.",
             buckets=_SECONDS,
@@ -53,18 +52,6 @@ class ServiceMetrics:
             for call in trajectory.calls:
                 self._calls.labels(str(call.valid).lower()).inc()
 
-    def first_chunk(self, seconds: float) -> None:
-        """A stream's first chunk went out."""
-        self._first.observe(seconds)
-
-    def client_left(self) -> None:
-        """A request was cancelled because nobody waits for it."""
-        self._cancelled.inc()
-
     def add_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A number that is read when somebody asks."""
         Gauge(name, text, registry=self.registry).set_function(read)
-
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)

@@ -25,10 +25,6 @@ class Sampling(_Settings):
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     ignore_eos: bool = False
 
-    def params(self) -> dict[str, Any]:
-        """As sampling parameters of the engine."""
-        return self.model_dump()
-
 
 class VllmSettings(_Settings):
     """A vLLM engine within each replica."""

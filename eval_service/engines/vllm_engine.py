@@ -70,7 +70,6 @@ class VllmEngine:
         listen: Listener | None = None,
         images: Sequence[ImagePart] = (),
     ) -> Generation:
-        """See `Engine.generate`."""
         prompt = await self._prompt(prompt_ids, images)
         if self._biases:
             sampling_params = {
@@ -95,8 +94,7 @@ class VllmEngine:
             raise RequestRejectedError(str(error)) from error
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed: {error}") from error
-        aborted = finish_reason == _ABORTED
-        return Generation(token_ids, log_probs, "aborted" if aborted else finish_reason)
+        return Generation(token_ids, log_probs, "aborted" if finish_reason == _ABORTED else finish_reason)
 
     async def _prompt(self, prompt_ids: list[int], images: Sequence[ImagePart]) -> TokensPrompt:
         """What vLLM is given. Raises ContentError if an image cannot be decoded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from eval_service.evaluation.record import Record
 from eval_service.evaluation.statistics import Estimate, estimate, pass_at_k
@@ -46,10 +46,6 @@ class Summary:
     seconds: float
     """Mean of an answer."""
     tools: dict[str, ToolUsage] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 def summarise(records: Sequence[Record], problems: int, samples: int, ks: Sequence[int]) -> Summary:

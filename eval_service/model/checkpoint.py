@@ -73,11 +73,6 @@ def newest_checkpoint(run: Path) -> Checkpoint:
     )
 
 
-def newest_model(run: Path) -> Path:
-    """The folder of `newest_checkpoint`."""
-    return newest_checkpoint(run).model
-
-
 def last_saved_step(run: Path) -> int | None:
     """The step of the last checkpoint with weights in Hugging Face's form; nothing is merged."""
     for step, actor in _actors(run):
@@ -123,9 +118,9 @@ def _folders(run: Path) -> list[Path]:
     folders = [run, run / "checkpoints"]
     config = run / "config.yaml"
     if config.is_file():
-        description = _configured_folder(config, config.stat().st_mtime_ns)
-        if description is not None:
-            folders.append(run / description)  # an absolute path stays as it is
+        configured = _configured_folder(config, config.stat().st_mtime_ns)
+        if configured is not None:
+            folders.append(run / configured)  # an absolute path stays as it is
     different: dict[Path, Path] = {}
     for folder in folders:
         different.setdefault(folder.resolve(), folder)

@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eval_service.engines.base import TokenLogProb
+from eval_service.engines.base import TokenChunk, TokenLogProb
+from eval_service.episode_adapter import StreamObserver
 from verl_tool.agent_loop.tokenizer import HFTokenizer, Tokenizer
+
+
+class LogprobCollector(StreamObserver):
+    """Keeps the log-probabilities of a trajectory's turns, for an answer that is sent at once."""
+
+    def __init__(self) -> None:
+        self.turns: list[list[TokenLogProb]] = []
+        """One list a turn in which the model wrote something."""
+        self._turn: list[TokenLogProb] = []
+
+    async def wrote(self, chunk: TokenChunk) -> None:
+        self._turn += chunk.log_probs or ()
+
+    async def turn_over(self) -> None:
+        if self._turn:
+            self.turns.append(self._turn)
+            self._turn = []
 
 
 def chat_log_probs(entries: Sequence[TokenLogProb], tokenizer: Tokenizer) -> dict[str, Any]:

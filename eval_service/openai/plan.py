@@ -165,4 +165,4 @@ def sampling_params(request: GenerationRequest, service: Service, choice: int) -
         "seed": None if request.seed is None else request.seed + choice,
         "stop": list(request.stops) or None,
     }
-    return service.sampling.params() | {name: value for name, value in requested.items() if value is not None}
+    return service.sampling.model_dump() | {name: value for name, value in requested.items() if value is not None}

@@ -318,7 +318,7 @@ class CompletionRequest(GenerationRequest):
 
 
 def read_request(body: bytes, model: type[Request]) -> Request:
-    """The request in a body. Raises HttpError 400 that names the field, what is wrong with it, and the mend."""
+    """The request in a body. Raises HttpError 400 that names the field, what is wrong with it, and how to fix it."""
     try:
         value = decode_request_json(body)
     except BadJsonError as error:
@@ -326,10 +326,9 @@ def read_request(body: bytes, model: type[Request]) -> Request:
     if not isinstance(value, dict):
         raise bad_request("the body is not a JSON object", code="invalid_json")
     try:
-        request = model.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         raise _field_error(error, model) from None
-    return request
 
 
 def _field_error(error: ValidationError, model: type[GenerationRequest]) -> HttpError:

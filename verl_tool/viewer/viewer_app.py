@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,7 @@ class ViewerApp:
         if len(names) != 2:
             raise ConfigError(f"{len(names)} evaluations are chosen; a comparison is of two")
         first, second = (self._evaluated(self._watch.run(name)) for name in names)
-        return compare(first, second).as_dict()
+        return asdict(compare(first, second))
 
     @staticmethod
     def _evaluated(run: Run) -> Evaluated:
