@@ -45,8 +45,6 @@ TOOL_SERVER_LOG = Path("outputs/eval_service/tool_server.log")
 
 @dataclass(frozen=True)
 class Start:
-    """All that is to be started."""
-
     settings: ServiceSettings
     host: str
     port: int

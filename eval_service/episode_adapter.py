@@ -97,7 +97,6 @@ class EpisodeAdapter:
         finish: bool = False,
         is_last_step: bool = False,
     ) -> StepResult:
-        """The tools' answer to one action."""
         if self._tools is None:
             raise ConfigError("no tool server is set; start the service with --tool_server_url or --tool_type")
         if finish:

@@ -14,8 +14,6 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 
 
 class ServiceMetrics:
-    """Counts of what the service did."""
-
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.http = HttpMetrics(registry)
@@ -40,7 +38,6 @@ class ServiceMetrics:
             self._ends.labels(stop.value)
 
     def answered(self, trajectories: Sequence[Trajectory], usage: Usage) -> None:
-        """A request was answered with these."""
         self._tokens.labels("prompt").inc(usage.prompt_tokens)
         self._tokens.labels("model").inc(usage.completion_tokens)
         self._tokens.labels("tool").inc(usage.tool_tokens)
@@ -53,5 +50,4 @@ class ServiceMetrics:
                 self._calls.labels(str(call.valid).lower()).inc()
 
     def add_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A number that is read when somebody asks."""
         Gauge(name, text, registry=self.registry).set_function(read)

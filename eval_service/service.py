@@ -48,8 +48,6 @@ MODEL_PLACE = "model"
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """One answer that is wanted."""
-
     trajectory_id: str
     prompt_ids: Sequence[int]
     images: tuple[ImagePart, ...] = ()
@@ -125,7 +123,6 @@ class Service:
 
     @property
     def uses_tools(self) -> bool:
-        """Whether trajectories call tools at all."""
         return self.options.enable_agent and self.tools is not None
 
     def check_prompt(

@@ -59,8 +59,6 @@ class CompletionsSettings(_Settings):
 
 
 class ServiceSettings(_Settings):
-    """Everything that one replica needs to know."""
-
     model: str
     """Folder or hub name of the model; its tokenizer is read from `tokenizer`, or from here."""
     served_model_name: str

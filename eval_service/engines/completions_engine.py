@@ -103,7 +103,6 @@ class CompletionsEngine:
         await self._get_models(CHECK_SECONDS)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._session.close()
         await self._checks.close()
 

@@ -118,7 +118,6 @@ class VllmEngine:
             raise EngineError(f"vLLM's engine process is dead: {error}") from error
 
     async def close(self) -> None:
-        """Stop the engine process."""
         await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown, SHUTDOWN_SECONDS)
 
 

@@ -27,8 +27,6 @@ _EXCERPT = 200
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The answers of one evaluation."""
-
     name: str
     about: dict[str, Any]
     """What answered and how it was asked; empty if the evaluation predates the file."""
@@ -111,8 +109,7 @@ def compare(first: Evaluated, second: Evaluated, *, seed: int = 0) -> Comparison
         raise ConfigError(f"no problem has a scored answer in both {first.name} and {second.name}")
     shares = [[_share(records[index]) for index in shared] for records in (a, b)]
     binary = all(len(records[index]) == 1 for records in (a, b) for index in shared)
-    scores = [[_mean_score(records[index]) for index in shared] for records in (a, b)]
-    scored = all(value is not None for values in scores for value in values)
+    scores = np.array([[_mean_score(records[index]) for index in shared] for records in (a, b)], dtype=float)
     flips = [_flip(index, a[index], b[index]) for index in shared]
     known = {r.index for r in first.records} | {r.index for r in second.records}
     return Comparison(
@@ -123,7 +120,7 @@ def compare(first: Evaluated, second: Evaluated, *, seed: int = 0) -> Comparison
         first_accuracy=float(np.mean(shares[0])),
         second_accuracy=float(np.mean(shares[1])),
         accuracy=difference(np.subtract(shares[1], shares[0]), binary=binary, seed=seed),
-        score=difference(np.subtract(scores[1], scores[0]), binary=False, seed=seed) if scored else None,
+        score=None if np.isnan(scores).any() else difference(scores[1] - scores[0], binary=False, seed=seed),
         solved=tuple(flip for flip in flips if flip.first <= 0.5 < flip.second),
         lost=tuple(flip for flip in flips if flip.second <= 0.5 < flip.first),
         remarks=tuple(remarks),

@@ -54,7 +54,6 @@ class Record:
 
     @property
     def scored(self) -> bool:
-        """It counts."""
         return self.error is None and self.correct is not None
 
     def with_score(self, score: float, correct: bool, details: Mapping[str, float]) -> Record:

@@ -24,8 +24,6 @@ class ToolUsage:
 
 @dataclass(frozen=True)
 class Summary:
-    """All figures of an evaluation."""
-
     problems: int
     samples: int
     """Answers wanted of each problem."""
@@ -78,7 +76,6 @@ def summarise(records: Sequence[Record], problems: int, samples: int, ks: Sequen
 
 
 def as_markdown(summary: Summary, title: str) -> str:
-    """A page with the figures."""
     lines = [f"# {title}", "", "| figure | value (95% interval) |", "|---|---|"]
     lines.append(f"| avg@{summary.samples} | {summary.accuracy} |")
     lines += [f"| pass@{k} | {value} |" for k, value in summary.passes.items()]

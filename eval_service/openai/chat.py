@@ -50,8 +50,6 @@ def chat_choice(
 
 
 class ChatStream(ChoiceStream):
-    """Sends one choice of a chat as it grows."""
-
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._calls = CallLog(self._job.trajectory_id, self._job.formats or self._service.formats)

@@ -33,8 +33,6 @@ def completion_choice(
 
 
 class CompletionStream(ChoiceStream):
-    """Sends one choice of a completion as it grows."""
-
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._log_probs = CompletionLogProbs(self._service.tokenizer)

@@ -47,7 +47,6 @@ class CompletionLogProbs:
         self._offset = 0
 
     def written(self, entries: Sequence[TokenLogProb]) -> dict[str, Any]:
-        """The columns of tokens that the model wrote."""
         tokens = [self._tokenizer.decode([entry.token_id]) for entry in entries]
         return {
             "tokens": tokens,
@@ -60,7 +59,6 @@ class CompletionLogProbs:
         }
 
     def appended(self, token_ids: Sequence[int]) -> dict[str, Any]:
-        """The columns of tokens that it did not write."""
         tokens = [self._tokenizer.decode([token]) for token in token_ids]
         nothing = [None] * len(tokens)
         return {
@@ -79,7 +77,6 @@ class CompletionLogProbs:
 
 
 def joined(columns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several chunks' columns as one."""
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     return {name: [value for chunk in columns for value in chunk[name]] for name in names}
 

@@ -35,7 +35,6 @@ class ResponseBuilder:
         return cls(f"cmpl-{uuid.uuid4().hex}", model, "text_completion", "text_completion")
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage) -> dict[str, Any]:
-        """The answer at once."""
         return self._head(self.object) | {"choices": list(choices), "usage": usage.as_dict()}
 
     def chunk(self, choices: Sequence[dict[str, Any]], usage: Usage | None = None) -> bytes:

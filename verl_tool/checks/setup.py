@@ -44,8 +44,6 @@ MADE_UP_TOOL = ToolDescription(
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a data file."""
-
     where: str
     """Such as ``row 3 of data/train.parquet``."""
     content: Mapping[str, Any]

@@ -22,8 +22,6 @@ ANSWER = "That is the answer."
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One trajectory, and what the loop saw in it."""
-
     trajectory: Trajectory
     action_mask: tuple[int, ...]
     """1 on tokens of a call. [response_length]"""

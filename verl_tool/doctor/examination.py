@@ -35,8 +35,6 @@ _MODES = {"enable_mtrl", "action_stop_tokens", "enable_agent"}
 
 @dataclass(frozen=True)
 class Examination:
-    """What the command is given; see its options."""
-
     model: str | None = None
     config: Path | None = None
     chat_template: Path | None = None

@@ -35,8 +35,6 @@ _KINDS = (".parquet", ".json", ".jsonl")
 
 @dataclass(frozen=True)
 class OfConfig:
-    """What the config of a run names."""
-
     options: EpisodeOptions
     model: str
     chat_template: str | None

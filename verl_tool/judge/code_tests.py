@@ -61,8 +61,6 @@ class TestCall:
 
 @dataclass(frozen=True)
 class TestSuite:
-    """What a solution has to pass."""
-
     __test__ = False
 
     tests: Sequence[str] = ()
@@ -87,8 +85,6 @@ class TestSuite:
 
 @dataclass(frozen=True)
 class JudgeVerdict:
-    """How one test ended."""
-
     passed: bool
     reason: str
     """``passed``; ``assertion``; ``output`` (of a program); ``error`` (raised); ``time``; ``ended`` (the solution's
@@ -115,7 +111,6 @@ class Verdicts:
 
     @property
     def time_outs(self) -> int:
-        """Tests that were not over in time."""
         return sum(verdict.reason in ("time", "budget") for verdict in self.of)
 
     @property

@@ -45,7 +45,6 @@ class Drift:
     """What the server answers, or why it does not."""
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(vars(self), ensure_ascii=False)
 
     @property
@@ -58,8 +57,6 @@ class Drift:
 
 @dataclass
 class ToolFigures:
-    """The calls of one tool."""
-
     calls: int = 0
     different: int = 0
     faults: int = 0
@@ -70,8 +67,6 @@ class ToolFigures:
 
 @dataclass
 class ReexecutionReport:
-    """What running the calls again has shown."""
-
     trajectories: int = 0
     without_row: list[str] = field(default_factory=list)
     without_observation: int = 0
@@ -80,7 +75,6 @@ class ReexecutionReport:
     drifts: list[Drift] = field(default_factory=list)
 
     def words(self) -> str:
-        """The counts in a sentence."""
         calls, different = (sum(getattr(tool, name) for tool in self.tools.values()) for name in ("calls", "different"))
         description = (
             f"{calls} calls of {self.trajectories} trajectories run again, {different} answered otherwise than before"
@@ -91,7 +85,6 @@ class ReexecutionReport:
         return description + (f"; {len(self.without_row)} trajectories without a row" if self.without_row else "")
 
     def lines(self) -> list[str]:
-        """Each drift as JSON."""
         return [drift.to_json() for drift in self.drifts]
 
     def unexpected_count(self, known: Collection[tuple[str, object]], *, asked: bool = False) -> int:

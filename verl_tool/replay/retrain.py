@@ -38,22 +38,17 @@ _NOT_PROVIDED = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", "WANDB_DIR")
 
 @dataclass(frozen=True)
 class Compared:
-    """A metric of the update."""
-
     name: str
     then: float
     now: float
     same: bool
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps({"where": self.name, "was": self.then, "now": self.now})
 
 
 @dataclass
 class RetrainReport:
-    """What the update has come to."""
-
     step: int
     tolerance: float
     metrics: list[Compared]
@@ -61,18 +56,15 @@ class RetrainReport:
 
     @property
     def different(self) -> list[Compared]:
-        """Those beyond the tolerance."""
         return [metric for metric in self.metrics if not metric.same]
 
     def words(self) -> str:
-        """The outcome in a sentence."""
         return (
             f"step {self.step} made again: {len(self.different)} of {len(self.metrics)} metrics of the update differ "
             f"by more than {self.tolerance:g}"
         )
 
     def lines(self) -> list[str]:
-        """Each difference as JSON."""
         return [metric.to_json() for metric in self.different]
 
     def unexpected_count(self, known: Collection[tuple[str, object]], *, asked: bool = False) -> int:

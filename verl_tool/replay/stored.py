@@ -27,8 +27,6 @@ _TRAINED = re.compile(r"(step|baseline|validation)_(\d+)\.jsonl")
 
 @dataclass(frozen=True)
 class Grading:
-    """What a reward manager said of a trajectory."""
-
     score: float | None = None
     """None: no score."""
     details: dict[str, float | None] | None = None
@@ -39,8 +37,6 @@ class Grading:
 
 @dataclass(frozen=True)
 class Stored:
-    """A line of a file."""
-
     where: str
     """File and line: ``step_3.jsonl:17``."""
     row: Problem | None

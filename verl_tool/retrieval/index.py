@@ -69,7 +69,6 @@ class Index:
         return [reciprocal_rank_fusion(of_query, topk) for of_query in zip(*rankings, strict=True)]
 
     def passage(self, number: int) -> Passage:
-        """The passage of a hit."""
         return self._store[number]
 
     def line(self, number: int) -> bytes:

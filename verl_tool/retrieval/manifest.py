@@ -22,8 +22,6 @@ _HASHED_AT_A_TIME = 4 << 20
 
 
 class Kind(str, Enum):
-    """By what an index is searched."""
-
     bm25 = "bm25"
     """Words."""
     dense = "dense"
@@ -74,8 +72,6 @@ class BuildState(BaseModel):
 
 
 class FileRecord(BaseModel):
-    """One file of an index."""
-
     bytes: int
     sha256: str
 
@@ -131,7 +127,6 @@ class Manifest(BaseModel):
 
 
 def record_files(folder: Path, names: list[str], on_progress: Callable[[float], None]) -> dict[str, FileRecord]:
-    """Sizes and hashes."""
     total, read = sum((folder / name).stat().st_size for name in names), 0
     records = {}
     for name in names:

@@ -25,8 +25,6 @@ _GATHER_SHARE = 0.05
 
 
 class SearchResult(NamedTuple):
-    """A passage that was found."""
-
     line: bytes
     """The passage as JSON: ``{"id": …, "contents": …}``."""
     score: float

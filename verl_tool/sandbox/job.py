@@ -64,7 +64,6 @@ class JobFiles:
         return self._fds
 
     def close(self) -> None:
-        """Give the descriptors back."""
         for fd in self._fds:
             os.close(fd)
         self._fds = []

@@ -56,8 +56,6 @@ _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class PoolStats:
-    """A pool at one moment."""
-
     workers: int
     """Forkservers that take runs."""
     live: int
@@ -245,7 +243,6 @@ class SandboxPool:
             await asyncio.to_thread(self._group.remove)
 
     def stats(self) -> PoolStats:
-        """The pool now."""
         return PoolStats(
             workers=sum(worker.alive for worker in self._workers),
             live=self._run_slots.live,

@@ -13,8 +13,6 @@ others: it then counts only among those that may go on at once."""
 
 
 class RunSlot:
-    """Held by one run."""
-
     def __init__(self) -> None:
         self.is_short = True
         self.timer: asyncio.TimerHandle | None = None
@@ -34,7 +32,6 @@ class RunSlots:
 
     @property
     def queued(self) -> int:
-        """Runs that wait."""
         return len(self._queue)
 
     async def enter(self) -> RunSlot:
@@ -57,7 +54,6 @@ class RunSlots:
             raise
 
     def leave(self, slot: RunSlot) -> None:
-        """Give a slot back."""
         if slot.timer is not None:
             slot.timer.cancel()
         self.live -= 1

@@ -44,8 +44,6 @@ _LINE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class SandboxedService:
-    """What to start."""
-
     command: tuple[str, ...]
     """The program and its arguments. A program without a folder is looked for beside the interpreter, then on PATH."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)

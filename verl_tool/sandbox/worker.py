@@ -57,8 +57,6 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What a forkserver says of a run."""
-
     reached: bool
     """Whether the user's code was reached."""
     gone: bool
@@ -104,7 +102,6 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes runs."""
         return self._alive
 
     @property

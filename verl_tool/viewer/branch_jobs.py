@@ -71,7 +71,6 @@ class BranchJobs:
         self._runs = False
 
     def routes(self) -> list[Route]:
-        """Paths of branching."""
         return [Route("/api/branching", self._enabled), Route("/api/branch", self._branch, methods=["POST"])]
 
     async def _enabled(self, request: Request) -> Response:

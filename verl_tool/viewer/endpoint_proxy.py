@@ -103,7 +103,6 @@ class EndpointProxy:
         """Answers that are being written."""
 
     def routes(self) -> list[Route]:
-        """Paths of the live page."""
         return [Route("/api/endpoint", self._endpoint), Route("/api/chat", self._chat, methods=["POST"])]
 
     async def _endpoint(self, request: Request) -> Response:

@@ -40,8 +40,6 @@ MAX_LINE = 128 << 20
 
 @dataclass
 class FileIndex:
-    """What is known of one file."""
-
     read_bytes: int = 0
     """How much of the file: whole lines only."""
     head: int = 0
@@ -76,7 +74,6 @@ class Records:
     """What queries have found, for the next page."""
 
     def file_number(self, name: str) -> int | None:
-        """The place of the file of this name."""
         return next((number for number, file in enumerate(self.files) if file.name == name), None)
 
     def line(self, row: np.void) -> bytes:

@@ -100,8 +100,6 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 @dataclass
 class ToolCallCounts:
-    """Calls of one tool in one file."""
-
     calls: int = 0
     failed: int = 0
     invalid: int = 0

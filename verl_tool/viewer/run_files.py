@@ -42,8 +42,6 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A file with a trajectory a line."""
-
     path: Path
     kind: str
     """step, validation, baseline, evaluation, branch, or records if it is none of them."""

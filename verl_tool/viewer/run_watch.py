@@ -45,7 +45,6 @@ class RunWatch:
         self._thread = threading.Thread(target=self._follow, name="viewer-index", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -56,7 +55,6 @@ class RunWatch:
 
     @property
     def runs(self) -> dict[str, Run]:
-        """All runs by their names."""
         with self._lock:
             if time.monotonic() - self._looked >= LOOK_SECONDS:
                 self._runs, self._looked = find_runs(self._roots), time.monotonic()

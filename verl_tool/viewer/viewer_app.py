@@ -70,7 +70,6 @@ class ViewerApp:
         self._tokens = tokens
 
     def routes(self) -> list[Route]:
-        """All paths."""
         answers: list[Callable[[Provided], Any]] = [
             *(self.runs, self.metrics, self.config, self.facets, self.rows, self.group, self.trajectory, self.pieces),
             *(self.image, self.by_file, self.prompts, self.compare),
@@ -125,7 +124,6 @@ class ViewerApp:
         }
 
     def config(self, given: Provided) -> dict[str, str]:
-        """Every option of a run."""
         return self._run(given).config()
 
     def rows(self, given: Provided) -> dict[str, Any]:

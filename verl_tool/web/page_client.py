@@ -66,8 +66,6 @@ class PageUnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Page:
-    """What a server sent."""
-
     url: str
     """After all redirects."""
     is_html: bool

@@ -27,8 +27,6 @@ class FailedEngines(Exception):
 
 @dataclass(frozen=True)
 class WebHit:
-    """One page that was found."""
-
     title: str
     url: str
     text: str
@@ -64,8 +62,6 @@ class Ask:
 
 @dataclass(frozen=True)
 class Provider:
-    """One provider."""
-
     url: str
     """Its address; empty if everybody has one of his own."""
     key_variables: tuple[str, ...]

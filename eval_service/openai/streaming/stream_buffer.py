@@ -40,7 +40,6 @@ class StreamBuffer:
                 await self.put(part)
 
     def close(self) -> None:
-        """Nothing more comes."""
         self._closed = True
         self._filled.set()
 

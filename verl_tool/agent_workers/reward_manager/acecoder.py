@@ -31,5 +31,4 @@ class AceCoderRewardManager(GradingRewardManager[CodeOptions]):
         """`CodeGrader` keeps the deadlines, which the waiting for a place is no part of."""
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if the server or its sandbox fails."""
         return await self._grader.grade(sample)

@@ -30,8 +30,6 @@ from verl_tool.errors import ConfigError, VerlToolError
 
 
 class Entry(BaseModel):
-    """A manager and its options."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
@@ -41,8 +39,6 @@ class Entry(BaseModel):
 
 
 class BySourceOptions(BaseModel):
-    """Which manager grades which rows."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     by: Literal["data_source", "ability"] = "data_source"

@@ -16,8 +16,6 @@ _MARK = "Result="
 
 
 class CalculatorRewardOptions(RewardOptions):
-    """How results are graded."""
-
     right: float = 1.0
     wrong: float = 0.0
 

@@ -88,7 +88,6 @@ class DeepSearchRewardManager(GradingRewardManager[DeepSearchOptions]):
         return Grade(self.options.right if right else self.options.wrong, right, {"answered": 1.0, "judged": judged})
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._judge.close()
 
 

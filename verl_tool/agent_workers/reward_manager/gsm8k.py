@@ -18,8 +18,6 @@ _MARK = "####"
 
 
 class Gsm8kOptions(RewardOptions):
-    """How numbers are graded."""
-
     right: float = 1.0
     wrong: float = 0.0
     flexible: bool = False

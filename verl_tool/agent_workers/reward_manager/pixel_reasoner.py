@@ -36,8 +36,6 @@ _UNIT = re.compile(r"\\text\b|\b(?:minutes|cm)\b")
 
 
 class PixelReasonerOptions(ComparisonOptions):
-    """How an answer is rewarded, and the calls that led to it."""
-
     right: float = 1.0
     wrong: float = 0.0
     curiosity: float = Field(0.5, ge=0)
@@ -65,7 +63,6 @@ class PixelReasonerRewardManager(GradingRewardManager[PixelReasonerOptions]):
         """`MathGrader` keeps the deadlines."""
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if no process starts, or the ground truth cannot be read."""
         options, answer = self.options, last_boxed(sample.text)
         right = False
         if answer and len(answer) <= options.max_answer_chars:
@@ -102,5 +99,4 @@ def golden_answers(ground_truth: Any) -> Iterator[str]:
 
 
 def normalised(answer: str) -> str:
-    """An answer as the comparison takes it."""
     return _UNIT.sub("", answer.replace("dfrac", "frac").replace(r"\varnothing", r"\emptyset")).strip()

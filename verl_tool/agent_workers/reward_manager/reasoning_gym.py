@@ -33,8 +33,6 @@ _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
 
 
 class GymOptions(RewardOptions):
-    """How answers are graded."""
-
     right: float = 1.0
     wrong: float = 0.0
 

@@ -35,8 +35,6 @@ MAX_ANSWER_TAGS = 10
 
 
 class SearchOptions(RewardOptions):
-    """How answers are graded."""
-
     right: float = 1.0
     wrong: float = 0.0
     no_answer: float = 0.0
@@ -45,8 +43,6 @@ class SearchOptions(RewardOptions):
 
 
 class SearchR1Options(SearchOptions):
-    """How answers are graded by exact match."""
-
     published: bool = True
     """Whether a right answer among more than `MAX_ANSWER_TAGS` tags scores a quarter."""
 

@@ -98,7 +98,6 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
             raise GraderFault(str(error)) from error
 
     async def close(self) -> None:
-        """End the processes."""
         await self._executor.close()
 
     async def _graded_on(self, path: Path, sample: Sample) -> Grade:

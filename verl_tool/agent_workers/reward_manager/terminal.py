@@ -17,8 +17,6 @@ from verl_tool.verification import STYLE
 
 
 class TerminalOptions(RewardOptions):
-    """How rewards of verifiers are graded."""
-
     right_from: float = Field(1.0, gt=0, le=1)
     """The reward from which on a trajectory counts as right."""
 

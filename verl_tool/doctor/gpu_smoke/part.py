@@ -31,8 +31,6 @@ class PartFailed(Exception):
 
 @dataclass(frozen=True)
 class PartContext:
-    """What a part is given."""
-
     device: str
     """``cuda`` or ``cpu``."""
     folder: Path
@@ -58,8 +56,6 @@ class Part:
 
 @dataclass
 class PartResult:
-    """What became of one part."""
-
     name: str
     status: Status
     reason: str = ""
@@ -120,7 +116,6 @@ def select_parts(names: Collection[str]) -> list[Part]:
 
 
 def missing_packages(packages: Sequence[str]) -> list[str]:
-    """Those that cannot be imported here."""
     return [package for package in packages if not _is_installed(package)]
 
 

@@ -249,7 +249,6 @@ def run_with_transformers(context: PartContext, tools: Any) -> tuple[list[Any], 
 
 
 async def transformers_generator(context: PartContext) -> Any:
-    """Of the random text model."""
     from verl_tool.agent_loop.generators.transformers_generator import TransformersGenerator
     from verl_tool.doctor.gpu_smoke import tiny_models
 

@@ -38,8 +38,6 @@ MAX_DISPLAY_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class BranchRequest:
-    """What the command was asked for."""
-
     run: Path
     trained: Path
     """The training whose loop, tools and reward are used: `run`, or `from_run` of an evaluation."""

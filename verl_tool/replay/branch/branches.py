@@ -25,8 +25,6 @@ BRANCH = "branch"
 
 @dataclass(frozen=True)
 class Branch:
-    """One continuation of a point."""
-
     point: BranchPoint
     trajectory: Trajectory
     """With its reward."""
@@ -57,8 +55,6 @@ class Branch:
 
 @dataclass(frozen=True)
 class Brancher:
-    """Makes the branches of points."""
-
     continuation: Continuation
     scorer: Scorer
     states: StateRebuilder | None

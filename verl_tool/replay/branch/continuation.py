@@ -59,7 +59,6 @@ class FixedAnswer:
         finish: bool = False,
         is_last_step: bool = False,
     ) -> StepResult:
-        """As `Tools.call`."""
         if self._answer is not None and not finish:
             answer, self._answer = self._answer, None
             return replace(answer, trajectory_id=trajectory_id)

@@ -38,7 +38,7 @@ async def model_of(loop: RunLoop, endpoint: str | None) -> AsyncIterator[Model]:
         return
     engine = await CompletionsEngine.connect(CompletionsSettings(url=endpoint), loop.tokenizer.vocab_size)
     try:
-        yield Model(engine, {**loop.sampling.params(), "logprobs": 0})
+        yield Model(engine, {**loop.sampling.model_dump(), "logprobs": 0})
     finally:
         await engine.close()
 

@@ -67,7 +67,6 @@ class RetrievalReplica:
             raise RetrievalError(f"a server of replica {self._members.info.id} has closed")
 
     async def describe(self) -> str:
-        """The replica's id."""
         return self._members.info.id
 
     async def record_replica_metadata(self) -> dict[str, object]:

@@ -12,8 +12,6 @@ APP_NAME = "verl_tool_retrieval"
 
 
 class RetrievalSettings(BaseModel):
-    """Everything that one replica needs to know."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     index: str

@@ -38,7 +38,6 @@ class Cells:
         """The state was given up with a call that was cancelled, and no result has told so yet."""
 
     def refused(self, limit: str) -> CellResult:
-        """The result of a cell that is not run."""
         return self._result({"state": "kept", "timed_out": False, "wall_seconds": 0.0}, limit)
 
     async def run(self, code: str, stdin: bytes, interactive: bool, counted: bool, seconds: float) -> CellResult:
@@ -159,7 +158,6 @@ class Cells:
 
 
 def _ending(told: dict[str, Any], limit_hit: str | None) -> tuple[int | None, int | None]:
-    """Exit code or signal."""
     if limit_hit == "total_wall_seconds":
         return None, None
     if "exit_code" in told:

@@ -67,8 +67,6 @@ done
 
 @dataclass(frozen=True)
 class ContainerSettings:
-    """Which containers."""
-
     command: str
     """``docker`` or ``podman``, or another program that understands the same arguments."""
     image: str
@@ -225,7 +223,6 @@ class Container:
             raise ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
 
     def wall_left(self, wanted: float | None) -> float:
-        """Seconds that a call may take."""
         left = self.limits.total_wall_seconds - self._wall
         return max(0.01, min(self.limits.wall_seconds if wanted is None else wanted, left))
 

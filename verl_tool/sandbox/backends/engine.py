@@ -34,8 +34,6 @@ class Ran:
 
 
 class ContainerEngine:
-    """One command line."""
-
     def __init__(self, command: str) -> None:
         """Raises ConfigError if there is no such program on PATH."""
         path = shutil.which(command)

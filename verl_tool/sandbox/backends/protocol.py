@@ -58,8 +58,6 @@ class Sandbox(Protocol):
 
 
 class Program(Protocol):
-    """A program that goes on running in a sandbox."""
-
     @property
     def running(self) -> bool:
         """Whether it has not ended."""

@@ -52,8 +52,6 @@ class Box:
 
 
 class ForkedRun:
-    """One live run."""
-
     def __init__(
         self, request: confine.ConfineRequest, slot: int, main: int, init: int, init_fd: int, now: float
     ) -> None:

@@ -55,7 +55,6 @@ class Isolation:
     """Why no stronger level is in force."""
 
     def describe(self) -> str:
-        """One line for people."""
         if self.level is Level.none:
             because = f" ({self.missing})" if self.missing else ""
             return f"none: user code runs unconfined, with limits per process and an empty environment{because}"

@@ -28,7 +28,6 @@ class SessionFiles:
         self._shown = 0
 
     def close(self) -> None:
-        """Let go of the folders."""
         os.close(self._folder_fd)
 
     def read(self, path: str) -> bytes:

@@ -37,8 +37,6 @@ _GROUPS_OPEN = 100
 
 
 class SessionPool:
-    """The sessions of one pool."""
-
     def __init__(
         self,
         setup: WorkerSetup,
@@ -80,7 +78,6 @@ class SessionPool:
 
     @property
     def live(self) -> int:
-        """Sessions that there are."""
         return len(self._sessions)
 
     async def warm(self) -> None:
@@ -185,7 +182,6 @@ class SessionPool:
         return group.take(group_bytes(worker.resident_bytes, limits)) if group is not None else None
 
     def give_group(self, group: RunGroup, *, gone: bool) -> None:
-        """Give it back."""
         assert self._setup.group is not None
         self._setup.group.give(group, gone=gone)
 

@@ -120,7 +120,6 @@ class Session:
 
     @property
     def limits(self) -> SessionLimits:
-        """What it may use."""
         return self._limits
 
     @property
@@ -441,7 +440,6 @@ class Session:
         await transfer.download(self, source, target)
 
     async def stop(self) -> None:
-        """As `close`."""
         await self.close()
 
     async def close(self) -> None:

@@ -58,8 +58,6 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RemoteProgram:
-    """What a call asks for."""
-
     language: str
     """As `LANGUAGES` has it, or as the model wrote it."""
     code: str

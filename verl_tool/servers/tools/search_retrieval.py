@@ -39,8 +39,6 @@ PROBE_SECONDS = 30.0
 
 
 class SearchRetrievalOptions(ToolOptions):
-    """Where to search, and how much to show."""
-
     index: Path | None = None
     """Folder of an index, to be opened in each replica."""
     embedder: str | None = None
@@ -62,8 +60,6 @@ class SearchRetrievalOptions(ToolOptions):
 
 
 class Searcher(Protocol):
-    """A place to search."""
-
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """Passages for each query, the best first. Raises ToolFault or RetrievalError if it fails."""
         ...

@@ -29,8 +29,6 @@ _MAX_PATH = 4096
 
 
 class EditorOptions(WorkspaceOptions):
-    """As of every tool with a workspace."""
-
     max_output_length: int = Field(default=16_000, ge=100)
 
 
@@ -45,8 +43,6 @@ def _read_json(value: Any) -> Any:
 
 
 class EditorArguments(BaseModel):
-    """One command."""
-
     command: Literal["view", "create", "str_replace", "insert", "undo_edit"]
     path: str = Field(min_length=1, description="a file or, for view, a folder")
     file_text: str | None = Field(default=None, description="create: the content of the new file")

@@ -52,8 +52,6 @@ class WebPageOptions(WebOptions):
 
 
 class WebPageArguments(BaseModel):
-    """What a call may hold."""
-
     model_config = ConfigDict(extra="forbid")
 
     url: str = Field(description="address of the page", min_length=1)

@@ -27,8 +27,6 @@ DETAILS = ("pass_rate", "tests", "time_outs", "refused", "no_code", "judge_prote
 
 
 class CodeOptions(RewardOptions):
-    """How code is graded."""
-
     server_url: str | None = None
     """The tool server. None: ``actor_rollout_ref.agent.tool_server_url``, else ``reward.sandbox_fusion.url``."""
     api_key: str | None = None
@@ -70,7 +68,6 @@ class CodeGrader:
         self._judged: OrderedDict[tuple[str, TestSuite], asyncio.Future[Verdicts]] = OrderedDict()
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if the server or its sandbox fails."""
         options = self._options
         suite = suite_of(sample.ground_truth, sample.extra_info, options.max_tests, options.strict)
         code = last_code_block(sample.turns)
@@ -131,7 +128,6 @@ class CodeGrader:
                     raise
 
     async def close(self) -> None:
-        """Close the connections to the server."""
         if self._client is not None:
             await self._client.close()
             self._client = None

@@ -45,8 +45,6 @@ class JudgeDeclined(VerlToolError):
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be judged."""
-
     text: str
     """May be empty."""
     references: tuple[str, ...]
@@ -123,7 +121,6 @@ class JudgeModel:
         return verdict
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -38,8 +38,6 @@ class ManagerAnswer:
 
 @dataclass(frozen=True)
 class GradingCase:
-    """One answer to one row."""
-
     row: Mapping[str, Any]
     """A row of a recipe's data with ``ground_truth`` in place of ``reward_model``."""
     answer: ManagerAnswer
@@ -47,8 +45,6 @@ class GradingCase:
 
 @dataclass(frozen=True)
 class GradedCase:
-    """What the manager made of a case."""
-
     score: float = 0.0
     acc: float = 0.0
     """More than 0.5: taken for right. Whether the score is above 0, for managers that tell no ``acc``."""

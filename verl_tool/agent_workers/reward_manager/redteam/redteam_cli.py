@@ -79,8 +79,6 @@ DEFAULT = [{"ground_truth": "72"}, {"ground_truth": "Danube"}]
 
 @dataclass(frozen=True)
 class RedTeamFinding:
-    """An attack that succeeded."""
-
     attack: ManagerAnswer
     ground_truth: str
     score: float
@@ -88,8 +86,6 @@ class RedTeamFinding:
 
 @dataclass
 class RedTeamReport:
-    """What the attacks have shown so far."""
-
     found: list[RedTeamFinding] = field(default_factory=list)
     forms: Mapping[str, str] = field(default_factory=lambda: FORMS)
     """In which answers are written."""
@@ -125,7 +121,6 @@ class RedTeamReport:
 
     @property
     def paid(self) -> bool:
-        """Whether any gold answer was taken for right."""
         return bool(self.accepted)
 
     def _add_credit(self, case: GradingCase, score: float) -> None:
@@ -173,7 +168,6 @@ def table_of(found: list[RedTeamFinding]) -> Table:
 
 
 def table_of_all(found: list[RedTeamFinding]) -> Table:
-    """Each false positive."""
     table = Table("attack", "ground truth", "score", "input")
     for finding in found:
         table.add_row(*_cells(finding))

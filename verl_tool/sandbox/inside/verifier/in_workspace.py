@@ -75,12 +75,10 @@ class Result:
 
     @property
     def stdout(self):
-        """As text."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self):
-        """As text."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
 

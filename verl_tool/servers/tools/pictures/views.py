@@ -31,8 +31,6 @@ _PLACES = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
 
 @dataclass(frozen=True)
 class Crop:
-    """The step to a part of an image."""
-
     box: Box
 
     def __call__(self, image: Image) -> Image:
@@ -46,8 +44,6 @@ class Crop:
 
 @dataclass(frozen=True)
 class ImageView:
-    """An image that the model sees."""
-
     original: ImagePart
     steps: tuple[Step, ...]
     full: Size

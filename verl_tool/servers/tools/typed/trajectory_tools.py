@@ -90,8 +90,6 @@ class TrajectoryTools:
 
 
 class _Held:
-    """The instance of one trajectory."""
-
     def __init__(self, instance: TrajectoryTools) -> None:
         self.instance = instance
         self.thread: asyncio.Future[Any] | None = None

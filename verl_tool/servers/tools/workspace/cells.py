@@ -44,8 +44,6 @@ _DRAWS = re.compile(r"matplotlib|pyplot|seaborn|\bplt\b|\.plot\b|\.hist\b")
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell as plain Python."""
-
     code: str
     needs_kernel: bool
     """It uses names that are IPython's (`kernel.install`)."""
@@ -56,7 +54,6 @@ class Cell:
 
 
 def read_cell(source: str) -> Cell:
-    """The cell that a model wrote."""
     magic = _CELL_MAGIC.fullmatch(source) if source.lstrip().startswith("%%") else None
     draws = _DRAWS.search(source) is not None
     if magic is None:

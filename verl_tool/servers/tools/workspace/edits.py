@@ -26,8 +26,6 @@ INLINE_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class FileEdit:
-    """One edit."""
-
     path: str
     before: bytes | None
     """The file's content before, packed; None if the edit made the file."""

@@ -57,7 +57,6 @@ class HeadAndTail:
         """Bytes written."""
 
     def write(self, data: bytes) -> None:
-        """Take in some more."""
         self.total += len(data)
         remaining = self._half - len(self._head)
         if remaining > 0:

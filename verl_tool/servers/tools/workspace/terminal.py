@@ -65,7 +65,6 @@ class Terminal:
         return Terminal(session)
 
     async def close(self) -> None:
-        """End the shell."""
         self._drop()
 
     async def run(self, command: str, seconds: float, output_bytes: int) -> TerminalOutput:

@@ -74,8 +74,6 @@ class Text:
 
 @dataclass(frozen=True)
 class Edited:
-    """A file after an edit."""
-
     file: Text
     first: int
     """Number of the first line that the edit wrote, from 1."""
