@@ -39,8 +39,8 @@ def check_rows(
     Of a parquet file only columns are read that could hold such. A ``.json`` file holds a list of rows or a row a line.
     A file of another kind is left to the loop, which refuses a row when its turn comes.
     """
-    requested = (prompt_key, "use_tool", "max_turns", *media_columns)
-    rows = _of_parquet(path, requested, prompt_key) if path.suffix == ".parquet" else read_rows(path, requested)
+    columns = (prompt_key, "use_tool", "max_turns", *media_columns)
+    rows = _of_parquet(path, columns, prompt_key) if path.suffix == ".parquet" else read_rows(path, columns)
     for i, row in enumerate(rows):
         where = f"row {i} of {path}"
         reject_media(row, where, media_columns, no_images or "")
@@ -51,9 +51,9 @@ def check_rows(
             (text_messages if no_images else without_images)(prompt, where)
 
 
-def read_rows(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Mapping[str, Any]]:
     """The rows of a local file, of a parquet file with the named `columns` only, as far as it has them (``a.b`` is the
-    part b of a). None of a file of another kind than parquet and JSON, or that is not here."""
+    part b of a; None: all). None of a file of another kind than parquet and JSON, or that is not here."""
     if not path.is_file():
         return
     if path.suffix == ".parquet":
@@ -66,13 +66,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]
 
 def first_rows(path: Path, most: int) -> Iterator[Mapping[str, Any]]:
     """The first `most` rows of a local file with all that they hold. None of a kind that `read_rows` does not read."""
-    if path.suffix == ".parquet" and path.is_file():
-        import pyarrow.parquet as parquet
-
-        batches = parquet.ParquetFile(path).iter_batches(most)
-        yield from next((batch.to_pylist() for batch in batches), [])
-    else:
-        yield from itertools.islice(read_rows(path, ()), most)
+    return itertools.islice(read_rows(path), most)
 
 
 def columns_for_reward(config: DictConfig) -> tuple[str, ...]:
@@ -148,11 +142,12 @@ def _of_parquet(path: Path, wanted: Sequence[str], prompt_key: str) -> Iterator[
         yield from _columns_of_parquet(path, columns)
 
 
-def _columns_of_parquet(path: Path, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+def _columns_of_parquet(path: Path, columns: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
     """A row for each row of the file, also where it has none of the columns."""
     import pyarrow.parquet as parquet
 
-    for batch in parquet.ParquetFile(path).iter_batches(ROWS_AT_A_TIME, columns=list(columns)):
+    names = None if columns is None else list(columns)
+    for batch in parquet.ParquetFile(path).iter_batches(ROWS_AT_A_TIME, columns=names):
         yield from batch.to_pylist()
 
 

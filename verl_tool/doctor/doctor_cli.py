@@ -99,8 +99,3 @@ def examine_model(
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(examine_model)
-
-
-def main() -> None:
-    """Entry point."""
-    app()

@@ -52,15 +52,15 @@ class Examination:
 
     def run(self, console: Console, *, whole: bool = False) -> bool:
         """Look, show, and tell whether there is no error. Raises VerlToolError if what is given cannot be used."""
-        setup, visible = self._setup(), None
+        setup, demonstration = self._setup(), None
         _ = setup.prompts  # an unknown format, or tool, is no finding but a mistake of the command line
         of_rows = examine_rows(setup.rows, REWARD_COLUMNS if self._manager is not None else ())
         findings = [*self._of_files(), *of_rows, *examine(setup), *self._of_reward(setup.rows)]
         row = setup.rows[self.row] if setup.rows else None
         unsound = any(each.severity is Severity.ERROR and each.check in RELIED_ON for each in findings)
         if not unsound and setup.problem_of_prompt(row) is None:
-            visible = asyncio.run(self._demonstration(setup, row))
-        print_report(console, setup, visible, findings, whole=whole)
+            demonstration = asyncio.run(self._demonstration(setup, row))
+        print_report(console, setup, demonstration, findings, whole=whole)
         return not any(each.severity is Severity.ERROR for each in findings)
 
     @cached_property

@@ -84,8 +84,8 @@ class BySourceRewardManager(RewardManagerBase):
             known = ", ".join(self._managers)
             why = f"a row has {self.options.by} {kind!r}, which no entry of reward_kwargs.managers matches: {known}"
             return without_reward(why, self._nothing)
-        description = await manager.run_single(data)
-        return {**description, "reward_extra_info": {**self._nothing, **description["reward_extra_info"]}}
+        answer = await manager.run_single(data)
+        return {**answer, "reward_extra_info": {**self._nothing, **answer["reward_extra_info"]}}
 
 
 def _made(config: DictConfig, tokenizer: Any, key: str, entry: Entry) -> GradingRewardManager[Any]:

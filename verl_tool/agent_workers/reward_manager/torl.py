@@ -83,13 +83,11 @@ class ToRLRewardManager(GradingRewardManager[MathOptions]):
 
     Options: ClassVar[type[MathOptions]] = MathOptions
     details = DETAILS
+    keeps_deadlines = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._judge = MathJudge(self.options)
-
-    def seconds(self, sample: Sample) -> None:
-        """`MathGrader` keeps the deadlines."""
 
     async def grade(self, sample: Sample) -> Grade:
         return await self._judge.grade(sample)

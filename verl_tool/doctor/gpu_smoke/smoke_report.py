@@ -68,13 +68,8 @@ def result_table(results: Sequence[PartResult], device: str) -> Table:
 
 
 def describe_result(result: PartResult) -> str:
-    """The reason, or the figures in a line."""
-    return result.reason or describe_figures(result.figures)
-
-
-def describe_figures(figures: Figures) -> str:
-    """``name value`` of each, those within others by ``outer.inner``."""
-    return ", ".join(f"{name} {_short(value)}" for name, value in _flat(figures))
+    """The reason, or the figures in a line: ``name value`` of each, those within others by ``outer.inner``."""
+    return result.reason or ", ".join(f"{name} {_short(value)}" for name, value in _flat(result.figures))
 
 
 def titles() -> Table:

@@ -149,7 +149,7 @@ class RemoteCodeTool(Tool):
     def call_names(self) -> tuple[str, ...]:
         names = [*super().call_names, *_GENERAL_NAMES]
         for language in self.options.languages:
-            names += [language, *_further_names(language)]
+            names += [language, *LANGUAGES.get(language, ())]
         if _PYTHON in self.options.languages:
             names += _PYTHON_NAMES
         return tuple(dict.fromkeys(names))
@@ -201,9 +201,9 @@ class RemoteCodeTool(Tool):
         return self.options.compile_seconds + self.options.timeout_seconds + self.options.grace_seconds
 
     def _language(self, call: Call) -> str:
-        provided = (call.arguments or {}).get("language")
-        if isinstance(provided, str) and provided.strip():
-            return language_of(provided.strip())
+        named = (call.arguments or {}).get("language")
+        if isinstance(named, str) and named.strip():
+            return language_of(named.strip())
         if call.name in _PYTHON_NAMES:
             return _PYTHON
         if call.name in (*super().call_names, *_GENERAL_NAMES):
@@ -211,9 +211,9 @@ class RemoteCodeTool(Tool):
         return language_of(call.name)
 
     def _describe(self, stages: Sequence[Stage]) -> ToolResult:
-        visible = [stage for stage in stages if stage is stages[-1] or not stage.ok]
-        written = "\n".join(text for stage in visible if (text := stage.output.rstrip("\n")))
-        ending = "\n".join(stage.ending for stage in visible if stage.ending)
+        last_or_failed = [stage for stage in stages if stage is stages[-1] or not stage.ok]
+        written = "\n".join(text for stage in last_or_failed if (text := stage.output.rstrip("\n")))
+        ending = "\n".join(stage.ending for stage in last_or_failed if stage.ending)
         error = not all(stage.ok for stage in stages)
         metrics = {
             "wall_seconds": stages[-1].seconds,
@@ -244,7 +244,3 @@ def ending_of(what: str, *, timed_out: bool, seconds: float, signal: str | None,
     if what == COMPILATION:
         return f"{what} failed with exit code {code}." if code else ""
     return f"Exit code: {code}" if code and not told else ""
-
-
-def _further_names(language: str) -> tuple[str, ...]:
-    return LANGUAGES.get(language, ())

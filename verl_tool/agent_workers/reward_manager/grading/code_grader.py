@@ -180,10 +180,10 @@ def suite_of(ground_truth: Any, extra_info: Mapping[str, Any], max_tests: int, s
     """The tests of a row: in `ground_truth`, in a form that `suite_in` knows; older rows have them in ``extra_info``,
     as ``test_cases`` and ``inputs_outputs``. Raises ValueError if there is none.
     """
-    provided = json.loads(ground_truth) if isinstance(ground_truth, str) and ground_truth.strip() else ground_truth
-    if provided is None or isinstance(provided, str) or len(provided) == 0:
-        provided = {"tests": extra_info.get("test_cases"), "inputs_outputs": extra_info.get("inputs_outputs")}
+    tests = json.loads(ground_truth) if isinstance(ground_truth, str) and ground_truth.strip() else ground_truth
+    if tests is None or isinstance(tests, str) or len(tests) == 0:
+        tests = {"tests": extra_info.get("test_cases"), "inputs_outputs": extra_info.get("inputs_outputs")}
     try:
-        return suite_in(provided, max_tests, strict)
+        return suite_in(tests, max_tests, strict)
     except ValueError as error:
         raise ValueError(f"the row's tests cannot be read: {error}") from error

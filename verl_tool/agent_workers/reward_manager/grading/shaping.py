@@ -183,8 +183,8 @@ class RepeatTerm(Term):
     """How many calls say again what an earlier one said, and are answered alike: they told the model nothing."""
 
     def value(self, sample: Sample) -> float:
-        description = [exchange(call) for call in sample.trajectory.calls]
-        return 1 - len(set(description)) / len(description) if description else 0.0
+        exchanges = [exchange(call) for call in sample.trajectory.calls]
+        return 1 - len(set(exchanges)) / len(exchanges) if exchanges else 0.0
 
 
 class Shaping(BaseModel):

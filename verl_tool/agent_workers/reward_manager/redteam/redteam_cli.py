@@ -119,10 +119,6 @@ class RedTeamReport:
             self._add_credit(case, graded.score)
         self.hangs += graded.failure.startswith("hangs")
 
-    @property
-    def paid(self) -> bool:
-        return bool(self.accepted)
-
     def _add_credit(self, case: GradingCase, score: float) -> None:
         """A score between those of wrong and right answers."""
         if score >= self._max_score:
@@ -237,13 +233,13 @@ def main(
     except UnusableError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(2) from error
-    description = Console(soft_wrap=True, highlight=False)
+    page = Console(soft_wrap=True, highlight=False)
     if others := [repr(name) for name in report.forms if name not in FORMS]:
-        description.print(f"forms of the answer: {', '.join(others)}", markup=False)
+        page.print(f"forms of the answer: {', '.join(others)}", markup=False)
     if report.hangs == MAX_HANGS:
-        description.print(f"stopped: it hangs on {MAX_HANGS} attacks")
+        page.print(f"stopped: it hangs on {MAX_HANGS} attacks")
     if report.credit[0]:
-        description.print(f"partial credit: up to {report.credit[0]:.2g} of a right answer's ({report.credit[1]})")
+        page.print(f"partial credit: up to {report.credit[0]:.2g} of a right answer's ({report.credit[1]})")
     if report.found:
         console.print(table_of_all(report.found) if every else table_of(report.found), markup=False)
     unpaid = sorted(report.golds - report.accepted)
@@ -251,7 +247,7 @@ def main(
     not_accepted = bool(unpaid) and report.hangs < MAX_HANGS and (data is not None or not report.accepted)
     if not_accepted:
         tried = ", ".join(repr(each) for each in report.forms.values())
-        description.print(
+        page.print(
             f"the gold answer of {len(unpaid)} of {len(report.golds)} rows, such as {unpaid[0][:80]!r}, is accepted "
             f"in no form that was tried ({tried}), so that nothing is known about these rows: say how an answer is "
             "written, --form 'Answer: {}', or correct the manager or the rows",
