@@ -37,7 +37,6 @@ from verl_tool.util.command_line import run_command
 from verl_tool.util.json_text import BadJsonError, decode_json
 
 START_SECONDS = 1800.0
-"""Deadline for the models to be loaded."""
 LOOK_SECONDS = 5.0
 """How often the running service looks whether its cluster is still there."""
 TOOL_SERVER_LOG = Path("outputs/eval_service/tool_server.log")
@@ -159,8 +158,8 @@ def command(
     """Serve a model with its tools as an OpenAI API: what was trained is what answers."""
     try:
         run = read_run(from_run, model) if from_run is not None else None
-        provided = set_options(episode)
-        options = merged_options(run.options if run else None, provided)
+        flags = set_options(episode)
+        options = merged_options(run.options if run else None, flags)
         engine: VllmSettings | CompletionsSettings
         if engine_url is not None:
             engine = CompletionsSettings(
@@ -201,7 +200,7 @@ def command(
             allowed_hosts=command_options.host_names(allowed_hosts),
             log_level=log_level.value,
         )
-        tools = _tools_to_start(options, tool_type, mcp, run, "tool_server_url" in provided)
+        tools = _tools_to_start(options, tool_type, mcp, run, "tool_server_url" in flags)
         serve_model(
             Start(settings, host, port, num_models, ray_address, tools, _tool_args(tool_type, tool_config, mcp, run))
         )
@@ -234,17 +233,15 @@ def _name(model: str | None, run: TrainedRun | None, engine: VllmSettings | Comp
 
 
 def _sampling(base: Sampling, temperature: float | None, top_p: float | None, top_k: int | None) -> Sampling:
-    provided = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    return base.model_copy(update={name: value for name, value in provided.items() if value is not None})
+    flags = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    return base.model_copy(update={name: value for name, value in flags.items() if value is not None})
 
 
 def _tools_to_start(
     options: EpisodeOptions, tool_type: str | None, mcp: Path | None, run: TrainedRun | None, has_url: bool
 ) -> str | None:
-    """The tools to serve, if a server is to be started; empty: those of `mcp` alone.
-
-    Raises ConfigError if the loop needs one and has none.
-    """
+    """The tools to serve, if a server is to be started; empty: those of `mcp` alone. Raises ConfigError if the loop
+    needs one and has none."""
     if (tool_type is not None or mcp is not None) and has_url:
         name = "--mcp" if tool_type is None else "--tool_type"
         raise ConfigError(f"{name} starts a tool server and --tool_server_url names one; give just one of them")
@@ -266,8 +263,8 @@ def _tool_args(
 ) -> tuple[str, ...]:
     """Further options of the tool server: the run's, if its tools are served, and the config files."""
     own = run.tool_server_args if run is not None and tool_type is None else ()
-    provided = {"--tool_config": tool_config, "--mcp": mcp}
-    return (*own, *(part for name, value in provided.items() if value is not None for part in (name, str(value))))
+    files = {"--tool_config": tool_config, "--mcp": mcp}
+    return (*own, *(part for name, value in files.items() if value is not None for part in (name, str(value))))
 
 
 @contextlib.contextmanager

@@ -42,10 +42,8 @@ class CompletionsEngine:
 
     @classmethod
     async def connect(cls, settings: CompletionsSettings, vocab_size: int) -> CompletionsEngine:
-        """`vocab_size`: the tokenizer's, since such a server does not tell it.
-
-        Raises EngineError if the server does not answer, and ConfigError if it does not tell what is needed.
-        """
+        """`vocab_size`: the tokenizer's, since such a server does not tell it. Raises EngineError if the server does
+        not answer, and ConfigError if it does not tell what is needed."""
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigError(f"engine_url is {settings.url!r}; begin it with http:// or https://")
         engine = cls(settings, vocab_size)

@@ -45,10 +45,8 @@ class VllmEngine:
     def __init__(
         self, model: str, settings: VllmSettings, *, trust_remote_code: bool = False, images: QwenImages | None = None
     ) -> None:
-        """Load the model; takes from seconds to minutes. `images`: how it reads them; None: it reads text only.
-
-        Raises EngineError that holds vLLM's own words.
-        """
+        """Load the model; takes from seconds to minutes. `images`: how it reads them; None: it reads text only. Raises
+        EngineError that holds vLLM's own words."""
         self._images = images
         # As in training: a token that stands for a part of an image is never drawn.
         self._biases = dict.fromkeys(images.banned_ids, BANNED) if images is not None else {}

@@ -54,7 +54,6 @@ class Flip:
     index: int
     first: float
     second: float
-    """Shares of right answers."""
     question: str
     first_answer: str
     second_answer: str
@@ -77,9 +76,7 @@ class Comparison:
     score: Difference | None
     """None if a score is missing."""
     solved: tuple[Flip, ...]
-    """Problems that only the second solves."""
     lost: tuple[Flip, ...]
-    """Problems that only the first solves."""
     remarks: tuple[str, ...]
     """What else differs between the two, or could not be checked."""
 

@@ -26,7 +26,6 @@ class Record:
     """One answer, or why there is none."""
 
     index: int
-    """The problem's row."""
     sample: int
     digest: str
     """Of the problem, the model and the sampling; a record of another evaluation is not taken for this one's."""

@@ -33,7 +33,6 @@ class Checkpoint:
     """Weights of a training after one of its steps."""
 
     run: str
-    """Name of the run's folder."""
     step: int
     model: Path
     """Folder with the weights in Hugging Face's form."""
@@ -47,9 +46,7 @@ class Checkpoint:
 
 def newest_checkpoint(run: Path) -> Checkpoint:
     """The last checkpoint of a run that has weights. One that holds only shards is merged with verl's own merger, once.
-
-    Raises ConfigError if there is none; the model with which a training began is none.
-    """
+    Raises ConfigError if there is none; the model with which a training began is none."""
     without: list[int] = []
     for step, actor in _actors(run):
         for folder in (actor / "huggingface", actor / MEGATRON_EXPORT, actor / MERGED):

@@ -132,8 +132,8 @@ def _sampling(rollout: DictConfig) -> Sampling:
 
 def _engine_kwargs(rollout: DictConfig) -> dict[str, Any]:
     """What the run gave vLLM by its own names; verl leaves out those that are null."""
-    provided = _mapping(rollout.get("engine_kwargs")).get("vllm") or {}
-    return {name: value for name, value in provided.items() if value is not None}
+    written = _mapping(rollout.get("engine_kwargs")).get("vllm") or {}
+    return {name: value for name, value in written.items() if value is not None}
 
 
 def _mapping(value: Any) -> dict[str, Any]:

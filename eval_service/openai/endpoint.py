@@ -224,10 +224,8 @@ class Endpoint(WebApp):
             self.service.admission.release(len(job.plan.jobs))
 
     async def _run_into(self, job: Job, buffer: StreamBuffer, until: float) -> Usage:
-        """Run all choices, each of which writes itself into `buffer`. The one that ends last bears the usage.
-
-        Raises asyncio.TimeoutError if they are not done at `until` (``time.monotonic()``).
-        """
+        """Run all choices, each of which writes itself into `buffer`. The one that ends last bears the usage. Raises
+        asyncio.TimeoutError if they are not done at `until` (``time.monotonic()``)."""
         plan = job.plan
         done: list[Trajectory | None] = [None] * len(plan.jobs)
 

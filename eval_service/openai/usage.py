@@ -14,7 +14,6 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    """Tokens that the model wrote."""
     tool_tokens: int = 0
     """Tokens between the model's turns: tool output, and the chat template's tokens around it."""
     tool_calls: int = 0

@@ -22,9 +22,7 @@ from verl_tool.checks.finding import Finding, Severity
 from verl_tool.checks.setup import Row
 
 ROWS = 6
-"""Problems that are answered."""
 CONSTANTS = ("", "0", "1", "yes", "\\boxed{0}", "<answer>0</answer>", "I do not know.")
-"""The answers."""
 _GOLD = "gold"
 """Name of the gold answer of the row itself, in one form after another."""
 _MIN_GOLDS = 10

@@ -18,12 +18,12 @@ _THOUGHT, _SAMPLE_REPLY, _LATER = "THOUGHTOFMODEL7f3a", "ANSWEROFMODEL7f3a", "LA
 def prompts_render(setup: Setup) -> Iterator[Finding]:
     """The template makes a prompt of the rows: of one for each order of roles, and each list of tools."""
     rows: dict[object, Row] = {}
-    for row in setup.rows:
+    for each in setup.rows:
         try:
-            kind = (tuple(message.get("role") for message in row.messages), row.listed)
+            kind = (tuple(message.get("role") for message in each.messages), each.listed)
         except ConfigError:
             continue  # `columns_are_there` tells of it
-        rows.setdefault(kind, row)
+        rows.setdefault(kind, each)
     for row in list[Row | None](rows.values()) or [None]:
         problem = setup.problem_of_prompt(row)
         if problem is not None:

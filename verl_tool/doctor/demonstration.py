@@ -17,7 +17,6 @@ from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.protocol import StepResult
 
 ANSWER = "That is the answer."
-"""The model's last turn."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,7 @@ class Demonstration:
     action_mask: tuple[int, ...]
     """1 on tokens of a call. [response_length]"""
     turn: str
-    """What the model wrote first."""
     calls: tuple[Call, ...]
-    """Those that are found in it."""
     end_reason: str
     """The stop string or the token at which that turn ended; empty if it was cut."""
 

@@ -21,7 +21,6 @@ STYLES = {Author.PROMPT: "cyan", Author.MODEL: "green", Author.TOOL: "yellow", A
 _OF_A_CALL = "underline"
 _SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "dim"}
 _BORDER = "╎"
-"""Between two tokens."""
 _SEEN = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
 HEAD, TAIL = 120, 60
 """Tokens that are shown of a longer prompt, at its beginning and its end."""

@@ -48,7 +48,6 @@ class Examination:
     reward_manager: str | None = None
     reward_options: tuple[str, ...] = ()
     episode: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the loop."""
 
     def run(self, console: Console, *, whole: bool = False) -> bool:
         """Look, show, and tell whether there is no error. Raises VerlToolError if what is given cannot be used."""
@@ -70,10 +69,10 @@ class Examination:
     @cached_property
     def options(self) -> EpisodeOptions:
         """The flags, over those of the config. Raises ConfigError."""
-        provided, written = dict(self.episode), self._of_config
-        if written is None and not _MODES & set(provided):
-            provided["enable_mtrl"] = True
-        return merged_options(None if written is None else written.options, provided)
+        flags, written = dict(self.episode), self._of_config
+        if written is None and not _MODES & set(flags):
+            flags["enable_mtrl"] = True
+        return merged_options(None if written is None else written.options, flags)
 
     @cached_property
     def _tools(self) -> ToolSource:

@@ -46,8 +46,8 @@ class SameRuns:
     def words(self) -> str:
         metrics = self.lines_of.get(METRICS, 0)
         others = sum(self.lines_of.values()) - metrics
-        description = f"{metrics} lines of metrics and {others} trajectories compared, "
-        return description + (f"{len(self.differences)} are different" if self.differences else "all the same")
+        words = f"{metrics} lines of metrics and {others} trajectories compared, "
+        return words + (f"{len(self.differences)} are different" if self.differences else "all the same")
 
     def lines(self) -> list[str]:
         return [difference.to_json() for difference in self.differences]

@@ -76,13 +76,13 @@ class ReexecutionReport:
 
     def words(self) -> str:
         calls, different = (sum(getattr(tool, name) for tool in self.tools.values()) for name in ("calls", "different"))
-        description = (
+        words = (
             f"{calls} calls of {self.trajectories} trajectories run again, {different} answered otherwise than before"
         )
         faults = sum(tool.faults for tool in self.tools.values())
-        description += f", {faults} not answered" if faults else ""
-        description += f"; {self.without_observation} had no answer then" if self.without_observation else ""
-        return description + (f"; {len(self.without_row)} trajectories without a row" if self.without_row else "")
+        words += f", {faults} not answered" if faults else ""
+        words += f"; {self.without_observation} had no answer then" if self.without_observation else ""
+        return words + (f"; {len(self.without_row)} trajectories without a row" if self.without_row else "")
 
     def lines(self) -> list[str]:
         return [drift.to_json() for drift in self.drifts]
@@ -106,10 +106,10 @@ class ReexecutionReport:
 def examples(drifts: Iterable[Drift], of_each: int = 3) -> Table:
     """The first drifts of each tool."""
     table = Table("tool", "call", "action", "then", "now")
-    visible: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     for drift in drifts:
-        visible[drift.tool] += 1
-        if visible[drift.tool] <= of_each:
+        counts[drift.tool] += 1
+        if counts[drift.tool] <= of_each:
             table.add_row(drift.tool, drift.where, repr(drift.action[-MAX_DISPLAY_CHARACTERS:])[1:-1], *drift.excerpts)
     return table
 

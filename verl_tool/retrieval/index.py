@@ -49,10 +49,7 @@ class Index:
         Manifest.load(self._folder)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """For each query at most `topk` passages, the best first.
-
-        Raises ValueError unless 1 <= `topk` <= `MAX_TOPK`.
-        """
+        """At most `topk` passages for each query, best first. Raises ValueError unless 1 <= `topk` <= `MAX_TOPK`."""
         if not 1 <= topk <= MAX_TOPK:
             raise ValueError(f"topk is {topk}; it must be from 1 to {MAX_TOPK}")
         if not queries:

@@ -23,9 +23,7 @@ _HASHED_AT_A_TIME = 4 << 20
 
 class Kind(str, Enum):
     bm25 = "bm25"
-    """Words."""
     dense = "dense"
-    """Vectors."""
     hybrid = "hybrid"
     """Both, joined by reciprocal rank."""
 
@@ -44,7 +42,6 @@ class BuildSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     corpus: str
-    """Path of the corpus."""
     corpus_fingerprint: str
     kind: Kind
     embedder: str = DEFAULT
@@ -130,13 +127,13 @@ def record_files(folder: Path, names: list[str], on_progress: Callable[[float], 
     total, read = sum((folder / name).stat().st_size for name in names), 0
     records = {}
     for name in names:
-        description = hashlib.sha256()
+        digest = hashlib.sha256()
         with (folder / name).open("rb") as file:
             while block := file.read(_HASHED_AT_A_TIME):
-                description.update(block)
+                digest.update(block)
                 read += len(block)
                 on_progress(read / total)
-        records[name] = FileRecord(bytes=(folder / name).stat().st_size, sha256=description.hexdigest())
+        records[name] = FileRecord(bytes=(folder / name).stat().st_size, sha256=digest.hexdigest())
     return records
 
 

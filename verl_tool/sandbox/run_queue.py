@@ -25,7 +25,6 @@ class RunSlots:
         """At most `most` runs go on at once, `short` of them not yet older than `SHORT_SECONDS`."""
         self.most = most
         self.live = 0
-        """Runs that go on."""
         self._short_slots, self._max_queued = short, max_queued
         self._short = 0
         self._queue: deque[asyncio.Future[RunSlot]] = deque()
@@ -35,11 +34,7 @@ class RunSlots:
         return len(self._queue)
 
     async def enter(self) -> RunSlot:
-        """Take a slot, in turn; to be given to `leave`.
-
-        Raises:
-            SandboxError: too many wait already.
-        """
+        """Take a slot, in turn; to be given to `leave`. Raises SandboxError if too many wait already."""
         if not self._queue and self._has_capacity():
             return self._take()
         if len(self._queue) >= self._max_queued:

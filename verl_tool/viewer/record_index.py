@@ -192,10 +192,10 @@ class RecordIndex:
 
     def _load(self, file: RecordFile) -> FileIndex:
         try:
-            with open_confined(self._path(file), self._folder) as stored:
-                if os.fstat(stored.fileno()).st_size > _MAX_HEAD + ROW.itemsize * (_size_of(file) // 2 + 1):
+            with open_confined(self._path(file), self._folder) as opened:
+                if os.fstat(opened.fileno()).st_size > _MAX_HEAD + ROW.itemsize * (_size_of(file) // 2 + 1):
                     return FileIndex()
-                head, _, content = stored.read().partition(b"\n")
+                head, _, content = opened.read().partition(b"\n")
             known = msgspec.json.decode(head, type=_Head)
             rows = np.frombuffer(content, ROW).copy()
         except (OSError, ValueError, msgspec.DecodeError, RecursionError):

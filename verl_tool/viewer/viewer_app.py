@@ -112,12 +112,12 @@ class ViewerApp:
         metrics = self._watch.metrics(self._run(given))
         names = list(dict.fromkeys(name for _, data in metrics for name in data))
         curves = [{"title": c.title, "form": c.form, "names": c.names(names)} for c in CURVES]
-        requested = {name for curve in CURVES for name in curve.names(names)}
-        requested |= {f"timing_s/{timer}" for timers in PHASES.values() for timer in timers} | {"timing_s/step"}
-        requested |= set(given.get("names", "").split(","))
+        curve_names = {name for curve in CURVES for name in curve.names(names)}
+        curve_names |= {f"timing_s/{timer}" for timers in PHASES.values() for timer in timers} | {"timing_s/step"}
+        curve_names |= set(given.get("names", "").split(","))
         return {
             "steps": [step for step, _ in metrics],
-            "series": {name: [data.get(name) for _, data in metrics] for name in names if name in requested},
+            "series": {name: [data.get(name) for _, data in metrics] for name in names if name in curve_names},
             "names": names,
             "curves": [curve for curve in curves if curve["names"]],
             "phases": {phase: [f"timing_s/{timer}" for timer in timers] for phase, timers in PHASES.items()},
@@ -167,9 +167,9 @@ class ViewerApp:
         trainer = {name: column.tolist() for name, column in tokens.items()} or None
         branches = branches_of(records, row["file"], row["line"])
         values = values_of(self._run(given), row["file"], row["line"])
-        description = {"row": row, **around, "record": msgspec.Raw(line), "trainer": trainer}
-        description |= {"branches": branches, "values": values}
-        return JsonResponse(msgspec.json.encode(description))
+        content = {"row": row, **around, "record": msgspec.Raw(line), "trainer": trainer}
+        content |= {"branches": branches, "values": values}
+        return JsonResponse(msgspec.json.encode(content))
 
     def group(self, given: Provided) -> dict[str, Any]:
         """The rows that are samples of one prompt, in one file."""
@@ -302,7 +302,7 @@ def _answering(answer: Callable[[Provided], Any]) -> Callable[[Request], Any]:
 
     async def endpoint(request: Request) -> Response:
         try:
-            description = await run_in_threadpool(answer, dict(request.query_params))
+            content = await run_in_threadpool(answer, dict(request.query_params))
         except UnknownRunError as error:
             return error_response(HttpError(404, "unknown_run", str(error)))
         except ConfigError as error:
@@ -311,7 +311,7 @@ def _answering(answer: Callable[[Provided], Any]) -> Callable[[Request], Any]:
             return error_response(error)
         except OSError as error:
             return error_response(HttpError(404, "gone", f"a file of the run cannot be read: {printable(str(error))}"))
-        return description if isinstance(description, Response) else JsonResponse(description)
+        return content if isinstance(content, Response) else JsonResponse(content)
 
     return endpoint
 

@@ -30,7 +30,6 @@ class WebHit:
     title: str
     url: str
     text: str
-    """Some of the page's words."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def _read_serper(answer: Any) -> list[WebHit]:
 
 
 def _ask_brave(wish: Wish) -> Ask:
-    requested = {
+    params = {
         "q": wish.query,
         "count": wish.count,
         "country": wish.location.upper(),
@@ -98,7 +97,7 @@ def _ask_brave(wish: Wish) -> Ask:
         "text_decorations": "false",
         "result_filter": "web",
     }
-    return Ask(f"/res/v1/web/search?{_encoded(requested)}")
+    return Ask(f"/res/v1/web/search?{_encoded(params)}")
 
 
 def _read_brave(answer: Any) -> list[WebHit]:
@@ -118,8 +117,8 @@ def _read_tavily(answer: Any) -> list[WebHit]:
 
 def _ask_brightdata(wish: Wish) -> Ask:
     market = f"{wish.language}-{wish.location.upper()}"
-    requested = {"q": wish.query, "mkt": market, "setLang": wish.language, "cc": wish.location, "brd_json": 1}
-    url = f"https://www.bing.com/search?{_encoded(requested)}"
+    params = {"q": wish.query, "mkt": market, "setLang": wish.language, "cc": wish.location, "brd_json": 1}
+    url = f"https://www.bing.com/search?{_encoded(params)}"
     return Ask("/request", {"zone": wish.zone, "url": url, "format": "raw"})
 
 

@@ -194,9 +194,9 @@ def options_in(config: DictConfig, kind: type[_Model], manager: str) -> _Model:
     """``reward.reward_kwargs`` as `kind`. Raises ConfigError that names the option and those that `manager` has."""
     # In its place, where it may refer to other parts of the config.
     kwargs = config.reward.get("reward_kwargs") or {}
-    provided = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
+    options = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
     try:
-        return kind.model_validate(provided)
+        return kind.model_validate(options)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(["reward.reward_kwargs", *map(str, problem["loc"])])

@@ -134,10 +134,8 @@ def _of_a_number(marks: re.Match[str]) -> str:
 
 
 def golden_answers(ground_truth: Any) -> list[str]:
-    """The answers of a row: JSON text of a list, a list, one text, or Search-R1's own ``{"target": …}``.
-
-    Raises ValueError if there is none.
-    """
+    """The answers of a row: JSON text of a list, a list, one text, or Search-R1's own ``{"target": …}``. Raises
+    ValueError if there is none."""
     if isinstance(ground_truth, str) and ground_truth.lstrip().startswith(("[", "{")):
         ground_truth = json.loads(ground_truth)
     if isinstance(ground_truth, Mapping):

@@ -11,7 +11,6 @@ from verl_tool.protocol import ToolDescription
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
 
 STOPS = ("e", "a")
-"""A turn ends at these."""
 
 
 class WholeTurnFormat:

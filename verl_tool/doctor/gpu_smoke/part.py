@@ -103,10 +103,8 @@ PARTS = (
 
 
 def select_parts(names: Collection[str]) -> list[Part]:
-    """The named parts and those that they come after, in the order of `PARTS`; all of them for no names.
-
-    Raises UsageError for an unknown name.
-    """
+    """The named parts and those that they come after, in the order of `PARTS`; all of them for no names. Raises
+    UsageError for an unknown name."""
     by_name = {part.name: part for part in PARTS}
     unknown = sorted(set(names) - set(by_name))
     if unknown:

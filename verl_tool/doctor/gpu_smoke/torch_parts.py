@@ -341,12 +341,12 @@ def _lora_figures(model: Any, loss_of: Callable[[Any], torch.Tensor]) -> Figures
     frozen = {name: copy.deepcopy(p.detach()) for name, p in model.named_parameters()}
     adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     figures = _losses_of_steps(adapted, loss_of)
-    stored = {
+    weights = {
         name.replace(".base_layer", ""): p
         for name, p in adapted.base_model.model.named_parameters()
         if "lora_" not in name
     }
-    changed = [name for name, value in frozen.items() if not torch.equal(stored[name], value)]
+    changed = [name for name, value in frozen.items() if not torch.equal(weights[name], value)]
     if changed:
         raise PartFailed(f"training an adapter changed {len(changed)} of the model's own weights, such as {changed[0]}")
     return figures

@@ -29,10 +29,8 @@ class Model:
 
 @asynccontextmanager
 async def model_of(loop: RunLoop, endpoint: str | None) -> AsyncIterator[Model]:
-    """The model in the folder of `loop`, or the one that `endpoint` serves, for as long as the block runs.
-
-    Raises ConfigError if the folder has no model that generates, EngineError if the endpoint does not answer.
-    """
+    """The model in the folder of `loop`, or the one that `endpoint` serves, for as long as the block runs. Raises
+    ConfigError if the folder has no model that generates, EngineError if the endpoint does not answer."""
     if endpoint is None:
         yield Model(loaded(loop))
         return

@@ -23,7 +23,6 @@ from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
 from verl_tool.servers.serve.serve_cluster import ServeCluster
 
 DEPLOYMENT = "retrieval"
-"""Name of the application's one deployment."""
 CLOSE_SECONDS = 10.0
 """What Serve grants a replica to answer what it works on and to close."""
 

@@ -71,7 +71,6 @@ class Stage:
     """How the compiler or the program ended."""
 
     output: str
-    """What it wrote."""
     ending: str = ""
     """How it ended, in words for the model; empty if it ended well, or its output tells."""
     ok: bool = True
@@ -84,7 +83,6 @@ class RemoteCodeOptions(WithoutPolicy):
     """Where the service is, and what one program may use there."""
 
     url: str
-    """Address of the service."""
     api_key: SecretStr | None = None
     """Bearer token, if the service wants one."""
     languages: tuple[str, ...] = Field(min_length=1)

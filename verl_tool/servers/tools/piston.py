@@ -148,8 +148,8 @@ class PistonTool(RemoteCodeTool):
         arguments = _structured(call)
         if arguments is None and (call.arguments or {}).get("files") is None:
             return super().program(call, context)
-        arguments = arguments if arguments is not None else call.arguments or {}
-        return super().program(replace(call, input="", arguments={**arguments, "code": ""}), context)
+        fields = call.arguments or {} if arguments is None else arguments
+        return super().program(replace(call, input="", arguments={**fields, "code": ""}), context)
 
     async def run_program(self, program: RemoteProgram) -> Sequence[Stage]:
         language = self._served(program.language)
@@ -234,12 +234,12 @@ def _structured(call: Call) -> dict[str, Any] | None:
 
 def _files(program: RemoteProgram) -> list[dict[str, str]]:
     """What is sent as the program. Raises InvalidCall."""
-    provided = program.arguments.get("files")
-    if provided is None:
+    files = program.arguments.get("files")
+    if files is None:
         return [{"content": program.code}]
-    if not isinstance(provided, list) or not 0 < len(provided) <= _MAX_FILES:
+    if not isinstance(files, list) or not 0 < len(files) <= _MAX_FILES:
         raise InvalidCall(f"files must be a list of 1 to {_MAX_FILES} objects with name and content")
-    return [_file(each) for each in provided]
+    return [_file(each) for each in files]
 
 
 def _file(given: Any) -> dict[str, str]:

@@ -62,9 +62,9 @@ class VerdictCache:
         if self._folder is None:
             return None
         with contextlib.suppress(OSError, ValueError):
-            stored = json.loads(self._file(key).read_text("utf-8"))
-            if isinstance(stored, dict) and isinstance(stored.get("correct"), bool):
-                return bool(stored["correct"])
+            verdict = json.loads(self._file(key).read_text("utf-8"))
+            if isinstance(verdict, dict) and isinstance(verdict.get("correct"), bool):
+                return bool(verdict["correct"])
         return None
 
     def put(self, key: str, correct: bool) -> None:
@@ -190,8 +190,8 @@ def messages(question: Question) -> list[dict[str, str]]:
 
 def one_line(text: str) -> str:
     """Without line ends and characters that show nothing, and without control tokens of chat templates."""
-    visible = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(visible.replace("<|", "< |").replace("<｜", "< ｜").split())
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(printable.replace("<|", "< |").replace("<｜", "< ｜").split())
 
 
 def verdict_in(reply: str) -> bool | None:

@@ -64,10 +64,8 @@ def hangs(seconds: float) -> str:
 def graded_in_child(
     name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float
 ) -> Iterator[GradedCase]:
-    """What the manager makes of each case. A child that hangs or ends is replaced for the next case.
-
-    Raises UnusableError if the manager cannot be made.
-    """
+    """What the manager makes of each case. A child that hangs or ends is replaced for the next case. Raises
+    UnusableError if the manager cannot be made."""
     # A fork of this process would have the locks of its threads, and a new interpreter each time all imports to make.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_GRADING])

@@ -131,8 +131,8 @@ def _equal_item(gold: str, answer: str) -> bool:
 def _equal_values(gold: str, answer: str) -> bool:
     word = _WORD.fullmatch(gold.strip())
     if word:  # math-verify reads a word as a product of letters: "on" is "no"
-        other = _WORD.fullmatch(answer.strip())
-        return other is not None and other[1].casefold().split() == word[1].casefold().split()
+        answered = _WORD.fullmatch(answer.strip())
+        return answered is not None and answered[1].casefold().split() == word[1].casefold().split()
     names = [re.sub(r"\\text(?![a-z])|[\s{}]", "", text) for text in (gold, answer)]
     if _POINTS.fullmatch(names[0]) and (names[0] != gold or "'" in gold) and _POINTS.fullmatch(names[1]):
         return names[0] == names[1]

@@ -44,7 +44,6 @@ from verl_tool.agent_workers.reward_manager.redteam.attacks import FORMS, Attack
 SECONDS = 120.0
 """For one attack; a manager's own deadlines are shorter."""
 MAX_HANGS = 3
-"""More are not waited for."""
 PLAIN = Attack("nothing", (("model", "I do not know."),))
 """What it scores is what a wrong answer deserves."""
 RIGHT = "right"
@@ -88,7 +87,6 @@ class RedTeamFinding:
 class RedTeamReport:
     found: list[RedTeamFinding] = field(default_factory=list)
     forms: Mapping[str, str] = field(default_factory=lambda: FORMS)
-    """In which answers are written."""
     accepted: set[str] = field(default_factory=set)
     """Gold answers that were taken for right, in any form."""
     golds: set[str] = field(default_factory=set)

@@ -48,4 +48,3 @@ class DecodedImages:
 
 
 DECODED = DecodedImages()
-"""Those of this process."""

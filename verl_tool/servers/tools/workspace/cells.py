@@ -48,7 +48,6 @@ class Cell:
     needs_kernel: bool
     """It uses names that are IPython's (`kernel.install`)."""
     draws: bool
-    """It may leave figures behind."""
     timed: bool = False
     """It began with ``%%time``: tell how long it took."""
 

@@ -50,9 +50,9 @@ class WorkspaceOptions(PolicyOptions):
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> WorkspaceOptions:
         other = _OF_CONTAINERS if self.backend == "sandbox" else _OF_THE_SANDBOX
-        provided = [name for name in other if getattr(self, name) != WorkspaceOptions.model_fields[name].default]
-        if provided:
-            raise ValueError(f"{provided[0]} has no effect with backend={self.backend!r}; leave it out")
+        changed = [name for name in other if getattr(self, name) != WorkspaceOptions.model_fields[name].default]
+        if changed:
+            raise ValueError(f"{changed[0]} has no effect with backend={self.backend!r}; leave it out")
         if self.backend != "sandbox" and not self.image:
             raise ValueError(f"backend={self.backend!r} needs image, the name of one that is there or can be pulled")
         return self
@@ -96,11 +96,9 @@ class Workspace:
         return found
 
     async def verify(self, verification: Verification) -> Verdict:
-        """What the verifier says of it, when all that its tools run has been ended; see `verifier.verify`.
-
-        Raises ToolFault: ``bad_request`` if a branch lives, whose programs have the same user and could reach the
-        verifier; ``misconfigured`` in a container; ``state_lost``.
-        """
+        """What the verifier says of it, when all that its tools run has been ended; see `verifier.verify`. Raises
+        ToolFault: ``bad_request`` if a branch lives, whose programs have the same user and could reach the verifier;
+        ``misconfigured`` in a container; ``state_lost``."""
         if not isinstance(self.session, Session):
             words = "a verifier runs in a session of the sandbox only; serve the tools without backend"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
@@ -116,11 +114,9 @@ class Workspace:
         return await verify(self.session, verification)
 
     async def fork(self) -> Workspace:
-        """A second workspace with the same Python state, files, and whatever else the tools keep.
-
-        Raises ToolFault: ``not_forkable`` if something of it cannot be copied, such as a program that runs, or a shell;
-        ``overloaded``, ``state_lost``. Raises SandboxError if the sandbox failed.
-        """
+        """A second workspace with the same Python state, files, and whatever else the tools keep. Raises ToolFault:
+        ``not_forkable`` if something of it cannot be copied, such as a program that runs, or a shell; ``overloaded``,
+        ``state_lost``. Raises SandboxError if the sandbox failed."""
         try:
             session = await self.session.fork()
         except SandboxError as error:
