@@ -33,10 +33,10 @@ from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.running_server import Signals
 from verl_tool.servers.server_console import console, print_address
 from verl_tool.servers.settings import new_server_name
+from verl_tool.util.command_line import run_command
 from verl_tool.util.json_text import BadJsonError, decode_json
 
 START_SECONDS = 1800.0
-"""Deadline for the models to be loaded."""
 LOOK_SECONDS = 5.0
 """How often the running service looks whether its cluster is still there."""
 TOOL_SERVER_LOG = Path("outputs/eval_service/tool_server.log")
@@ -44,8 +44,6 @@ TOOL_SERVER_LOG = Path("outputs/eval_service/tool_server.log")
 
 @dataclass(frozen=True)
 class Start:
-    """All that is to be started."""
-
     settings: ServiceSettings
     host: str
     port: int
@@ -60,7 +58,14 @@ def serve_model(start: Start) -> None:
     """Serve until told to stop. Raises VerlToolError."""
     signals = Signals()
     signals.install()
-    with _tool_server(start) as settings, _cluster(start) as cluster:
+    cluster = ServiceCluster(
+        host=start.host,
+        port=start.port,
+        ray_address=start.ray_address,
+        logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
+        app_name=APP_NAME,
+    )
+    with _tool_server(start) as settings, cluster:
         on_gpus = ray.cluster_resources().get("GPU", 0) > 0
         server = new_server_name(APP_NAME)
         app = application(settings, start.num_models, on_gpus=on_gpus, server=server)
@@ -153,8 +158,8 @@ def command(
     """Serve a model with its tools as an OpenAI API: what was trained is what answers."""
     try:
         run = read_run(from_run, model) if from_run is not None else None
-        provided = set_options(episode)
-        options = merged_options(run.options if run else None, provided)
+        flags = set_options(episode)
+        options = merged_options(run.options if run else None, flags)
         engine: VllmSettings | CompletionsSettings
         if engine_url is not None:
             engine = CompletionsSettings(
@@ -195,7 +200,7 @@ def command(
             allowed_hosts=command_options.host_names(allowed_hosts),
             log_level=log_level.value,
         )
-        tools = _tools_to_start(options, tool_type, mcp, run, "tool_server_url" in provided)
+        tools = _tools_to_start(options, tool_type, mcp, run, "tool_server_url" in flags)
         serve_model(
             Start(settings, host, port, num_models, ray_address, tools, _tool_args(tool_type, tool_config, mcp, run))
         )
@@ -204,13 +209,6 @@ def command(
         raise typer.Exit(2 if isinstance(error, (ConfigError, ValidationError)) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-
-
-def main() -> None:
-    """Entry point."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    app()
 
 
 def _model(
@@ -235,17 +233,15 @@ def _name(model: str | None, run: TrainedRun | None, engine: VllmSettings | Comp
 
 
 def _sampling(base: Sampling, temperature: float | None, top_p: float | None, top_k: int | None) -> Sampling:
-    provided = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    return base.model_copy(update={name: value for name, value in provided.items() if value is not None})
+    flags = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    return base.model_copy(update={name: value for name, value in flags.items() if value is not None})
 
 
 def _tools_to_start(
     options: EpisodeOptions, tool_type: str | None, mcp: Path | None, run: TrainedRun | None, has_url: bool
 ) -> str | None:
-    """The tools to serve, if a server is to be started; empty: those of `mcp` alone.
-
-    Raises ConfigError if the loop needs one and has none.
-    """
+    """The tools to serve, if a server is to be started; empty: those of `mcp` alone. Raises ConfigError if the loop
+    needs one and has none."""
     if (tool_type is not None or mcp is not None) and has_url:
         name = "--mcp" if tool_type is None else "--tool_type"
         raise ConfigError(f"{name} starts a tool server and --tool_server_url names one; give just one of them")
@@ -267,8 +263,8 @@ def _tool_args(
 ) -> tuple[str, ...]:
     """Further options of the tool server: the run's, if its tools are served, and the config files."""
     own = run.tool_server_args if run is not None and tool_type is None else ()
-    provided = {"--tool_config": tool_config, "--mcp": mcp}
-    return (*own, *(part for name, value in provided.items() if value is not None for part in (name, str(value))))
+    files = {"--tool_config": tool_config, "--mcp": mcp}
+    return (*own, *(part for name, value in files.items() if value is not None for part in (name, str(value))))
 
 
 @contextlib.contextmanager
@@ -292,16 +288,6 @@ def _tool_server(start: Start) -> Iterator[ServiceSettings]:
         yield settings.model_copy(update={"options": options})
 
 
-def _cluster(start: Start) -> ServiceCluster:
-    return ServiceCluster(
-        host=start.host,
-        port=start.port,
-        ray_address=start.ray_address,
-        logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
-        app_name=APP_NAME,
-    )
-
-
 def _is_health_of(server: str, body: bytes) -> bool:
     try:
         report = decode_json(body)
@@ -312,19 +298,19 @@ def _is_health_of(server: str, body: bytes) -> bool:
 
 def _watch(cluster: ServiceCluster, signals: Signals) -> None:
     """Return when told to stop. Raises StartError if the service is gone, or has no model for too long."""
-    well_at = time.monotonic()
-    description = "RUNNING"
+    healthy_at = time.monotonic()
+    last_state = "RUNNING"
     while not signals.stop:
         signals.wait(LOOK_SECONDS)
         if signals.stop:
             return
         state = cluster.live_state()
-        if state != description:
+        if state != last_state:
             console.print(f"the model is {state}: {cluster.replicas_words() or 'all its replicas serve'}", markup=False)
-            description = state
+            last_state = state
         if state == "RUNNING":
-            well_at = time.monotonic()
-        elif time.monotonic() - well_at > START_SECONDS:
+            healthy_at = time.monotonic()
+        elif time.monotonic() - healthy_at > START_SECONDS:
             raise StartError(f"the model did not come back in {START_SECONDS:g} s: {cluster.replicas_words()}")
 
 
@@ -337,4 +323,4 @@ def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: St
 
 
 if __name__ == "__main__":
-    main()
+    run_command(command)

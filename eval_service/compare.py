@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from rich.table import Table
 from eval_service.evaluation.comparison import Comparison, Difference, Flip, compare, read_evaluation
 from verl_tool.errors import VerlToolError
 from verl_tool.util.atomic_files import atomic_write
+from verl_tool.util.command_line import run_command
 
 console = Console(stderr=True)
 EXCERPT = 60
@@ -48,7 +50,7 @@ def command(
             page.print(flipped(f"{title}: {len(flips)} problems", flips[:show]), markup=False)
     if out is not None:
         with atomic_write(out) as draft:
-            draft.write_text(json.dumps(comparison.as_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            draft.write_text(json.dumps(asdict(comparison), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def figures(comparison: Comparison) -> Table:
@@ -86,12 +88,5 @@ def _excerpt(text: str) -> str:
     return repr(text[-EXCERPT:])[1:-1]
 
 
-def main() -> None:
-    """Entry point."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    app()
-
-
 if __name__ == "__main__":
-    main()
+    run_command(command)

@@ -29,7 +29,6 @@ from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
 
 APP_NAME = "eval_service"
 DEPLOYMENT = "model"
-"""Name of the application's one deployment."""
 CLOSE_SECONDS = 20.0
 """What Serve grants a replica on top of its drain, to stop the engine."""
 

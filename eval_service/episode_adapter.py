@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from eval_service.engines.base import Engine, TokenChunk
 from verl_tool.agent_loop.actions import length_to_stop
@@ -16,28 +16,23 @@ from verl_tool.errors import ConfigError
 from verl_tool.protocol import ABORT_FIELD, TOOLS_FIELD, VERIFY_FIELD, StepResult
 
 
-class StreamObserver(Protocol):
+class StreamObserver:
     """Is told of a trajectory while it runs. What it awaits holds the trajectory up: a slow reader slows the writer."""
 
     async def wrote(self, chunk: TokenChunk) -> None:
         """The model wrote these tokens."""
-        ...
 
     async def turn_over(self) -> None:
         """The model's turn has ended; all of its tokens were told."""
-        ...
 
     async def called(self, action: str) -> None:
         """The turn is an action; a tool is about to run it."""
-        ...
 
     async def answered(self, result: StepResult) -> None:
         """The tools answered the action."""
-        ...
 
     async def appended(self, token_ids: Sequence[int]) -> None:
         """The next turn begins; these tokens, which the model did not write, stand between the two."""
-        ...
 
 
 class EpisodeAdapter:
@@ -79,11 +74,11 @@ class EpisodeAdapter:
         if maximum <= 0:
             return Generation((), stop_reason="length")
         params = sampling_params | {"max_tokens": maximum}
-        listener = None if observer is None else _StopStringFilter(observer, params.get("stop") or (), self._tokenizer)
-        wrote = None if listener is None else listener.wrote
-        visible: dict[str, Any] = {"images": images} if images else {}
+        filtered = None if observer is None else _StopStringFilter(observer, params.get("stop") or (), self._tokenizer)
+        listen = None if filtered is None else filtered.wrote
+        media: dict[str, Any] = {"images": images} if images else {}
         generation = up_to_stop(
-            await self._engine.generate(prompt_ids, params, request_id, wrote, **visible), params, self._tokenizer
+            await self._engine.generate(prompt_ids, params, request_id, listen, **media), params, self._tokenizer
         )
         n = len(generation.token_ids)
         self._seen = len(prompt_ids) + n
@@ -103,15 +98,14 @@ class EpisodeAdapter:
         finish: bool = False,
         is_last_step: bool = False,
     ) -> StepResult:
-        """The tools' answer to one action."""
         if self._tools is None:
             raise ConfigError("no tool server is set; start the service with --tool_server_url or --tool_type")
         if finish:
             return await self._tools.call(trajectory_id, "", finish=True)
         # A verifier is none of the client's calls.
-        description = None if VERIFY_FIELD in (extra or {}) else self._observer
-        if description is not None:
-            await description.called(action)
+        observer = None if VERIFY_FIELD in (extra or {}) else self._observer
+        if observer is not None:
+            await observer.called(action)
         self._waiting = True
         result = await self._tools.call(
             trajectory_id,
@@ -121,8 +115,8 @@ class EpisodeAdapter:
             is_last_step=is_last_step,
         )
         self._waiting = False
-        if description is not None and result.fault is None:
-            await description.answered(result)
+        if observer is not None and result.fault is None:
+            await observer.answered(result)
         return result
 
     async def stop_tool(self, trajectory_id: str) -> None:
@@ -135,7 +129,7 @@ class EpisodeAdapter:
         return min(limit for limit in limits if limit is not None)
 
 
-class _StopStringFilter:
+class _StopStringFilter(StreamObserver):
     """Tells an observer of one turn's tokens up to the one that completes a stop string.
 
     An engine that draws several tokens at a time may send more with it; they are no part of the turn.
@@ -156,7 +150,7 @@ class _StopStringFilter:
         n = length_to_stop(self._tail, self._stops, self._tokenizer) if len(chunk.token_ids) > 1 else None
         if n is not None and before < n < len(self._tail):
             self._stopped = True
-            stored = n - before
-            chunk = TokenChunk(chunk.token_ids[:stored], None if chunk.log_probs is None else chunk.log_probs[:stored])
+            left = n - before
+            chunk = TokenChunk(chunk.token_ids[:left], None if chunk.log_probs is None else chunk.log_probs[:left])
         self._tail = self._tail[-self._reach :]
         await self._observer.wrote(chunk)

@@ -53,14 +53,12 @@ def with_episode_flags(command: Command) -> Command:
 
 def set_options(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were set. Raises ConfigError for a list that cannot be read."""
-    provided = {name: value for name, value in flags.items() if value is not None}
-    if STOPS in provided:
-        provided[STOPS] = _strings(provided[STOPS])
-    if "additional_eos_token_ids" in provided:
-        provided["additional_eos_token_ids"] = tuple(
-            int(part) for part in _strings(provided["additional_eos_token_ids"])
-        )
-    return provided
+    chosen = {name: value for name, value in flags.items() if value is not None}
+    if STOPS in chosen:
+        chosen[STOPS] = _strings(chosen[STOPS])
+    if "additional_eos_token_ids" in chosen:
+        chosen["additional_eos_token_ids"] = tuple(map(int, _strings(chosen["additional_eos_token_ids"])))
+    return chosen
 
 
 def merged_options(base: EpisodeOptions | None, given: Mapping[str, Any]) -> EpisodeOptions:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +32,7 @@ from eval_service.model.checkpoint import Checkpoint, newest_checkpoint
 from verl_tool.agent_loop.trajectory import save_images
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.util.atomic_files import atomic_write
+from verl_tool.util.command_line import run_command
 from verl_tool.util.json_options import json_object
 
 console = Console(stderr=True)
@@ -49,7 +50,6 @@ class Evaluation:
     checkpoint: str | None = None
     """The newest of ``--from_run``, in words."""
     reward: str | None = None
-    """Name of the reward manager."""
 
     @property
     def records_path(self) -> Path:
@@ -62,13 +62,13 @@ async def answers(evaluation: Evaluation) -> list[Record]:
         known = known_records(evaluation, asker)
         _describe_model(evaluation, asker)
         samples = evaluation.asking.samples
-        requested = [(p, j) for p in evaluation.problems for j in range(samples) if (p.index, j) not in known]
+        missing = [(p, j) for p in evaluation.problems for j in range(samples) if (p.index, j) not in known]
         if known:
             console.print(
-                f"{len(known)} answers are known already from {evaluation.records_path}; {len(requested)} are missing"
+                f"{len(known)} answers are known already from {evaluation.records_path}; {len(missing)} are missing"
             )
         write_records(evaluation.records_path, known.values())
-        await _ask_for(requested, known, asker, evaluation.records_path)
+        await _ask_for(missing, known, asker, evaluation.records_path)
     return [known[key] for key in sorted(known)]
 
 
@@ -110,18 +110,16 @@ async def _ask_for(wanted: Sequence[tuple[Problem, int]], known: dict[Key, Recor
 
 def known_records(evaluation: Evaluation, asker: Asker) -> dict[Key, Record]:
     """The answers of an earlier run of the same evaluation. Those that failed are left out: they are asked for again.
-
-    Raises ConfigError if there are answers of another evaluation, which would be lost.
-    """
+    Raises ConfigError if there are answers of another evaluation, which would be lost."""
     digests = {problem.index: asker.digest(problem) for problem in evaluation.problems}
     answered = [record for record in read_records(evaluation.records_path) if record.error is None]
-    requested = {r.key: r for r in answered if r.index in digests and r.sample < evaluation.asking.samples}
-    if len(requested) < len(answered) or any(digests[r.index] != r.digest for r in requested.values()):
+    records = {r.key: r for r in answered if r.index in digests and r.sample < evaluation.asking.samples}
+    if len(records) < len(answered) or any(digests[r.index] != r.digest for r in records.values()):
         raise ConfigError(
             f"{evaluation.records_path} holds answers of another evaluation (model, loop, problems, sampling, or more "
             "of them); give another --out, or move the file away"
         )
-    return requested
+    return records
 
 
 async def evaluate(evaluation: Evaluation, reward: DictConfig, tokenizer: Any) -> Summary:
@@ -134,7 +132,7 @@ async def evaluate(evaluation: Evaluation, reward: DictConfig, tokenizer: Any) -
     records = await scorer.score_all(await answers(evaluation), evaluation.problems)
     write_records(evaluation.records_path, records)
     summary = summarise(records, len(evaluation.problems), evaluation.asking.samples, evaluation.ks)
-    (evaluation.folder / "summary.json").write_text(json.dumps(summary.as_dict(), indent=2) + "\n")
+    (evaluation.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
     page = as_markdown(summary, evaluation.title) + with_images(records, evaluation.folder)
     (evaluation.folder / "report.md").write_text(page)
     return summary
@@ -206,13 +204,6 @@ def command(
         raise typer.Exit(1)
 
 
-def main() -> None:
-    """Entry point."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    app()
-
-
 def _numbers(text: str, samples: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     wrong = [part for part in parts if not part.isdigit() or not 1 <= int(part) <= samples]
@@ -225,15 +216,15 @@ def _reward(name: str | None, options: str, run: Path | None, tool_server_url: s
     """The reward of the command line; what it leaves open is the run's. Raises ConfigError."""
     if name is None and run is None:
         raise ConfigError("no reward: give --reward_manager (such as torl), or --from_run")
-    provided = json_object(options, f"--reward_kwargs {options!r}")
+    chosen = json_object(options, f"--reward_kwargs {options!r}")
     # What follows imports verl.
     from eval_service.evaluation.scoring import reward_config, reward_of_run
 
     if run is None:
-        return reward_config(str(name), provided, tool_server_url)
+        return reward_config(str(name), chosen, tool_server_url)
     from eval_service.model.run_config import run_config
 
-    return reward_of_run(run_config(run), name, provided, tool_server_url)
+    return reward_of_run(run_config(run), name, chosen, tool_server_url)
 
 
 def _checkpoint(run: Path) -> Checkpoint:
@@ -255,4 +246,4 @@ def _tokenizer(name: str | None) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(command)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import generate_latest
 
 from eval_service.openai.usage import Usage
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
@@ -15,15 +14,13 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 
 
 class ServiceMetrics:
-    """Counts of what the service did."""
-
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
         self.http = HttpMetrics(registry)
         self._ends = Counter("verl_tool_eval_answers", "Answers, by why they ended.", ["stop"], registry=registry)
         self._tokens = Counter("verl_tool_eval_tokens", "Tokens, by who wrote them.", ["author"], registry=registry)
         self._calls = Counter("verl_tool_eval_tool_calls", "Actions answered by tools.", ["valid"], registry=registry)
-        self._cancelled = Counter("verl_tool_eval_cancelled", "Requests whose client left.", registry=registry)
+        self.cancelled = Counter("verl_tool_eval_cancelled", "Requests whose client left.", registry=registry)
         self._seconds = Histogram(
             "verl_tool_eval_answer_seconds",
             "Where the time of an answer went.",
@@ -31,7 +28,7 @@ class ServiceMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._first = Histogram(
+        self.first_chunk_seconds = Histogram(
             "verl_tool_eval_first_chunk_seconds",
             "Time to the first chunk of a stream.",
             buckets=_SECONDS,
@@ -41,7 +38,6 @@ class ServiceMetrics:
             self._ends.labels(stop.value)
 
     def answered(self, trajectories: Sequence[Trajectory], usage: Usage) -> None:
-        """A request was answered with these."""
         self._tokens.labels("prompt").inc(usage.prompt_tokens)
         self._tokens.labels("model").inc(usage.completion_tokens)
         self._tokens.labels("tool").inc(usage.tool_tokens)
@@ -53,18 +49,5 @@ class ServiceMetrics:
             for call in trajectory.calls:
                 self._calls.labels(str(call.valid).lower()).inc()
 
-    def first_chunk(self, seconds: float) -> None:
-        """A stream's first chunk went out."""
-        self._first.observe(seconds)
-
-    def client_left(self) -> None:
-        """A request was cancelled because nobody waits for it."""
-        self._cancelled.inc()
-
     def add_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A number that is read when somebody asks."""
         Gauge(name, text, registry=self.registry).set_function(read)
-
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)

@@ -49,8 +49,6 @@ MODEL_PLACE = "model"
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """One answer that is wanted."""
-
     trajectory_id: str
     prompt_ids: Sequence[int]
     images: tuple[ImagePart, ...] = ()
@@ -126,7 +124,6 @@ class Service:
 
     @property
     def uses_tools(self) -> bool:
-        """Whether trajectories call tools at all."""
         return self.options.enable_agent and self.tools is not None
 
     def check_prompt(
@@ -180,10 +177,8 @@ class Service:
             raise bad_request(message, param=param, code="context_length_exceeded")
 
     async def prompts(self, listed: Sequence[str] | None) -> PromptRenderer:
-        """Makes prompts as the training does, for requests that list these tools (None: no list).
-
-        Raises HttpError if the tools must be known and the tool server does not answer.
-        """
+        """Makes prompts as the training does, for requests that list these tools (None: no list). Raises HttpError if
+        the tools must be known and the tool server does not answer."""
         if not (self.uses_tools and (self.options.describes_tools or listed)):
             return self._prompts_without_tools
         known = self._tool_descriptions or await self._tools_known()

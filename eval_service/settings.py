@@ -25,10 +25,6 @@ class Sampling(_Settings):
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     ignore_eos: bool = False
 
-    def params(self) -> dict[str, Any]:
-        """As sampling parameters of the engine."""
-        return self.model_dump()
-
 
 class VllmSettings(_Settings):
     """A vLLM engine within each replica."""
@@ -63,12 +59,9 @@ class CompletionsSettings(_Settings):
 
 
 class ServiceSettings(_Settings):
-    """Everything that one replica needs to know."""
-
     model: str
     """Folder or hub name of the model; its tokenizer is read from `tokenizer`, or from here."""
     served_model_name: str
-    """What clients call it."""
     checkpoint: str | None = None
     """Which weights of a run these are, in words."""
     tokenizer: str | None = None
@@ -84,9 +77,7 @@ class ServiceSettings(_Settings):
     """What prompts tell of the tools, as the run that is served kept it; None: what the tool server says of them."""
     sampling: Sampling = Sampling()
     tool_api_key: str | None = Field(default=None, repr=False)
-    """Bearer token of the tool server."""
     api_key: str | None = Field(default=None, repr=False)
-    """Bearer token that clients must bring."""
     max_queued: PositiveInt = 8192
     """Answers that wait in one replica before it refuses with 503."""
     request_timeout_seconds: PositiveFloat = 3600.0
@@ -99,7 +90,6 @@ class ServiceSettings(_Settings):
     allow_image_urls: bool = False
     """Fetch images from ``http`` addresses, public ones only; else requests must hold them."""
     listen_host: str = "127.0.0.1"
-    """Where the service listens."""
     listen_port: PositiveInt | None = None
     """None: a request's ``Host`` may bear any port."""
     allowed_hosts: tuple[str, ...] = ()

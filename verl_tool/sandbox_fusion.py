@@ -71,7 +71,6 @@ class CommandRunResult(BaseModel):
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None = None
-    """Wall time, seconds."""
     return_code: int | None = None
     """Exit code; minus the signal's number if a signal ended it."""
     stdout: str | None = None

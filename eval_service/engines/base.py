@@ -64,12 +64,9 @@ class Engine(Protocol):
         ``logprobs=k`` in `sampling_params` asks for log-probabilities: of the sampled token, and of the `k` likeliest.
         Cancelled, the engine stops generating. Raises EngineError and RefusedError.
         """
-        ...
 
     async def check(self) -> None:
         """Raise EngineError if it can no longer serve."""
-        ...
 
     async def close(self) -> None:
         """Free what it holds; what runs is aborted."""
-        ...

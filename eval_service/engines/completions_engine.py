@@ -42,10 +42,8 @@ class CompletionsEngine:
 
     @classmethod
     async def connect(cls, settings: CompletionsSettings, vocab_size: int) -> CompletionsEngine:
-        """`vocab_size`: the tokenizer's, since such a server does not tell it.
-
-        Raises EngineError if the server does not answer, and ConfigError if it does not tell what is needed.
-        """
+        """`vocab_size`: the tokenizer's, since such a server does not tell it. Raises EngineError if the server does
+        not answer, and ConfigError if it does not tell what is needed."""
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigError(f"engine_url is {settings.url!r}; begin it with http:// or https://")
         engine = cls(settings, vocab_size)
@@ -100,11 +98,9 @@ class CompletionsEngine:
         return turn.generation()
 
     async def check(self) -> None:
-        """Raise EngineError if the server does not list its models."""
         await self._get_models(CHECK_SECONDS)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._session.close()
         await self._checks.close()
 
@@ -116,10 +112,10 @@ class CompletionsEngine:
         self._model = settings.model or next(iter(cards))
         if self._model not in cards:
             raise ConfigError(f"{self._base} does not serve {self._model!r}; it serves {sorted(cards)}")
-        description = cards[self._model].get("max_model_len")
-        if settings.max_model_len is None and not isinstance(description, int):
+        max_model_len = settings.max_model_len or cards[self._model].get("max_model_len")
+        if not isinstance(max_model_len, int):
             raise ConfigError(f"{self._base} does not tell max_model_len; give --max_model_len")
-        self.max_model_len = settings.max_model_len or int(description or 0)
+        self.max_model_len = max_model_len
 
     async def _get_models(self, seconds: float) -> list[Mapping[str, Any]]:
         try:
@@ -212,9 +208,9 @@ def _choice_in(value: object) -> Mapping[str, Any] | None:
 
 
 def _log_probs(choice: Mapping[str, Any], token_ids: list[int]) -> list[TokenLogProb]:
-    description = choice.get("logprobs") or {}
-    values = description.get("token_logprobs") or []
-    tops = description.get("top_logprobs") or [None] * len(values)
+    log_probs = choice.get("logprobs") or {}
+    values = log_probs.get("token_logprobs") or []
+    tops = log_probs.get("top_logprobs") or [None] * len(values)
     if len(values) != len(token_ids):
         raise EngineError(f"the server sent {len(token_ids)} tokens and {len(values)} log-probabilities")
     return [

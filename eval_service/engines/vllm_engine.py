@@ -45,10 +45,8 @@ class VllmEngine:
     def __init__(
         self, model: str, settings: VllmSettings, *, trust_remote_code: bool = False, images: QwenImages | None = None
     ) -> None:
-        """Load the model; takes from seconds to minutes. `images`: how it reads them; None: it reads text only.
-
-        Raises EngineError that holds vLLM's own words.
-        """
+        """Load the model; takes from seconds to minutes. `images`: how it reads them; None: it reads text only. Raises
+        EngineError that holds vLLM's own words."""
         self._images = images
         # As in training: a token that stands for a part of an image is never drawn.
         self._biases = dict.fromkeys(images.banned_ids, BANNED) if images is not None else {}
@@ -70,7 +68,6 @@ class VllmEngine:
         listen: Listener | None = None,
         images: Sequence[ImagePart] = (),
     ) -> Generation:
-        """See `Engine.generate`."""
         prompt = await self._prompt(prompt_ids, images)
         if self._biases:
             sampling_params = {
@@ -95,8 +92,7 @@ class VllmEngine:
             raise RequestRejectedError(str(error)) from error
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineError(f"vLLM failed: {error}") from error
-        aborted = finish_reason == _ABORTED
-        return Generation(token_ids, log_probs, "aborted" if aborted else finish_reason)
+        return Generation(token_ids, log_probs, "aborted" if finish_reason == _ABORTED else finish_reason)
 
     async def _prompt(self, prompt_ids: list[int], images: Sequence[ImagePart]) -> TokensPrompt:
         """What vLLM is given. Raises ContentError if an image cannot be decoded."""
@@ -120,7 +116,6 @@ class VllmEngine:
             raise EngineError(f"vLLM's engine process is dead: {error}") from error
 
     async def close(self) -> None:
-        """Stop the engine process."""
         await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown, SHUTDOWN_SECONDS)
 
 

@@ -36,7 +36,6 @@ class WatchedEngine:
         listen: Listener | None = None,
         images: Sequence[ImagePart] = (),
     ) -> Generation:
-        """See `Engine.generate`."""
         if self._dead:
             await self._engine.check()
             self._dead = False
@@ -47,8 +46,9 @@ class WatchedEngine:
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
         try:
-            visible: dict[str, Any] = {"images": images} if images else {}
-            return await self._engine.generate(prompt_ids, sampling_params, request_id, listen, **visible)
+            if images:
+                return await self._engine.generate(prompt_ids, sampling_params, request_id, listen, images)
+            return await self._engine.generate(prompt_ids, sampling_params, request_id, listen)
         except asyncio.CancelledError:
             error = self._turns[turn]
             if error is None:
@@ -60,15 +60,12 @@ class WatchedEngine:
             del self._turns[turn]
 
     async def check(self) -> None:
-        """See `Engine.check`."""
         await self._engine.check()
 
     async def close(self) -> None:
-        """See `Engine.close`."""
         await self._engine.close()
 
     async def _watch(self) -> None:
-        """As long as there are turns."""
         failed = 0
         while self._turns:
             await asyncio.sleep(CHECK_EVERY_SECONDS)

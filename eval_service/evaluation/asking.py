@@ -117,8 +117,8 @@ class Asker:
         """Changes with the problem, with the model and its loop (if the endpoint tells), and with the sampling."""
         asking = self._asking
         sampling = [asking.temperature, asking.top_p, asking.max_tokens, asking.seed]
-        description = encode_json([problem.digest, self.model, self._fingerprint, sampling])
-        return hashlib.sha256(description).hexdigest()[:16]
+        parts = [problem.digest, self.model, self._fingerprint, sampling]
+        return hashlib.sha256(encode_json(parts)).hexdigest()[:16]
 
     async def ask(self, problem: Problem, sample: int) -> Record:
         """One answer. What prevents it is in the record; the client has tried again by then."""
@@ -172,14 +172,13 @@ def _messages(problem: Problem) -> list[dict[str, Any]]:
 def _record(blank: Record, answer: ChatCompletion, seconds: float, problem: Problem) -> Record:
     choice = answer.choices[0]
     further = choice.model_extra or {}
-    trajectory = further.get("trajectory")
-    description = None if trajectory is None else Trajectory.from_json(encode_json(trajectory))
-    if description is not None and (problem.images or further.get("images")):
-        visible = {image.sha256: image for image in problem.images}
-        visible |= {name: image for name, uri in (further.get("images") or {}).items() if (image := _image(uri))}
-        description = replace(
-            description, images={s.image: visible[s.image] for s in description.segments if s.image in visible}
-        )
+    sent = further.get("trajectory")
+    trajectory = None if sent is None else Trajectory.from_json(encode_json(sent))
+    if trajectory is not None and (problem.images or further.get("images")):
+        images = {image.sha256: image for image in problem.images}
+        images |= {name: image for name, uri in (further.get("images") or {}).items() if (image := _image(uri))}
+        seen = {segment.image for segment in trajectory.segments}
+        trajectory = replace(trajectory, images={name: image for name, image in images.items() if name in seen})
     usage = answer.usage.model_dump() if answer.usage is not None else {}
     return replace(
         blank,
@@ -188,7 +187,7 @@ def _record(blank: Record, answer: ChatCompletion, seconds: float, problem: Prob
         stop_reason=further.get("stop_reason"),
         usage={name: value for name, value in usage.items() if isinstance(value, int)},
         seconds=seconds,
-        trajectory=description,
+        trajectory=trajectory,
     )
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ _EXCERPT = 200
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The answers of one evaluation."""
-
     name: str
     about: dict[str, Any]
     """What answered and how it was asked; empty if the evaluation predates the file."""
@@ -56,7 +54,6 @@ class Flip:
     index: int
     first: float
     second: float
-    """Shares of right answers."""
     question: str
     first_answer: str
     second_answer: str
@@ -79,15 +76,9 @@ class Comparison:
     score: Difference | None
     """None if a score is missing."""
     solved: tuple[Flip, ...]
-    """Problems that only the second solves."""
     lost: tuple[Flip, ...]
-    """Problems that only the first solves."""
     remarks: tuple[str, ...]
     """What else differs between the two, or could not be checked."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 def read_evaluation(path: Path) -> Evaluated:
@@ -100,10 +91,10 @@ def read_evaluation(path: Path) -> Evaluated:
         raise ConfigError(f"{records} holds no answers")
     about = records.with_name(ABOUT)
     try:
-        description = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+        settings = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
     except ValueError as error:
         raise ConfigError(f"{about} is no JSON: {error}; remove it, and settings are not compared") from None
-    return Evaluated(str(path), description if isinstance(description, dict) else {}, found)
+    return Evaluated(str(path), settings if isinstance(settings, dict) else {}, found)
 
 
 def compare(first: Evaluated, second: Evaluated, *, seed: int = 0) -> Comparison:
@@ -114,15 +105,8 @@ def compare(first: Evaluated, second: Evaluated, *, seed: int = 0) -> Comparison
     if not shared:
         raise ConfigError(f"no problem has a scored answer in both {first.name} and {second.name}")
     shares = [[_share(records[index]) for index in shared] for records in (a, b)]
-    differences = np.subtract(shares[1], shares[0])
     binary = all(len(records[index]) == 1 for records in (a, b) for index in shared)
-    scores = [[_mean_score(records[index]) for index in shared] for records in (a, b)]
-    description = [value for values in scores for value in values if value is not None]
-    score = (
-        np.subtract(description[len(shared) :], description[: len(shared)])
-        if len(description) == 2 * len(shared)
-        else None
-    )
+    scores = np.array([[_mean_score(records[index]) for index in shared] for records in (a, b)], dtype=float)
     flips = [_flip(index, a[index], b[index]) for index in shared]
     known = {r.index for r in first.records} | {r.index for r in second.records}
     return Comparison(
@@ -132,8 +116,8 @@ def compare(first: Evaluated, second: Evaluated, *, seed: int = 0) -> Comparison
         left_out=len(known) - len(shared),
         first_accuracy=float(np.mean(shares[0])),
         second_accuracy=float(np.mean(shares[1])),
-        accuracy=difference(differences, binary=binary, seed=seed),
-        score=None if score is None else difference(score, binary=False, seed=seed),
+        accuracy=difference(np.subtract(shares[1], shares[0]), binary=binary, seed=seed),
+        score=None if np.isnan(scores).any() else difference(scores[1] - scores[0], binary=False, seed=seed),
         solved=tuple(flip for flip in flips if flip.first <= 0.5 < flip.second),
         lost=tuple(flip for flip in flips if flip.second <= 0.5 < flip.first),
         remarks=tuple(remarks),
@@ -187,13 +171,13 @@ def _check_problems(first: Evaluated, second: Evaluated) -> Iterator[str]:
     a, b = ({record.index: record.problem for record in each.records} for each in (first, second))
     if set(a) != set(b):
         only_a, only_b = (sorted(set(x) - set(y)) for x, y in ((a, b), (b, a)))
-        description = "; ".join(
+        unshared = "; ".join(
             f"{len(only)} problems are in {name} alone, such as row {only[0]}"
             for only, name in ((only_a, first.name), (only_b, second.name))
             if only
         )
         raise ConfigError(
-            f"{first.name} and {second.name} have different problems ({len(a)} and {len(b)}): {description}. Evaluate "
+            f"{first.name} and {second.name} have different problems ({len(a)} and {len(b)}): {unshared}. Evaluate "
             "both on the same --data with the same --limit"
         )
     other = [index for index in a if a[index] and b[index] and a[index] != b[index]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +12,11 @@ from typing import Any
 
 from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, read_conversation
 from verl_tool.agent_loop.row import listed_tools, own_max_turns, reject_media, sent_to_tools, uses_tools
+from verl_tool.checks.row_files import RowFile
 from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.verification import Verification, verification_of
-
-PARQUET_BATCH = 1024
-"""Rows that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,7 @@ class Problem:
 def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     """The first `limit` rows of a ``.parquet`` or ``.jsonl`` file. Raises ConfigError that names a wrong row."""
     problems: list[Problem] = []
-    for row in _rows(path):
-        if limit is not None and len(problems) >= limit:
-            break
-        problems.append(_problem(row, len(problems), path))
+    problems = [_problem(row, index, path) for index, row in enumerate(itertools.islice(_rows(path), limit))]
     if not problems:
         raise ConfigError(f"{path} holds no rows")
     return problems
@@ -98,13 +94,6 @@ def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"{path} is no file; give a .parquet or .jsonl file of verl's rows")
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet
-
-        for batch in parquet.ParquetFile(path).iter_batches(PARQUET_BATCH):
-            yield from batch.to_pylist()
-    elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as file:
-            yield from (json.loads(line) for line in file if line.strip())
-    else:
+    if path.suffix not in (".parquet", ".jsonl"):
         raise ConfigError(f"{path} ends in {path.suffix!r}; give a .parquet or .jsonl file")
+    return RowFile(path).rows()

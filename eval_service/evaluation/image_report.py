@@ -28,14 +28,14 @@ def with_images(records: Sequence[Record], folder: Path, most: int = MAX_ANSWERS
             chosen.setdefault(record.index, record)
     if not chosen:
         return ""
-    visible = list(chosen.values())[:most]
-    lines = ["", f"## What the model saw in {len(visible)} of {len(chosen)} problems with images", ""]
-    return "\n".join([*lines, *(line for record in visible for line in _answer(record, folder))]) + "\n"
+    first = list(chosen.values())[:most]
+    lines = ["", f"## What the model saw in {len(first)} of {len(chosen)} problems with images", ""]
+    return "\n".join([*lines, *(line for record in first for line in _answer(record, folder))]) + "\n"
 
 
 def _answer(record: Record, folder: Path) -> Iterator[str]:
-    description = {None: "not scored", True: "right", False: "wrong"}[record.correct]
-    yield f"### Problem {record.index}, answer {record.sample}: {description}"
+    verdict = {None: "not scored", True: "right", False: "wrong"}[record.correct]
+    yield f"### Problem {record.index}, answer {record.sample}: {verdict}"
     segments = record.trajectory.segments if record.trajectory is not None else ()
     author: Author | None = None
     for segment in segments:

@@ -26,7 +26,6 @@ class Record:
     """One answer, or why there is none."""
 
     index: int
-    """The problem's row."""
     sample: int
     digest: str
     """Of the problem, the model and the sampling; a record of another evaluation is not taken for this one's."""
@@ -54,7 +53,6 @@ class Record:
 
     @property
     def scored(self) -> bool:
-        """It counts."""
         return self.error is None and self.correct is not None
 
     def with_score(self, score: float, correct: bool, details: Mapping[str, float]) -> Record:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from eval_service.evaluation.record import Record
 from eval_service.evaluation.statistics import Estimate, estimate, pass_at_k
@@ -24,8 +24,6 @@ class ToolUsage:
 
 @dataclass(frozen=True)
 class Summary:
-    """All figures of an evaluation."""
-
     problems: int
     samples: int
     """Answers wanted of each problem."""
@@ -46,10 +44,6 @@ class Summary:
     seconds: float
     """Mean of an answer."""
     tools: dict[str, ToolUsage] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 def summarise(records: Sequence[Record], problems: int, samples: int, ks: Sequence[int]) -> Summary:
@@ -82,7 +76,6 @@ def summarise(records: Sequence[Record], problems: int, samples: int, ks: Sequen
 
 
 def as_markdown(summary: Summary, title: str) -> str:
-    """A page with the figures."""
     lines = [f"# {title}", "", "| figure | value (95% interval) |", "|---|---|"]
     lines.append(f"| avg@{summary.samples} | {summary.accuracy} |")
     lines += [f"| pass@{k} | {value} |" for k, value in summary.passes.items()]

@@ -94,12 +94,12 @@ class Scorer:
 
     async def score(self, record: Record, problem: Problem) -> Record:
         """The record with its score, or with the reason why there is none."""
-        description = await self._manager.run_single(self._batch(record, problem))
-        details = dict(description.get("reward_extra_info") or {})
+        result = await self._manager.run_single(self._batch(record, problem))
+        details = dict(result.get("reward_extra_info") or {})
         fault = details.pop("reward_fault", "")
         if fault:
             return Record(**(vars(record) | {"reward_fault": str(fault)}))
-        score = float(description["reward_score"])
+        score = float(result["reward_score"])
         return record.with_score(score, float(details.get("acc", score)) > 0.5, any_of(details))
 
     async def score_all(
@@ -139,25 +139,25 @@ class Scorer:
 
     def _readable(self, record: Record) -> Trajectory:
         """The trajectory in tokens of the tokenizer at hand."""
-        description = record.trajectory
-        if description is not None and self._tokenizer is not None:
-            return description
-        if description is None:
+        trajectory = record.trajectory
+        if trajectory is not None and self._tokenizer is not None:
+            return trajectory
+        if trajectory is None:
             ids = (self._tokenizer or self._texts).encode(record.content, add_special_tokens=False)
             prompt, answer = Segment(Author.PROMPT, ()), Segment(Author.MODEL, tuple(ids), text=record.content)
             return Trajectory(f"{record.index}-{record.sample}", (prompt, answer), StopReason.ANSWERED)
-        segments = tuple(self._as_bytes(segment.author, segment.text) for segment in description.segments)
-        return Trajectory(
-            description.trajectory_id,
-            segments,
-            description.stop,
-            prompt_segments=description.prompt_segments,
-            calls=description.calls,
-            verdict=description.verdict,
+        segments = tuple(
+            Segment(segment.author, tuple(self._texts.encode(segment.text)), text=segment.text)
+            for segment in trajectory.segments
         )
-
-    def _as_bytes(self, author: Author, text: str) -> Segment:
-        return Segment(author, tuple(self._texts.encode(text)), text=text)
+        return Trajectory(
+            trajectory.trajectory_id,
+            segments,
+            trajectory.stop,
+            prompt_segments=trajectory.prompt_segments,
+            calls=trajectory.calls,
+            verdict=trajectory.verdict,
+        )
 
 
 def _column(value: object) -> np.ndarray:

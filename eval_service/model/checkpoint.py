@@ -33,7 +33,6 @@ class Checkpoint:
     """Weights of a training after one of its steps."""
 
     run: str
-    """Name of the run's folder."""
     step: int
     model: Path
     """Folder with the weights in Hugging Face's form."""
@@ -47,9 +46,7 @@ class Checkpoint:
 
 def newest_checkpoint(run: Path) -> Checkpoint:
     """The last checkpoint of a run that has weights. One that holds only shards is merged with verl's own merger, once.
-
-    Raises ConfigError if there is none; the model with which a training began is none.
-    """
+    Raises ConfigError if there is none; the model with which a training began is none."""
     without: list[int] = []
     for step, actor in _actors(run):
         for folder in (actor / "huggingface", actor / MEGATRON_EXPORT, actor / MERGED):
@@ -71,11 +68,6 @@ def newest_checkpoint(run: Path) -> Checkpoint:
         f"no checkpoint in {run} (looked for {looked}): the training saved none, or has not "
         f"come to its first; the last step is saved by default (save_last=true){untrained}; else give --model"
     )
-
-
-def newest_model(run: Path) -> Path:
-    """The folder of `newest_checkpoint`."""
-    return newest_checkpoint(run).model
 
 
 def last_saved_step(run: Path) -> int | None:
@@ -123,9 +115,9 @@ def _folders(run: Path) -> list[Path]:
     folders = [run, run / "checkpoints"]
     config = run / "config.yaml"
     if config.is_file():
-        description = _configured_folder(config, config.stat().st_mtime_ns)
-        if description is not None:
-            folders.append(run / description)  # an absolute path stays as it is
+        configured = _configured_folder(config, config.stat().st_mtime_ns)
+        if configured is not None:
+            folders.append(run / configured)  # an absolute path stays as it is
     different: dict[Path, Path] = {}
     for folder in folders:
         different.setdefault(folder.resolve(), folder)

@@ -22,24 +22,22 @@ def fingerprint(settings: ServiceSettings) -> str:
     run's prompts told of them: another tool server with the same options gives the same fingerprint.
     """
     options = settings.options.model_dump(mode="json")
-    description = {
+    content = {
         "weights": _weights(settings.model),
-        "engine": settings.engine.model_dump(
-            mode="json", include={"kind", "model", "dtype", "max_model_len", "engine_kwargs"}
-        ),
+        "engine": settings.engine.model_dump(mode="json", include=_OF_THE_ENGINE),
         "options": {
             name: value
             for name, value in options.items()
             if name not in _CHANGES_NO_ANSWER and not name.startswith("tool_call_")
         },
-        "sampling": settings.sampling.params(),
+        "sampling": settings.sampling.model_dump(),
         "tokenizer": settings.tokenizer,
         "chat_template_kwargs": settings.chat_template_kwargs,
         "chat_template": settings.chat_template,
     }
     if settings.tool_descriptions is not None:
-        description["tools"] = [schema_of(tool) for tool in settings.tool_descriptions]
-    return hashlib.sha256(encode_json(description)).hexdigest()[:_DIGITS]
+        content["tools"] = [schema_of(tool) for tool in settings.tool_descriptions]
+    return hashlib.sha256(encode_json(content)).hexdigest()[:_DIGITS]
 
 
 def _weights(model: str) -> list[object]:

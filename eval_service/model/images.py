@@ -12,10 +12,8 @@ from verl_tool.errors import ConfigError
 
 
 def image_reading(settings: ServiceSettings, tokenizer: Tokenizer) -> tuple[QwenImages | None, str]:
-    """How the model reads images; or None, and in words for a refusal what it does in place of it.
-
-    Raises ConfigError if the model reads images and its folder does not say how.
-    """
+    """How the model reads images; or None, and in words for a refusal what it does in place of it. Raises ConfigError
+    if the model reads images and its folder does not say how."""
     if isinstance(settings.engine, CompletionsSettings):
         return None, "is on a server that is asked with token ids only (--engine_url)"
     why = why_no_images(settings.model, trust_remote_code=settings.trust_remote_code)

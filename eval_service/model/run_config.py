@@ -80,15 +80,14 @@ def read_run(folder: Path, model: str | None = None) -> TrainedRun:
 def run_config(folder: Path) -> DictConfig:
     """The whole config of a run, as the trainer had it; paths in a folder that was moved are where they are now.
 
-    Raises ConfigError if there is none.
+    `folder` may be the config's own file, in which no path is changed. Raises ConfigError if there is none.
     """
-    for name in CONFIG_FILES:
-        path = folder / name
+    for path in (folder, *(folder / name for name in CONFIG_FILES)):
         if path.is_file():
             config = OmegaConf.load(path)
             if not isinstance(config, DictConfig):
                 raise ConfigError(f"{path} holds no mapping; it is no config of a run")
-            return _moved(config, folder.resolve())
+            return config if path == folder else _moved(config, folder.resolve())
     raise ConfigError(f"no config in {folder} (looked for {', '.join(CONFIG_FILES)}); give the folder of one run")
 
 
@@ -133,8 +132,8 @@ def _sampling(rollout: DictConfig) -> Sampling:
 
 def _engine_kwargs(rollout: DictConfig) -> dict[str, Any]:
     """What the run gave vLLM by its own names; verl leaves out those that are null."""
-    provided = _mapping(rollout.get("engine_kwargs")).get("vllm") or {}
-    return {name: value for name, value in provided.items() if value is not None}
+    written = _mapping(rollout.get("engine_kwargs")).get("vllm") or {}
+    return {name: value for name, value in written.items() if value is not None}
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from typing import Any
 
 from eval_service.engines.base import TokenChunk, TokenLogProb
 from eval_service.openai.log_probs import chat_log_probs
-from eval_service.openai.response_builder import ResponseBuilder, ending
-from eval_service.openai.streaming.stream_buffer import StreamBuffer
-from eval_service.openai.streaming.text_stream import TurnText, turn_text
+from eval_service.openai.response_builder import ending
+from eval_service.openai.streaming.choice_stream import ChoiceStream
+from eval_service.openai.streaming.text_stream import turn_text
 from eval_service.openai.tool_calls import CallLog
 from eval_service.openai.usage import Usage
-from eval_service.service import GenerationJob, Service
+from eval_service.service import Service
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.content.parts import TextPart, parts_of
 from verl_tool.errors import ContentError
@@ -49,22 +49,10 @@ def chat_choice(
     } | ending(trajectory, with_trajectory)
 
 
-class ChatStream:
-    """The `StreamObserver` that sends one choice as it grows."""
-
-    def __init__(
-        self,
-        builder: ResponseBuilder,
-        index: int,
-        generation: GenerationJob,
-        service: Service,
-        stops: Sequence[str],
-        buffer: StreamBuffer,
-    ) -> None:
-        self._builder, self._index, self._buffer = builder, index, buffer
-        self._service, self._stops = service, stops
-        self._calls = CallLog(generation.trajectory_id, generation.formats or service.formats)
-        self._turn = self._new_turn()
+class ChatStream(ChoiceStream):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._calls = CallLog(self._job.trajectory_id, self._job.formats or self._service.formats)
         self._begun = False
 
     async def wrote(self, chunk: TokenChunk) -> None:
@@ -87,26 +75,19 @@ class ChatStream:
     async def answered(self, result: StepResult) -> None:
         if not result.observation and not result.image and result.done:
             return
-        visible = result.image if self._service.image_tokens is not None else None
+        image = result.image if self._service.image_tokens is not None else None
         try:
-            parts = parts_of(result.observation, visible)
+            parts = parts_of(result.observation, image)
         except ContentError:  # the loop ends the trajectory for it
             parts = [TextPart(result.observation)]
-        if visible is None:
+        if image is None:
             await self._send({"tool_messages": [self._calls.message(parts)]})
         else:
             await self._send({"tool_messages": [await asyncio.to_thread(self._calls.message, parts)]})
 
-    async def appended(self, token_ids: Sequence[int]) -> None:
-        pass
-
     async def finished(self, trajectory: Trajectory, with_trajectory: bool, usage: Usage | None) -> None:
-        """Send the choice's end; `usage` if it is the last choice."""
         choice = {"index": self._index, "delta": {} if self._begun else {"role": "assistant", "content": ""}}
-        await self._buffer.put(self._builder.chunk([choice | ending(trajectory, with_trajectory)], usage))
-
-    def _new_turn(self) -> TurnText:
-        return TurnText(self._service.tokenizer, self._service.end_token_ids, self._stops)
+        await self._put(choice | ending(trajectory, with_trajectory), usage)
 
     async def _send(self, delta: dict[str, Any], log_probs: dict[str, Any] | None = None) -> None:
         if not self._begun:
@@ -115,4 +96,4 @@ class ChatStream:
         choice: dict[str, Any] = {"index": self._index, "delta": delta, "finish_reason": None}
         if log_probs is not None:
             choice["logprobs"] = log_probs
-        await self._buffer.put(self._builder.chunk([choice]))
+        await self._put(choice)

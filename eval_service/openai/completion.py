@@ -10,13 +10,12 @@ from typing import Any
 
 from eval_service.engines.base import TokenChunk, TokenLogProb
 from eval_service.openai.log_probs import CompletionLogProbs, joined
-from eval_service.openai.response_builder import ResponseBuilder, ending
-from eval_service.openai.streaming.stream_buffer import StreamBuffer
+from eval_service.openai.response_builder import ending
+from eval_service.openai.streaming.choice_stream import ChoiceStream
 from eval_service.openai.streaming.text_stream import TurnText
 from eval_service.openai.usage import Usage
-from eval_service.service import GenerationJob, Service
+from eval_service.service import Service
 from verl_tool.agent_loop.trajectory import Author, Trajectory
-from verl_tool.protocol import StepResult
 
 
 def completion_choice(
@@ -33,22 +32,10 @@ def completion_choice(
     return {"index": index, "text": text, "logprobs": columns} | ending(trajectory, with_trajectory)
 
 
-class CompletionStream:
-    """The `StreamObserver` that sends one choice as it grows."""
-
-    def __init__(
-        self,
-        builder: ResponseBuilder,
-        index: int,
-        generation: GenerationJob,
-        service: Service,
-        stops: Sequence[str],
-        buffer: StreamBuffer,
-    ) -> None:
-        self._builder, self._index, self._buffer = builder, index, buffer
-        self._service, self._stops = service, stops
-        self._turn = self._new_turn()
-        self._log_probs = CompletionLogProbs(service.tokenizer)
+class CompletionStream(ChoiceStream):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._log_probs = CompletionLogProbs(self._service.tokenizer)
         self._with_log_probs = False
         self._sent = 0
 
@@ -64,43 +51,31 @@ class CompletionStream:
         if text:
             await self._send(text)
 
-    async def called(self, action: str) -> None:
-        pass
-
-    async def answered(self, result: StepResult) -> None:
-        pass
-
     async def appended(self, token_ids: Sequence[int]) -> None:
         # Only now it is known that the answer goes on behind the tokens that ended the model's turn.
         ending_text = self._service.tokenizer.decode(self._turn.ending())
         if ending_text:
             await self._send(ending_text)
         self._turn = self._new_turn()
-        await self._send_appended(token_ids)
-
-    async def finished(self, trajectory: Trajectory, with_trajectory: bool, usage: Usage | None) -> None:
-        """Send what stands behind the model's last turn, and the choice's end; `usage` if it is the last choice."""
-        rest = trajectory.response_ids[self._sent :]
-        if rest:
-            await self.appended(rest)
-        choice = {"index": self._index, "text": ""} | ending(trajectory, with_trajectory)
-        await self._buffer.put(self._builder.chunk([choice], usage))
-
-    def _new_turn(self) -> TurnText:
-        return TurnText(self._service.tokenizer, self._service.end_token_ids, self._stops)
-
-    async def _send_appended(self, token_ids: Sequence[int]) -> None:
         if not token_ids:
             return
         self._sent += len(token_ids)
         log_probs = self._log_probs.appended(token_ids) if self._with_log_probs else None
         await self._send(self._service.tokenizer.decode(token_ids), log_probs, {"author": Author.TOOL.value})
 
+    async def finished(self, trajectory: Trajectory, with_trajectory: bool, usage: Usage | None) -> None:
+        """Send what stands behind the model's last turn too."""
+        rest = trajectory.response_ids[self._sent :]
+        if rest:
+            await self.appended(rest)
+        choice = {"index": self._index, "text": ""} | ending(trajectory, with_trajectory)
+        await self._put(choice, usage)
+
     async def _send(
         self, text: str, log_probs: dict[str, Any] | None = None, marks: dict[str, str] | None = None
     ) -> None:
         choice = {"index": self._index, "text": text, "finish_reason": None, "logprobs": log_probs} | (marks or {})
-        await self._buffer.put(self._builder.chunk([choice]))
+        await self._put(choice)
 
 
 def _text(trajectory: Trajectory, service: Service, stops: Sequence[str]) -> str:

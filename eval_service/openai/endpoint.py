@@ -10,20 +10,21 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from prometheus_client.exposition import generate_latest
 from starlette.responses import Response
 
 from eval_service.engines.base import EngineError, RequestRejectedError
-from eval_service.episode_adapter import StreamObserver
 from eval_service.metrics import ServiceMetrics
 from eval_service.openai.chat import ChatStream, chat_choice
 from eval_service.openai.completion import CompletionStream, completion_choice
 from eval_service.openai.errors import bad_request, from_fault, openai_error, overloaded
-from eval_service.openai.logprob_collector import LogprobCollector
+from eval_service.openai.log_probs import LogprobCollector
 from eval_service.openai.plan import Plan, chat_plan, completion_plan, run_in_executor
 from eval_service.openai.requests import ChatRequest, CompletionRequest, read_request
 from eval_service.openai.response_builder import ResponseBuilder
+from eval_service.openai.streaming.choice_stream import ChoiceStream
 from eval_service.openai.streaming.stream_buffer import StreamBuffer
 from eval_service.openai.usage import Usage, usage_of
 from eval_service.service import GenerationJob, Service
@@ -46,12 +47,6 @@ HEALTH_SECONDS = 5.0
 HEARTBEAT_SECONDS = 15.0
 
 
-class Streamer(StreamObserver, Protocol):
-    """An observer that sends a choice while it grows."""
-
-    async def finished(self, trajectory: Trajectory, with_trajectory: bool, usage: Usage | None) -> None: ...
-
-
 @dataclass(frozen=True)
 class Job:
     """A request that was understood, and the form in which it is answered."""
@@ -61,7 +56,7 @@ class Job:
     stream: bool
     choice: Callable[..., dict[str, Any]]
     """`chat_choice` or `completion_choice`."""
-    streamer: Callable[[ResponseBuilder, int, GenerationJob, Service, Sequence[str], StreamBuffer], Streamer]
+    streamer: Callable[[ResponseBuilder, int, GenerationJob, Service, Sequence[str], StreamBuffer], ChoiceStream]
 
 
 class Endpoint(WebApp):
@@ -126,7 +121,7 @@ class Endpoint(WebApp):
         return JsonResponse(openai_error(error), error.status, error.headers)
 
     def client_left(self) -> None:
-        self.metrics.client_left()
+        self.metrics.cancelled.inc()
 
     def as_http_error(self, error: Exception) -> HttpError:
         if isinstance(error, RequestRejectedError):
@@ -217,7 +212,7 @@ class Endpoint(WebApp):
             while part := await buffer.take():
                 if first and part != HEARTBEAT:
                     first = False
-                    self.metrics.first_chunk(time.perf_counter() - began)
+                    self.metrics.first_chunk_seconds.observe(time.perf_counter() - began)
                 yield part
             usage = await running
             if job.plan.include_usage:
@@ -229,10 +224,8 @@ class Endpoint(WebApp):
             self.service.admission.release(len(job.plan.jobs))
 
     async def _run_into(self, job: Job, buffer: StreamBuffer, until: float) -> Usage:
-        """Run all choices, each of which writes itself into `buffer`. The one that ends last bears the usage.
-
-        Raises asyncio.TimeoutError if they are not done at `until` (``time.monotonic()``).
-        """
+        """Run all choices, each of which writes itself into `buffer`. The one that ends last bears the usage. Raises
+        asyncio.TimeoutError if they are not done at `until` (``time.monotonic()``)."""
         plan = job.plan
         done: list[Trajectory | None] = [None] * len(plan.jobs)
 
@@ -300,4 +293,4 @@ class Endpoint(WebApp):
         return JsonResponse(report, 503, RETRY_AFTER)
 
     async def _metrics_text(self, request: Request) -> Response:
-        return Response(self.metrics.exposition(), media_type=PROMETHEUS_TEXT)
+        return Response(generate_latest(self.metrics.registry), media_type=PROMETHEUS_TEXT)

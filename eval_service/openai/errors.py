@@ -22,7 +22,6 @@ def openai_error(error: HttpError) -> dict[str, dict[str, str | None]]:
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> HttpError:
-    """The client's own mistake."""
     return HttpError(400, code, message, param)
 
 

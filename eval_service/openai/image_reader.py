@@ -32,8 +32,6 @@ _decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="image-decod
 
 @dataclass(frozen=True)
 class SentImage:
-    """An image as a client sends it."""
-
     url: str
     """A data URI or an address."""
     where: str
@@ -65,7 +63,6 @@ class ImageReader:
             )
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._client is not None:
             await self._client.close()
 

@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eval_service.engines.base import TokenLogProb
+from eval_service.engines.base import TokenChunk, TokenLogProb
+from eval_service.episode_adapter import StreamObserver
 from verl_tool.agent_loop.tokenizer import HFTokenizer, Tokenizer
+
+
+class LogprobCollector(StreamObserver):
+    """Keeps the log-probabilities of a trajectory's turns, for an answer that is sent at once."""
+
+    def __init__(self) -> None:
+        self.turns: list[list[TokenLogProb]] = []
+        """One list a turn in which the model wrote something."""
+        self._turn: list[TokenLogProb] = []
+
+    async def wrote(self, chunk: TokenChunk) -> None:
+        self._turn += chunk.log_probs or ()
+
+    async def turn_over(self) -> None:
+        if self._turn:
+            self.turns.append(self._turn)
+            self._turn = []
 
 
 def chat_log_probs(entries: Sequence[TokenLogProb], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -29,7 +47,6 @@ class CompletionLogProbs:
         self._offset = 0
 
     def written(self, entries: Sequence[TokenLogProb]) -> dict[str, Any]:
-        """The columns of tokens that the model wrote."""
         tokens = [self._tokenizer.decode([entry.token_id]) for entry in entries]
         return {
             "tokens": tokens,
@@ -42,7 +59,6 @@ class CompletionLogProbs:
         }
 
     def appended(self, token_ids: Sequence[int]) -> dict[str, Any]:
-        """The columns of tokens that it did not write."""
         tokens = [self._tokenizer.decode([token]) for token in token_ids]
         nothing = [None] * len(tokens)
         return {
@@ -61,7 +77,6 @@ class CompletionLogProbs:
 
 
 def joined(columns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several chunks' columns as one."""
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     return {name: [value for chunk in columns for value in chunk[name]] for name in names}
 

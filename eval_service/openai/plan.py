@@ -152,7 +152,7 @@ async def _plan(
 
 def sampling_params(request: GenerationRequest, service: Service, choice: int) -> dict[str, Any]:
     """The engine's parameters for choice number `choice` of a prompt; what the request leaves out is the service's."""
-    requested = {
+    params = {
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,
@@ -165,4 +165,4 @@ def sampling_params(request: GenerationRequest, service: Service, choice: int) -
         "seed": None if request.seed is None else request.seed + choice,
         "stop": list(request.stops) or None,
     }
-    return service.sampling.params() | {name: value for name, value in requested.items() if value is not None}
+    return service.sampling.model_dump() | {name: value for name, value in params.items() if value is not None}

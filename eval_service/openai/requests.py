@@ -48,8 +48,6 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """How a stream ends."""
-
     include_usage: bool = False
     """A last chunk without choices that holds the usage."""
     include_obfuscation: Literal[False] = False
@@ -64,8 +62,6 @@ class FunctionName(BaseModel):
 
 
 class ToolName(BaseModel):
-    """An entry of ``tools``."""
-
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     type: Literal["function"] = "function"
@@ -73,8 +69,6 @@ class ToolName(BaseModel):
 
 
 class ResponseFormat(_Strict):
-    """The answer is text."""
-
     type: Literal["text"] = "text"
 
 
@@ -143,7 +137,6 @@ class GenerationRequest(_Strict):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """`stop` as a list."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
@@ -155,7 +148,6 @@ class GenerationRequest(_Strict):
 
     @property
     def token_limit(self) -> int | None:
-        """Most tokens that the model writes in one answer."""
         return self.max_tokens
 
     @property
@@ -165,15 +157,11 @@ class GenerationRequest(_Strict):
 
 
 class TextContent(_Strict):
-    """Text of a message."""
-
     type: Literal["text"]
     text: str
 
 
 class ImageUrl(_Strict):
-    """Where an image is."""
-
     url: Annotated[str, Field(repr=False)]
     """A data URI; or an address, if the service fetches any."""
     detail: Literal["auto", "high"] | None = None
@@ -181,8 +169,6 @@ class ImageUrl(_Strict):
 
 
 class ImageContent(_Strict):
-    """An image of a message."""
-
     type: Literal["image_url"]
     image_url: ImageUrl
 
@@ -235,7 +221,6 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """All of its text."""
         content = self.content or ""
         if isinstance(content, str):
             return content
@@ -304,7 +289,6 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """One entry a prompt."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
@@ -318,7 +302,7 @@ class CompletionRequest(GenerationRequest):
 
 
 def read_request(body: bytes, model: type[Request]) -> Request:
-    """The request in a body. Raises HttpError 400 that names the field, what is wrong with it, and the mend."""
+    """The request in a body. Raises HttpError 400 that names the field, what is wrong with it, and how to fix it."""
     try:
         value = decode_request_json(body)
     except BadJsonError as error:
@@ -326,10 +310,9 @@ def read_request(body: bytes, model: type[Request]) -> Request:
     if not isinstance(value, dict):
         raise bad_request("the body is not a JSON object", code="invalid_json")
     try:
-        request = model.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         raise _field_error(error, model) from None
-    return request
 
 
 def _field_error(error: ValidationError, model: type[GenerationRequest]) -> HttpError:

@@ -12,7 +12,7 @@ import msgspec
 
 from eval_service.openai.usage import Usage
 from verl_tool.agent_loop.trajectory import Author, Trajectory
-from verl_tool.content.parts import ImagePart, to_wire
+from verl_tool.content.parts import to_wire
 from verl_tool.http import event_stream
 
 
@@ -35,7 +35,6 @@ class ResponseBuilder:
         return cls(f"cmpl-{uuid.uuid4().hex}", model, "text_completion", "text_completion")
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage) -> dict[str, Any]:
-        """The answer at once."""
         return self._head(self.object) | {"choices": list(choices), "usage": usage.as_dict()}
 
     def chunk(self, choices: Sequence[dict[str, Any]], usage: Usage | None = None) -> bytes:
@@ -45,12 +44,6 @@ class ResponseBuilder:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-
-def images_of_tools(trajectory: Trajectory) -> dict[str, ImagePart]:
-    """By hash, the images that the one who asked has not sent himself."""
-    sent = {segment.image for segment in trajectory.segments if segment.author is Author.PROMPT}
-    return {name: image for name, image in trajectory.images.items() if name not in sent}
 
 
 def ending(trajectory: Trajectory, with_trajectory: bool) -> dict[str, Any]:
@@ -65,7 +58,8 @@ def ending(trajectory: Trajectory, with_trajectory: bool) -> dict[str, Any]:
     }
     if with_trajectory:
         fields["trajectory"] = msgspec.Raw(trajectory.to_json().encode())
-        images = images_of_tools(trajectory)
+        sent = {segment.image for segment in trajectory.segments if segment.author is Author.PROMPT}
+        images = {name: to_wire(image) for name, image in trajectory.images.items() if name not in sent}
         if images:
-            fields["images"] = {name: to_wire(image) for name, image in images.items()}
+            fields["images"] = images
     return fields

@@ -14,19 +14,10 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    """Tokens that the model wrote."""
     tool_tokens: int = 0
     """Tokens between the model's turns: tool output, and the chat template's tokens around it."""
     tool_calls: int = 0
     """Actions that the tools answered."""
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.tool_tokens + other.tool_tokens,
-            self.tool_calls + other.tool_calls,
-        )
 
     def as_dict(self) -> dict[str, int]:
         """OpenAI's fields and ours. The total counts tool tokens too: the model has read them."""
@@ -41,10 +32,7 @@ class Usage:
 
 def usage_of(trajectories: Sequence[Trajectory], answers_a_prompt: int) -> Usage:
     """The usage of a request; its trajectories come prompt by prompt, `answers_a_prompt` of each."""
-    total = Usage()
-    for i, trajectory in enumerate(trajectories):
-        written = sum(len(s.tokens) for s in trajectory.response if s.author is Author.MODEL)
-        between = sum(len(s.tokens) for s in trajectory.response) - written
-        prompt = len(trajectory.prompt_ids) if i % answers_a_prompt == 0 else 0
-        total += Usage(prompt, written, between, len(trajectory.calls))
-    return total
+    written = sum(len(s.tokens) for t in trajectories for s in t.response if s.author is Author.MODEL)
+    response = sum(len(s.tokens) for t in trajectories for s in t.response)
+    prompts = sum(len(t.prompt_ids) for t in trajectories[::answers_a_prompt])
+    return Usage(prompts, written, response - written, sum(len(t.calls) for t in trajectories))

@@ -21,7 +21,7 @@ def calls_end(setup: Setup) -> Iterator[Finding]:
     if not setup.options.enable_agent or not stops:
         return
     endless = [fmt for fmt in setup.formats if not _ended(fmt, setup, stops)]
-    description = ", ".join(map(repr, stops))
+    described = ", ".join(map(repr, stops))
     names = ", ".join(fmt.name for fmt in endless)
     needed = sorted({stop for fmt in endless for stop in fmt.stop})
     remedy = f"add {', '.join(map(repr, needed))} to action_stop_tokens" if needed else "leave action_stop_tokens out"
@@ -33,12 +33,10 @@ def calls_end(setup: Setup) -> Iterator[Finding]:
             yield Finding("calls_end", Severity.WARNING, what, "see that the tools have a format that does")
     elif len(endless) == len(setup.formats):
         more = "" if needed else ", with enable_mtrl=true"
-        what = f"no call ends: formats={names}, whose calls end at none of action_stop_tokens ({description})"
+        what = f"no call ends: formats={names}, whose calls end at none of action_stop_tokens ({described})"
         yield Finding("calls_end", Severity.ERROR, what, remedy + more)
     elif endless:
-        what = (
-            f"calls in the format {names} end at none of action_stop_tokens ({description}) and are taken for answers"
-        )
+        what = f"calls in the format {names} end at none of action_stop_tokens ({described}) and are taken for answers"
         yield Finding("calls_end", Severity.WARNING, what, f"{remedy}, or name the other formats only")
 
 
@@ -56,11 +54,11 @@ def tools_are_called(setup: Setup) -> Iterator[Finding]:
         return
     if options.formats is None and (options.action_stop_tokens or not options.enable_mtrl):
         return  # a stop string ends the call, and the server finds it
-    description = setup.prompts.described_tools() or setup.tools
+    described = setup.prompts.described_tools() or setup.tools
     found = {spec for fmt in setup.formats for spec in specs_of(fmt)}
-    deaf = [tool for tool in description if tool.formats and found.isdisjoint(tool.formats)]
+    deaf = [tool for tool in described if tool.formats and found.isdisjoint(tool.formats)]
     # As long as one can be called, the others may be there for another training.
-    severity = Severity.ERROR if len(deaf) == len(description) else Severity.WARNING
+    severity = Severity.ERROR if len(deaf) == len(described) else Severity.WARNING
     for tool in deaf:
         where = "in chat mode without formats" if options.formats is None else f"with formats={list(options.formats)}"
         what = f"the tool {tool.name!r} is called by {', '.join(tool.formats)} only: not found {where}"

@@ -31,8 +31,6 @@ class _WritesText(Protocol):
 
 @dataclass(frozen=True)
 class ExampleCall:
-    """One call in a model's turn."""
-
     text: str
     """The turn up to the end of the call, or of the stop string behind it."""
     tool: str

@@ -7,8 +7,6 @@ from enum import Enum
 
 
 class Severity(str, Enum):
-    """How much a finding weighs."""
-
     ERROR = "error"
     """A training would learn nothing of its tools, or nothing at all. It is not begun."""
     WARNING = "warning"
@@ -19,8 +17,6 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check has found."""
-
     check: str
     """Name of the check, such as ``check_tools_described``."""
     severity: Severity

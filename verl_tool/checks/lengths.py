@@ -99,13 +99,13 @@ def _of_the_model(setup: Setup) -> Iterator[Finding]:
     if options.max_prompt_length is None or options.max_response_length is None:
         return
     whole = options.max_prompt_length + options.max_response_length
-    description = (
+    limits = (
         f"max_prompt_length={options.max_prompt_length} and max_response_length={options.max_response_length} together "
         f"are {whole} tokens"
     )
     if options.max_model_len is not None and whole > options.max_model_len:
-        what = f"{description}, and max_model_len is {options.max_model_len}: long trajectories are cut there"
+        what = f"{limits}, and max_model_len is {options.max_model_len}: long trajectories are cut there"
         yield Finding("turns_fit", Severity.WARNING, what, "raise max_model_len, or lower one of the others")
     if setup.context_length is not None and whole > setup.context_length:
-        what = f"{description}, and the model has positions for {setup.context_length}"
+        what = f"{limits}, and the model has positions for {setup.context_length}"
         yield Finding("turns_fit", Severity.WARNING, what, "lower one of them, or extend the model's context")

@@ -22,9 +22,7 @@ from verl_tool.checks.finding import Finding, Severity
 from verl_tool.checks.setup import Row
 
 ROWS = 6
-"""Problems that are answered."""
 CONSTANTS = ("", "0", "1", "yes", "\\boxed{0}", "<answer>0</answer>", "I do not know.")
-"""The answers."""
 _GOLD = "gold"
 """Name of the gold answer of the row itself, in one form after another."""
 _MIN_GOLDS = 10
@@ -89,7 +87,7 @@ def constant_answers(cases: Sequence[GradingCase], graded: Sequence[GradedCase])
         what = f"the answer {text!r} scores like a right one on {len(paid)} of {len(of_text)} rows with different golds"
         doomed = share >= _NEARLY_ALL and not apt and decides_correctness(graded) and len(of_text) >= _MIN_ROWS
         remedy = (
-            "mend the reward manager, or a policy learns to write just that "
+            "fix the reward manager, or a policy learns to write just that "
             "(python -m verl_tool.agent_workers.reward_manager.redteam shows more)"
         )
         yield Finding("constant_answers", Severity.ERROR if doomed else Severity.WARNING, what, remedy)
@@ -130,16 +128,12 @@ def _failures(pairs: Sequence[tuple[GradingCase, GradedCase]]) -> Iterator[Findi
         )
     else:
         return
-    if _may_be_of_the_check(each):
+    # For want of the real tokenizer or batch, both of which this check has stand-ins for.
+    if each.failure.startswith(CRASHES) or STAND_IN_TOKENIZER in each.failure:
         remedy += "; or it reads what this check lacks: the model's tokenizer, or a column that verl adds in a training"
         yield Finding("constant_answers", Severity.WARNING, what, remedy)
     else:
         yield Finding("constant_answers", Severity.ERROR, what, remedy)
-
-
-def _may_be_of_the_check(graded: GradedCase) -> bool:
-    """Whether it may be for want of the real tokenizer or batch, both of which this check has stand-ins for."""
-    return graded.failure.startswith(CRASHES) or STAND_IN_TOKENIZER in graded.failure
 
 
 def _min_right_score(gold: str, pairs: Sequence[tuple[GradingCase, GradedCase]]) -> float | None:
@@ -147,14 +141,11 @@ def _min_right_score(gold: str, pairs: Sequence[tuple[GradingCase, GradedCase]])
 
     None if nothing tells: no form is graded, or none earns more than what earns least.
     """
-    graded = [(case.answer.name, each.score) for case, each in _of_gold(gold, pairs)]
+    of_row = ((case, each) for case, each in pairs if str(case.row["ground_truth"]) == gold and not each.failure)
+    graded = [(case.answer.name, each.score) for case, each in of_row]
     best = max((score for name, score in graded if name == _GOLD), default=None)
     minimum = min((score for _, score in graded), default=0.0)
     return best if best is not None and best > min(minimum, 0.0) else None
-
-
-def _of_gold(gold: str, pairs: Sequence[tuple[GradingCase, GradedCase]]) -> Iterator[tuple[GradingCase, GradedCase]]:
-    return ((case, each) for case, each in pairs if str(case.row["ground_truth"]) == gold and not each.failure)
 
 
 def _is_right(graded: GradedCase, min_right_score: float | None) -> bool:

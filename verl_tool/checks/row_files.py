@@ -54,13 +54,14 @@ class RowFile:
 
         return ParquetFile(self.path)
 
-    def rows(self, columns: Sequence[str] = ()) -> Iterator[Mapping[str, Any]]:
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Mapping[str, Any]]:
         """The rows, of a parquet file with the named `columns` only, as far as it has them (``a.b`` is the part b of
-        a). None of a file that is not readable."""
+        a; None: all). None of a file that is not readable."""
         if not self.is_readable:
             return
         if self.is_parquet:
-            for batch in self.parquet.iter_batches(ROWS_AT_A_TIME, columns=list(columns)):
+            names = None if columns is None else list(columns)
+            for batch in self.parquet.iter_batches(ROWS_AT_A_TIME, columns=names):
                 yield from batch.to_pylist()
         else:
             yield from _of_json(self.path) if self.path.suffix == ".json" else _of_json_lines(self.path)

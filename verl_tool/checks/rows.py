@@ -74,8 +74,10 @@ def ground_truth_leak(rows: Sequence[Row]) -> Iterator[Finding]:
         yield Finding("ground_truth_leak", Severity.WARNING, what, remedy)
     if within:
         row, name = within[0]
-        description = f"{row.where} in tools_kwargs.{name}"
-        what = f"{len(within)} of {golden} rows send a text that holds their gold answer, {description}"
+        what = (
+            f"{len(within)} of {golden} rows send a text that holds their gold answer, {row.where} in "
+            f"tools_kwargs.{name}"
+        )
         yield Finding("ground_truth_leak", Severity.WARNING, what, f"see that the model cannot read it; else {remedy}")
 
 

@@ -44,8 +44,6 @@ MADE_UP_TOOL = ToolDescription(
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a data file."""
-
     where: str
     """Such as ``row 3 of data/train.parquet``."""
     content: Mapping[str, Any]
@@ -73,12 +71,10 @@ class Row:
     @property
     def ground_truth(self) -> object:
         """The gold answer; None if there is none, or a verifier in its place."""
-        description = self.content.get("reward_model")
-        return (
-            description.get("ground_truth")
-            if isinstance(description, Mapping) and description.get("style") != STYLE
-            else None
-        )
+        graded_by = self.content.get("reward_model")
+        if not isinstance(graded_by, Mapping) or graded_by.get("style") == STYLE:
+            return None
+        return graded_by.get("ground_truth")
 
     @property
     def _tools_kwargs(self) -> Mapping[str, Any] | None:
@@ -135,8 +131,8 @@ class Setup:
         if stops:
             return next((each for each in self.formats if stops.intersection(each.stop)), self.formats[0])
         ordered = self.formats if named else (HERMES, *NATIVE, *self.formats)
-        description = self.prompts.described_tools()
-        if description and ordered[0].usage(description).strip() in (self.prompt_text(None) or ""):
+        described = self.prompts.described_tools()
+        if described and ordered[0].usage(described).strip() in (self.prompt_text(None) or ""):
             return ordered[0]
         return next(filter(self.template_writes, ordered), ordered[0])
 

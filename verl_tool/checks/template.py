@@ -18,20 +18,18 @@ _THOUGHT, _SAMPLE_REPLY, _LATER = "THOUGHTOFMODEL7f3a", "ANSWEROFMODEL7f3a", "LA
 def prompts_render(setup: Setup) -> Iterator[Finding]:
     """The template makes a prompt of the rows: of one for each order of roles, and each list of tools."""
     rows: dict[object, Row] = {}
-    for row in setup.rows:
+    for each in setup.rows:
         try:
-            kind = (tuple(message.get("role") for message in row.messages), row.listed)
+            kind = (tuple(message.get("role") for message in each.messages), each.listed)
         except ConfigError:
             continue  # `columns_are_there` tells of it
-        rows.setdefault(kind, row)
-    for visible in list[Row | None](rows.values()) or [None]:
-        problem = setup.problem_of_prompt(visible)
+        rows.setdefault(kind, each)
+    for row in list[Row | None](rows.values()) or [None]:
+        problem = setup.problem_of_prompt(row)
         if problem is not None:
-            where = "" if visible is None else f"{visible.where}: "
+            what = problem if row is None else f"{row.where}: {problem}"
             remedy = "set actor_rollout_ref.model.custom_chat_template (--chat_template), or change the messages' roles"
-            yield Finding(
-                "prompts_render", Severity.ERROR, f"{where}{problem}", remedy if "template fails" in problem else ""
-            )
+            yield Finding("prompts_render", Severity.ERROR, what, remedy if "template fails" in problem else "")
 
 
 def observations_render(setup: Setup) -> Iterator[Finding]:
@@ -51,24 +49,24 @@ def observations_render(setup: Setup) -> Iterator[Finding]:
 
 def check_tools_described(setup: Setup) -> Iterator[Finding]:
     """The prompt names the tools that it shall tell of, with description and arguments, in a format that is found."""
-    description = setup.prompts.described_tools()
+    described = setup.prompts.described_tools()
     text = setup.prompt_text(None)
-    if not description or text is None:
+    if not described or text is None:
         return
-    missing = [tool.name for tool in description if tool.name not in text]
+    missing = [tool.name for tool in described if tool.name not in text]
     if missing:
         what = (
-            f"the chat template drops the tools: {', '.join(missing)} of {len(description)} tools stand nowhere in the "
+            f"the chat template drops the tools: {', '.join(missing)} of {len(described)} tools stand nowhere in the "
             f"prompt, with tool_prompt={setup.options.tool_prompt}"
         )
         remedy = "set tool_prompt=auto, or tool_schemas=none if the rows themselves say how to call"
         yield Finding("check_tools_described", Severity.ERROR, what, remedy)
         return
-    own = setup.rendered(QUESTION, [schema_of(tool) for tool in description], generation=True)
+    own = setup.rendered(QUESTION, [schema_of(tool) for tool in described], generation=True)
     if text != own:
-        yield from _by_usage(setup, description, own)
+        yield from _by_usage(setup, described, own)
         return
-    untold = [f"{tool.name} ({', '.join(parts)})" for tool in description if (parts := _left_out(tool, text))]
+    untold = [f"{tool.name} ({', '.join(parts)})" for tool in described if (parts := _left_out(tool, text))]
     if untold:
         what = f"the chat template names tools and leaves parts of them out: {'; '.join(untold)}"
         yield Finding(
@@ -79,8 +77,8 @@ def check_tools_described(setup: Setup) -> Iterator[Finding]:
 def _left_out(tool: ToolDescription, text: str) -> list[str]:
     """Parts of a tool that a prompt which names it does not have."""
     first_line = tool.description.strip().partition("\n")[0]
-    description = [] if _as_written(first_line, text) else ["description"]
-    return description + [name for name in tool.parameters.get("properties", {}) if name not in text]
+    missing = [] if _as_written(first_line, text) else ["description"]
+    return missing + [name for name in tool.parameters.get("properties", {}) if name not in text]
 
 
 def _as_written(words: str, text: str) -> bool:

@@ -18,20 +18,15 @@ from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.protocol import StepResult
 
 ANSWER = "That is the answer."
-"""The model's last turn."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One trajectory, and what the loop saw in it."""
-
     trajectory: Trajectory
     action_mask: tuple[int, ...]
     """1 on tokens of a call. [response_length]"""
     turn: str
-    """What the model wrote first."""
     calls: tuple[Call, ...]
-    """Those that are found in it."""
     end_reason: str
     """The stop string or the token at which that turn ended; empty if it was cut."""
 

@@ -21,7 +21,6 @@ STYLES = {Author.PROMPT: "cyan", Author.MODEL: "green", Author.TOOL: "yellow", A
 _OF_A_CALL = "underline"
 _SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "dim"}
 _BORDER = "╎"
-"""Between two tokens."""
 _SEEN = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
 HEAD, TAIL = 120, 60
 """Tokens that are shown of a longer prompt, at its beginning and its end."""
@@ -63,8 +62,8 @@ def heading(setup: Setup, *, sound: bool) -> Group:
     }
     if sound:
         ends = [f"{setup.tokenizer.decode([token])!r} ({token})" for token in sorted(setup.ends)]
-        description = [tool.name for tool in setup.prompts.described_tools()]
-        lines["told of"] = ", ".join(description) or "none: the prompt is the conversation alone"
+        described = [tool.name for tool in setup.prompts.described_tools()]
+        lines["told of"] = ", ".join(described) or "none: the prompt is the conversation alone"
         lines["end tokens"] = ", ".join(ends) or "none"
     return Group(*(Text.assemble((f"{name:14}", "bold"), value) for name, value in lines.items()))
 
@@ -146,8 +145,8 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
         label = Text(f"{finding.severity.value}: ", style=_SEVERITIES[finding.severity])
         yield Text.assemble(label, f"{finding} ", (f"[{finding.check}]", "dim"))
     counts = Counter(finding.severity for finding in findings)
-    description = ", ".join(f"{counts[each]} {each.value}{'' if counts[each] == 1 else 's'}" for each in Severity)
-    yield Text(description, style="bold")
+    words = ", ".join(f"{counts[each]} {each.value}{'' if counts[each] == 1 else 's'}" for each in Severity)
+    yield Text(words, style="bold")
 
 
 def _section(console: Console, title: str) -> None:

@@ -72,7 +72,7 @@ def examine_model(
         # transformers takes seconds to import; a command line that is wrong shall not wait for it.
         from verl_tool.doctor.examination import Examination
 
-        provided = Examination(
+        examination = Examination(
             model=model,
             config=config,
             chat_template=chat_template,
@@ -87,7 +87,7 @@ def examine_model(
             reward_options=tuple(reward_option or ()),
             episode=set_options(episode),
         )
-        sound = provided.run(console, whole=whole)
+        sound = examination.run(console, whole=whole)
     except VerlToolError as error:
         hint = "; the hub cannot be reached: give the folder of a model" if offline else ""
         words = escape(f"{error}{hint}")
@@ -99,8 +99,3 @@ def examine_model(
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(examine_model)
-
-
-def main() -> None:
-    """Entry point."""
-    app()

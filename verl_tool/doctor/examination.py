@@ -35,8 +35,6 @@ _MODES = {"enable_mtrl", "action_stop_tokens", "enable_agent"}
 
 @dataclass(frozen=True)
 class Examination:
-    """What the command is given; see its options."""
-
     model: str | None = None
     config: Path | None = None
     chat_template: Path | None = None
@@ -50,19 +48,18 @@ class Examination:
     reward_manager: str | None = None
     reward_options: tuple[str, ...] = ()
     episode: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the loop."""
 
     def run(self, console: Console, *, whole: bool = False) -> bool:
         """Look, show, and tell whether there is no error. Raises VerlToolError if what is given cannot be used."""
-        setup, visible = self._setup(), None
+        setup, demonstration = self._setup(), None
         _ = setup.prompts  # an unknown format, or tool, is no finding but a mistake of the command line
         of_rows = examine_rows(setup.rows, REWARD_COLUMNS if self._manager is not None else ())
         findings = [*self._of_files(), *of_rows, *examine(setup), *self._of_reward(setup.rows)]
         row = setup.rows[self.row] if setup.rows else None
         unsound = any(each.severity is Severity.ERROR and each.check in RELIED_ON for each in findings)
         if not unsound and setup.problem_of_prompt(row) is None:
-            visible = asyncio.run(self._demonstration(setup, row))
-        print_report(console, setup, visible, findings, whole=whole)
+            demonstration = asyncio.run(self._demonstration(setup, row))
+        print_report(console, setup, demonstration, findings, whole=whole)
         return not any(each.severity is Severity.ERROR for each in findings)
 
     @cached_property
@@ -72,10 +69,10 @@ class Examination:
     @cached_property
     def options(self) -> EpisodeOptions:
         """The flags, over those of the config. Raises ConfigError."""
-        provided, written = dict(self.episode), self._of_config
-        if written is None and not _MODES & set(provided):
-            provided["enable_mtrl"] = True
-        return merged_options(None if written is None else written.options, provided)
+        flags, written = dict(self.episode), self._of_config
+        if written is None and not _MODES & set(flags):
+            flags["enable_mtrl"] = True
+        return merged_options(None if written is None else written.options, flags)
 
     @cached_property
     def _tools(self) -> ToolSource:

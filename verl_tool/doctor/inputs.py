@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from transformers import AutoConfig
 
 from eval_service.model.run_config import run_config
@@ -34,8 +34,6 @@ CALL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class OfConfig:
-    """What the config of a run names."""
-
     options: EpisodeOptions
     model: str
     chat_template: str | None
@@ -53,7 +51,7 @@ class OfConfig:
 
 def read_config(path: Path) -> OfConfig:
     """Of a run's folder, or of a config as a run leaves it there. Raises ConfigError."""
-    config = _file(path) if path.is_file() else run_config(path)
+    config = run_config(path)
     try:
         model, data, reward = config.actor_rollout_ref.model, config.data, config.reward
         manager = reward.reward_manager
@@ -76,13 +74,6 @@ def read_config(path: Path) -> OfConfig:
             f"{path} is no config of a training as a run leaves it (config.yaml): {error}. A recipe's own file is only "
             "a part of one; DRY_RUN=1 bash train.sh looks at that with the same checks"
         ) from error
-
-
-def _file(path: Path) -> DictConfig:
-    config = OmegaConf.load(path)
-    if not isinstance(config, DictConfig):
-        raise ConfigError(f"{path} holds no mapping; it is no config of a run")
-    return config
 
 
 def _names(files: Any) -> list[str]:

@@ -61,8 +61,6 @@ class TestCall:
 
 @dataclass(frozen=True)
 class TestSuite:
-    """What a solution has to pass."""
-
     __test__ = False
 
     tests: Sequence[str] = ()
@@ -87,8 +85,6 @@ class TestSuite:
 
 @dataclass(frozen=True)
 class JudgeVerdict:
-    """How one test ended."""
-
     passed: bool
     reason: str
     """``passed``; ``assertion``; ``output`` (of a program); ``error`` (raised); ``time``; ``ended`` (the solution's
@@ -115,7 +111,6 @@ class Verdicts:
 
     @property
     def time_outs(self) -> int:
-        """Tests that were not over in time."""
         return sum(verdict.reason in ("time", "budget") for verdict in self.of)
 
     @property
@@ -147,10 +142,8 @@ class JudgeRun:
         cls, solution: str, suite: TestSuite, test_seconds: float, total_seconds: float, max_display_chars: int = 0
     ) -> JudgeRun:
         """`test_seconds`: for one test, loading the solution included. `total_seconds`: for all. `max_display_chars`:
-        most characters of all that verdicts tell as `seen`.
-
-        Raises ValueError for an empty suite, which would pass whatever it is given.
-        """
+        most characters of all that verdicts tell as `seen`. Raises ValueError for an empty suite, which would pass
+        whatever it is given."""
         if len(suite) == 0:
             raise ValueError("there is no test; a solution cannot be judged without one")
         token = secrets.token_hex(16)
@@ -368,18 +361,18 @@ def _calls(function: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> list
     """A call for each input. If every output is a list of one item, that may be the value or hold it, as in APPS."""
     if not function.isidentifier() or keyword.iskeyword(function):
         raise ValueError(f"fn_name {function[:80]!r} is no name of a function")
-    requested = [
-        _json_or_text(output) if isinstance(provided, str) and isinstance(output, str) else output
-        for provided, output in zip(inputs, outputs, strict=True)
+    values = [
+        _json_or_text(output) if isinstance(arguments, str) and isinstance(output, str) else output
+        for arguments, output in zip(inputs, outputs, strict=True)
     ]
-    wrapped = all(isinstance(value, list) and len(value) == 1 for value in requested)
+    wrapped = all(isinstance(value, list) and len(value) == 1 for value in values)
     return [
         TestCall(
             function,
-            tuple(map(_literal, _arguments(provided))),
+            tuple(map(_literal, _arguments(arguments))),
             tuple(map(_literal, (value[0], value) if wrapped else (value,))),
         )
-        for provided, value in zip(inputs, requested, strict=True)
+        for arguments, value in zip(inputs, values, strict=True)
     ]
 
 

@@ -86,10 +86,10 @@ _HOW = "see assets/docs/training.md#attention"
 def _chosen(config: DictConfig, group: str, find_problem: Callable[[str], str | None]) -> str:
     """The attention in force. Raises ConfigError."""
     named = OmegaConf.select(config, f"{group}.attn_implementation")
-    requested = str(named or "flash_attention_2")
-    problem = _why_not(requested, config.trainer.device, find_problem)
+    chosen = str(named or "flash_attention_2")
+    problem = _why_not(chosen, config.trainer.device, find_problem)
     if problem is None:
-        return requested
+        return chosen
     if named is not None:
         raise ConfigError(
             f"{group}.attn_implementation={named}, and {problem}; leave it out or set it to sdpa, or install the "

@@ -37,8 +37,8 @@ def trains_on_cpu() -> bool:
 
     A torch that was built for GPUs is left alone even on a node that has none, such as a cluster's head.
     """
-    requested = os.environ.get("VERL_PLATFORM", "").strip().lower()
-    return requested == "cpu" if requested else torch.accelerator.current_accelerator() is None
+    platform = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    return platform == "cpu" if platform else torch.accelerator.current_accelerator() is None
 
 
 class _Event:
@@ -74,19 +74,14 @@ class _Stream(contextlib.AbstractContextManager):
         return _Event()
 
 
-class _HostMemory(ModuleType):
-    """The names of ``torch.cuda`` that verl uses, told about this process and the host's memory (bytes)."""
-
-    Stream = _Stream
-    Event = _Event
+class _Device:
+    """The one device of a process: its CPU, where work is done when the call returns."""
 
     def is_available(self) -> bool:
         return True
 
-    def is_initialized(self) -> bool:
-        return True
-
     def current_device(self) -> torch.device:
+        # verl says `tensor.to(get_device_id())`: the number 0 would mean the first accelerator.
         return _CPU
 
     def device_count(self) -> int:
@@ -98,6 +93,22 @@ class _HostMemory(ModuleType):
 
     def empty_cache(self) -> None: ...
 
+    def get_device_capability(self, *_: Any) -> tuple[None, None]:
+        return None, None
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+
+class _HostMemory(_Device, ModuleType):
+    """The names of ``torch.cuda`` that verl uses, told about this process and the host's memory (bytes)."""
+
+    Stream = _Stream
+    Event = _Event
+    is_initialized = _Device.is_available
+
     def ipc_collect(self) -> None: ...
 
     def reset_peak_memory_stats(self, *_: Any) -> None: ...
@@ -105,8 +116,7 @@ class _HostMemory(ModuleType):
     def current_stream(self, *_: Any) -> _Stream:
         return _Stream()
 
-    def default_stream(self, *_: Any) -> _Stream:
-        return _Stream()
+    default_stream = current_stream
 
     def stream(self, *_: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -114,15 +124,13 @@ class _HostMemory(ModuleType):
     def memory_allocated(self, *_: Any) -> int:
         return psutil.Process().memory_info().rss
 
-    def memory_reserved(self, *_: Any) -> int:
-        return self.memory_allocated()
+    memory_reserved = memory_allocated
 
     def max_memory_allocated(self, *_: Any) -> int:
         # The kernel notes the peak a little late.
         return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self.memory_allocated())
 
-    def max_memory_reserved(self, *_: Any) -> int:
-        return self.max_memory_allocated()
+    max_memory_reserved = max_memory_allocated
 
     def mem_get_info(self, *_: Any) -> tuple[int, int]:
         memory = psutil.virtual_memory()
@@ -131,17 +139,8 @@ class _HostMemory(ModuleType):
     def get_device_name(self, *_: Any) -> str:
         return "CPU"
 
-    def get_device_capability(self, *_: Any) -> tuple[None, None]:
-        return None, None
-
     def get_device_properties(self, *_: Any) -> SimpleNamespace:
         return SimpleNamespace(name="CPU", total_memory=psutil.virtual_memory().total)
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
 
     def get_rng_state(self, *_: Any) -> torch.Tensor:
         return torch.get_rng_state()
@@ -153,7 +152,7 @@ class _HostMemory(ModuleType):
 _HOST_MEMORY = _HostMemory("verl_tool.platforms.cpu.host_memory")
 
 
-class PlatformCPU(PlatformBase):
+class PlatformCPU(_Device, PlatformBase):
     """verl's platform for a machine without an accelerator: one device a process, gloo between processes."""
 
     @property
@@ -168,35 +167,10 @@ class PlatformCPU(PlatformBase):
     def device_module(self) -> ModuleType:
         return _HOST_MEMORY
 
-    def is_available(self) -> bool:
-        return True
-
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
         return trains_on_cpu()
 
-    def current_device(self) -> torch.device:
-        # verl says `tensor.to(get_device_id())`: the number 0 would mean the first accelerator.
-        return _CPU
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, device_index: int) -> None: ...
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
     def set_allocator_settings(self, settings: str) -> None: ...
-
-    def empty_cache(self) -> None: ...
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        return None, None
 
     def communication_backend_name(self) -> str:
         return "gloo"
@@ -232,10 +206,8 @@ class PlatformCPU(PlatformBase):
 
 
 def activate() -> None:
-    """Register the platform and install what it needs of verl, in this process and those that it starts.
-
-    Raises PatchError, now or when the module in question is imported, if verl has no longer what is replaced.
-    """
+    """Register the platform and install what it needs of verl, in this process and those that it starts. Raises
+    PatchError, now or when the module in question is imported, if verl has no longer what is replaced."""
     os.environ["VERL_PLATFORM"] = "cpu"
     # verl registers its FSDP engines for CUDA and NPU by name; this is its own way to choose them.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
@@ -248,10 +220,7 @@ def activate() -> None:
 
 
 def require() -> None:
-    """Check that verl trains on the CPU here.
-
-    Raises ConfigError if it does not, with the reason and the mend.
-    """
+    """Check that verl trains on the CPU here. Raises ConfigError if it does not, with the reason and the mend."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         raise ConfigError(
             "CUDA_VISIBLE_DEVICES is set and empty, so Ray counts no device at all; run: unset CUDA_VISIBLE_DEVICES"
@@ -267,9 +236,9 @@ def require() -> None:
 
 
 def _why_not() -> str:
-    requested = os.environ.get("VERL_PLATFORM", "")
-    if requested not in ("", "cpu"):
-        return f"VERL_PLATFORM is {requested!r}; unset it"
+    platform = os.environ.get("VERL_PLATFORM", "")
+    if platform not in ("", "cpu"):
+        return f"VERL_PLATFORM is {platform!r}; unset it"
     if os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto") != "auto":
         return "VERL_USE_EXTERNAL_PLUGINS keeps out the plugin 'verl_tool_cpu'; unset it"
     if "verl_tool_cpu" not in {entry.name for entry in entry_points(group="verl.plugins")}:

@@ -130,4 +130,3 @@ PATCHES = (
         replace=_without_wrappers,
     ),
 )
-"""In force on every platform."""

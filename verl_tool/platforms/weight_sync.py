@@ -20,10 +20,7 @@ _SHARED = "ipc:///tmp/"
 
 
 def private(zmq_handle: str) -> str:
-    """Where the socket is that verl calls `zmq_handle`.
-
-    Raises VerlToolError if the folder is not this user's alone.
-    """
+    """Where the socket is that verl calls `zmq_handle`. Raises VerlToolError if the folder is not this user's alone."""
     folder = os.environ.get(FOLDER)
     if folder is None or not zmq_handle.startswith(_SHARED):
         return zmq_handle

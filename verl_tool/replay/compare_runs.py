@@ -32,14 +32,11 @@ class RunDifference:
     now: object
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps({"where": self.where, "was": self.was, "now": self.now}, ensure_ascii=False)
 
 
 @dataclass
 class SameRuns:
-    """What the comparison has shown."""
-
     lines_of: dict[str, int] = field(default_factory=dict)
     """Compared lines, by file."""
     differences: list[RunDifference] = field(default_factory=list)
@@ -47,14 +44,12 @@ class SameRuns:
     without_row: list[str] = field(default_factory=list)
 
     def words(self) -> str:
-        """The counts in a sentence."""
         metrics = self.lines_of.get(METRICS, 0)
         others = sum(self.lines_of.values()) - metrics
-        description = f"{metrics} lines of metrics and {others} trajectories compared, "
-        return description + (f"{len(self.differences)} are different" if self.differences else "all the same")
+        words = f"{metrics} lines of metrics and {others} trajectories compared, "
+        return words + (f"{len(self.differences)} are different" if self.differences else "all the same")
 
     def lines(self) -> list[str]:
-        """Each difference as JSON."""
         return [difference.to_json() for difference in self.differences]
 
     def unexpected_count(self, known: Collection[tuple[str, object]], *, asked: bool) -> int:
@@ -62,7 +57,6 @@ class SameRuns:
         return sum((each.where, each.now) not in known for each in self.differences)
 
     def tables(self, rows: int = 20) -> list[Table]:
-        """The first differences."""
         table = Table("where", "here", "there")
         for each in self.differences[:rows]:
             table.add_row(each.where, *(_format(value) for value in (each.was, each.now)))

@@ -45,7 +45,6 @@ class Drift:
     """What the server answers, or why it does not."""
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(vars(self), ensure_ascii=False)
 
     @property
@@ -58,8 +57,6 @@ class Drift:
 
 @dataclass
 class ToolFigures:
-    """The calls of one tool."""
-
     calls: int = 0
     different: int = 0
     faults: int = 0
@@ -70,8 +67,6 @@ class ToolFigures:
 
 @dataclass
 class ReexecutionReport:
-    """What running the calls again has shown."""
-
     trajectories: int = 0
     without_row: list[str] = field(default_factory=list)
     without_observation: int = 0
@@ -80,18 +75,16 @@ class ReexecutionReport:
     drifts: list[Drift] = field(default_factory=list)
 
     def words(self) -> str:
-        """The counts in a sentence."""
         calls, different = (sum(getattr(tool, name) for tool in self.tools.values()) for name in ("calls", "different"))
-        description = (
+        words = (
             f"{calls} calls of {self.trajectories} trajectories run again, {different} answered otherwise than before"
         )
         faults = sum(tool.faults for tool in self.tools.values())
-        description += f", {faults} not answered" if faults else ""
-        description += f"; {self.without_observation} had no answer then" if self.without_observation else ""
-        return description + (f"; {len(self.without_row)} trajectories without a row" if self.without_row else "")
+        words += f", {faults} not answered" if faults else ""
+        words += f"; {self.without_observation} had no answer then" if self.without_observation else ""
+        return words + (f"; {len(self.without_row)} trajectories without a row" if self.without_row else "")
 
     def lines(self) -> list[str]:
-        """Each drift as JSON."""
         return [drift.to_json() for drift in self.drifts]
 
     def unexpected_count(self, known: Collection[tuple[str, object]], *, asked: bool = False) -> int:
@@ -113,10 +106,10 @@ class ReexecutionReport:
 def examples(drifts: Iterable[Drift], of_each: int = 3) -> Table:
     """The first drifts of each tool."""
     table = Table("tool", "call", "action", "then", "now")
-    visible: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     for drift in drifts:
-        visible[drift.tool] += 1
-        if visible[drift.tool] <= of_each:
+        counts[drift.tool] += 1
+        if counts[drift.tool] <= of_each:
             table.add_row(drift.tool, drift.where, repr(drift.action[-MAX_DISPLAY_CHARACTERS:])[1:-1], *drift.excerpts)
     return table
 

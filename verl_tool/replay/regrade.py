@@ -35,8 +35,6 @@ _NOT_GRADED = (Excluded.FAULT, Excluded.ABORTED)
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """A trajectory that is graded otherwise than it was."""
-
     where: str
     kind: str
     """The row's ``data_source``."""
@@ -61,15 +59,12 @@ class ScoreDifference:
         return "; ".join([*found, *(f"now {self.now.fault}" for _ in range(bool(self.now.fault)))])
 
     def to_json(self) -> str:
-        """One line."""
-        description = {"where": self.where, "was": self.was.score, "now": self.now.score, "why": self.why}
-        return json.dumps(description, ensure_ascii=False)
+        content = {"where": self.where, "was": self.was.score, "now": self.now.score, "why": self.why}
+        return json.dumps(content, ensure_ascii=False)
 
 
 @dataclass
 class RegradeReport:
-    """What grading again has shown."""
-
     graded: int = 0
     without_row: list[str] = field(default_factory=list)
     """Trajectories whose row was not found."""
@@ -80,7 +75,6 @@ class RegradeReport:
     _sums: Counter[str] = field(default_factory=Counter)
 
     def add(self, stored: Stored, now: Grading) -> None:
-        """A trajectory that was graded again."""
         self.graded += 1
         self.unscored += now.score is None
         was = replace(stored.grading, score=_without_bonus(stored.grading))
@@ -97,15 +91,13 @@ class RegradeReport:
         return self._sums[f"{name}_total"] / self._sums[name] if self._sums[name] else math.nan
 
     def words(self) -> str:
-        """The counts in a sentence."""
-        description = f"{self.graded} trajectories graded again, {len(self.differences)} otherwise than before"
-        description += f"; mean score {self.mean('was'):.4f}, now {self.mean('now'):.4f}"
-        description += f"; {self.unscored} without score" if self.unscored else ""
-        description += f"; {self.left_out} ended in a fault and have none" if self.left_out else ""
-        return description + (f"; {len(self.without_row)} without a row" if self.without_row else "")
+        words = f"{self.graded} trajectories graded again, {len(self.differences)} otherwise than before"
+        words += f"; mean score {self.mean('was'):.4f}, now {self.mean('now'):.4f}"
+        words += f"; {self.unscored} without score" if self.unscored else ""
+        words += f"; {self.left_out} ended in a fault and have none" if self.left_out else ""
+        return words + (f"; {len(self.without_row)} without a row" if self.without_row else "")
 
     def lines(self) -> list[str]:
-        """Each difference as JSON."""
         return [difference.to_json() for difference in self.differences]
 
     def unexpected_count(self, known: Collection[tuple[str, object]], *, asked: bool) -> int:
@@ -130,10 +122,8 @@ class RegradeReport:
 def reward_of(
     folder: Path, manager: str | None, options: dict[str, Any], tool_server_url: str | None, *, trained: bool
 ) -> DictConfig:
-    """The config of the reward manager: the run's own, or `manager`, a name or the path of a .py file.
-
-    Raises ConfigError if neither is known, UnusableError for a file without a manager.
-    """
+    """The config of the reward manager: the run's own, or `manager`, a name or the path of a .py file. Raises
+    ConfigError if neither is known, UnusableError for a file without a manager."""
     if manager is not None and manager.endswith(".py"):
         config = reward_config(manager, options, tool_server_url)
         source = {"source": "importlib", "name": manager_in(Path(manager)), "module": {"path": manager}}
@@ -154,11 +144,10 @@ def tokenizer_of(folder: Path) -> ScoringTokenizer:
 
 
 async def regrade(stored: Iterable[Stored], scorer: Scorer) -> RegradeReport:
-    """All of them, in their order."""
     report, remaining = RegradeReport(), iter(stored)
     while batch := list(islice(remaining, AT_A_TIME)):
-        requested = [one for one in batch if _is_graded(one, report)]
-        for one, now in zip(requested, await _gradings(requested, scorer), strict=True):
+        graded = [one for one in batch if _is_graded(one, report)]
+        for one, now in zip(graded, await _gradings(graded, scorer), strict=True):
             report.add(one, now)
     return report
 
@@ -199,9 +188,9 @@ def _without_bonus(grading: Grading) -> float | None:
 def _same(was: Grading, now: Grading) -> bool:
     """Values that only one of the two has do not count: another version of the reward manager tells other ones."""
     details = was.details or {}
-    description = now.details or {}
+    others = now.details or {}
     return _equal(was.score, now.score) and all(
-        _equal(details[name], description[name]) for name in details if name in description
+        _equal(details[name], others[name]) for name in details if name in others
     )
 
 

@@ -104,8 +104,8 @@ def command(
             stored = StoredRun(run, tuple(data or ()), files)
             trained = run if stored.config is not None else from_run
             if regrade:
-                visible = _format(stored, limit, "grading")
-                report = _regraded(visible, run, trained, reward_manager, options, tool_server_url)
+                trajectories = _format(stored, limit, "grading")
+                report = _regraded(trajectories, run, trained, reward_manager, options, tool_server_url)
             else:
                 report = _reexecuted(_format(stored, limit, "calling"), trained, tool_server_url)
         _print(report)
@@ -173,12 +173,5 @@ def _print(report: Report) -> None:
 def _known(accept: Path | None) -> set[tuple[str, object]]:
     """Where differences are known, and what is there now. Raises ConfigError for a line that is no difference."""
     lines = accept.read_text("utf-8").splitlines() if accept is not None else []
-    description = [json_object(line, repr(line[:200])) for line in lines if line.strip()]
-    return {(str(each.get("where")), each.get("now")) for each in description}
-
-
-def main() -> None:
-    """Entry point."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    app()
+    differences = [json_object(line, repr(line[:200])) for line in lines if line.strip()]
+    return {(str(each.get("where")), each.get("now")) for each in differences}

@@ -38,22 +38,17 @@ _NOT_PROVIDED = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", "WANDB_DIR")
 
 @dataclass(frozen=True)
 class Compared:
-    """A metric of the update."""
-
     name: str
     then: float
     now: float
     same: bool
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps({"where": self.name, "was": self.then, "now": self.now})
 
 
 @dataclass
 class RetrainReport:
-    """What the update has come to."""
-
     step: int
     tolerance: float
     metrics: list[Compared]
@@ -61,18 +56,15 @@ class RetrainReport:
 
     @property
     def different(self) -> list[Compared]:
-        """Those beyond the tolerance."""
         return [metric for metric in self.metrics if not metric.same]
 
     def words(self) -> str:
-        """The outcome in a sentence."""
         return (
             f"step {self.step} made again: {len(self.different)} of {len(self.metrics)} metrics of the update differ "
             f"by more than {self.tolerance:g}"
         )
 
     def lines(self) -> list[str]:
-        """Each difference as JSON."""
         return [metric.to_json() for metric in self.different]
 
     def unexpected_count(self, known: Collection[tuple[str, object]], *, asked: bool = False) -> int:
@@ -90,10 +82,8 @@ class RetrainReport:
 
 
 def retrain(run: Path, step: int, folder: Path, tolerance: float) -> RetrainReport:
-    """Make the update of a step again in `folder`, and compare its metrics with the run's.
-
-    Raises ConfigError if it cannot be made again, or ends in an error.
-    """
+    """Make the update of a step again in `folder`, and compare its metrics with the run's. Raises ConfigError if it
+    cannot be made again, or ends in an error."""
     folder = folder.resolve()
     config, then = retraining(run, step, folder), _metrics(run, step)
     _write(config, folder)
@@ -113,10 +103,8 @@ def compared(then: Mapping[str, float], now: Mapping[str, float], tolerance: flo
 
 
 def retraining(run: Path, step: int, folder: Path) -> DictConfig:
-    """The config of a training that makes a step of `run` again, and leaves in `folder` what a training leaves.
-
-    Raises ConfigError if that step cannot be made again.
-    """
+    """The config of a training that makes a step of `run` again, and leaves in `folder` what a training leaves. Raises
+    ConfigError if that step cannot be made again."""
     config = run_config(run)
     _reject_folder(folder, run.resolve())
     if not config.get("trajectories_dir"):
@@ -222,12 +210,12 @@ def _before(config: DictConfig, step: int) -> dict[str, str]:
     if step - 1 not in retained:
         stored = stored_steps(Path(config.trajectories_dir))
         first = [] if _begins_drawn(config) else [1]
-        possible = ", ".join(
+        repeatable = ", ".join(
             str(number) for number in [*first, *(before + 1 for before in retained)] if number in stored
         )
         raise ConfigError(
             f"step {step} began with the weights of global_step_{step - 1}, and {folder} has none. Steps that can be "
-            f"made again: {possible or 'none'}. With trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=null a run "
+            f"made again: {repeatable or 'none'}. With trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=null a run "
             "keeps the weights before each step (a critic's: trainer.max_critic_ckpt_to_keep=null)"
         )
     return {"resume_mode": "resume_path", "resume_from_path": str(folder / f"global_step_{step - 1}")}
@@ -236,12 +224,12 @@ def _before(config: DictConfig, step: int) -> dict[str, str]:
 def _metrics(run: Path, step: int) -> dict[str, float]:
     """Of one step. Raises ConfigError if those of an update of the actor are not there."""
     try:
-        description = dict(read_metrics(run))
+        metrics = dict(read_metrics(run))
     except FileNotFoundError:
         raise ConfigError(
             f"{run} has no metrics.jsonl (trainer.logger without file): nothing to compare with"
         ) from None
-    return _updated(description, step, run)
+    return _updated(metrics, step, run)
 
 
 def _updated(told: Mapping[int, dict[str, float]], step: int, run: Path) -> dict[str, float]:

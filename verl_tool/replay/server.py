@@ -17,10 +17,8 @@ LOG = Path("outputs/replay/tool_server.log")
 
 @contextlib.contextmanager
 def tool_server(config: DictConfig | None, url: str | None) -> Iterator[str]:
-    """The URL of the server, for as long as the block runs: `url`, or else that of the run's config.
-
-    Raises ConfigError if neither names one, ToolServerError if the run's does not start.
-    """
+    """The URL of the server, for as long as the block runs: `url`, or else that of the run's config. Raises ConfigError
+    if neither names one, ToolServerError if the run's does not start."""
     agent = config.actor_rollout_ref.agent if config is not None else {}
     if url is None and config is not None and config.tool_server.start is not None:
         (port,) = free_ports(1)

@@ -27,8 +27,6 @@ _TRAINED = re.compile(r"(step|baseline|validation)_(\d+)\.jsonl")
 
 @dataclass(frozen=True)
 class Grading:
-    """What a reward manager said of a trajectory."""
-
     score: float | None = None
     """None: no score."""
     details: dict[str, float | None] | None = None
@@ -39,8 +37,6 @@ class Grading:
 
 @dataclass(frozen=True)
 class Stored:
-    """A line of a file."""
-
     where: str
     """File and line: ``step_3.jsonl:17``."""
     row: Problem | None
@@ -61,10 +57,8 @@ class StoredRun:
     """The files of one run, read one trajectory at a time."""
 
     def __init__(self, folder: Path, data: Sequence[Path] = (), names: str = "*") -> None:
-        """`data`: the rows, in place of those that the run's config names. `names`: a pattern of file names.
-
-        Raises ConfigError if nothing is stored there.
-        """
+        """`data`: the rows, in place of those that the run's config names. `names`: a pattern of file names. Raises
+        ConfigError if nothing is stored there."""
         self.folder, self._data = folder, tuple(data)
         self.config = None if (folder / RECORDS).is_file() else run_config(folder)
         where = folder if self.config is None else Path(str(self.config.get("trajectories_dir") or folder))
@@ -79,17 +73,15 @@ class StoredRun:
             yield from self._in(path)
 
     def at(self, name: str, line: int) -> Stored:
-        """The trajectory at a line, from 1, of a file of the run, or of its branches (``branches/NAME``).
-
-        Raises ConfigError if there is none.
-        """
+        """The trajectory at a line, from 1, of a file of the run, or of its branches (``branches/NAME``). Raises
+        ConfigError if there is none."""
         branches = sorted((self.folder / BRANCHES).glob("*.jsonl"))
         name = name if name.endswith(".jsonl") else f"{name}.jsonl"
         known = {path.name: path for path in self.files} | {f"{BRANCHES}/{path.name}": path for path in branches}
         if name not in known:
             raise ConfigError(f"{self.folder} has no file {name!r}; it has {', '.join(list(known)[:20])}")
-        requested = f"{known[name].name}:{line}"
-        found = next((stored for stored in self._in(known[name]) if stored.where == requested), None)
+        where = f"{known[name].name}:{line}"
+        found = next((stored for stored in self._in(known[name]) if stored.where == where), None)
         if found is None:
             raise ConfigError(f"{known[name]} has no trajectory at line {line}; lines count from 1")
         return found
@@ -105,8 +97,8 @@ class StoredRun:
                     trajectory = Trajectory.from_json(line)
                 except ValidationError as error:
                     raise ConfigError(f"{path}:{number} is no trajectory: {error.errors()[0]['msg']}") from None
-                description = trajectory.extra.get("reward_extra_info") or {}
-                details = {str(name): value for name, value in description.items() if not isinstance(value, str)}
+                info = trajectory.extra.get("reward_extra_info") or {}
+                details = {str(name): value for name, value in info.items() if not isinstance(value, str)}
                 grading = Grading(trajectory.reward, details, str(trajectory.extra.get("reward_fault") or ""))
                 row = rows.of(trajectory)
                 yield Stored(f"{path.name}:{number}", row, grading, trajectory)

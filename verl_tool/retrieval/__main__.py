@@ -85,7 +85,6 @@ def _report_errors() -> Iterator[None]:
 
 @contextmanager
 def _bars() -> Iterator[OnProgress]:
-    """A bar for each stage."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         tasks: dict[str, TaskID] = {}

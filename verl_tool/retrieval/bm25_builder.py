@@ -72,9 +72,7 @@ def write_part(folder: Path, number: int, texts: Sequence[str], first: int, stop
 
 def merge_parts(folder: Path, parts: int, on_progress: Callable[[float], None]) -> tuple[int, int]:
     """Write the index from so many parts; how many terms and postings it has. `on_progress` gets shares of the whole.
-
-    Raises RetrievalError if no passage has a term.
-    """
+    Raises RetrievalError if no passage has a term."""
     loaded = [_load(folder, number) for number in range(parts)]
     terms, frequencies = _vocabulary(loaded)
     if not len(terms):

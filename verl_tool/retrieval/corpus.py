@@ -53,17 +53,15 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """Changes if a file is added, taken away, or written anew. From names, sizes and times of change."""
-        description = hashlib.sha256()
+        digest = hashlib.sha256()
         for file in self._files:
             found = file.stat()
-            description.update(f"{file.relative_to(self.path.parent)}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
-        return description.hexdigest()
+            digest.update(f"{file.relative_to(self.path.parent)}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
 
     def passages(self, skip: int = 0) -> Iterator[tuple[Passage, int]]:
-        """The passages behind the first `skip`, and how many bytes of the corpus are read by then.
-
-        Raises RetrievalError that names file and place of a row which is no passage.
-        """
+        """The passages behind the first `skip`, and how many bytes of the corpus are read by then. Raises
+        RetrievalError that names file and place of a row which is no passage."""
         number, before = 0, 0
         for file in self._files:
             rows = self._count(file) if skip > number else 0

@@ -32,8 +32,6 @@ _SHARDS = "dense.shards"
 
 
 class DenseKind(str, Enum):
-    """Kinds of an index of vectors."""
-
     flat = "flat"
     hnsw = "hnsw"
     ivf = "ivf"

@@ -32,11 +32,9 @@ class Embedder(Protocol):
 
     def passages(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Vectors of passages, ``[texts, dimensions]``."""
-        ...
 
     def queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Vectors of queries, ``[texts, dimensions]``."""
-        ...
 
 
 def load_embedder(name: str) -> Embedder:

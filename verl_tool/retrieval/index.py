@@ -49,10 +49,7 @@ class Index:
         Manifest.load(self._folder)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """For each query at most `topk` passages, the best first.
-
-        Raises ValueError unless 1 <= `topk` <= `MAX_TOPK`.
-        """
+        """At most `topk` passages for each query, best first. Raises ValueError unless 1 <= `topk` <= `MAX_TOPK`."""
         if not 1 <= topk <= MAX_TOPK:
             raise ValueError(f"topk is {topk}; it must be from 1 to {MAX_TOPK}")
         if not queries:
@@ -69,7 +66,6 @@ class Index:
         return [reciprocal_rank_fusion(of_query, topk) for of_query in zip(*rankings, strict=True)]
 
     def passage(self, number: int) -> Passage:
-        """The passage of a hit."""
         return self._store[number]
 
     def line(self, number: int) -> bytes:

@@ -178,7 +178,6 @@ def _index_vectors(settings: BuildSettings, folder: Path, dimensions: int, on_pr
 
 
 def _files(settings: BuildSettings) -> list[str]:
-    """Names of the files of an index."""
     names = [passage_store.LINES, passage_store.ENDS]
     if settings.kind.by_words:
         names += bm25.FILES

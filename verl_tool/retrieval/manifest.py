@@ -22,12 +22,8 @@ _HASHED_AT_A_TIME = 4 << 20
 
 
 class Kind(str, Enum):
-    """By what an index is searched."""
-
     bm25 = "bm25"
-    """Words."""
     dense = "dense"
-    """Vectors."""
     hybrid = "hybrid"
     """Both, joined by reciprocal rank."""
 
@@ -46,7 +42,6 @@ class BuildSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     corpus: str
-    """Path of the corpus."""
     corpus_fingerprint: str
     kind: Kind
     embedder: str = DEFAULT
@@ -74,8 +69,6 @@ class BuildState(BaseModel):
 
 
 class FileRecord(BaseModel):
-    """One file of an index."""
-
     bytes: int
     sha256: str
 
@@ -131,17 +124,16 @@ class Manifest(BaseModel):
 
 
 def record_files(folder: Path, names: list[str], on_progress: Callable[[float], None]) -> dict[str, FileRecord]:
-    """Sizes and hashes."""
     total, read = sum((folder / name).stat().st_size for name in names), 0
     records = {}
     for name in names:
-        description = hashlib.sha256()
+        digest = hashlib.sha256()
         with (folder / name).open("rb") as file:
             while block := file.read(_HASHED_AT_A_TIME):
-                description.update(block)
+                digest.update(block)
                 read += len(block)
                 on_progress(read / total)
-        records[name] = FileRecord(bytes=(folder / name).stat().st_size, sha256=description.hexdigest())
+        records[name] = FileRecord(bytes=(folder / name).stat().st_size, sha256=digest.hexdigest())
     return records
 
 

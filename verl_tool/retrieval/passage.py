@@ -32,8 +32,6 @@ class Passage:
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that was found."""
-
     number: int
     """Its place in the corpus, from 0."""
     score: float

@@ -52,8 +52,6 @@ class PassageWriter:
 
 
 class PassageStore:
-    """The passages by their numbers."""
-
     def __init__(self, folder: Path) -> None:
         self._ends = np.memmap(folder / ENDS, dtype=_END, mode="r")
         with (folder / LINES).open("rb") as file:

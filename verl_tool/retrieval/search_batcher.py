@@ -25,8 +25,6 @@ _GATHER_SHARE = 0.05
 
 
 class SearchResult(NamedTuple):
-    """A passage that was found."""
-
     line: bytes
     """The passage as JSON: ``{"id": …, "contents": …}``."""
     score: float
@@ -62,10 +60,8 @@ class SearchBatcher:
         """Queries that wait for a batch."""
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[SearchResult]]:
-        """For each query at most `topk` passages, the best first. `topk` as in `Index.search`.
-
-        Raises RetrievalError if the search failed.
-        """
+        """For each query at most `topk` passages, the best first. `topk` as in `Index.search`. Raises RetrievalError if
+        the search failed."""
         if self._closed:
             raise RetrievalError("the index is closed")
         request = _Request(queries, topk, asyncio.get_running_loop().create_future())

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.limits import Limits
-from verl_tool.sandbox.result import RunResult
+from verl_tool.sandbox.result import RunResult, written
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 2048
 """Bytes of a file's name and of its path (limits.h)."""
@@ -43,50 +43,45 @@ class JobFiles:
 
     def __init__(self, code: bytes, stdin: bytes, files: Mapping[str, bytes]) -> None:
         """Write the job. Raises OSError if memory or descriptors run out."""
-        self._fds: list[int] = []
+        self.fds: list[int] = []
+        """Job, stdout, stderr, and stdin if there is any."""
         try:
             for name in ("job", "stdout", "stderr"):
-                self._fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
-            for fd in self._fds[1:]:
+                self.fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
+            for fd in self.fds[1:]:
                 # Else the kernel keeps one position for all processes of a run, and does not lock it in such a file.
                 fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
-            _write_job(self._fds[0], code, files)
+            _write_job(self.fds[0], code, files)
             if stdin:
-                self._fds.append(os.memfd_create("stdin", os.MFD_CLOEXEC))
-                _write_all(self._fds[3], stdin, 0)
+                self.fds.append(os.memfd_create("stdin", os.MFD_CLOEXEC))
+                _write_all(self.fds[3], stdin, 0)
         except OSError:
             self.close()
             raise
 
-    @property
-    def fds(self) -> list[int]:
-        """Job, stdout, stderr, and stdin if there is any."""
-        return self._fds
-
     def close(self) -> None:
-        """Give the descriptors back."""
-        for fd in self._fds:
+        for fd in self.fds:
             os.close(fd)
-        self._fds = []
+        self.fds = []
 
     def state(self) -> int:
         """How far the run got, as it says itself: `wire.NOT_STARTED`, `STARTED` or `SETUP_FAILED`."""
-        return int(struct.unpack("<Q", os.pread(self._fds[0], 8, 0))[0])
+        return int(struct.unpack("<Q", os.pread(self.fds[0], 8, 0))[0])
 
     def failure(self) -> str:
         """Why the user's code was not reached."""
-        text = os.pread(self._fds[0], wire.FAILURE_BYTES, wire.FIRST_SWITCH * 8).split(b"\0")[0]
+        text = os.pread(self.fds[0], wire.FAILURE_BYTES, wire.FIRST_SWITCH * 8).split(b"\0")[0]
         return text.decode(errors="replace") or "its process ended before the user's code was reached"
 
     def output(self, limit: int) -> Output:
         """What was written, `limit` bytes of each stream."""
-        stored, total = [], []
-        dropped = struct.unpack("<QQ", os.pread(self._fds[0], 16, wire.DROPPED_OUT * 8))
-        for fd, beyond in zip(self._fds[1:3], dropped, strict=True):
+        streams, total = [], []
+        dropped = struct.unpack("<QQ", os.pread(self.fds[0], 16, wire.DROPPED_OUT * 8))
+        for fd, beyond in zip(self.fds[1:3], dropped, strict=True):
             size = os.fstat(fd).st_size
-            stored.append(os.pread(fd, min(size, limit), 0) if size else b"")
+            streams.append(os.pread(fd, min(size, limit), 0) if size else b"")
             total.append(size + beyond)
-        return Output(stored[0], stored[1], self._interleave(stored[0], stored[1]), total[0], total[1])
+        return Output(streams[0], streams[1], self._interleave(streams[0], streams[1]), total[0], total[1])
 
     def result(
         self,
@@ -103,13 +98,7 @@ class JobFiles:
         """What a run wrote, and how it ended."""
         output = self.output(limits.output_bytes)
         return RunResult(
-            stdout=output.stdout.decode(errors="replace"),
-            stderr=output.stderr.decode(errors="replace"),
-            output=output.interleaved.decode(errors="replace"),
-            stdout_bytes=output.stdout_bytes,
-            stderr_bytes=output.stderr_bytes,
-            stdout_truncated=output.stdout_bytes > limits.output_bytes,
-            stderr_truncated=output.stderr_bytes > limits.output_bytes,
+            **written(output.stdout, output.stderr, output.stdout_bytes, output.stderr_bytes, output.interleaved),
             exit_code=exit_code,
             signal=killed_by,
             limit_hit=limit_hit,
@@ -117,29 +106,25 @@ class JobFiles:
             cpu_seconds=cpu_seconds,
             peak_memory_bytes=peak_memory_bytes,
             files=dict(files),
-            stdout_raw=output.stdout,
-            stderr_raw=output.stderr,
         )
 
     def _interleave(self, stdout: bytes, stderr: bytes) -> bytes:
         if not stderr or not stdout:
             return stdout or stderr
-        count = min(struct.unpack("<Q", os.pread(self._fds[0], 8, wire.COUNT * 8))[0], wire.SWITCHES)
-        words = struct.unpack(f"<{count}Q", os.pread(self._fds[0], 8 * count, wire.FIRST_SWITCH * 8))
+        count = min(struct.unpack("<Q", os.pread(self.fds[0], 8, wire.COUNT * 8))[0], wire.SWITCHES)
+        words = struct.unpack(f"<{count}Q", os.pread(self.fds[0], 8 * count, wire.FIRST_SWITCH * 8))
         return interleave(stdout, stderr, words)
 
 
+def encode(text: str | bytes) -> bytes:
+    """A text as a program reads it, half surrogate pairs included."""
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
+
+
 def interleave(stdout: bytes, stderr: bytes, switches: Sequence[int]) -> bytes:
-    """Put two streams together by the journal that the run kept, whose words may be anything.
-
-    Args:
-        stdout: what was kept of it.
-        stderr: what was kept of it.
-        switches: at each change of stream, ``position << 1 | stream`` (0 stdout, 1 stderr) of the one left.
-
-    Returns:
-        Every byte of both, once, each stream in its own order.
-    """
+    """Put what was kept of two streams together: every byte once, each stream in its own order. `switches` is the
+    journal that the run kept, whose words may be anything: at each change of stream, ``position << 1 | stream`` (0
+    stdout, 1 stderr) of the one left."""
     streams = (stdout, stderr)
     done = [0, 0]
     parts = []
@@ -171,21 +156,18 @@ def _write_all(fd: int, content: bytes, position: int) -> None:
 
 
 def check_names(files: Iterable[str], fetch_files: Iterable[str]) -> None:
-    """See that names can be those of files in the run's folder: to put there, and to bring back.
-
-    Raises:
-        ConfigError: one would leave the folder, is too long, or is a file and a folder at once.
-    """
-    provided = {wire.SCRIPT_NAME}
+    """See that names can be those of files in the run's folder: to put there, and to bring back. Raises ConfigError if
+    one would leave the folder, is too long, or is a file and a folder at once."""
+    names = {wire.SCRIPT_NAME}
     for name in files:
         _check_name(name)
-        provided.add(name)
+        names.add(name)
     for name in fetch_files:
         _check_name(name)
-    for name in provided:
+    for name in names:
         at = name.find("/")
         while at >= 0:
-            if name[:at] in provided:
+            if name[:at] in names:
                 raise ConfigError(f"file {name!r} needs a folder where the file {name[:at]!r} is to be; rename one")
             at = name.find("/", at + 1)
 
@@ -205,13 +187,9 @@ def _check_name(name: str) -> None:
 
 
 def fetch(folder_fd: int, names: Sequence[str], limit: int) -> dict[str, bytes]:
-    """Read files out of a run's folder after the run has ended, following no link.
-
-    Args:
-        folder_fd: the folder.
-        names: paths within it; those that are absent, links, or no plain files are left out.
-        limit: bytes of all files together; the first that would exceed it and those after it are left out.
-    """
+    """Read files out of a run's folder after the run has ended, following no link. Names that are absent, links or no
+    plain files are left out, as are the first file that would exceed `limit`, bytes of all together, and those after
+    it."""
     found: dict[str, bytes] = {}
     for name in names:
         with contextlib.suppress(OSError):

@@ -21,7 +21,6 @@ class Limits:
     processes: int = 32
     """Processes and threads alive at once, the run's own first one included."""
     open_files: int = 256
-    """File descriptors of one process."""
     output_bytes: int = 1 << 20
     """Bytes kept of stdout, and as many of stderr; what is written beyond is counted and dropped."""
     disk_bytes: int = 64 << 20
@@ -30,11 +29,7 @@ class Limits:
     """Files and folders in the same places."""
 
     def __post_init__(self) -> None:
-        """Refuse what no run could live in.
-
-        Raises:
-            ConfigError: a limit is below its least sensible value.
-        """
+        """Raises ConfigError if a limit is below its least sensible value."""
         for field in fields(self):
             value, minimum = getattr(self, field.name), _MINIMA[field.name]
             if value is not None and not value >= minimum:

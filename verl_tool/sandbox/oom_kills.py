@@ -25,16 +25,9 @@ def machine_kills() -> int:
 
 
 def judge_by_group(ended: RunStatus, group: RunGroup, fair_share: int) -> RunStatus:
-    """How a run ended, with what its group knows of it.
-
-    Args:
-        ended: what its forkserver says.
-        group: its own.
-        fair_share: bytes; a run that uses more, when there is no more, has itself to blame.
-
-    Raises:
-        CollateralOomError: one of its processes was killed for memory that it had not taken.
-    """
+    """How a run ended by its forkserver, with what its own group knows of it. One that uses more than `fair_share`
+    bytes when there is no more has itself to blame. Raises CollateralOomError if one of its processes was killed for
+    memory that it had not taken."""
     ended = replace(ended, cpu_seconds=max(ended.cpu_seconds, group.cpu_seconds()))
     if not group.lost_process():
         return ended
@@ -44,11 +37,8 @@ def judge_by_group(ended: RunStatus, group: RunGroup, fair_share: int) -> RunSta
 
 
 def judge_without_group(ended: RunStatus, kills_before: int, fair_share: int) -> RunStatus:
-    """The same where runs have no groups: by a count of the whole machine's, `machine_kills` before the run.
-
-    Raises:
-        CollateralOomError: it was killed while the kernel killed for memory, and it had not taken much.
-    """
+    """The same where runs have no groups: by a count of the whole machine's, `machine_kills` before the run. Raises
+    CollateralOomError if it was killed while the kernel killed for memory, and had not taken much."""
     killed = ended.limit_hit is None and os.WIFSIGNALED(ended.status) and os.WTERMSIG(ended.status) == signal.SIGKILL
     if not killed or machine_kills() == kills_before:
         return ended

@@ -25,11 +25,7 @@ class Policy:
     """Import statements (``import numpy as np``) or bare module names, run before the user's code in its namespace."""
 
     def __post_init__(self) -> None:
-        """Check the names and statements.
-
-        Raises:
-            ConfigError: an entry is no name or no import statement.
-        """
+        """Raises ConfigError if an entry is no name or no import statement."""
         object.__setattr__(self, "pre_import", tuple(_import_statement(entry) for entry in self.pre_import))
         for name in (*(self.allowed_modules or ()), *self.restricted_functions):
             if not all(part.isidentifier() for part in name.split(".")):

@@ -23,7 +23,7 @@ from verl_tool.sandbox.isolation import interpreter as interpreters
 from verl_tool.sandbox.isolation import levels as isolations
 from verl_tool.sandbox.isolation.cgroup import ControlGroup, RunGroup, group_bytes
 from verl_tool.sandbox.isolation.levels import Isolation, Level
-from verl_tool.sandbox.job import JobFiles, check_names, fetch
+from verl_tool.sandbox.job import JobFiles, check_names, encode, fetch
 from verl_tool.sandbox.limit_enforcer import LimitEnforcer
 from verl_tool.sandbox.limits import Limits, SessionLimits
 from verl_tool.sandbox.policy import Policy
@@ -56,22 +56,15 @@ _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class PoolStats:
-    """A pool at one moment."""
-
     workers: int
     """Forkservers that take runs."""
     live: int
-    """Runs going on."""
     queued: int
-    """Runs that wait for a slot."""
     slots: int
-    """Runs that may go on at once."""
     restarts: int
     """Forkservers that died and were replaced."""
     finished: int
-    """Runs that gave a result."""
     sessions: int
-    """Sessions that there are."""
 
 
 class SandboxPool:
@@ -120,7 +113,8 @@ class SandboxPool:
         """
         cores = len(os.sched_getaffinity(0))
         self._workers_requested = workers or cores
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
+        """Of a run that brings none of its own."""
         self._policy = policy or Policy()
         self._required = Level.parse(required_level)
         self._tiers = tiers_of(warm_modules, self._policy.pre_imported_modules)
@@ -156,11 +150,6 @@ class SandboxPool:
             raise SandboxError("the pool has not started", retryable=False)
         return self._isolation
 
-    @property
-    def limits(self) -> Limits:
-        """The limits of a run that brings none of its own."""
-        return self._limits
-
     async def __aenter__(self) -> SandboxPool:
         await self.start()
         return self
@@ -171,11 +160,8 @@ class SandboxPool:
         await self.close()
 
     async def start(self) -> None:
-        """Find the isolation and warm the forkservers.
-
-        Raises:
-            IsolationError: this machine cannot give the level required.
-        """
+        """Find the isolation and warm the forkservers. Raises IsolationError if this machine cannot give the level
+        required."""
         _allow_open_files(
             _OTHER_FILES + _FILES_PER_RUN * self._run_slots.most + _FILES_PER_SESSION * self._max_sessions
         )
@@ -245,7 +231,6 @@ class SandboxPool:
             await asyncio.to_thread(self._group.remove)
 
     def stats(self) -> PoolStats:
-        """The pool now."""
         return PoolStats(
             workers=sum(worker.alive for worker in self._workers),
             live=self._run_slots.live,
@@ -257,11 +242,7 @@ class SandboxPool:
         )
 
     async def check(self) -> None:
-        """See that the pool does its work.
-
-        Raises:
-            SandboxError: it does not.
-        """
+        """Raise SandboxError unless the pool does its work."""
         self._require_running()
         assert self._sessions is not None
         look = self.run("print(6 * 7)") if self._workers else self._sessions.run_isolated("print(6 * 7)")
@@ -273,22 +254,17 @@ class SandboxPool:
             raise SandboxError(f"the sandbox answered {result.output[:200]!r} to print(6 * 7)")
 
     def session(self, *, limits: SessionLimits | None = None, files: Mapping[str, bytes] = _NO_FILES) -> Session:
-        """A session: Python state, files and programs of one trajectory. `start` it, or use it as a context manager.
+        """A session: Python state, files and programs of one trajectory. `start` it, or use it as a context manager. It
+        holds all warm modules, and the pool's policy.
 
-        It holds all warm modules. The pool's policy holds in it too.
-
-        Args:
-            limits: of the session; by default the pool's own, with the defaults of `SessionLimits` for the rest.
-            files: put into its folder first; content by path within the folder.
-
-        Raises:
-            ConfigError: a file name would leave the folder, or the files exceed the disk limit.
-            IsolationError: the isolation in force is ``none``.
-            SandboxError: the pool is not running.
+        `limits`: by default the pool's own, with the defaults of `SessionLimits` for the rest. `files`: put into its
+        folder first; content by path within the folder. Raises ConfigError if a file name would leave the folder or the
+        files exceed the disk limit, IsolationError if the isolation in force is ``none``, and SandboxError if the pool
+        is not running.
         """
         self._require_running()
         assert self._sessions is not None
-        return self._sessions.new(limits or SessionLimits(**asdict(self._limits)), files)
+        return self._sessions.new(limits or SessionLimits(**asdict(self.limits)), files)
 
     async def run(
         self,
@@ -301,20 +277,16 @@ class SandboxPool:
     ) -> RunResult:
         """Run a Python program to its end or to a limit. Cancelling kills it.
 
-        Args:
-            code: the program's source.
-            stdin: what it reads from standard input; nothing by default, so that `input()` raises EOFError.
-            files: put into its folder first; content by path within the folder.
-            fetch_files: paths within its folder to bring back, if they are there at the end.
-            limits: instead of the pool's own.
+        `stdin` is empty by default, so that `input()` raises EOFError. `files`: put into its folder first; content by
+        path within the folder. `fetch_files`: paths within its folder to bring back, if they are there at the end.
+        `limits`: instead of the pool's own.
 
-        Raises:
-            ConfigError: a file name would leave the folder, or code and files exceed the disk limit.
-            SandboxError: the sandbox failed or is full; `retryable` says whether the code certainly did not run.
+        Raises ConfigError if a file name would leave the folder, or code and files exceed the disk limit; SandboxError
+        if the sandbox failed or is full: `retryable` says whether the code certainly did not run.
         """
-        limits = limits or self._limits
+        limits = limits or self.limits
         check_names(files, fetch_files)
-        source, text = _encode(code), _encode(stdin)
+        source, text = encode(code), encode(stdin)
         _check_size(len(source) + sum(map(len, files.values())), limits)
         self._require_running()
         if not self._workers:
@@ -495,12 +467,12 @@ class SandboxPool:
         self._workers = [fresh if worker is dead else worker for worker in self._workers]
 
 
-def _allow_open_files(requested: int) -> None:
+def _allow_open_files(count: int) -> None:
     """Raise this process's soft limit to so many, or to the hard one."""
     soft, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
-    requested = requested if maximum == resource.RLIM_INFINITY else min(requested, maximum)
-    if soft != resource.RLIM_INFINITY and soft < requested:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (requested, maximum))
+    count = count if maximum == resource.RLIM_INFINITY else min(count, maximum)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, maximum))
 
 
 def _compile_forkserver() -> None:
@@ -521,10 +493,6 @@ def _closing(fd: int) -> Iterator[None]:
     finally:
         if fd >= 0:
             os.close(fd)
-
-
-def _encode(text: str | bytes) -> bytes:
-    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
 
 
 def _broke_its_sandbox(job: JobFiles, limits: Limits) -> RunResult:

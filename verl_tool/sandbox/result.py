@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class RunResult:
     process that ran it, time and again and alone; None if it ended by itself."""
     wall_seconds: float
     """From the fork to the end of the run's first process."""
-    cpu_seconds: float
+    cpu_seconds: float = 0.0
     """User and system time of the run's processes, set-up included."""
-    peak_memory_bytes: int
+    peak_memory_bytes: int = 0
     """Most resident memory of the largest process, the warmed interpreter's share included."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """The files that were asked for and were there, by the name asked for."""
@@ -53,6 +54,25 @@ class RunResult:
         return self.exit_code == 0
 
 
+def written(
+    stdout: bytes, stderr: bytes, stdout_bytes: int, stderr_bytes: int, output: bytes | None = None
+) -> dict[str, Any]:
+    """The fields of a result that tell what was written, of what was kept and the bytes in all. `output`: both streams
+    in their order; by default stdout stands before stderr."""
+    texts = [stream.decode(errors="replace") for stream in (stdout, stderr)]
+    return {
+        "stdout": texts[0],
+        "stderr": texts[1],
+        "output": "".join(texts) if output is None else output.decode(errors="replace"),
+        "stdout_bytes": stdout_bytes,
+        "stderr_bytes": stderr_bytes,
+        "stdout_truncated": stdout_bytes > len(stdout),
+        "stderr_truncated": stderr_bytes > len(stderr),
+        "stdout_raw": stdout,
+        "stderr_raw": stderr,
+    }
+
+
 @dataclass(frozen=True)
 class CellResult(RunResult):
     """What one cell of a session gave. Its output is that of the cell alone."""
@@ -70,7 +90,7 @@ class CellResult(RunResult):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a model should know of the state besides the cell's output, in sentences; often nothing."""
-        description = {
+        state = {
             "kept": "",
             "rolled_back": "Variables and modules are as they were before this cell; "
             "what it wrote to files, shared memory, pipes and sockets remains.",
@@ -78,4 +98,4 @@ class CellResult(RunResult):
         }[self.state]
         threads = f"Threads left running by the cell were ended: {self.ended_threads}." if self.ended_threads else ""
         others = f"Processes left running by the cell were ended: {self.ended_processes}."
-        return tuple(note for note in (description, threads, others if self.ended_processes else "") if note)
+        return tuple(note for note in (state, threads, others if self.ended_processes else "") if note)

@@ -13,8 +13,6 @@ others: it then counts only among those that may go on at once."""
 
 
 class RunSlot:
-    """Held by one run."""
-
     def __init__(self) -> None:
         self.is_short = True
         self.timer: asyncio.TimerHandle | None = None
@@ -27,22 +25,16 @@ class RunSlots:
         """At most `most` runs go on at once, `short` of them not yet older than `SHORT_SECONDS`."""
         self.most = most
         self.live = 0
-        """Runs that go on."""
         self._short_slots, self._max_queued = short, max_queued
         self._short = 0
         self._queue: deque[asyncio.Future[RunSlot]] = deque()
 
     @property
     def queued(self) -> int:
-        """Runs that wait."""
         return len(self._queue)
 
     async def enter(self) -> RunSlot:
-        """Take a slot, in turn; to be given to `leave`.
-
-        Raises:
-            SandboxError: too many wait already.
-        """
+        """Take a slot, in turn; to be given to `leave`. Raises SandboxError if too many wait already."""
         if not self._queue and self._has_capacity():
             return self._take()
         if len(self._queue) >= self._max_queued:
@@ -57,7 +49,6 @@ class RunSlots:
             raise
 
     def leave(self, slot: RunSlot) -> None:
-        """Give a slot back."""
         if slot.timer is not None:
             slot.timer.cancel()
         self.live -= 1

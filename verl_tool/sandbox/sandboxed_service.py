@@ -44,8 +44,6 @@ _LINE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class SandboxedService:
-    """What to start."""
-
     command: tuple[str, ...]
     """The program and its arguments. A program without a folder is looked for beside the interpreter, then on PATH."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -128,9 +126,7 @@ class ServiceSandbox:
 
     async def spawn(self, service: SandboxedService, line_bytes: int = _LINE_BYTES) -> RunningService:
         """Start a service; its stdin, stdout and stderr are pipes. `line_bytes`: as `limit` of asyncio's streams.
-
-        Raises ConfigError if there is no such program, and SandboxError if no process can be made.
-        """
+        Raises ConfigError if there is no such program, and SandboxError if no process can be made."""
         if not service.sandboxed:
             return await self._spawn_plainly(service, line_bytes)
         await self.start()
@@ -235,8 +231,8 @@ def _reject_unreadable(path: str, by_others: bool) -> None:
         raise ConfigError("all of this machine (/) is to be readable in the sandbox; name folders of it")
     if not os.path.exists(path):
         raise ConfigError(f"{path} is to be readable in the sandbox, and is not there")
-    requested = 0o005 if os.path.isdir(path) else 0o004
-    if by_others and os.stat(path).st_mode & requested != requested:
+    bits = 0o005 if os.path.isdir(path) else 0o004
+    if by_others and os.stat(path).st_mode & bits != bits:
         raise ConfigError(f"{path} is to be readable in the sandbox, where programs are another user; chmod -R o+rX it")
 
 

@@ -56,14 +56,14 @@ def suited_to(texts: Iterable[bytes], holds: Mapping[Tier, frozenset[str]]) -> T
     """
     *_, largest = holds
     elsewhere = {name for name in largest if not _is_standard(name)}
-    requested: set[str] = set()
+    imported: set[str] = set()
     for text in texts:
-        requested |= imported_by(text) | {name for name in elsewhere if name.encode() in text}
+        imported |= imported_by(text) | {name for name in elsewhere if name.encode() in text}
     for tier, held in holds.items():
-        if requested <= held:
+        if imported <= held:
             return tier
     # What none holds has imports of its own: some of them are in any tier but the bare one.
-    known = requested & holds[largest]
+    known = imported & holds[largest]
     return next((tier for tier in list(holds)[1:] if known <= holds[tier]), largest)
 
 

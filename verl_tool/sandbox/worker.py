@@ -46,7 +46,6 @@ class WorkerSetup:
     isolation: Isolation
     policy: Policy
     modules: tuple[str, ...]
-    """To be imported before the first run."""
     slots: int
     """Runs at once in one worker."""
     group: ControlGroup | None
@@ -57,10 +56,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What a forkserver says of a run."""
-
     reached: bool
-    """Whether the user's code was reached."""
     gone: bool
     """Whether nothing is left of it. Else the kernel is still at it, and what counts the run must not be used again."""
     limit_hit: str | None
@@ -88,7 +84,7 @@ class Worker:
         self._scratch: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
-        self._alive = False
+        self.alive = False
         self.loaded: list[str] = []
         self.missing: dict[str, str] = {}
         """Warm modules that could not be imported, and why."""
@@ -103,22 +99,13 @@ class Worker:
         return len(self._waiting)
 
     @property
-    def alive(self) -> bool:
-        """Whether it takes runs."""
-        return self._alive
-
-    @property
     def pid(self) -> int | None:
         """Process id of its outermost process."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the forkserver and wait until it is warm.
-
-        Raises:
-            IsolationError: it cannot do its work here.
-            SandboxError: it did not get ready in time.
-        """
+        """Start the forkserver and wait until it is warm. Raises IsolationError if it cannot do its work here, and
+        SandboxError if it did not get ready in time."""
         local, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = local
         local.setblocking(False)
@@ -136,7 +123,7 @@ class Worker:
             raise IsolationError(f"a forkserver could not start: {answer['error']}")
         self.loaded, self.missing, self.holds = answer["loaded"], answer["missing"], frozenset(answer["holds"])
         self.resident_bytes = answer["resident"]
-        self._alive = True
+        self.alive = True
         asyncio.get_running_loop().add_reader(local.fileno(), self._receive)
 
     def _spawn(self, channel_fd: int) -> subprocess.Popen[bytes]:
@@ -201,22 +188,11 @@ class Worker:
         box: int = 0,
         streams: Sequence[int] = (),
     ) -> tuple[int, asyncio.Future[RunStatus]]:
-        """Hand a run to the forkserver.
+        """Hand a run to the forkserver; return its id, and a future of its end: a `RunStatus`, or a
+        `WorkerExitedError`. `fetch`: whether its folder is asked for. `group`: what counts it. `kind` and `box`: see
+        `wire.RUN`. `streams`: its stdout, stderr and stdin, instead of the job's.
 
-        Args:
-            job: its files.
-            limits: what it may use.
-            fetch: whether its folder is asked for.
-            group: what counts it.
-            kind: as `wire` numbers them.
-            box: that it shares; see `wire.RUN`.
-            streams: its stdout, stderr and stdin, instead of the job's.
-
-        Returns:
-            The run's id, and a future of its end: an `RunStatus`, or a `WorkerExitedError`.
-
-        Raises:
-            WorkerExitedError: the forkserver is dead; the run has not begun.
+        Raises WorkerExitedError if the forkserver is dead; the run has not begun.
         """
         run_id = next(self._ids)
         procs_files = group.procs_files() if group is not None else []
@@ -262,7 +238,7 @@ class Worker:
             self._channel.send(wire.KILL.pack(wire.OP_DROP, box, 0))
 
     def _receive(self) -> None:
-        while self._alive:
+        while self.alive:
             try:
                 message, fds, _, _ = socket.recv_fds(self._channel, 256, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
@@ -283,7 +259,7 @@ class Worker:
             future.set_result(RunStatus(bool(reached), bool(exited), limit_hit, status, wall, cpu, peak, folder_fd))
 
     def _died(self) -> None:
-        if not self._alive:
+        if not self.alive:
             return
         self._stop_reading()
         waiting, self._waiting = self._waiting, {}
@@ -293,8 +269,8 @@ class Worker:
         self._on_death(self)
 
     def _stop_reading(self) -> None:
-        if self._alive:
-            self._alive = False
+        if self.alive:
+            self.alive = False
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
 
     async def close(self) -> None:

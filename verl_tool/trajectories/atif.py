@@ -97,9 +97,9 @@ def write(trajectory: Trajectory) -> Converted:
 
 def read(document: Any) -> Converted:
     """The trajectory: the one that was written, or what another project's document tells. Raises ConfigError."""
-    description = validated(_Document, document, "this is no ATIF document")
-    own = _own(description)
-    return Converted(own) if own is not None else _foreign(description)
+    parsed = validated(_Document, document, "this is no ATIF document")
+    own = _own(parsed)
+    return Converted(own) if own is not None else _foreign(parsed)
 
 
 def _agent_step(trajectory: Trajectory, turn: Turn, number: int) -> Json:

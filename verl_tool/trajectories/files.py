@@ -31,10 +31,8 @@ _KEYS = {"steps": FileForm.atif, "turns": FileForm.openenv, "messages": FileForm
 
 
 def documents(path: Path) -> Iterator[tuple[str, Any]]:
-    """Where each document stands, and the document: of a ``.jsonl`` or ``.json`` file, or of those of a folder.
-
-    Raises ConfigError if there is none, or one is no JSON.
-    """
+    """Where each document stands, and the document: of a ``.jsonl`` or ``.json`` file, or of those of a folder. Raises
+    ConfigError if there is none, or one is no JSON."""
     if path.is_dir():
         folder = path / "trajectories" if (path / "trajectories").is_dir() else path
         files = sorted([*folder.glob("*.jsonl"), *folder.glob("*.json")])
@@ -48,9 +46,7 @@ def documents(path: Path) -> Iterator[tuple[str, Any]]:
 
 def trajectories_in(document: Any, form: FileForm | None) -> Converted | None:
     """The trajectory of a document; `form` as its keys tell if None. None: an evaluation's answer without trajectory.
-
-    Raises ConfigError.
-    """
+    Raises ConfigError."""
     form = form or form_of(document)
     if form is not FileForm.verl_tool:
         return _READERS[form](document)

@@ -62,11 +62,11 @@ def write(trajectory: Trajectory, prompt: Sequence[Json] | None = None) -> Conve
 
 def read(document: Any) -> Converted:
     """A trajectory of texts alone. A call is written in the form of Hermes. Raises ConfigError."""
-    description = validated(_Conversation, document, "these are no messages of OpenAI's form").messages
-    first = next((i for i, message in enumerate(description) if message.role == "assistant"), len(description))
-    segments = [Segment(Author.PROMPT, (), text=_text(message)) for message in description[:first]]
+    messages = validated(_Conversation, document, "these are no messages of OpenAI's form").messages
+    first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
+    segments = [Segment(Author.PROMPT, (), text=_text(message)) for message in messages[:first]]
     calls: list[CallRecord] = []
-    for message in description[first:]:
+    for message in messages[first:]:
         if message.role != "assistant":
             segments.append(Segment(Author.TOOL, (), text=_text(message)))
             if calls and message.role in ("tool", "function"):
@@ -77,16 +77,16 @@ def read(document: Any) -> Converted:
         if message.tool_calls:
             names = tuple(dict.fromkeys(call.function.name for call in message.tool_calls))
             calls.append(CallRecord(len(calls), text, names=names))
-    stored = [message.model_dump(exclude_none=True) for message in description[:first]]
-    made = foreign("messages", segments, max(first, 1), calls, extra={PROMPT_MESSAGES: stored})
+    prompt = [message.model_dump(exclude_none=True) for message in messages[:first]]
+    made = foreign("messages", segments, max(first, 1), calls, extra={PROMPT_MESSAGES: prompt})
     return Converted(made, ("tokens, log-probabilities and masks (texts alone)", "ids of calls"))
 
 
 def _messages(turn: Turn, count: int) -> list[Json]:
     text = _END_TOKEN.sub("", turn.text_without_calls)
     if not turn.calls:
-        visible = [{"role": "user", "content": turn.observation}] if turn.observation else []
-        return [{"role": "assistant", "content": text}, *visible]
+        observed = [{"role": "user", "content": turn.observation}] if turn.observation else []
+        return [{"role": "assistant", "content": text}, *observed]
     ids = [f"call_{count + i}" for i in range(len(turn.calls))]
     calls = [
         {
@@ -98,18 +98,18 @@ def _messages(turn: Turn, count: int) -> list[Json]:
     ]
     # Several calls are answered by one observation, and each needs a message.
     answers = [turn.observation, *[""] * (len(ids) - 1)]
-    description = [
+    answered = [
         {"role": "tool", "tool_call_id": name, "content": each} for name, each in zip(ids, answers, strict=True)
     ]
-    return [{"role": "assistant", "content": text, "tool_calls": calls}, *description]
+    return [{"role": "assistant", "content": text, "tool_calls": calls}, *answered]
 
 
 def _written(call: _ToolCall) -> str:
-    provided = call.function.arguments
+    written = call.function.arguments
     try:
-        arguments = json.loads(provided or "{}") if isinstance(provided, str) else provided
+        arguments = json.loads(written or "{}") if isinstance(written, str) else written
     except ValueError:
-        arguments = {"input": provided}
+        arguments = {"input": written}
     body = json.dumps({"name": call.function.name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{body}\n</tool_call>"
 

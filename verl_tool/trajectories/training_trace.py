@@ -60,9 +60,9 @@ def write(trajectory: Trajectory) -> Converted:
 
 def read(document: Any) -> Converted:
     """The trajectory: the one that was written, or what another project's trace tells. Raises ConfigError."""
-    description = validated(_Trace, document, "this is no TrainingTrace of version 1")
-    own = _own(description)
-    return Converted(own) if own is not None else _foreign(description)
+    trace = validated(_Trace, document, "this is no TrainingTrace of version 1")
+    own = _own(trace)
+    return Converted(own) if own is not None else _foreign(trace)
 
 
 def _fits(trajectory: Trajectory, turn: Turn) -> bool:

@@ -122,8 +122,3 @@ def _write_files(folder: Path, found: Iterator[tuple[str, Any]]) -> int:
         path = folder / f"{count:06}_{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:64]}.json"
         path.write_text(json.dumps(document, ensure_ascii=False, indent=1), encoding="utf-8")
     return count
-
-
-def main() -> None:
-    """Entry point."""
-    app()

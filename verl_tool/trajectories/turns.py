@@ -57,10 +57,10 @@ class Turn:
     @property
     def text_without_calls(self) -> str:
         """What the model wrote besides."""
-        text, stored, behind = self.model.text, "", 0
+        text, words, behind = self.model.text, "", 0
         for call in self.calls:
-            stored, behind = stored + text[behind : call.start], call.end
-        return stored + text[behind:]
+            words, behind = words + text[behind : call.start], call.end
+        return words + text[behind:]
 
 
 def turns_of(trajectory: Trajectory) -> list[Turn]:

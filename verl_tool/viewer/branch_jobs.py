@@ -28,7 +28,6 @@ from verl_tool.viewer.run_watch import RunWatch, UnknownRunError
 
 MAX_BODY_BYTES = 1 << 20
 COMMAND_SECONDS = 1800.0
-"""Deadline of one command."""
 STOP_SECONDS = 15.0
 """One that was interrupted has this long to free its sessions before it is killed."""
 COLUMNS = "100"
@@ -51,8 +50,8 @@ class BranchOrder(msgspec.Struct, forbid_unknown_fields=True):
     def arguments(self) -> list[str]:
         """Of the command, but for the place."""
         edits = {"turn": self.turn, "action": self.action, "observation": self.observation, "samples": self.samples}
-        description = [f"--{name}={value}" for name, value in edits.items() if value is not None]
-        return description if self.turn is not None else [*description, "--values"]
+        flags = [f"--{name}={value}" for name, value in edits.items() if value is not None]
+        return flags if self.turn is not None else [*flags, "--values"]
 
 
 class BranchError(VerlToolError):
@@ -71,7 +70,6 @@ class BranchJobs:
         self._runs = False
 
     def routes(self) -> list[Route]:
-        """Paths of branching."""
         return [Route("/api/branching", self._enabled), Route("/api/branch", self._branch, methods=["POST"])]
 
     async def _enabled(self, request: Request) -> Response:

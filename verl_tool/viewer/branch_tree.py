@@ -65,10 +65,10 @@ def values_of(run: Run, file: str, line: int) -> list[dict[str, Any]]:
     """The values of a trajectory's turns, as far as they were estimated; none if nobody did, or not readable."""
     try:
         path = run.folder / BRANCHES / f"{_name(file, line)}.values.json"
-        description = msgspec.json.decode(read_confined(path, run.folder, _MAX_VALUES_BYTES), type=_Values)
+        values = msgspec.json.decode(read_confined(path, run.folder, _MAX_VALUES_BYTES), type=_Values)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
-    return [msgspec.to_builtins(turn) for turn in description.turns]
+    return [msgspec.to_builtins(turn) for turn in values.turns]
 
 
 def _tree(records: Records, file: str, line: int, room: list[int]) -> list[dict[str, Any]]:
@@ -76,15 +76,15 @@ def _tree(records: Records, file: str, line: int, room: list[int]) -> list[dict[
     number = records.file_number(name)
     if number is None:
         return []
-    description = []
+    entries = []
     start, count = _rows(records, number)
     for place in range(count):
         if room[0] <= 0:
             break
         room[0] -= 1
         entry = _entry(records, start + place)
-        description.append({**entry, "branches": _tree(records, name, place, room)})
-    return description
+        entries.append({**entry, "branches": _tree(records, name, place, room)})
+    return entries
 
 
 def _entry(records: Records, number: int) -> dict[str, Any]:
@@ -93,9 +93,9 @@ def _entry(records: Records, number: int) -> dict[str, Any]:
         origin = msgspec.json.decode(records.line(records.rows[number]), type=_Line).extra.branch
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         origin = _Origin()
-    stored = {name: row[name] for name in ("file", "line", "reward", "correct", "stop", "fault", "turns", "answer")}
+    values = {name: row[name] for name in ("file", "line", "reward", "correct", "stop", "fault", "turns", "answer")}
     edit = {"edited": origin.edited, "text": (origin.text or "")[:_TEXT], "for_values": origin.for_values}
-    return {**stored, "turn": origin.turn, **edit}
+    return {**values, "turn": origin.turn, **edit}
 
 
 def _rows(records: Records, number: int) -> tuple[int, int]:

@@ -41,7 +41,6 @@ MAX_BODY_BYTES = 1 << 20
 MAX_STREAMS = 4
 """Answers at a time, of all pages together."""
 STREAM_SECONDS = 1800.0
-"""Deadline of one answer."""
 UNREAD_SECONDS = 2.0
 """So much later an answer is given up that is not read: till then its reader can be told of the deadline."""
 MAX_STREAM_BYTES = 256 << 20
@@ -50,7 +49,6 @@ SILENT_SECONDS = 120.0
 """An endpoint that sends nothing for so long is given up. The eval endpoint sends a comment every 15 s."""
 CONNECT_SECONDS = 5.0
 MODELS_SECONDS = 10.0
-"""Deadline of asking which models there are."""
 MAX_ERROR_BYTES = 64 << 10
 MAX_MODELS_BYTES = 1 << 20
 
@@ -100,21 +98,19 @@ class EndpointProxy:
         self._bodies = RequestBodies(MAX_BODY_BYTES)
         self._stream_seconds = stream_seconds
         self.streams = 0
-        """Answers that are being written."""
 
     def routes(self) -> list[Route]:
-        """Paths of the live page."""
         return [Route("/api/endpoint", self._endpoint), Route("/api/chat", self._chat, methods=["POST"])]
 
     async def _endpoint(self, request: Request) -> Response:
         """The endpoint's address, its models (name, and whether it gives trajectories), and why it tells none."""
-        description: dict[str, Any] = {"url": self._url, "models": [], "error": None}
+        state: dict[str, Any] = {"url": self._url, "models": [], "error": None}
         if self._url is not None:
             try:
-                description["models"] = await self._models()
+                state["models"] = await self._models()
             except EndpointError as error:
-                description["error"] = str(error)
-        return JsonResponse(description)
+                state["error"] = str(error)
+        return JsonResponse(state)
 
     async def _models(self) -> list[dict[str, Any]]:
         """Raises EndpointError."""

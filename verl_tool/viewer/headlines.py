@@ -9,8 +9,6 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True)
 class HeadlineCurve:
-    """One chart."""
-
     title: str
     pattern: str
     """Of the names of the metrics that it shows, as `fnmatch` has it."""

@@ -40,8 +40,6 @@ MAX_LINE = 128 << 20
 
 @dataclass
 class FileIndex:
-    """What is known of one file."""
-
     read_bytes: int = 0
     """How much of the file: whole lines only."""
     head: int = 0
@@ -76,7 +74,6 @@ class Records:
     """What queries have found, for the next page."""
 
     def file_number(self, name: str) -> int | None:
-        """The place of the file of this name."""
         return next((number for number, file in enumerate(self.files) if file.name == name), None)
 
     def line(self, row: np.void) -> bytes:
@@ -195,10 +192,10 @@ class RecordIndex:
 
     def _load(self, file: RecordFile) -> FileIndex:
         try:
-            with open_confined(self._path(file), self._folder) as stored:
-                if os.fstat(stored.fileno()).st_size > _MAX_HEAD + ROW.itemsize * (_size_of(file) // 2 + 1):
+            with open_confined(self._path(file), self._folder) as opened:
+                if os.fstat(opened.fileno()).st_size > _MAX_HEAD + ROW.itemsize * (_size_of(file) // 2 + 1):
                     return FileIndex()
-                head, _, content = stored.read().partition(b"\n")
+                head, _, content = opened.read().partition(b"\n")
             known = msgspec.json.decode(head, type=_Head)
             rows = np.frombuffer(content, ROW).copy()
         except (OSError, ValueError, msgspec.DecodeError, RecursionError):

@@ -96,9 +96,9 @@ def _find_rows(records: Records, query: Query) -> QueryResult:
         numbers = [number for name in query.files if (number := records.file_number(name)) is not None]
         keep &= np.isin(rows["file"], numbers)
     for name in ("kind", "stop", "fault", "excluded"):
-        requested = getattr(query, name)
-        if requested:
-            keep &= rows[name] != 0 if requested == _ANY else rows[name] == _place(records, requested)
+        word = getattr(query, name)
+        if word:
+            keep &= rows[name] != 0 if word == _ANY else rows[name] == _place(records, word)
     if not query.files and not query.kind:
         keep &= rows["kind"] != _place(records, "branch")  # they are no part of the training
     if query.tool:
@@ -117,28 +117,28 @@ def _find_rows(records: Records, query: Query) -> QueryResult:
 def page(records: Records, query: Query, offset: int, limit: int) -> dict[str, Any]:
     """Rows from `offset` on, at most `limit`, with the first and last words of their texts."""
     found = find_rows(records, query)
-    requested = found.rows[max(0, offset) : max(0, offset) + min(limit, MAX_PAGE)]
+    numbers = found.rows[max(0, offset) : max(0, offset) + min(limit, MAX_PAGE)]
     return {
         "total": len(found.rows),
         "searched": found.searched,
         "candidates": found.candidates,
         "offset": offset,
-        "rows": [row_as_json(records, int(number)) for number in requested],
+        "rows": [row_as_json(records, int(number)) for number in numbers],
     }
 
 
 def row_as_json(records: Records, number: int, *, texts: bool = True) -> dict[str, Any]:
     """A row as JSON. `texts`: with the beginnings of its prompt's and its last turn's text."""
     row = records.rows[number]
-    description: dict[str, Any] = {"file": records.files[row["file"]].name, "row": number}
+    entry: dict[str, Any] = {"file": records.files[row["file"]].name, "row": number}
     for name in NUMBERS:
         value = row[name].item()
-        description[name] = None if isinstance(value, float) and math.isnan(value) else value
-    description |= {name: records.words[row[name]] for name in WORDS}
+        entry[name] = None if isinstance(value, float) and math.isnan(value) else value
+    entry |= {name: records.words[row[name]] for name in WORDS}
     if texts:
         prompt, _, last = texts_of(records.line(row))
-        description |= {"question": prompt[-4 * _PREVIEW :], "answer": last[-_PREVIEW:]}
-    return description
+        entry |= {"question": prompt[-4 * _PREVIEW :], "answer": last[-_PREVIEW:]}
+    return entry
 
 
 def neighbours(records: Records, query: Query, number: int) -> dict[str, Any]:
@@ -173,23 +173,23 @@ def _address(records: Records, number: np.int64) -> dict[str, Any]:
 def facets(records: Records, query: Query) -> dict[str, Any]:
     """How often each stop reason, tool, fault and reason of exclusion occurs in the query's files, and the rewards."""
     rows = records.rows[find_rows(records, Query(files=query.files, kind=query.kind)).rows]
-    description: dict[str, Any] = {}
+    counted: dict[str, Any] = {}
     for name in WORDS:
         counts = np.bincount(rows[name], minlength=1)
-        description[name] = {records.words[i]: int(counts[i]) for i in np.argsort(-counts) if counts[i]}
+        counted[name] = {records.words[i]: int(counts[i]) for i in np.argsort(-counts) if counts[i]}
     tools: dict[str, int] = {}
-    for words, count in description.pop("tools").items():
+    for words, count in counted.pop("tools").items():
         for tool in words.split(",") if words else ():
             tools[tool] = tools.get(tool, 0) + count
     rewards = rows["reward"][np.isfinite(rows["reward"])]
     counts, edges = np.histogram(rewards, bins=_BINS) if len(rewards) else (np.zeros(0, int), np.zeros(0))
     histogram = {"counts": counts.tolist(), "edges": edges.tolist()}
-    return {**description, "tool": tools, "rewards": histogram, "failed": int(np.count_nonzero(rows["failed_calls"]))}
+    return {**counted, "tool": tools, "rewards": histogram, "failed": int(np.count_nonzero(rows["failed_calls"]))}
 
 
 def by_file(records: Records) -> list[dict[str, Any]]:
     """Means of each file's rows, and its calls by tool."""
-    description = []
+    entries = []
     ends = [*records.starts[1:], len(records.rows)]
     for number, (file, start, end) in enumerate(zip(records.files, records.starts, ends, strict=True)):
         if file.kind == "branch":
@@ -198,27 +198,27 @@ def by_file(records: Records) -> list[dict[str, Any]]:
         means = {name: _mean(rows[name]) for name in ("reward", "correct", "turns", "calls", "model_tokens", "seconds")}
         tools = {name: vars(counts) for name, counts in records.tools[number].items()}
         faults = int(np.count_nonzero(rows["fault"]))
-        description.append(
+        entries.append(
             {"file": file.name, "kind": file.kind, "step": file.step, "rows": len(rows), "faults": faults}
             | {"means": means, "tools": tools}
         )
-    return description
+    return entries
 
 
 def prompts(records: Records, kind: str, most: int = 100) -> dict[str, Any]:
     """Prompts that were sampled at more than one step: those whose mean reward differs most from first to last."""
     rows = records.rows
-    requested = np.isfinite(rows["reward"]) & (rows["kind"] == _place(records, kind) if kind else rows["step"] >= 0)
-    numbers = np.flatnonzero(requested)
-    description = rows[numbers]
-    order = np.lexsort((description["step"], description["prompt"]))
-    numbers, description = numbers[order], description[order]
+    usable = np.isfinite(rows["reward"]) & (rows["kind"] == _place(records, kind) if kind else rows["step"] >= 0)
+    numbers = np.flatnonzero(usable)
+    sampled = rows[numbers]
+    order = np.lexsort((sampled["step"], sampled["prompt"]))
+    numbers, sampled = numbers[order], sampled[order]
     # One entry for each prompt at each step, in this order.
-    changes = (np.diff(description["prompt"]) != 0) | (np.diff(description["step"]) != 0)
-    starts = np.flatnonzero(np.concatenate([[len(description) > 0], changes]))
-    counts = np.diff(np.append(starts, len(description)))
-    means = np.add.reduceat(description["reward"].astype("f8"), starts) / counts if len(starts) else np.zeros(0)
-    firsts = np.flatnonzero(np.concatenate([[len(starts) > 0], np.diff(description["prompt"][starts]) != 0]))
+    changes = (np.diff(sampled["prompt"]) != 0) | (np.diff(sampled["step"]) != 0)
+    starts = np.flatnonzero(np.concatenate([[len(sampled) > 0], changes]))
+    counts = np.diff(np.append(starts, len(sampled)))
+    means = np.add.reduceat(sampled["reward"].astype("f8"), starts) / counts if len(starts) else np.zeros(0)
+    firsts = np.flatnonzero(np.concatenate([[len(starts) > 0], np.diff(sampled["prompt"][starts]) != 0]))
     lasts = np.append(firsts[1:], len(starts)) - 1
     several = lasts > firsts
     firsts, lasts = firsts[several], lasts[several]

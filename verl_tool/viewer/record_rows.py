@@ -100,8 +100,6 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 @dataclass
 class ToolCallCounts:
-    """Calls of one tool in one file."""
-
     calls: int = 0
     failed: int = 0
     invalid: int = 0
@@ -132,10 +130,10 @@ class RowReader:
         row["index"] = row["sample"] = -1
         known, blank = len(self._words), row.copy()
         try:
-            description = _decode(line)
-            self._fill(row, description.trajectory or description)
+            record = _decode(line)
+            self._fill(row, record.trajectory or record)
             if kind == "evaluation":
-                self._fill_answer(row, description)
+                self._fill_answer(row, record)
         except (msgspec.DecodeError, ValueError, OverflowError, TypeError, RecursionError):
             while len(self._words) > known:  # those of this line
                 self._words.popitem()
@@ -200,22 +198,22 @@ class RowReader:
 
 def call_failed(call: _Call) -> bool:
     """It gave no observation, was none, or the tool says that it ended in an error or out of time."""
-    description = (call.metrics.get("error"), call.metrics.get("timed_out"))
-    return call.fault is not None or not call.valid or any(isinstance(v, (int, float)) and v > 0 for v in description)
+    flags = (call.metrics.get("error"), call.metrics.get("timed_out"))
+    return call.fault is not None or not call.valid or any(isinstance(v, (int, float)) and v > 0 for v in flags)
 
 
 def texts_of(line: bytes) -> tuple[str, str, str]:
     """The prompt, all behind it, and what the model wrote last; empty texts of a line that is no record."""
     try:
-        description = _decode(line)
+        record = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "", "", ""
-    t = description.trajectory or description
+    t = record.trajectory or record
     start = max(0, t.prompt_segments)
     prompt = "".join(segment.text for segment in t.segments[:start])
     behind = t.segments[start:]
-    last = next((segment.text for segment in reversed(behind) if segment.author == "model"), description.content)
-    return prompt, "".join(segment.text for segment in behind) or description.content, last
+    last = next((segment.text for segment in reversed(behind) if segment.author == "model"), record.content)
+    return prompt, "".join(segment.text for segment in behind) or record.content, last
 
 
 def prompt_hash(tokens: Sequence[bytes], index: int) -> int:

@@ -42,8 +42,6 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A file with a trajectory a line."""
-
     path: Path
     kind: str
     """step, validation, baseline, evaluation, branch, or records if it is none of them."""
@@ -94,10 +92,7 @@ class Run:
         return _with_own_names([*found, *(RecordFile(path, "branch", None, self.folder) for path in sorted(branches))])
 
     def config(self) -> dict[str, str]:
-        """Every option by its whole name; empty if the run has left no config.
-
-        Raises ConfigError if it cannot be read.
-        """
+        """Every option by its whole name; empty if the run has no config. Raises ConfigError if it cannot be read."""
         path = self.folder / "config.yaml"
         return _flat_config(path, self.folder, path.stat().st_mtime_ns) if path.exists() else {}
 

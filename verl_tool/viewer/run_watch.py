@@ -45,7 +45,6 @@ class RunWatch:
         self._thread = threading.Thread(target=self._follow, name="viewer-index", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -56,7 +55,6 @@ class RunWatch:
 
     @property
     def runs(self) -> dict[str, Run]:
-        """All runs by their names."""
         with self._lock:
             if time.monotonic() - self._looked >= LOOK_SECONDS:
                 self._runs, self._looked = find_runs(self._roots), time.monotonic()
@@ -90,10 +88,8 @@ class RunWatch:
         return index.records
 
     def metrics(self, run: Run) -> Metrics:
-        """All metrics of a run, empty if it has none. Values that are no finite or infinite floats are left out.
-
-        Raises OSError if they cannot be read.
-        """
+        """All metrics of a run, empty if it has none. Values that are no finite or infinite floats are left out. Raises
+        OSError if they cannot be read."""
         return self._read_metrics(run)[0]
 
     def metrics_problem(self, run: Run) -> str | None:
@@ -129,7 +125,7 @@ class RunWatch:
     def _selected_runs(self) -> list[Run]:
         now = time.monotonic()
         with self._lock:
-            return [run for run, requested in self._asked.items() if now - requested < FORGET_SECONDS]
+            return [run for run, last in self._asked.items() if now - last < FORGET_SECONDS]
 
 
 def _numbers(data: dict[str, float]) -> dict[str, float]:

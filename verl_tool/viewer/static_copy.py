@@ -75,10 +75,10 @@ def _write_comparisons(viewer: ViewerApp, listed: Sequence[Mapping[str, Any]], f
     evaluations = [entry for entry in listed if entry["kind"] == "evaluation"][:MAX_COMPARED]
     for first, second in permutations(evaluations, 2):
         try:
-            description = viewer.compare({"run": f"{first['name']},{second['name']}"})
+            comparison = viewer.compare({"run": f"{first['name']},{second['name']}"})
         except (ConfigError, OSError) as error:
-            description = {"error": str(error)}
-        _write(folder, f"compare_{first['key']}_{second['key']}", description)
+            comparison = {"error": str(error)}
+        _write(folder, f"compare_{first['key']}_{second['key']}", comparison)
 
 
 def one_script() -> str:
@@ -95,10 +95,10 @@ def one_script() -> str:
 def _write_run(watch: RunWatch, viewer: ViewerApp, run: Run, key: str, folder: Path, max_files: int) -> int:
     records = watch.read_all(run)
     own = [file for file in records.files if file.kind != "branch"]
-    stored = {file.name for file in (own[-max_files:] if max_files else own)}
-    files = [file for file in records.files if file.name.partition(".")[0] in stored or file.name in stored]
-    provided = {"run": run.name}
-    of_files = {**provided, "files": ",".join(file.name for file in files)}
+    names = {file.name for file in (own[-max_files:] if max_files else own)}
+    files = [file for file in records.files if file.name.partition(".")[0] in names or file.name in names]
+    of_run = {"run": run.name}
+    of_files = {**of_run, "files": ",".join(file.name for file in files)}
     rows: list[dict[str, Any]] = []
     while page := viewer.rows({**of_files, "offset": str(len(rows)), "limit": str(MAX_PAGE)})["rows"]:
         rows += page
@@ -106,15 +106,15 @@ def _write_run(watch: RunWatch, viewer: ViewerApp, run: Run, key: str, folder: P
         "key": key,
         "files": [{"name": file.name, "kind": file.kind, "step": file.step} for file in files],
         "rows": rows,
-        "metrics": _metrics(viewer, provided),
-        "config": _config(viewer, provided),
-        "by_file": viewer.by_file(provided),
-        "prompts": {kind or "any": viewer.prompts({**provided, "kind": kind}) for kind in ("", "validation")},
+        "metrics": _metrics(viewer, of_run),
+        "config": _config(viewer, of_run),
+        "by_file": viewer.by_file(of_run),
+        "prompts": {kind or "any": viewer.prompts({**of_run, "kind": kind}) for kind in ("", "validation")},
     }
     _write(folder, key, answers)
     for file in files:
         addresses = [
-            {**provided, "file": file.name, "line": str(row["line"])} for row in rows if row["file"] == file.name
+            {**of_run, "file": file.name, "line": str(row["line"])} for row in rows if row["file"] == file.name
         ]
         _write(folder, f"{key}_{file.name}", [_trajectory(viewer, address) for address in addresses])
     for image in (run.records_folder / "images").glob("*"):
@@ -143,9 +143,9 @@ def _config(viewer: ViewerApp, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _trajectory(viewer: ViewerApp, address: Mapping[str, str]) -> dict[str, Any]:
-    description = msgspec.json.decode(bytes(viewer.trajectory(address).body))
-    stored = {name: description[name] for name in ("record", "trainer", "branches", "values")}
-    return {**stored, "pieces": viewer.pieces(address)}
+    answer = msgspec.json.decode(bytes(viewer.trajectory(address).body))
+    parts = {name: answer[name] for name in ("record", "trainer", "branches", "values")}
+    return {**parts, "pieces": viewer.pieces(address)}
 
 
 def _write(folder: Path, name: str, value: Any) -> None:

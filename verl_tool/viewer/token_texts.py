@@ -77,16 +77,16 @@ class TokenTexts:
 def token_texts(decode: Decode, ids: Sequence[int]) -> list[str]:
     """What each token adds to the text: nothing where it is but a part of a character, whose last token has it all."""
     texts: list[str] = []
-    start, visible = 0, ""
+    start, before = 0, ""
     for end in range(1, len(ids) + 1):
         text = decode(ids[start:end])
         if text.endswith(_BROKEN) and end - start <= _LONGEST_CHARACTER and end < len(ids):
             texts.append("")
             continue
-        texts.append(text[len(visible) :])
-        start, visible = end - 1, decode(ids[end - 1 : end])
+        texts.append(text[len(before) :])
+        start, before = end - 1, decode(ids[end - 1 : end])
         if text.endswith(_BROKEN):
-            visible = ""
+            before = ""
     return texts
 
 

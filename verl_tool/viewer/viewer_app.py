@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,6 @@ class ViewerApp:
         self._tokens = tokens
 
     def routes(self) -> list[Route]:
-        """All paths."""
         answers: list[Callable[[Provided], Any]] = [
             *(self.runs, self.metrics, self.config, self.facets, self.rows, self.group, self.trajectory, self.pieces),
             *(self.image, self.by_file, self.prompts, self.compare),
@@ -113,19 +112,18 @@ class ViewerApp:
         metrics = self._watch.metrics(self._run(given))
         names = list(dict.fromkeys(name for _, data in metrics for name in data))
         curves = [{"title": c.title, "form": c.form, "names": c.names(names)} for c in CURVES]
-        requested = {name for curve in CURVES for name in curve.names(names)}
-        requested |= {f"timing_s/{timer}" for timers in PHASES.values() for timer in timers} | {"timing_s/step"}
-        requested |= set(given.get("names", "").split(","))
+        curve_names = {name for curve in CURVES for name in curve.names(names)}
+        curve_names |= {f"timing_s/{timer}" for timers in PHASES.values() for timer in timers} | {"timing_s/step"}
+        curve_names |= set(given.get("names", "").split(","))
         return {
             "steps": [step for step, _ in metrics],
-            "series": {name: [data.get(name) for _, data in metrics] for name in names if name in requested},
+            "series": {name: [data.get(name) for _, data in metrics] for name in names if name in curve_names},
             "names": names,
             "curves": [curve for curve in curves if curve["names"]],
             "phases": {phase: [f"timing_s/{timer}" for timer in timers] for phase, timers in PHASES.items()},
         }
 
     def config(self, given: Provided) -> dict[str, str]:
-        """Every option of a run."""
         return self._run(given).config()
 
     def rows(self, given: Provided) -> dict[str, Any]:
@@ -169,9 +167,9 @@ class ViewerApp:
         trainer = {name: column.tolist() for name, column in tokens.items()} or None
         branches = branches_of(records, row["file"], row["line"])
         values = values_of(self._run(given), row["file"], row["line"])
-        description = {"row": row, **around, "record": msgspec.Raw(line), "trainer": trainer}
-        description |= {"branches": branches, "values": values}
-        return JsonResponse(msgspec.json.encode(description))
+        content = {"row": row, **around, "record": msgspec.Raw(line), "trainer": trainer}
+        content |= {"branches": branches, "values": values}
+        return JsonResponse(msgspec.json.encode(content))
 
     def group(self, given: Provided) -> dict[str, Any]:
         """The rows that are samples of one prompt, in one file."""
@@ -191,7 +189,7 @@ class ViewerApp:
         if len(names) != 2:
             raise ConfigError(f"{len(names)} evaluations are chosen; a comparison is of two")
         first, second = (self._evaluated(self._watch.run(name)) for name in names)
-        return compare(first, second).as_dict()
+        return asdict(compare(first, second))
 
     @staticmethod
     def _evaluated(run: Run) -> Evaluated:
@@ -304,7 +302,7 @@ def _answering(answer: Callable[[Provided], Any]) -> Callable[[Request], Any]:
 
     async def endpoint(request: Request) -> Response:
         try:
-            description = await run_in_threadpool(answer, dict(request.query_params))
+            content = await run_in_threadpool(answer, dict(request.query_params))
         except UnknownRunError as error:
             return error_response(HttpError(404, "unknown_run", str(error)))
         except ConfigError as error:
@@ -313,7 +311,7 @@ def _answering(answer: Callable[[Provided], Any]) -> Callable[[Request], Any]:
             return error_response(error)
         except OSError as error:
             return error_response(HttpError(404, "gone", f"a file of the run cannot be read: {printable(str(error))}"))
-        return description if isinstance(description, Response) else JsonResponse(description)
+        return content if isinstance(content, Response) else JsonResponse(content)
 
     return endpoint
 

@@ -119,10 +119,3 @@ class _Server(uvicorn.Server):
         if self._open_page:
             # A browser may take its time, and the server is to answer it meanwhile.
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-
-
-def main() -> None:
-    """Entry point."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    app()

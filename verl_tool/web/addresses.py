@@ -40,10 +40,8 @@ def anything(address: Address) -> bool:
 
 
 def check_literal(host: str, allowed: Callable[[Address], bool]) -> None:
-    """Refuse a host that is written as an address and may not be connected to. Names are for `CheckedResolver`.
-
-    Raises ForbiddenAddress, also for what only some programs take for an address, such as ``127.1`` and ``2130706433``.
-    """
+    """Refuse a host that is written as an address and may not be connected to. Names are for `CheckedResolver`. Raises
+    ForbiddenAddress, also for what only some programs take for an address, such as ``127.1`` and ``2130706433``."""
     if ":" not in host and not host.replace(".", "").isdigit():
         return
     try:

@@ -66,8 +66,6 @@ class PageUnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Page:
-    """What a server sent."""
-
     url: str
     """After all redirects."""
     is_html: bool
@@ -111,11 +109,8 @@ class PageClient:
         return self._given or aiohttp.ThreadedResolver()
 
     async def get(self, address: str, seconds: float) -> Page:
-        """The page at `address`, which must be there within `seconds`.
-
-        Raises PageUnavailableError for all that a page, its server or its address may be the cause of, and ToolFault if
-        this machine has no network.
-        """
+        """The page at `address`, which must be there within `seconds`. Raises PageUnavailableError for all that a page,
+        its server or its address may be the cause of, and ToolFault if this machine has no network."""
         url = checked_url(address)
         try:
             return await asyncio.wait_for(self._follow(url), seconds)

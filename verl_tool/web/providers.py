@@ -27,12 +27,9 @@ class FailedEngines(Exception):
 
 @dataclass(frozen=True)
 class WebHit:
-    """One page that was found."""
-
     title: str
     url: str
     text: str
-    """Some of the page's words."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,6 @@ class Ask:
 
 @dataclass(frozen=True)
 class Provider:
-    """One provider."""
-
     url: str
     """Its address; empty if everybody has one of his own."""
     key_variables: tuple[str, ...]
@@ -94,7 +89,7 @@ def _read_serper(answer: Any) -> list[WebHit]:
 
 
 def _ask_brave(wish: Wish) -> Ask:
-    requested = {
+    params = {
         "q": wish.query,
         "count": wish.count,
         "country": wish.location.upper(),
@@ -102,7 +97,7 @@ def _ask_brave(wish: Wish) -> Ask:
         "text_decorations": "false",
         "result_filter": "web",
     }
-    return Ask(f"/res/v1/web/search?{_encoded(requested)}")
+    return Ask(f"/res/v1/web/search?{_encoded(params)}")
 
 
 def _read_brave(answer: Any) -> list[WebHit]:
@@ -122,8 +117,8 @@ def _read_tavily(answer: Any) -> list[WebHit]:
 
 def _ask_brightdata(wish: Wish) -> Ask:
     market = f"{wish.language}-{wish.location.upper()}"
-    requested = {"q": wish.query, "mkt": market, "setLang": wish.language, "cc": wish.location, "brd_json": 1}
-    url = f"https://www.bing.com/search?{_encoded(requested)}"
+    params = {"q": wish.query, "mkt": market, "setLang": wish.language, "cc": wish.location, "brd_json": 1}
+    url = f"https://www.bing.com/search?{_encoded(params)}"
     return Ask("/request", {"zone": wish.zone, "url": url, "format": "raw"})
 
 

@@ -40,7 +40,6 @@ class StreamBuffer:
                 await self.put(part)
 
     def close(self) -> None:
-        """Nothing more comes."""
         self._closed = True
         self._filled.set()
 
@@ -49,7 +48,6 @@ class StreamBuffer:
         while not self._parts and not self._closed:
             self._filled.clear()
             await self._filled.wait()
-        in_use = b"".join(self._parts)
-        self._parts, self._bytes = [], 0
+        parts, self._parts, self._bytes = b"".join(self._parts), [], 0
         self._room.set()
-        return in_use
+        return parts

@@ -129,7 +129,6 @@ class TurnText:
         self._ends: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that is settled now."""
         n = len(token_ids)
         while n and token_ids[n - 1] in self._end_token_ids:
             n -= 1
@@ -141,7 +140,6 @@ class TurnText:
         return ""
 
     def finish(self) -> str:
-        """What was held back."""
         return self._cut.push(self._detokenizer.finish()) + self._cut.finish()
 
     def ending(self) -> list[int]:

@@ -119,6 +119,6 @@ async def test_no_wrong_answer_pays() -> None:
     report = redteam_cli.RedTeamReport()
     for case in redteam_cli.cases_of(rows, 5):
         report.add(case, await grade(made, case, redteam_cli.SECONDS))
-    assert report.paid
+    assert report.accepted
     assert report.credit[0] < 1
     assert [(finding.attack.name, finding.ground_truth) for finding in report.found] == []

@@ -174,5 +174,5 @@ async def test_no_wrong_answer_pays(started: Started) -> None:
     for case in redteam_cli.cases_of(redteam_cli.SAMPLES["deepsearch"], 3):
         report.add(case, await grade(made, case, redteam_cli.SECONDS))
     await made.close()
-    assert report.paid
+    assert report.accepted
     assert [(finding.attack.name, finding.ground_truth) for finding in report.found] == []

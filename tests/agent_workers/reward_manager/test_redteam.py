@@ -42,7 +42,7 @@ async def wrong_answers_that_pay(name: str, url: str, every: int) -> list[tuple[
     report = redteam_cli.RedTeamReport()
     for case in redteam_cli.cases_of(redteam_cli.SAMPLES[name], every):
         report.add(case, await grade(manager, case, redteam_cli.SECONDS))
-    assert report.paid
+    assert report.accepted
     return [(finding.attack.name, finding.ground_truth) for finding in report.found]
 
 

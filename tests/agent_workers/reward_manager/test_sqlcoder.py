@@ -145,5 +145,5 @@ async def test_no_wrong_query_pays(root: Path, match: str) -> None:
     for case in redteam_cli.cases_of(rows, every):
         report.add(case, await grade(made, case, redteam_cli.SECONDS))
     await made.close()
-    assert report.paid
+    assert report.accepted
     assert [(finding.attack.name, finding.ground_truth) for finding in report.found] == []

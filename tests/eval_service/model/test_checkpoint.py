@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eval_service.model import checkpoint as checkpoints
-from eval_service.model.checkpoint import how_to_serve, last_saved_step, newest_checkpoint, newest_model
+from eval_service.model.checkpoint import how_to_serve, last_saved_step, newest_checkpoint
 from verl_tool.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def weights(folder: Path) -> Path:
 def test_the_model_that_a_training_began_with_is_no_checkpoint(tmp_path: Path) -> None:
     began = weights(tmp_path / "model")
     with pytest.raises(ConfigError, match=f"no checkpoint in {tmp_path}.*--model {began} is the model with which"):
-        newest_model(tmp_path)
+        newest_checkpoint(tmp_path)
     saved = weights(tmp_path / "checkpoints/global_step_5/actor/huggingface")
     checkpoint = newest_checkpoint(tmp_path)
     assert (checkpoint.model, str(checkpoint)) == (saved, f"step 5 of {tmp_path.name}")
@@ -32,7 +32,7 @@ def test_the_model_that_a_training_began_with_is_no_checkpoint(tmp_path: Path) -
 def test_the_last_step_counts_by_number(tmp_path: Path) -> None:
     for step in (9, 100, 20):
         weights(tmp_path / f"checkpoints/global_step_{step}/actor/huggingface")
-    assert "global_step_100" in str(newest_model(tmp_path))
+    assert "global_step_100" in str(newest_checkpoint(tmp_path).model)
 
 
 def test_a_config_without_weights_is_no_model(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_checkpoints_in_a_folder_that_was_moved_are_found(tmp_path: Path) -> Non
 
 def test_a_run_without_weights_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --model"):
-        newest_model(tmp_path)
+        newest_checkpoint(tmp_path)
 
 
 def test_what_megatron_s_bridge_exports_is_found(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_megatron_s_bridge_exports_is_found(tmp_path: Path) -> None:
     weights(actor / "model/huggingface")
     for part in ("model", "optimizer", "extra"):
         (actor / part / "dist_ckpt").mkdir(parents=True)
-    assert newest_model(tmp_path) == actor / "model/huggingface"
+    assert newest_checkpoint(tmp_path).model == actor / "model/huggingface"
 
 
 def test_megatron_s_shards_alone_are_refused_and_no_older_weights_taken(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_megatron_s_shards_alone_are_refused_and_no_older_weights_taken(tmp_path
     weights(tmp_path / "checkpoints/global_step_1/actor/model/huggingface")
     (tmp_path / "checkpoints/global_step_2/actor/model/dist_ckpt").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"global_step_2/actor holds Megatron's shards.*hf_model"):
-        newest_model(tmp_path)
+        newest_checkpoint(tmp_path)
 
 
 def test_a_merge_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,14 +22,11 @@ class AceCoderRewardManager(GradingRewardManager[CodeOptions]):
 
     Options = CodeOptions
     details = DETAILS
+    keeps_deadlines = True
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self._grader = CodeGrader(self.options, server_url(self.options, config))
 
-    def seconds(self, sample: Sample) -> None:
-        """`CodeGrader` keeps the deadlines, which the waiting for a place is no part of."""
-
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if the server or its sandbox fails."""
         return await self._grader.grade(sample)

@@ -51,6 +51,16 @@ class RewardOptions(BaseModel):
     shaping: Shaping = Shaping()
 
 
+class ScoreOptions(RewardOptions):
+    """Options of a manager whose answers are right or wrong."""
+
+    right: float = 1.0
+    wrong: float = 0.0
+
+    def score(self, right: bool) -> float:
+        return self.right if right else self.wrong
+
+
 OptionsT = TypeVar("OptionsT", bound=RewardOptions)
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -69,6 +79,9 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
     """Names of all that `Grade.details` may hold."""
     partial_credit: bool = False
     """Whether an answer that is not right may score above a wrong one, as a share of the right one's score."""
+    keeps_deadlines: ClassVar[bool] = False
+    """The grader keeps the deadline of `grade` itself: samples wait for places in it, and the answers before this one
+    must not use up its time."""
 
     def __init__(
         self,
@@ -97,27 +110,23 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
     async def grade(self, sample: Sample) -> Grade:
         """Grade one trajectory. Raises GraderFault if the grader fails."""
 
-    def seconds(self, sample: Sample) -> float | None:
-        """The deadline of `grade`. None: the grader keeps deadlines itself, for samples wait for places in it, and the
-        answers before this one must not use up its time."""
-        return self.options.timeout_seconds
-
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """verl's entry point: ``{"reward_score": float, "reward_extra_info": {...}}`` of the last row of `data`."""
         item = data[-1]
         sample = sample_of(item.non_tensor_batch, item.batch, self.tokenizer)
         fault = sample.trajectory.fault
+        extra = self.empty_extra_info()
         if fault is not None and (sample.trajectory.excluded is Excluded.FAULT or not fault.kind.provokable):
-            return self._without_reward(f"trajectory: {fault.kind.value}")
+            return without_reward(f"trajectory: {fault.kind.value}", extra)
         try:
             grade, policy_induced = await self._grade_or_control(sample)
             return self._with_reward(grade, self.options.shaping.values(sample), policy_induced)
         except GraderFault as error:
-            return self._without_reward(self._failure(error))
+            return without_reward(self._failure(error), extra)
         except Exception as error:  # a bug of the grader: neither the score 0 nor the end of the training
             log.exception("%s crashed on trajectory %s", type(self).__name__, sample.trajectory.trajectory_id)
             bug = "" if _is_from_outside(error) else f" ({RAISES_ON_EMPTY})"
-            return self._without_reward(f"{self._failure(error)}{bug}")
+            return without_reward(f"{self._failure(error)}{bug}", extra)
 
     async def _grade_or_control(self, sample: Sample) -> tuple[Grade, str]:
         """The grade, or that of an empty answer with how grading this one failed.
@@ -133,7 +142,8 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
             return await self._graded(replace(sample, turns=("",))), self._failure(error)
 
     async def _graded(self, sample: Sample) -> Grade:
-        return await asyncio.wait_for(self.grade(sample), self.seconds(sample))
+        seconds = None if self.keeps_deadlines else self.options.timeout_seconds
+        return await asyncio.wait_for(self.grade(sample), seconds)
 
     def _failure(self, error: Exception) -> str:
         name = type(self).__name__
@@ -142,29 +152,26 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         return f"grader: {name}: {error if isinstance(error, GraderFault) else f'{type(error).__name__}: {error}'}"
 
     def _with_reward(self, grade: Grade, shaping: dict[str, float], provoked: str) -> dict[str, Any]:
-        description = {
+        extra = {
             REWARD_FAULT: "",
             POLICY_INDUCED: provoked,
             "acc": float(grade.correct),
             "base_score": grade.score,
         }
-        description |= {name: float(grade.details.get(name, math.nan)) for name in self.details}
-        description |= {f"shaping/{name}": value for name, value in shaping.items()}
+        extra |= {name: float(grade.details.get(name, math.nan)) for name in self.details}
+        extra |= {f"shaping/{name}": value for name, value in shaping.items()}
         score = grade.score + sum(shaping.values())
         if self.by_turns:
             total = sum(grade.turn_rewards, 0.0)
-            description |= {TURN_REWARDS: json.dumps(grade.turn_rewards), TURN_REWARD: total}
+            extra |= {TURN_REWARDS: json.dumps(grade.turn_rewards), TURN_REWARD: total}
             score += self.turn_weight * total
-        return {"reward_score": score, "reward_extra_info": description}
-
-    def _without_reward(self, why: str) -> dict[str, Any]:
-        return without_reward(why, self.empty_extra_info())
+        return {"reward_score": score, "reward_extra_info": extra}
 
     def empty_extra_info(self) -> dict[str, Any]:
         """What ``reward_extra_info`` holds besides faults where there is no reward: the same keys as where there is."""
         terms = (f"shaping/{name}" for name in self.options.shaping.terms())
-        description: dict[str, Any] = dict.fromkeys(("acc", "base_score", *self.details, *terms), math.nan)
-        return description | {TURN_REWARDS: "[]", TURN_REWARD: math.nan} if self.by_turns else description
+        extra: dict[str, Any] = dict.fromkeys(("acc", "base_score", *self.details, *terms), math.nan)
+        return extra | {TURN_REWARDS: "[]", TURN_REWARD: math.nan} if self.by_turns else extra
 
 
 def _is_from_outside(error: BaseException) -> bool:
@@ -187,9 +194,9 @@ def options_in(config: DictConfig, kind: type[_Model], manager: str) -> _Model:
     """``reward.reward_kwargs`` as `kind`. Raises ConfigError that names the option and those that `manager` has."""
     # In its place, where it may refer to other parts of the config.
     kwargs = config.reward.get("reward_kwargs") or {}
-    provided = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
+    options = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
     try:
-        return kind.model_validate(provided)
+        return kind.model_validate(options)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(["reward.reward_kwargs", *map(str, problem["loc"])])

@@ -30,8 +30,6 @@ from verl_tool.errors import ConfigError, VerlToolError
 
 
 class Entry(BaseModel):
-    """A manager and its options."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
@@ -41,8 +39,6 @@ class Entry(BaseModel):
 
 
 class BySourceOptions(BaseModel):
-    """Which manager grades which rows."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     by: Literal["data_source", "ability"] = "data_source"
@@ -88,8 +84,8 @@ class BySourceRewardManager(RewardManagerBase):
             known = ", ".join(self._managers)
             why = f"a row has {self.options.by} {kind!r}, which no entry of reward_kwargs.managers matches: {known}"
             return without_reward(why, self._nothing)
-        description = await manager.run_single(data)
-        return {**description, "reward_extra_info": {**self._nothing, **description["reward_extra_info"]}}
+        answer = await manager.run_single(data)
+        return {**answer, "reward_extra_info": {**self._nothing, **answer["reward_extra_info"]}}
 
 
 def _made(config: DictConfig, tokenizer: Any, key: str, entry: Entry) -> GradingRewardManager[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, ScoreOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.grading.answers import as_number
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
@@ -15,26 +15,19 @@ from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 _MARK = "Result="
 
 
-class CalculatorRewardOptions(RewardOptions):
-    """How results are graded."""
-
-    right: float = 1.0
-    wrong: float = 0.0
-
-
 @register("calculator")
-class CalculatorRewardManager(GradingRewardManager[CalculatorRewardOptions]):
+class CalculatorRewardManager(GradingRewardManager[ScoreOptions]):
     """Compares decimals, digit for digit."""
 
-    Options = CalculatorRewardOptions
+    Options = ScoreOptions
     details = ("answered",)
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises ValueError if the ground truth is no number."""
-        requested = as_number(str(sample.ground_truth))
-        if requested is None:
+        gold = as_number(str(sample.ground_truth))
+        if gold is None:
             raise ValueError(f"ground_truth {sample.ground_truth!r} is no number")
         _, mark, behind = sample.answer.rpartition(_MARK)
-        provided = as_number(behind.partition("<")[0]) if mark else None
-        right = provided is not None and provided == requested
-        return Grade(self.options.right if right else self.options.wrong, right, {"answered": provided is not None})
+        number = as_number(behind.partition("<")[0]) if mark else None
+        right = number is not None and number == gold
+        return Grade(self.options.score(right), right, {"answered": number is not None})

@@ -53,6 +53,7 @@ class DeepSearchRewardManager(GradingRewardManager[DeepSearchOptions]):
 
     Options = DeepSearchOptions
     details = ("answered", "judged")
+    keeps_deadlines = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Raises ConfigError if no judge is named, or its key is not in the environment."""
@@ -72,9 +73,6 @@ class DeepSearchRewardManager(GradingRewardManager[DeepSearchOptions]):
             max_tokens=options.judge_max_tokens,
         )
 
-    def seconds(self, sample: Sample) -> None:
-        """`JudgeModel` keeps the deadlines, which the waiting for a place is no part of."""
-
     async def grade(self, sample: Sample) -> Grade:
         """Raises ValueError if the row has no golden answer, GraderFault if the judge fails."""
         golden = golden_answers(sample.ground_truth)
@@ -85,10 +83,9 @@ class DeepSearchRewardManager(GradingRewardManager[DeepSearchOptions]):
         if not right and 0 < len(answer) <= self.options.max_answer_chars and one_line(answer):
             question = Question(str(sample.extra_info.get("question") or ""), tuple(golden), one_line(answer))
             right, judged = await self._judge.is_correct(question), True
-        return Grade(self.options.right if right else self.options.wrong, right, {"answered": 1.0, "judged": judged})
+        return Grade(self.options.score(right), right, {"answered": 1.0, "judged": judged})
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._judge.close()
 
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, ScoreOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.grading.answers import as_number, last_boxed, last_number
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
@@ -17,11 +17,7 @@ from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 _MARK = "####"
 
 
-class Gsm8kOptions(RewardOptions):
-    """How numbers are graded."""
-
-    right: float = 1.0
-    wrong: float = 0.0
+class Gsm8kOptions(ScoreOptions):
     flexible: bool = False
 
 
@@ -34,12 +30,12 @@ class Gsm8kRewardManager(GradingRewardManager[Gsm8kOptions]):
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises ValueError if the ground truth is no number."""
-        requested = as_number(str(sample.ground_truth).rpartition(_MARK)[2])
-        if requested is None:
+        gold = as_number(str(sample.ground_truth).rpartition(_MARK)[2])
+        if gold is None:
             raise ValueError(f"ground_truth {sample.ground_truth!r} is no number")
-        provided = final_number(sample.text, self.options.flexible)
-        right = provided is not None and provided == requested
-        return Grade(self.options.right if right else self.options.wrong, right, {"answered": provided is not None})
+        number = final_number(sample.text, self.options.flexible)
+        right = number is not None and number == gold
+        return Grade(self.options.score(right), right, {"answered": number is not None})
 
 
 def final_number(text: str, flexible: bool) -> Decimal | None:

@@ -28,14 +28,12 @@ class MathCoderRewardManager(GradingRewardManager[MathCoderOptions]):
 
     Options = MathCoderOptions
     details = (*code_grader.DETAILS, *torl.DETAILS)
+    keeps_deadlines = True
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self._code = code_grader.CodeGrader(self.options, code_grader.server_url(self.options, config))
         self._math = torl.MathJudge(self.options)
-
-    def seconds(self, sample: Sample) -> None:
-        """Both graders keep deadlines, which the waiting for a place is no part of."""
 
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault if the grader of the row's kind fails, ConfigError if it is of another kind."""

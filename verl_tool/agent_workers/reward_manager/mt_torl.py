@@ -25,8 +25,6 @@ from verl_tool.agent_workers.reward_manager.torl import MathOptions, ToRLRewardM
 
 
 class TurnOptions(MathOptions):
-    """How turns are rewarded, beside the answer."""
-
     turn_share: float = Field(0.3, ge=0)
     """Shared by the successful calls, by their part of all."""
     turn_each: float = Field(0.05, ge=0)
@@ -53,7 +51,6 @@ class MTToRLRewardManager(ToRLRewardManager):
         return self.options.turn_weight
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if no process starts, or the ground truth cannot be read."""
         turns = turn_rewards(sample.trajectory.turn_calls, self.options)
         return replace(await super().grade(sample), turn_rewards=turns)
 

@@ -24,8 +24,7 @@ from typing import Any
 from pydantic import Field
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_loop.trajectory import CallRecord
-from verl_tool.agent_workers.reward_manager.base import CURIOSITY, MIN_SHARE, GradingRewardManager
+from verl_tool.agent_workers.reward_manager.base import CURIOSITY, MIN_SHARE, GradingRewardManager, ScoreOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.grading.answers import last_boxed
 from verl_tool.agent_workers.reward_manager.grading.math_grader import MathGrader
@@ -35,11 +34,7 @@ from verl_tool.agent_workers.reward_manager.torl import ComparisonOptions, gold_
 _UNIT = re.compile(r"\\text\b|\b(?:minutes|cm)\b")
 
 
-class PixelReasonerOptions(ComparisonOptions):
-    """How an answer is rewarded, and the calls that led to it."""
-
-    right: float = 1.0
-    wrong: float = 0.0
+class PixelReasonerOptions(ComparisonOptions, ScoreOptions):
     curiosity: float = Field(0.5, ge=0)
     """For a valid call, times how far the group's share falls short of `min_share`. 0: none."""
     min_share: float = Field(0.3, ge=0, le=1)
@@ -55,44 +50,36 @@ class PixelReasonerRewardManager(GradingRewardManager[PixelReasonerOptions]):
 
     Options = PixelReasonerOptions
     details = ("answered", "valid_calls", "redundancy", CURIOSITY, MIN_SHARE)
+    keeps_deadlines = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         options = self.options
         self._grader = MathGrader(options.compare_processes, min(options.compare_seconds, options.timeout_seconds))
 
-    def seconds(self, sample: Sample) -> None:
-        """`MathGrader` keeps the deadlines."""
-
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if no process starts, or the ground truth cannot be read."""
         options, answer = self.options, last_boxed(sample.text)
         right = False
         if answer and len(answer) <= options.max_answer_chars:
             right = await self._is_one_of(answer, sample.ground_truth)
-        calls = valid_calls(sample.trajectory.calls)
+        calls = sum(call.valid for call in sample.trajectory.calls)
         redundancy = options.redundancy * min(options.enough_calls - calls, 0)
-        description = {
+        details = {
             "answered": answer is not None,
             "valid_calls": calls,
             "redundancy": redundancy,
             CURIOSITY: options.curiosity if calls else 0.0,
             MIN_SHARE: options.min_share,
         }
-        return Grade((options.right if right else options.wrong) + redundancy, right, description)
+        return Grade(options.score(right) + redundancy, right, details)
 
     async def _is_one_of(self, answer: str, ground_truth: Any) -> bool:
-        provided = normalised(answer)
+        answer = normalised(answer)
         for gold in map(normalised, golden_answers(ground_truth)):
-            for requested, reported in dict.fromkeys(((gold, provided), (gold.lower(), provided.lower()))):
-                if await self._grader.equal(requested, reported):
+            for pair in dict.fromkeys(((gold, answer), (gold.lower(), answer.lower()))):
+                if await self._grader.equal(*pair):
                     return True
         return False
-
-
-def valid_calls(calls: tuple[CallRecord, ...]) -> int:
-    """How many calls a tool took."""
-    return sum(call.valid for call in calls)
 
 
 def golden_answers(ground_truth: Any) -> Iterator[str]:
@@ -102,5 +89,4 @@ def golden_answers(ground_truth: Any) -> Iterator[str]:
 
 
 def normalised(answer: str) -> str:
-    """An answer as the comparison takes it."""
     return _UNIT.sub("", answer.replace("dfrac", "frac").replace(r"\varnothing", r"\emptyset")).strip()

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, ScoreOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.grading.answers import as_number, last_boxed
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
@@ -32,18 +32,11 @@ _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
 }
 
 
-class GymOptions(RewardOptions):
-    """How answers are graded."""
-
-    right: float = 1.0
-    wrong: float = 0.0
-
-
 @register("reasoning_gym")
-class ReasoningGymRewardManager(GradingRewardManager[GymOptions]):
+class ReasoningGymRewardManager(GradingRewardManager[ScoreOptions]):
     """Compares answers; works countdown's expressions out without evaluating them as Python."""
 
-    Options = GymOptions
+    Options = ScoreOptions
     details = ("answered",)
 
     async def grade(self, sample: Sample) -> Grade:
@@ -56,14 +49,14 @@ class ReasoningGymRewardManager(GradingRewardManager[GymOptions]):
             right = solves_countdown(answer, task["numbers"], task["target"])
         else:
             right = same_answer(answer, str(sample.ground_truth))
-        return Grade(self.options.right if right else self.options.wrong, right, {"answered": 1.0})
+        return Grade(self.options.score(right), right, {"answered": 1.0})
 
 
 def same_answer(answer: str, gold: str) -> bool:
     """Whether two answers are the same number, or the same text."""
-    number, requested = as_number(answer), as_number(gold)
-    if number is not None and requested is not None:
-        return number == requested
+    numbers = as_number(answer), as_number(gold)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
     return bool(answer.strip()) and answer.strip().casefold() == gold.strip().casefold()
 
 

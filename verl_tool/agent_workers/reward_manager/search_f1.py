@@ -40,9 +40,9 @@ class SearchF1RewardManager(SearchRewardManager):
 
 def f1(answer: str, gold: str) -> float:
     """Harmonic mean of precision and recall of words, 0 to 1."""
-    provided, requested = normalised(answer), normalised(gold)
-    if provided != requested and (provided in VERDICTS or requested in VERDICTS):
+    answer, gold = normalised(answer), normalised(gold)
+    if answer != gold and (answer in VERDICTS or gold in VERDICTS):
         return 0.0
-    words, golden = provided.split(), requested.split()
+    words, golden = answer.split(), gold.split()
     common = sum((Counter(words) & Counter(golden)).values())
     return 2 * common / (len(words) + len(golden)) if common else 0.0

@@ -20,7 +20,7 @@ from typing import Any
 
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, ScoreOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade
 from verl_tool.agent_workers.reward_manager.grading.answers import last_tagged
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
@@ -34,19 +34,13 @@ VERDICTS = frozenset({"yes", "no", "noanswer"})
 MAX_ANSWER_TAGS = 10
 
 
-class SearchOptions(RewardOptions):
-    """How answers are graded."""
-
-    right: float = 1.0
-    wrong: float = 0.0
+class SearchOptions(ScoreOptions):
     no_answer: float = 0.0
     turn_rewards: SearchTurns | None = None
     """How turns are rewarded, beside the answer; null: they are not."""
 
 
 class SearchR1Options(SearchOptions):
-    """How answers are graded by exact match."""
-
     published: bool = True
     """Whether a right answer among more than `MAX_ANSWER_TAGS` tags scores a quarter."""
 
@@ -100,7 +94,7 @@ class SearchR1RewardManager(SearchRewardManager):
         if answer is None:
             return Grade(self.options.no_answer, False, {"answered": 0.0})
         right = any(same_answer(answer, gold) for gold in golden)
-        return Grade(self.options.right if right else self.options.wrong, right, {"answered": 1.0})
+        return Grade(self.options.score(right), right, {"answered": 1.0})
 
 
 def mentions(text: str, golden: Sequence[str]) -> bool:
@@ -109,16 +103,15 @@ def mentions(text: str, golden: Sequence[str]) -> bool:
     That of a yes or no says nothing, nor one of which nothing is left.
     """
     words = f" {normalised(text)} "
-    return any(
-        f" {requested} " in words for gold in golden if (requested := normalised(gold)) and requested not in VERDICTS
-    )
+    forms = map(normalised, golden)
+    return any(form and form not in VERDICTS and f" {form} " in words for form in forms)
 
 
 def same_answer(answer: str, gold: str) -> bool:
     """Whether the normal forms are equal; of a gold answer of which nothing is left, "The A", the texts themselves."""
-    requested = normalised(gold)
-    if requested:
-        return normalised(answer) == requested
+    normal = normalised(gold)
+    if normal:
+        return normalised(answer) == normal
     return bool(answer.strip()) and answer.strip().casefold() == gold.strip().casefold()
 
 
@@ -141,18 +134,15 @@ def _of_a_number(marks: re.Match[str]) -> str:
 
 
 def golden_answers(ground_truth: Any) -> list[str]:
-    """The answers of a row: JSON text of a list, a list, one text, or Search-R1's own ``{"target": …}``.
-
-    Raises ValueError if there is none.
-    """
-    provided = ground_truth
-    if isinstance(provided, str) and provided.lstrip().startswith(("[", "{")):
-        provided = json.loads(provided)
-    if isinstance(provided, Mapping):
-        provided = provided.get("target")
-    answers = (
-        [provided] if isinstance(provided, str) else [] if provided is None else [str(answer) for answer in provided]
-    )
+    """The answers of a row: JSON text of a list, a list, one text, or Search-R1's own ``{"target": …}``. Raises
+    ValueError if there is none."""
+    if isinstance(ground_truth, str) and ground_truth.lstrip().startswith(("[", "{")):
+        ground_truth = json.loads(ground_truth)
+    if isinstance(ground_truth, Mapping):
+        ground_truth = ground_truth.get("target")
+    if isinstance(ground_truth, str):
+        return [ground_truth]
+    answers = [] if ground_truth is None else [str(answer) for answer in ground_truth]
     if not answers:
         raise ValueError("the row has no golden answer in its ground_truth")
     return answers

@@ -29,7 +29,6 @@ class SimpleTIRRewardManager(ToRLRewardManager):
     """Boxed answers and literals of ``final_answer`` by math-verify."""
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if no process starts, or the ground truth cannot be read."""
         return await self._judge.grade_answer(sample, answer_in(sample))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import Field
 from verl.experimental.reward_loop.reward_manager import register
 
-from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, ScoreOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.answers import last_tagged
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
@@ -35,14 +35,12 @@ MAX_STORED = 4096
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
-class SqlOptions(RewardOptions):
+class SqlOptions(ScoreOptions):
     """Where the databases are, and how queries are compared."""
 
     root: Path | None = None
     """Folder of the databases, as of the tool `sql`. It must be given."""
     match: Match = "set"
-    right: float = 1.0
-    wrong: float = 0.0
     published: bool = True
     """Whether the format's reward is SkyRL-SQL's. The next two, if given, take precedence."""
     bad_format: float | None = None
@@ -69,6 +67,7 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
 
     Options = SqlOptions
     details = ("answered", "executed", "well_formed")
+    keeps_deadlines = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Raises ConfigError if `root` is no folder."""
@@ -85,9 +84,6 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
         )
         self._gold: OrderedDict[tuple[Path, str], Digest] = OrderedDict()
 
-    def seconds(self, sample: Sample) -> None:
-        """`SqlExecutor` keeps the deadlines, which the waiting for a place is no part of."""
-
     async def grade(self, sample: Sample) -> Grade:
         """Raises GraderFault that names the row if its database or gold query is unusable, or if no process starts."""
         try:
@@ -98,26 +94,25 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
             raise GraderFault(str(error)) from error
 
     async def close(self) -> None:
-        """End the processes."""
         await self._executor.close()
 
     async def _graded_on(self, path: Path, sample: Sample) -> Grade:
         gold = await self._gold_result(path, sample)
-        provided = last_tagged(sample.text, "solution")
-        query = statement_in(provided or "")
+        solution = last_tagged(sample.text, "solution")
+        query = statement_in(solution or "")
         found = None
         if query and len(query) <= self.options.max_query_chars:
             found = await self._result(path, query)
         right = found is not None and found.digest == gold.digest and found.reads_tables >= gold.reads_tables
         well_formed = bool(query) and self._has_format(sample)
-        score = (self.options.right if right else self.options.wrong) if well_formed else self._bad_format
-        details = {"answered": provided is not None, "executed": found is not None, "well_formed": well_formed}
+        score = self.options.score(right) if well_formed else self._bad_format
+        details = {"answered": solution is not None, "executed": found is not None, "well_formed": well_formed}
         return Grade(score, right, details)
 
     @property
     def _bad_format(self) -> float:
-        provided = self.options.bad_format
-        return provided if provided is not None else -1.0 if self.options.published else 0.0
+        score = self.options.bad_format
+        return score if score is not None else -1.0 if self.options.published else 0.0
 
     def _has_format(self, sample: Sample) -> bool:
         """Whether each turn begins with a thought and there is one solution, as far as that is required."""

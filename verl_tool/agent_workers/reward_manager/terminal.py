@@ -17,8 +17,6 @@ from verl_tool.verification import STYLE
 
 
 class TerminalOptions(RewardOptions):
-    """How rewards of verifiers are graded."""
-
     right_from: float = Field(1.0, gt=0, le=1)
     """The reward from which on a trajectory counts as right."""
 
@@ -40,7 +38,7 @@ class TerminalRewardManager(GradingRewardManager[TerminalOptions]):
             raise GraderFault(f"the trajectory was not verified: {words}")
         score = verdict.score
         if score is None:
-            description = verdict.fault and f"{verdict.fault.kind.value}: {verdict.fault.message}"
-            raise GraderFault(f"the verifier was not run: {description}")
+            why = verdict.fault and f"{verdict.fault.kind.value}: {verdict.fault.message}"
+            raise GraderFault(f"the verifier was not run: {why}")
         details = {"verified": verdict.counts, "verify_seconds": verdict.seconds}
         return Grade(score, score >= self.options.right_from, details)

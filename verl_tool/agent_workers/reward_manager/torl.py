@@ -25,8 +25,6 @@ DETAILS = ("answered", "code_error")
 
 
 class ComparisonOptions(RewardOptions):
-    """How answers are compared."""
-
     compare_seconds: float = Field(10.0, gt=0)
     """For one comparison, from when a process is at hand; past it the answer is wrong."""
     compare_processes: int = Field(2, ge=1)
@@ -36,16 +34,12 @@ class ComparisonOptions(RewardOptions):
 
 
 class MathOptions(ComparisonOptions):
-    """How mathematics is graded."""
-
     right: float = 1.0
     wrong: float = -1.0
     code_error_penalty: float = Field(0.0, le=0)
 
 
 class MathJudge:
-    """Grades boxed answers."""
-
     def __init__(self, options: MathOptions) -> None:
         self._options = options
         self._grader = MathGrader(options.compare_processes, min(options.compare_seconds, options.timeout_seconds))
@@ -80,7 +74,6 @@ class MathJudge:
         return await self._grader.equal(gold, answer)
 
     async def close(self) -> None:
-        """End the child processes."""
         await self._grader.close()
 
 
@@ -90,16 +83,13 @@ class ToRLRewardManager(GradingRewardManager[MathOptions]):
 
     Options: ClassVar[type[MathOptions]] = MathOptions
     details = DETAILS
+    keeps_deadlines = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._judge = MathJudge(self.options)
 
-    def seconds(self, sample: Sample) -> None:
-        """`MathGrader` keeps the deadlines."""
-
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if no process starts, or the ground truth cannot be read."""
         return await self._judge.grade(sample)
 
 

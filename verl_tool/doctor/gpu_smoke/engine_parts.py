@@ -174,12 +174,8 @@ async def running_engine(
         max_num_seqs=64,
         enforce_eager=enforce_eager,
     )
-    engine = await asyncio.to_thread(_make_engine, VllmEngine, str(model), settings, images)
+    engine = await asyncio.to_thread(VllmEngine, str(model), settings, images=images)
     try:
         yield engine
     finally:
         await engine.close()
-
-
-def _make_engine(kind: Any, model: str, settings: Any, images: Any) -> Any:
-    return kind(model, settings, images=images)

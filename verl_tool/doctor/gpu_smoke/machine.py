@@ -112,19 +112,16 @@ def private_strings() -> list[str]:
     return sorted((text for text in found if len(text) >= MIN_NAME_LENGTH), key=len, reverse=True)
 
 
-def scrub(value: Any) -> Any:
+def scrub(value: Any, private: list[str] | None = None) -> Any:
     """JSON without what is private: paths become their last name, and host, user, addresses, URLs and secrets dots.
 
-    Keys are left as they are: they are names of ours.
+    Keys are left as they are: they are names of ours. `private`: by default `private_strings`.
     """
-    return _scrub(value, private_strings())
-
-
-def _scrub(value: Any, private: list[str]) -> Any:
+    private = private_strings() if private is None else private
     if isinstance(value, dict):
-        return {key: _scrub(each, private) for key, each in value.items()}
+        return {key: scrub(each, private) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_scrub(each, private) for each in value]
+        return [scrub(each, private) for each in value]
     if not isinstance(value, str):
         return value
     for text in private:

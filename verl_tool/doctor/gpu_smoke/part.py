@@ -31,8 +31,6 @@ class PartFailed(Exception):
 
 @dataclass(frozen=True)
 class PartContext:
-    """What a part is given."""
-
     device: str
     """``cuda`` or ``cpu``."""
     folder: Path
@@ -58,8 +56,6 @@ class Part:
 
 @dataclass
 class PartResult:
-    """What became of one part."""
-
     name: str
     status: Status
     reason: str = ""
@@ -107,10 +103,8 @@ PARTS = (
 
 
 def select_parts(names: Collection[str]) -> list[Part]:
-    """The named parts and those that they come after, in the order of `PARTS`; all of them for no names.
-
-    Raises UsageError for an unknown name.
-    """
+    """The named parts and those that they come after, in the order of `PARTS`; all of them for no names. Raises
+    UsageError for an unknown name."""
     by_name = {part.name: part for part in PARTS}
     unknown = sorted(set(names) - set(by_name))
     if unknown:
@@ -120,7 +114,6 @@ def select_parts(names: Collection[str]) -> list[Part]:
 
 
 def missing_packages(packages: Sequence[str]) -> list[str]:
-    """Those that cannot be imported here."""
     return [package for package in packages if not _is_installed(package)]
 
 

@@ -98,8 +98,8 @@ def end_processes(process: subprocess.Popen[bytes], mark: str) -> None:
 
 def marked_processes(mark: str) -> list[int]:
     """Ids of the processes that carry the mark, zombies left out."""
-    requested = f"{MARK}={mark}".encode()
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if requested in _read_bytes(path / "environ")]
+    variable = f"{MARK}={mark}".encode()
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if variable in _read_bytes(path / "environ")]
 
 
 class MemoryPeak:
@@ -124,8 +124,8 @@ class MemoryPeak:
 
 def device_bytes() -> int | None:
     """Memory in use on the fullest of the visible GPUs, by nvidia-smi; None if it does not tell."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = ["-i", visible] if visible else []
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = ["-i", devices] if devices else []
     command = ["nvidia-smi", *chosen, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -6,9 +6,7 @@ parts until then.
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,11 +164,3 @@ def _progress() -> Progress:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def main() -> None:
-    """Entry point."""
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    sys.exit(app())

@@ -46,13 +46,11 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 
 
 def count_statuses(results: Sequence[PartResult]) -> dict[str, int]:
-    """How many passed, failed and were skipped."""
     counts: Counter[str] = Counter(result.status for result in results)
     return {status: counts[status] for status in COLOURS}
 
 
 def result_table(results: Sequence[PartResult], device: str) -> Table:
-    """A row for each part."""
     memory = "GPU GiB" if device == "cuda" else "host GiB"
     table = Table("part", "status", "s", memory, "figures, or the reason")
     for column in (2, 3):
@@ -70,13 +68,8 @@ def result_table(results: Sequence[PartResult], device: str) -> Table:
 
 
 def describe_result(result: PartResult) -> str:
-    """The reason, or the figures in a line."""
-    return result.reason or describe_figures(result.figures)
-
-
-def describe_figures(figures: Figures) -> str:
-    """``name value`` of each, those within others by ``outer.inner``."""
-    return ", ".join(f"{name} {_short(value)}" for name, value in _flat(figures))
+    """The reason, or the figures in a line: ``name value`` of each, those within others by ``outer.inner``."""
+    return result.reason or ", ".join(f"{name} {_short(value)}" for name, value in _flat(result.figures))
 
 
 def titles() -> Table:

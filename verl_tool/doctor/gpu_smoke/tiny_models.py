@@ -123,12 +123,6 @@ def peak_of(device: str) -> Iterator[dict[str, float]]:
         figures["torch_peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
 
 
-def synchronize(device: str) -> None:
-    """Wait until the device has done all that it was given."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def _recipe_module(name: str) -> Any:
     if not (RECIPES / f"{name}.py").is_file():
         raise PartFailed("examples/train is not there: run scripts/gpu_smoke.sh of a checkout")

@@ -109,16 +109,21 @@ def check_loop(context: PartContext) -> Figures:
     """Trajectories with several turns and observations hold the tokens that the model saw."""
     from verl_tool.agent_loop.function_tools import FunctionTools
     from verl_tool.agent_loop.trajectory import write_jsonl
-    from verl_tool.doctor.gpu_smoke.whole_turn import WholeTurnFormat
+    from verl_tool.doctor.gpu_smoke.count_tool import WholeTurnFormat
 
     def count(text: str) -> str:
         return str(len(text))
 
-    trajectories, figures = run_with_transformers(context, FunctionTools({"count": count}, [WholeTurnFormat()]))
+    tools = FunctionTools({"count": count}, [WholeTurnFormat()])
+
+    async def run() -> list[Any]:
+        return await roll_out(context, await transformers_generator(context), tools)
+
+    trajectories = asyncio.run(run())
     file = context.folder / TRAJECTORIES
     file.parent.mkdir(parents=True, exist_ok=True)
     write_jsonl(file, trajectories)
-    return figures
+    return check_trajectories(context, trajectories)
 
 
 def check_server(context: PartContext) -> Figures:
@@ -202,8 +207,8 @@ def check_images(context: PartContext) -> Figures:
                 raise PartFailed(f"a trajectory ended in a fault: {trajectory.fault}")
             ids = torch.tensor([[*trajectory.prompt_ids, *trajectory.response_ids]])
             features = images.features([image.decode() for image in trajectory.visible_images])
-            provided = features | {"mm_token_type_ids": (ids == images.pad_id).int()}
-            on_device = {name: value.to(context.device) for name, value in provided.items()}
+            features |= {"mm_token_type_ids": (ids == images.pad_id).int()}
+            on_device = {name: value.to(context.device) for name, value in features.items()}
             texts = (trajectory.prompt_ids, trajectory.response_ids)
             found = tiny_models.token_log_probs(model, *texts, images.banned_ids, **on_device)
             differences.add(found, trajectory.response_log_probs)
@@ -238,18 +243,7 @@ def running_tool_server(folder: Path) -> Iterator[str]:
 SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
-def run_with_transformers(context: PartContext, tools: Any) -> tuple[list[Any], Figures]:
-    """Trajectories of transformers' generator with these tools, checked."""
-
-    async def run() -> list[Any]:
-        return await roll_out(context, await transformers_generator(context), tools)
-
-    trajectories = asyncio.run(run())
-    return trajectories, check_trajectories(context, trajectories)
-
-
 async def transformers_generator(context: PartContext) -> Any:
-    """Of the random text model."""
     from verl_tool.agent_loop.generators.transformers_generator import TransformersGenerator
     from verl_tool.doctor.gpu_smoke import tiny_models
 
@@ -264,7 +258,7 @@ async def roll_out(context: PartContext, generator: Any, tools: Any, **sampling_
     from verl_tool.agent_loop.episode import Episode
     from verl_tool.agent_loop.options import EpisodeOptions
     from verl_tool.doctor.gpu_smoke import tiny_models
-    from verl_tool.doctor.gpu_smoke.whole_turn import STOPS, WholeTurnFormat
+    from verl_tool.doctor.gpu_smoke.count_tool import STOPS, WholeTurnFormat
 
     tokenizer = tiny_models.load_tokenizer(tiny_models.make_text_model(context.folder))
     options = EpisodeOptions(action_stop_tokens=STOPS, max_turns=3, max_response_length=96, max_obs_length=16)
@@ -290,22 +284,24 @@ def check_trajectories(context: PartContext, trajectories: Sequence[Any]) -> Fig
         for trajectory in trajectories:
             mine = tiny_models.token_log_probs(model, trajectory.prompt_ids, trajectory.response_ids)
             mask = torch.tensor(trajectory.response_mask).bool()
-            description = torch.tensor(trajectory.response_log_probs)
-            differences.add(mine.cpu()[mask], description[mask].tolist())
+            log_probs = torch.tensor(trajectory.response_log_probs)
+            differences.add(mine.cpu()[mask], log_probs[mask].tolist())
     figures = differences.check(context.device, "the loop's record beside a forward pass")
     return {"trajectories": len(trajectories), "calls": len(calls), **figures}
 
 
 def _seconds_of(work: Callable[..., Any], device: str, *arguments: Any, repeats: int = 5) -> float:
     """Mean of some repeats, behind one that is not counted."""
-    from verl_tool.doctor.gpu_smoke.tiny_models import synchronize
 
-    work(*arguments)
-    synchronize(device)
+    def run() -> None:
+        work(*arguments)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    run()
     started = time.monotonic()
     for _ in range(repeats):
-        work(*arguments)
-    synchronize(device)
+        run()
     return (time.monotonic() - started) / repeats
 
 
@@ -345,12 +341,12 @@ def _lora_figures(model: Any, loss_of: Callable[[Any], torch.Tensor]) -> Figures
     frozen = {name: copy.deepcopy(p.detach()) for name, p in model.named_parameters()}
     adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     figures = _losses_of_steps(adapted, loss_of)
-    stored = {
+    weights = {
         name.replace(".base_layer", ""): p
         for name, p in adapted.base_model.model.named_parameters()
         if "lora_" not in name
     }
-    changed = [name for name, value in frozen.items() if not torch.equal(stored[name], value)]
+    changed = [name for name, value in frozen.items() if not torch.equal(weights[name], value)]
     if changed:
         raise PartFailed(f"training an adapter changed {len(changed)} of the model's own weights, such as {changed[0]}")
     return figures

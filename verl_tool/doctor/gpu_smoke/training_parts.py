@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from verl_tool.doctor.gpu_smoke import tiny_models
+from verl_tool.doctor.gpu_smoke.count_tool import STOPS
 from verl_tool.doctor.gpu_smoke.part import Figures, PartContext, PartFailed, PartSkipped
-from verl_tool.doctor.gpu_smoke.whole_turn import STOPS
 
 STEPS = 2
 LEARNING_RATE = 5e-3
@@ -203,8 +203,8 @@ def trained_log_probs(run: Path, step: int) -> tiny_models.Differences:
     differences = tiny_models.Differences()
     for line, trajectory in enumerate(read_jsonl(records)):
         mask = torch.tensor(trajectory.response_mask).bool()
-        description = torch.tensor(trajectory.response_log_probs)[mask].tolist()
-        differences.add(torch.tensor(tokens_of(records, line)["log_probs"])[mask], description)
+        log_probs = torch.tensor(trajectory.response_log_probs)[mask].tolist()
+        differences.add(torch.tensor(tokens_of(records, line)["log_probs"])[mask], log_probs)
     return differences
 
 
@@ -241,10 +241,10 @@ def metrics_of(run: Path) -> dict[int, dict[str, Any]]:
 
 def _environment(context: PartContext, run: Path) -> dict[str, str]:
     dropped = ("RAY_ADDRESS", "VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", "TOOL_SERVER_URL", "DRY_RUN", "USE_TOOL")
-    stored = {name: value for name, value in os.environ.items() if name not in dropped}
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
     profile = {"cuda": "gpu", "cpu": "cpu"}[context.device]
     return {
-        **stored,
+        **inherited,
         **_VARIABLES,
         "PROFILE": profile,
         "RUN": str(run),
@@ -318,6 +318,6 @@ def _finite(metrics: dict[str, Any], name: str) -> float:
 def last_words(*logs: Path) -> str:
     """Why a training ended: its own last line about it, else the last error that anything printed."""
     lines = [line.strip() for log in logs if log.is_file() for line in log.read_text(errors="replace").splitlines()]
-    description = [line for line in lines if line.startswith("error: ")]
+    reasons = [line for line in lines if line.startswith("error: ")]
     errors = [line for line in lines if "Error" in line and "ray.exceptions" not in line]
-    return (description or errors or lines or ["it printed nothing"])[-1][-300:]
+    return (reasons or errors or lines or ["it printed nothing"])[-1][-300:]

@@ -174,12 +174,12 @@ class Judge:
 
     def _format(self, seen):
         """As much of it as there is room for."""
-        visible = []
+        fitting = []
         for name, value in seen:
             if len(name) + len(value) <= self._room:
-                visible.append([name, value])
+                fitting.append([name, value])
                 self._room -= len(name) + len(value)
-        return visible
+        return fitting
 
     def _run_test(self, test):
         try:
@@ -264,10 +264,10 @@ class Judge:
                 [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3 if self._room > 0 else 2)]
                 for _ in programs
             ]
-            for (_, (stdin, _)), (provided, *_) in zip(programs, files, strict=True):
-                provided.write(stdin.encode("utf-8", "surrogatepass"))
-                provided.flush()
-                provided.seek(0)
+            for (_, (stdin, _)), (inputs, *_) in zip(programs, files, strict=True):
+                inputs.write(stdin.encode("utf-8", "surrogatepass"))
+                inputs.flush()
+                inputs.seek(0)
             descriptors = [[file.fileno() for file in each] for each in files]
             ends = self._spawner.run_programs(descriptors, self._job.test_seconds, self._ends)
             # A program may stop this process, which then is killed; the spawner ends late programs by itself before.

@@ -152,14 +152,14 @@ class ProcessLink:
                 raise RecursionError(f"more than {DEEPEST} requests within requests")
             args, kwargs = self._arguments(request)
             value = self.perform(request["operation"], args, kwargs)
-            provided = self._copied(request, (*args, *kwargs.values()))
-            same = next((i for i, arg in enumerate(provided) if arg is value and arg is not None), None)
-            after = [None if arg is None else encode(arg, self.refer) for arg in provided]
+            copied = self._copied(request, (*args, *kwargs.values()))
+            same = next((i for i, arg in enumerate(copied) if arg is value and arg is not None), None)
+            after = [None if arg is None else encode(arg, self.refer) for arg in copied]
             value = None if same is not None else encode(value, self.refer)
             text = json.dumps({"value": value, "same": same, "after": after, "printed": self.take_printed()})
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code raises is the asker's to know
-            description = {"error": _description(error), "line": self.line_of(error), "printed": self.take_printed()}
-            text = json.dumps(description)
+            failure = {"error": _description(error), "line": self.line_of(error), "printed": self.take_printed()}
+            text = json.dumps(failure)
         finally:
             self._depth -= 1
         self._send_text(text)

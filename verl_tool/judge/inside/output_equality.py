@@ -28,10 +28,10 @@ def equal_output(text, expected, strict=False):
     """Whether a program's output is the expected one. `strict`: but for white space at the ends of lines, exactly."""
     if strict:
         return _trimmed(text) == _trimmed(expected)
-    lines, requested = _words(text), _words(expected)
-    if lines == requested:
+    lines, due = _words(text), _words(expected)
+    if lines == due:
         return True
-    return len(lines) == len(requested) and all(map(_equal_line, lines, requested))
+    return len(lines) == len(due) and all(map(_equal_line, lines, due))
 
 
 def _trimmed(text):
@@ -64,21 +64,21 @@ def _equal_number(one, other):
     """Equal as decimals, or two fractions that are one number in the places that both of them show."""
     from decimal import Context, Decimal
 
-    value, requested = Decimal(one.group()), Decimal(other.group())
-    if value == requested:
+    value, due = Decimal(one.group()), Decimal(other.group())
+    if value == due:
         return True
     places = [_places(number) for number in (one, other)]
     if places[1] == 0:  # a whole number is expected: it has no rounding
         return False
     context: Any = Context(prec=50)
-    size = abs(requested)
-    difference = abs(context.subtract(value, requested))
+    size = abs(due)
+    difference = abs(context.subtract(value, due))
     last_place = Decimal(1).scaleb(-min(places)) if min(places) >= MIN_PLACES else Decimal(0)
-    if requested == requested.to_integral_value():  # the next whole numbers are no roundings of it
+    if due == due.to_integral_value():  # the next whole numbers are no roundings of it
         if value == value.to_integral_value():
             return False
         bound = last_place
-        if near_whole(float(value), float(requested)):
+        if near_whole(float(value), float(due)):
             return True
     else:
         bound = max(last_place, context.multiply(size, Decimal(ABSOLUTE)))

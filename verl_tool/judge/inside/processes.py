@@ -456,19 +456,19 @@ def _run_program(prepared, stdin, stdout, *stderr):
         os.dup2(descriptor, number)
         os.close(descriptor)
     names = prepared.globals
-    code, stored = UNCAUGHT, prepared.stored
+    code, assigned = UNCAUGHT, prepared.stored
     try:
         program = prepared.program
         if program is None:
             program = compile(prepared.source, "solution.py", "exec", dont_inherit=True)
-            stored = _names_in(program)
+            assigned = _names_in(program)
         exec(program, names)
         code = 0
     except SystemExit as error:
         code = _exit_code(error.code)
     except BaseException:  # noqa: BLE001  told as Python does
         sys.excepthook(*sys.exc_info())
-    _end_program(names, stored, code)
+    _end_program(names, assigned, code)
 
 
 def _exit_code(code):
@@ -479,7 +479,7 @@ def _exit_code(code):
     return 1
 
 
-def _end_program(names, stored, code):
+def _end_program(names, assigned, code):
     """End as the interpreter does, but without taking the libraries apart, which costs more than most programs. Names
     that were there before the program, and that it does not store, go with the process."""
     try:
@@ -487,7 +487,7 @@ def _end_program(names, stored, code):
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
         _flush(sys.stdout, sys.stderr)  # which may be the program's own, and need its names
-        own = {*itertools.takewhile(LAST_NAME.__ne__, reversed(names)), *stored}
+        own = {*itertools.takewhile(LAST_NAME.__ne__, reversed(names)), *assigned}
         for lasting in ((types.ModuleType, types.FunctionType, type), ()):
             for name in own:
                 if not isinstance(names.get(name), lasting):

@@ -199,22 +199,20 @@ class TestCase:
         ``pow`` does, and only if no other call is among their arguments: ``sqrt`` in ``isclose(sqrt(4), 2)``. Raises
         `ValueRejected` if the solution has none of those: the test would be of Python itself.
         """
-        requested = (link.names() & self._mentioned) - self._modules
-        tested = self._tested & requested
+        used = (link.names() & self._mentioned) - self._modules
+        tested = self._tested & used
         if self._tested and not tested:
             raise link.reject_test(f"the solution does not define {' or '.join(sorted(self._tested))}")
-        if self._passed - requested:
-            raise link.reject_test(f"the solution does not define {' or '.join(sorted(self._passed - requested))}")
-        names = {
-            name: link.value(name) for name in requested if name not in _PROTECTED or name in tested | self._passed
-        }
+        if self._passed - used:
+            raise link.reject_test(f"the solution does not define {' or '.join(sorted(self._passed - used))}")
+        names = {name: link.value(name) for name in used if name not in _PROTECTED or name in tested | self._passed}
         for name in self._free & _HOME_OF.keys() - names.keys():
             with suppress(ImportError):
                 names[name] = getattr(import_module(_HOME_OF[name]), name)
         own_builtins = self._builtins(link)
         for name, alias in self._apart.items():
-            if name in requested or name in own_builtins:
-                names[alias] = link.value(name) if name in requested else own_builtins[name]
+            if name in used or name in own_builtins:
+                names[alias] = link.value(name) if name in used else own_builtins[name]
         for name in self._modules:
             with suppress(ImportError):
                 names[name] = import_module(_MODULES[name])

@@ -21,17 +21,17 @@ _OWN = ("command_prefix", "override_worker_entrypoint", "java_jars")
 
 def main(arguments: list[str]) -> None:
     """Fork the worker and leave, or become what Ray would start."""
-    description = [a for a in arguments if not a.startswith((_CONTEXT, _LANGUAGE))]
+    command = [a for a in arguments if not a.startswith((_CONTEXT, _LANGUAGE))]
     context = json.loads(next((a.removeprefix(_CONTEXT) for a in arguments if a.startswith(_CONTEXT)), "{}"))
     script = next(a for a in arguments if a.endswith(".py"))
-    if script == description[0] and f"{_LANGUAGE}PYTHON" in arguments and _forkable(context):
+    if script == command[0] and f"{_LANGUAGE}PYTHON" in arguments and _forkable(context):
         # The worker gets one of its own.
         nothing = os.open(os.devnull, os.O_RDWR)
         resource_tracker.getfd = lambda: nothing
         before = dict(os.environ)
         os.environ.update({name: _expanded(value) for name, value in context.get("env_vars", {}).items()})
         try:
-            Script(description).start()
+            Script(command).start()
             os._exit(0)
         except (OSError, EOFError) as error:
             print(f"this worker is started anew, the template does not answer: {error}", file=sys.stderr, flush=True)

@@ -53,10 +53,8 @@ class DecodedBatch:
         self._held: OrderedDict[str, Image] = OrderedDict()
 
     async def of(self, images: Sequence[Any]) -> list[Any]:
-        """Images of Pillow in place of each `PackedImage`; anything else as it is.
-
-        Raises ContentError for a file that cannot be decoded.
-        """
+        """Images of Pillow in place of each `PackedImage`; anything else as it is. Raises ContentError for a file that
+        cannot be decoded."""
         return [await self._one(image) if isinstance(image, PackedImage) else image for image in images]
 
     async def _one(self, sent: PackedImage) -> Image:

@@ -38,8 +38,6 @@ MAX_DISPLAY_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class BranchRequest:
-    """What the command was asked for."""
-
     run: Path
     trained: Path
     """The training whose loop, tools and reward are used: `run`, or `from_run` of an evaluation."""
@@ -199,7 +197,7 @@ def _report(
     name = str(loop.model) if request.endpoint is None else f"{loop.model} at {request.endpoint}"
     records = [branch.recorded(name, for_values=values) for branches in made for branch in branches]
     lines, path, page = add_branches(request.run, place, records), branches_path(request.run, place), Console()
-    description = f"{path}, {'line' if len(lines) == 1 else 'lines'} {lines[0]}" + (
+    summary = f"{path}, {'line' if len(lines) == 1 else 'lines'} {lines[0]}" + (
         f" to {lines[-1]}" if len(lines) > 1 else ""
     )
     parent = made[0][0].point.trajectory
@@ -207,12 +205,12 @@ def _report(
         found = [turn_value(branches[0].point.turn, branches) for branches in made]
         turns = [branches[0].point.recorded_turn.text for branches in made]
         page.print(_table_of_values(turns, found, parent.reward), markup=False)
-        description += f"; values in {write_values(request.run, place, found, name)}"
+        summary += f"; values in {write_values(request.run, place, found, name)}"
     else:
         page.print(_table_of_branches(made[0], lines), markup=False)
-        description += f"; mean score {Mean.of([float(r.reward) for r in records if r.reward is not None])}"
+        summary += f"; mean score {Mean.of([float(r.reward) for r in records if r.reward is not None])}"
     page.print(
-        f"{description}; {place} itself: {'no score' if parent.reward is None else f'{parent.reward:.3f}'}",
+        f"{summary}; {place} itself: {'no score' if parent.reward is None else f'{parent.reward:.3f}'}",
         soft_wrap=True,
     )
     accepted = sum(len(branch.drifts) for branches in made for branch in branches[:1])
@@ -245,10 +243,3 @@ def _table_of_branches(branches: Sequence[Branch], lines: Sequence[int]) -> Tabl
 
 def _format(text: str) -> str:
     return repr(text[-MAX_DISPLAY_CHARACTERS:])[1:-1]
-
-
-def main() -> None:
-    """Entry point."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    app()

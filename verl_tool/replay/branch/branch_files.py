@@ -37,10 +37,8 @@ def values_path(run: Path, place: BranchPlace) -> Path:
 
 
 def add_branches(run: Path, place: BranchPlace, records: Sequence[Trajectory]) -> range:
-    """Put `records` behind the branches that are there, all or none. The numbers of their lines, from 1.
-
-    Raises ConfigError if another command holds the folder for `LOCK_SECONDS`.
-    """
+    """Put `records` behind the branches that are there, all or none. The numbers of their lines, from 1. Raises
+    ConfigError if another command holds the folder for `LOCK_SECONDS`."""
     path = branches_path(run, place)
     with _held(path.parent):
         before = path.read_bytes() if path.is_file() else b""
@@ -51,7 +49,7 @@ def add_branches(run: Path, place: BranchPlace, records: Sequence[Trajectory]) -
 
 def write_values(run: Path, place: BranchPlace, values: Sequence[TurnValue], model: str) -> Path:
     """Store the values of a trajectory's turns in place of those that are there. The file."""
-    description = {
+    content = {
         "file": place.file,
         "line": place.line,
         "model": model,
@@ -59,7 +57,7 @@ def write_values(run: Path, place: BranchPlace, values: Sequence[TurnValue], mod
     }
     path = values_path(run, place)
     with _held(path.parent):
-        _replace(path, json.dumps(description, indent=1).encode() + b"\n")
+        _replace(path, json.dumps(content, indent=1).encode() + b"\n")
     return path
 
 

@@ -95,11 +95,8 @@ class BranchPoint:
 
 
 def branch_point(place: BranchPlace, stored: Stored, turn: int, edit: Edit | None = None) -> BranchPoint:
-    """The point before turn `turn`, from 1, of the trajectory at `place`.
-
-    Raises ConfigError if a branch cannot begin there: there is no such turn, the trajectory has images or no row, or
-    there is nothing that `edit` could replace.
-    """
+    """The point before turn `turn`, from 1, of the trajectory at `place`. Raises ConfigError if a branch cannot begin
+    there: there is no such turn, the trajectory has images or no row, or there is nothing that `edit` could replace."""
     trajectory = stored.trajectory
     if trajectory is None:
         raise ConfigError(

@@ -25,8 +25,6 @@ BRANCH = "branch"
 
 @dataclass(frozen=True)
 class Branch:
-    """One continuation of a point."""
-
     point: BranchPoint
     trajectory: Trajectory
     """With its reward."""
@@ -40,7 +38,7 @@ class Branch:
     def recorded(self, model: str, *, for_values: bool) -> Trajectory:
         """The trajectory as its record tells it: with where it comes from, and by which `model`."""
         edit = self.point.edit
-        description = {
+        origin = {
             "file": self.point.place.file,
             "line": self.point.place.line,
             "trajectory_id": self.point.trajectory.trajectory_id,
@@ -52,13 +50,11 @@ class Branch:
             "for_values": for_values,
             "drift": [vars(drift) for drift in self.drifts],
         }
-        return replace(self.trajectory, extra={**self.trajectory.extra, BRANCH: description})
+        return replace(self.trajectory, extra={**self.trajectory.extra, BRANCH: origin})
 
 
 @dataclass(frozen=True)
 class Brancher:
-    """Makes the branches of points."""
-
     continuation: Continuation
     scorer: Scorer
     states: StateRebuilder | None
@@ -90,10 +86,10 @@ class Brancher:
             return Branch(point, replace(trajectory, extra=extra))
         record = await self.scorer.score(_ungraded(point.row, trajectory), point.row)
         if record.score is None:
-            description = {**extra, REWARD_FAULT: record.reward_fault or ""}
-            return Branch(point, replace(trajectory, excluded=Excluded.GRADER, extra=description))
-        description = {**extra, "reward_extra_info": {"acc": float(bool(record.correct)), **record.details}}
-        return Branch(point, replace(trajectory, reward=record.score, extra=description), record.correct)
+            graded = {**extra, REWARD_FAULT: record.reward_fault or ""}
+            return Branch(point, replace(trajectory, excluded=Excluded.GRADER, extra=graded))
+        graded = {**extra, "reward_extra_info": {"acc": float(bool(record.correct)), **record.details}}
+        return Branch(point, replace(trajectory, reward=record.score, extra=graded), record.correct)
 
 
 def _ungraded(row: Problem, trajectory: Trajectory) -> Record:

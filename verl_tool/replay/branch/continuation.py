@@ -60,7 +60,6 @@ class FixedAnswer:
         finish: bool = False,
         is_last_step: bool = False,
     ) -> StepResult:
-        """As `Tools.call`."""
         if self._answer is not None and not finish:
             answer, self._answer = self._answer, None
             return replace(answer, trajectory_id=trajectory_id)
@@ -131,9 +130,9 @@ def _marked(segments: Sequence[Segment], first: int, point: BranchPoint) -> tupl
     """`segments` with the edited ones marked; `first`: where those behind the beginning start."""
     if point.edit is None:
         return tuple(segments)
-    stored, new = segments[:first], list(segments[first:])
+    beginning, new = segments[:first], list(segments[first:])
     if point.edit.part == "action":
-        return (*stored, replace(new[0], edited=True), *new[1:])
+        return (*beginning, replace(new[0], edited=True), *new[1:])
     end = next((i for i, s in enumerate(new) if i and s.is_turn), len(new))
-    visible = [replace(s, edited=True) if s.author is Author.TOOL else s for s in new[1:end]]
-    return (*stored, new[0], *visible, *new[end:])
+    results = [replace(s, edited=True) if s.author is Author.TOOL else s for s in new[1:end]]
+    return (*beginning, new[0], *results, *new[end:])

@@ -29,16 +29,14 @@ class Model:
 
 @asynccontextmanager
 async def model_of(loop: RunLoop, endpoint: str | None) -> AsyncIterator[Model]:
-    """The model in the folder of `loop`, or the one that `endpoint` serves, for as long as the block runs.
-
-    Raises ConfigError if the folder has no model that generates, EngineError if the endpoint does not answer.
-    """
+    """The model in the folder of `loop`, or the one that `endpoint` serves, for as long as the block runs. Raises
+    ConfigError if the folder has no model that generates, EngineError if the endpoint does not answer."""
     if endpoint is None:
         yield Model(loaded(loop))
         return
     engine = await CompletionsEngine.connect(CompletionsSettings(url=endpoint), loop.tokenizer.vocab_size)
     try:
-        yield Model(engine, {**loop.sampling.params(), "logprobs": 0})
+        yield Model(engine, {**loop.sampling.model_dump(), "logprobs": 0})
     finally:
         await engine.close()
 

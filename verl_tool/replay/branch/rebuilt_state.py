@@ -48,11 +48,9 @@ class StateRebuilder:
 
     @contextlib.asynccontextmanager
     async def states(self, point: BranchPoint, n: int) -> AsyncIterator[States]:
-        """`n` states as `point` had them, freed at the end of the block.
-
-        Raises DriftError if a call is answered otherwise than it was and that is not accepted, or is not answered, or
-        ends the trajectory now; ToolFault if a fork fails for another cause than that the tools make none.
-        """
+        """`n` states as `point` had them, freed at the end of the block. Raises DriftError if a call is answered
+        otherwise than it was and that is not accepted, or is not answered, or ends the trajectory now; ToolFault if a
+        fork fails for another cause than that the tools make none."""
         ids = [uuid.uuid4().hex for _ in range(n)]
         started: list[str] = []
         try:

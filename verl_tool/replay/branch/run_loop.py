@@ -47,10 +47,8 @@ class RunLoop:
 
 def run_loop(folder: Path, model: Path | None, *, of_validation: bool, temperature: float | None = None) -> RunLoop:
     """The loop of the run in `folder`, as in its training or its validation. `model`: a folder in the form of Hugging
-    Face, in place of the run's newest weights. `temperature`: in place of the run's.
-
-    Raises ConfigError if the run or the model cannot be read.
-    """
+    Face, in place of the run's newest weights. `temperature`: in place of the run's. Raises ConfigError if the run or
+    the model cannot be read."""
     config = run_config(folder)
     checkpoint = newest_checkpoint(folder) if model is None else None
     model = checkpoint.model if checkpoint is not None else Path(str(model))

@@ -23,7 +23,6 @@ from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
 from verl_tool.servers.serve.serve_cluster import ServeCluster
 
 DEPLOYMENT = "retrieval"
-"""Name of the application's one deployment."""
 CLOSE_SECONDS = 10.0
 """What Serve grants a replica to answer what it works on and to close."""
 
@@ -68,7 +67,6 @@ class RetrievalReplica:
             raise RetrievalError(f"a server of replica {self._members.info.id} has closed")
 
     async def describe(self) -> str:
-        """The replica's id."""
         return self._members.info.id
 
     async def record_replica_metadata(self) -> dict[str, object]:

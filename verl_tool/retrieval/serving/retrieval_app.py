@@ -108,14 +108,14 @@ class RetrievalApp(WebApp):
         return super().as_http_error(error)
 
     async def _retrieve(self, request: Request) -> Response:
-        requested = await decoded(partial(decode_model, model=RetrieveRequest), request.body)
-        self._admit(len(requested.queries))
+        retrieve = await decoded(partial(decode_model, model=RetrieveRequest), request.body)
+        self._admit(len(retrieve.queries))
         try:
             with Deadline(self._settings.request_timeout_seconds):
-                found = await self.searcher.search(requested.queries, requested.topk or self._settings.topk)
+                found = await self.searcher.search(retrieve.queries, retrieve.topk or self._settings.topk)
         finally:
-            self._inside -= len(requested.queries)
-        return JsonResponse(answer(found, requested.return_scores))
+            self._inside -= len(retrieve.queries)
+        return JsonResponse(answer(found, retrieve.return_scores))
 
     def _admit(self, queries: int) -> None:
         limit = self._settings.max_queued_queries

@@ -88,8 +88,6 @@ def serve(
 
 @dataclass(frozen=True)
 class _Start:
-    """All that is to be started."""
-
     settings: RetrievalSettings
     manifest: Manifest
     replicas: int

@@ -12,8 +12,6 @@ APP_NAME = "verl_tool_retrieval"
 
 
 class RetrievalSettings(BaseModel):
-    """Everything that one replica needs to know."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     index: str
@@ -23,7 +21,6 @@ class RetrievalSettings(BaseModel):
     topk: int = Field(default=3, ge=1, le=MAX_TOPK)
     """Passages for a query of a request that says nothing of it."""
     max_batch: PositiveInt = MAX_BATCH
-    """Queries that are searched together."""
     max_queued_queries: PositiveInt = 8192
     """Queries in one replica, running or waiting, beyond which it answers 503."""
     request_timeout_seconds: PositiveFloat = 60.0

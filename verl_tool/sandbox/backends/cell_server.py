@@ -86,14 +86,14 @@ def _answer(channel, request, number):
         started = time.monotonic()
         try:
             socket.send_fds(channel, [b"%d %d" % (number, request["interactive"])], files)
-            description = _end_of(channel, request["seconds"])
+            end = _end_of(channel, request["seconds"])
         except OSError:
-            description = {"state": "lost", "timed_out": False}
-        description["wall_seconds"] = time.monotonic() - started
+            end = {"state": "lost", "timed_out": False}
+        end["wall_seconds"] = time.monotonic() - started
         for fd, name in zip(files[2:], ("stdout", "stderr"), strict=False):
-            description[name] = base64.b64encode(os.pread(fd, request["output_bytes"], 0)).decode()
-            description[name + "_bytes"] = os.fstat(fd).st_size
-        return description
+            end[name] = base64.b64encode(os.pread(fd, request["output_bytes"], 0)).decode()
+            end[name + "_bytes"] = os.fstat(fd).st_size
+        return end
     finally:
         for fd in files:
             os.close(fd)

@@ -16,7 +16,7 @@ from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends import cell_server
 from verl_tool.sandbox.backends.engine import end
 from verl_tool.sandbox.inside import wire
-from verl_tool.sandbox.result import CellResult
+from verl_tool.sandbox.result import CellResult, written
 
 if TYPE_CHECKING:
     from verl_tool.sandbox.backends.container import Container
@@ -38,7 +38,6 @@ class Cells:
         """The state was given up with a call that was cancelled, and no result has told so yet."""
 
     def refused(self, limit: str) -> CellResult:
-        """The result of a cell that is not run."""
         return self._result({"state": "kept", "timed_out": False, "wall_seconds": 0.0}, limit)
 
     async def run(self, code: str, stdin: bytes, interactive: bool, counted: bool, seconds: float) -> CellResult:
@@ -73,10 +72,8 @@ class Cells:
         }
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """A server that has run a cell of ours: what befalls it later is the doing of the model's cells.
-
-        Raises SandboxError if the image has no python3, or one that runs no cell; ToolFault if the container is gone.
-        """
+        """A server that has run a cell of ours: what befalls it later is the doing of the model's cells. Raises
+        SandboxError if the image has no python3, or one that runs no cell; ToolFault if the container is gone."""
         self._mark = secrets.token_hex(8)
         arguments = self._container.exec_arguments(self._mark, {}, wire.WORK_DIRECTORY, "--interactive")
         command = ("python3", "-u", "-c", _source())
@@ -129,42 +126,29 @@ class Cells:
             await asyncio.wait_for(server.wait(), 1.0)
         await self._container.look()
         await self.stop()
-        description = {"state": "lost", "timed_out": timed_out, "wall_seconds": seconds or 0.0}
-        return self._result(description, "wall_seconds" if timed_out else None)
+        answer = {"state": "lost", "timed_out": timed_out, "wall_seconds": seconds or 0.0}
+        return self._result(answer, "wall_seconds" if timed_out else None)
 
-    def _result(self, told: dict[str, Any], limit_hit: str | None) -> CellResult:
-        out, err = (base64.b64decode(told.get(name, "")) for name in ("stdout", "stderr"))
-        out_bytes, err_bytes = (int(told.get(f"{name}_bytes", 0)) for name in ("stdout", "stderr"))
-        stdout, stderr = out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
-        exit_code, signal = _ending(told, limit_hit)
+    def _result(self, answer: dict[str, Any], limit_hit: str | None) -> CellResult:
+        out, err = (base64.b64decode(answer.get(name, "")) for name in ("stdout", "stderr"))
+        exit_code, signal = _ending(answer, limit_hit)
         return CellResult(
-            stdout=stdout,
-            stderr=stderr,
-            output=stdout + stderr,
-            stdout_bytes=out_bytes,
-            stderr_bytes=err_bytes,
-            stdout_truncated=out_bytes > len(out),
-            stderr_truncated=err_bytes > len(err),
+            **written(out, err, int(answer.get("stdout_bytes", 0)), int(answer.get("stderr_bytes", 0))),
             exit_code=exit_code,
             signal=signal,
             limit_hit=limit_hit,
-            wall_seconds=told["wall_seconds"],
-            cpu_seconds=0.0,
-            peak_memory_bytes=0,
-            stdout_raw=out,
-            stderr_raw=err,
-            state=told["state"],
-            ended_threads=int(told.get("threads", 0)),
+            wall_seconds=answer["wall_seconds"],
+            state=answer["state"],
+            ended_threads=int(answer.get("threads", 0)),
         )
 
 
-def _ending(told: dict[str, Any], limit_hit: str | None) -> tuple[int | None, int | None]:
-    """Exit code or signal."""
+def _ending(answer: dict[str, Any], limit_hit: str | None) -> tuple[int | None, int | None]:
     if limit_hit == "total_wall_seconds":
         return None, None
-    if "exit_code" in told:
-        return int(told["exit_code"]), None
-    status = int(told.get("wait_status", 9))
+    if "exit_code" in answer:
+        return int(answer["exit_code"]), None
+    status = int(answer.get("wait_status", 9))
     return (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
 
 

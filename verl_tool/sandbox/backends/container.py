@@ -31,8 +31,9 @@ from verl_tool.sandbox.backends.engine import ContainerEngine, Ran, end
 from verl_tool.sandbox.backends.protocol import NOTHING
 from verl_tool.sandbox.backends.terminal import ContainerProgram
 from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.job import encode
 from verl_tool.sandbox.limits import SessionLimits
-from verl_tool.sandbox.result import CellResult, RunResult
+from verl_tool.sandbox.result import CellResult, RunResult, written
 
 LABEL = "verl-tool=workspace"
 """Of every container, so that they can be found: ``docker ps --filter label=verl-tool``."""
@@ -67,8 +68,6 @@ done
 
 @dataclass(frozen=True)
 class ContainerSettings:
-    """Which containers."""
-
     command: str
     """``docker`` or ``podman``, or another program that understands the same arguments."""
     image: str
@@ -113,8 +112,8 @@ class Container:
         try:
             self._life = await self.engine.start(*self._run_arguments())
             assert self._life.stdout is not None
-            reported = await asyncio.wait_for(self._life.stdout.readline(), _START_SECONDS)
-            if reported != _READY:
+            first_line = await asyncio.wait_for(self._life.stdout.readline(), _START_SECONDS)
+            if first_line != _READY:
                 raise SandboxError(f"{self.engine.command} run failed: {await self._complaint()}", retryable=True)
             self._lost = ""
         except asyncio.TimeoutError:
@@ -150,7 +149,7 @@ class Container:
                 return _result(Ran(0, b"", b"", 0, 0), 0.0, "total_wall_seconds")
             seconds = self.wall_left(wall_seconds)
             started = time.monotonic()
-            ran = await self.inside(_arguments(command), _bytes(stdin), seconds, env, cwd, self.limits.output_bytes)
+            ran = await self.inside(_arguments(command), encode(stdin), seconds, env, cwd, self.limits.output_bytes)
             took = time.monotonic() - started
             return _result(ran, took, "wall_seconds" if ran.code is None else None)
 
@@ -168,7 +167,7 @@ class Container:
         async with self._turn():
             if self._wall >= self.limits.total_wall_seconds:
                 return self._cells.refused("total_wall_seconds")
-            return await self._cells.run(code, _bytes(stdin), interactive, counted, self.wall_left(wall_seconds))
+            return await self._cells.run(code, encode(stdin), interactive, counted, self.wall_left(wall_seconds))
 
     async def spawn(
         self,
@@ -225,7 +224,6 @@ class Container:
             raise ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
 
     def wall_left(self, wanted: float | None) -> float:
-        """Seconds that a call may take."""
         left = self.limits.total_wall_seconds - self._wall
         return max(0.01, min(self.limits.wall_seconds if wanted is None else wanted, left))
 
@@ -239,10 +237,8 @@ class Container:
         self, command: Sequence[str], stdin: bytes, seconds: float, env: Mapping[str, str], cwd: str, most: int
     ) -> Ran:
         """Run a command in the container; one whose time is up is killed with what it has started. One that no program
-        can be given has the exit code of a shell, 126.
-
-        Raises ToolFault ``state_lost`` if the container has ended, SandboxError if the command line did not run it.
-        """
+        can be given has the exit code of a shell, 126. Raises ToolFault ``state_lost`` if the container has ended,
+        SandboxError if the command line did not run it."""
         mark = secrets.token_hex(8)
         started = f"{mark}\n".encode()
         arguments = [*self.exec_arguments(mark, env, cwd, "--interactive"), "bash", "-c", _BEGIN, mark, *command]
@@ -251,17 +247,16 @@ class Container:
             ran = await self.engine.run(arguments, seconds=seconds, stdin=stdin, most=most)
             whole = ran.code is not None
         except OSError as error:
-            whole, words = True, os.strerror(error.errno or errno.EINVAL).encode()
-            return Ran(_CANNOT_RUN, b"", words, 0, len(words))
+            whole, reason = True, os.strerror(error.errno or errno.EINVAL).encode()
+            return Ran(_CANNOT_RUN, b"", reason, 0, len(reason))
         finally:
             if not whole:
                 await asyncio.shield(self.kill(mark))
         if not ran.stderr.startswith(started):
             await self.look()
-            reported = ran.stderr[:300].decode(errors="replace").strip() or "nothing"
-            raise SandboxError(
-                f"{self.engine.command} exec did not run a command; it says {reported!r}", retryable=True
-            )
+            complaint = ran.stderr[:300].decode(errors="replace").strip() or "nothing"
+            words = f"{self.engine.command} exec did not run a command; it says {complaint!r}"
+            raise SandboxError(words, retryable=True)
         return replace(ran, stderr=ran.stderr[len(started) :], stderr_bytes=ran.stderr_bytes - len(started))
 
     async def kill(self, mark: str) -> None:
@@ -300,8 +295,8 @@ class Container:
         assert self._life is not None
         assert self._life.stderr is not None
         with contextlib.suppress(asyncio.TimeoutError):
-            reported = await asyncio.wait_for(self._life.stderr.read(2000), _OWN_SECONDS)
-            return reported.decode(errors="replace").strip()
+            complaint = await asyncio.wait_for(self._life.stderr.read(2000), _OWN_SECONDS)
+            return complaint.decode(errors="replace").strip()
         return "it says nothing"
 
     async def _stop(self) -> None:
@@ -354,26 +349,11 @@ def _absolute(cwd: str) -> str:
     return cwd if cwd.startswith("/") else f"{wire.WORK_DIRECTORY}/{cwd}"
 
 
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-
-
 def _result(ran: Ran, seconds: float, limit_hit: str | None) -> RunResult:
-    stdout, stderr = (data.decode("utf-8", "replace") for data in (ran.stdout, ran.stderr))
     return RunResult(
-        stdout=stdout,
-        stderr=stderr,
-        output=stdout + stderr,
-        stdout_bytes=ran.stdout_bytes,
-        stderr_bytes=ran.stderr_bytes,
-        stdout_truncated=ran.stdout_bytes > len(ran.stdout),
-        stderr_truncated=ran.stderr_bytes > len(ran.stderr),
+        **written(ran.stdout, ran.stderr, ran.stdout_bytes, ran.stderr_bytes),
         exit_code=None if limit_hit else ran.code,
         signal=9 if limit_hit == "wall_seconds" else None,
         limit_hit=limit_hit,
         wall_seconds=seconds,
-        cpu_seconds=0.0,
-        peak_memory_bytes=0,
-        stdout_raw=ran.stdout,
-        stderr_raw=ran.stderr,
     )

@@ -34,8 +34,6 @@ class Ran:
 
 
 class ContainerEngine:
-    """One command line."""
-
     def __init__(self, command: str) -> None:
         """Raises ConfigError if there is no such program on PATH."""
         path = shutil.which(command)
@@ -47,12 +45,8 @@ class ContainerEngine:
         self, *arguments: str, streams: tuple[int, int, int] | None = None, stderr: int = asyncio.subprocess.PIPE
     ) -> asyncio.subprocess.Process:
         """Start one that goes on running, on pipes or on the descriptors given. A Ctrl-C in our terminal does not reach
-        it, and of our environment it has what the command line itself needs.
-
-        Raises:
-            OSError: with the number EINVAL or E2BIG, for arguments that no program can be given.
-            SandboxError: the command line cannot be run.
-        """
+        it, and of our environment it has what the command line itself needs. Raises OSError with the number EINVAL or
+        E2BIG for arguments that no program can be given, and SandboxError if the command line cannot be run."""
         stdin, stdout, err = streams or (asyncio.subprocess.PIPE, asyncio.subprocess.PIPE, stderr)
         words = [word.encode("utf-8", "surrogatepass") for word in arguments]
         if any(b"\0" in word for word in words):

@@ -37,11 +37,9 @@ class Sandbox(Protocol):
         cwd: str = wire.WORK_DIRECTORY,
     ) -> RunResult:
         """Run a program by its arguments, or a line for ``bash -c``. A relative `cwd` counts from the work folder."""
-        ...
 
     async def read_file(self, path: str) -> bytes:
         """A file's content. A relative path counts from the work folder. Raises OSError as `open` does."""
-        ...
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Make or replace a file, and the folders above it. Raises OSError as `open` does."""
@@ -58,19 +56,15 @@ class Sandbox(Protocol):
 
 
 class Program(Protocol):
-    """A program that goes on running in a sandbox."""
-
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
-        ...
 
     def kill(self) -> None:
         """End it with what it started; `wait` tells when."""
 
     async def wait(self) -> RunStatus:
         """Until it has ended. Raises SandboxError if the sandbox failed."""
-        ...
 
 
 class WorkspaceSandbox(Sandbox, Protocol):
@@ -86,7 +80,6 @@ class WorkspaceSandbox(Sandbox, Protocol):
         counted: bool = True,
     ) -> CellResult:
         """Run a cell of Python in the state of those before it; see `Session.run`."""
-        ...
 
     async def spawn(
         self,
@@ -98,14 +91,10 @@ class WorkspaceSandbox(Sandbox, Protocol):
         terminal: bool = False,
     ) -> Program:
         """Start a program that goes on running; see `Session.spawn`."""
-        ...
 
     async def fork(self) -> WorkspaceSandbox:
-        """A second one with the same Python state and files.
-
-        Raises SandboxError with ``retryable=False`` if it cannot be copied.
-        """
-        ...
+        """A second one with the same Python state and files. Raises SandboxError with ``retryable=False`` if it cannot
+        be copied."""
 
     def touch(self) -> None:
         """It is in use now."""

@@ -65,7 +65,6 @@ class ContainerProgram:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
@@ -73,12 +72,10 @@ class ContainerProgram:
         self._process = await self._container.engine.start(*self._arguments, streams=self._streams)
 
     def kill(self) -> None:
-        """End it with what it started."""
         if self._killing is None:
             self._killing = asyncio.get_running_loop().create_task(self._kill())
 
     async def wait(self) -> RunStatus:
-        """Until it has ended."""
         assert self._process is not None
         code = await self._process.wait()
         if self._killing is not None:

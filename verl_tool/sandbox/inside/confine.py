@@ -35,7 +35,6 @@ class RunIsolation:
         """Bytes of address space that the warmed interpreter takes by itself."""
 
     def work_directory(self, slot: int) -> str:
-        """The run's own folder."""
         return wire.WORK_DIRECTORY if self.isolated else f"{self.scratch}/{slot}/work"
 
 

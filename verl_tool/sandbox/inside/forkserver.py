@@ -52,8 +52,6 @@ class Box:
 
 
 class ForkedRun:
-    """One live run."""
-
     def __init__(
         self, request: confine.ConfineRequest, slot: int, main: int, init: int, init_fd: int, now: float
     ) -> None:
@@ -142,7 +140,7 @@ class Forkserver:
                 self._look(now)
 
     def _patience(self) -> float | None:
-        """Seconds until something must be done unexpected_count; None for ever."""
+        """Seconds until something must be done unasked; None for ever."""
         until = min((run.deadline for run in self._runs.values()), default=math.inf)
         until = min(until, self._next_look)
         return None if until == math.inf else max(0.0, until - time.monotonic())
@@ -467,14 +465,8 @@ def _remove(folder: str) -> None:
 
 
 def _warm(modules: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Import what runs are likely to import; an absent or broken module is left to the run that wants it.
-
-    Returns:
-        The modules imported, and for each of the others why not.
-
-    Raises:
-        RuntimeError: a module started a thread, which a fork cannot copy.
-    """
+    """Import what runs are likely to import; return the modules imported, and for each other one why not: it is left to
+    the run that wants it. Raises RuntimeError if one started a thread, which a fork cannot copy."""
     loaded: list[str] = []
     missing: dict[str, str] = {}
     for name in modules:

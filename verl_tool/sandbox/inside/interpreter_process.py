@@ -84,10 +84,10 @@ class InterpreterProcess:
             message, fds = linux.recv_fds(self._channel, 1 << 16, wire.MAX_FDS)
             if not message:
                 _exit(0)
-            op, number, visible, interactive, output = wire.CELL.unpack_from(message)
+            op, number, room, interactive, output = wire.CELL.unpack_from(message)
             self._spared = {pid for (pid,) in wire.PID.iter_unpack(message[wire.CELL.size :])}
             if op == wire.OP_CELL:
-                self._cell(number, fds, visible, bool(interactive), output)
+                self._cell(number, fds, room, bool(interactive), output)
             elif op == wire.OP_FORK:
                 self._branch(number, fds)
 
@@ -148,10 +148,8 @@ class InterpreterProcess:
             _exit(125)
 
     def _fork(self) -> int:
-        """Fork without what Python does after it: random numbers, for one, go on as they were.
-
-        Raises BlockingIOError if the session's processes leave no room for another.
-        """
+        """Fork without what Python does after it: random numbers, for one, go on as they were. Raises BlockingIOError
+        if the session's processes leave no room for another."""
         waiting = select.poll()
         waiting.register(self._channel, select.POLLIN)
         deadline = time.monotonic() + _FORK_SECONDS
@@ -199,11 +197,7 @@ class InterpreterProcess:
         self._channel.send(wire.DONE.pack(wire.UNDONE, number, status, 0, 0, 0, os.getpid()))
 
     def _run(self, fds: list[int], shown: int, interactive: bool, output: int) -> tuple[int, int]:
-        """Run a cell in this process, which is a fork for it.
-
-        Returns:
-            The exit code, and how many threads were left.
-        """
+        """Run a cell in this process, a fork for it. Return the exit code, and how many threads were left."""
         os.setsid()  # signals to the cell's group do not reach the keeper
         self._reserve.close()
         code = program.read_job(fds[0]).code
@@ -327,12 +321,8 @@ def _leave_threads() -> None:
 
 
 def _end_all_others(keeper: int, own: int, spared: set[int]) -> int:
-    """Kill all other processes of the session's Python but `spared`: also the `keeper` before, and the one that ran
-    the cell.
-
-    Returns:
-        How many others the cell had left.
-    """
+    """Kill all other processes of the session's Python but `spared`: also the `keeper` before, and the one that ran the
+    cell. Return how many others the cell had left."""
     left = len(_live_but({1, os.getpid(), keeper, own} | spared))
     if left or own != os.getpid():
         _kill_all_but(spared)

@@ -73,14 +73,12 @@ class Stacks:
 
 
 def clone_idle(stack: int, flags: int) -> tuple[int, int]:
-    """Start a child that shares this process's memory and does nothing but wait for its death.
+    """Start a child that shares this process's memory and only waits for its death; return its pid and a pidfd
+    (close-on-exec).
 
-    It copies no page tables, so it costs a tenth of a fork. It sleeps in libc's `pause` on the stack whose upper end
-    is `stack`, which must live as long as the child; signals must be blocked or at their default, for a handler would
-    run in shared memory.
-
-    Returns:
-        The child's pid and a pidfd of it (close-on-exec).
+    It copies no page tables, so it costs a tenth of a fork. It sleeps in libc's `pause` on the stack whose upper end is
+    `stack`, which must live as long as the child; signals must be blocked or at their default, for a handler would run
+    in shared memory.
     """
     pidfd = ctypes.c_int(-1)
     flags |= CLONE_VM | CLONE_PIDFD | SIGCHLD
@@ -217,13 +215,8 @@ def trim_heap() -> None:
 
 
 def collapse_heap() -> int:
-    """Put this process's private memory on huge pages, where the kernel can (since Linux 6.1).
-
-    A fork then copies one entry instead of 512, which halves the cost of forking a process that has imported much.
-
-    Returns:
-        How many huge pages it made.
-    """
+    """Put this process's private memory on huge pages, where the kernel can (since Linux 6.1); return how many. A fork
+    then copies one entry instead of 512, which halves the cost of forking a process that has imported much."""
     made = 0
     with open("/proc/self/maps", encoding="utf-8") as maps:
         regions = [line.split() for line in maps]

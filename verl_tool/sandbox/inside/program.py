@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FLUSH_FAILED = 120
-"""Exit code, as CPython's own."""
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -48,11 +47,8 @@ def read_job(fd: int) -> SandboxJob:
 
 
 def write_files(files: dict[str, bytes]) -> None:
-    """Put files into the current directory.
-
-    Raises:
-        FilesRejectedError: two of them are in each other's way, or there is no room for them.
-    """
+    """Put files into the current directory. Raises FilesRejectedError if two are in each other's way or there is no
+    room."""
     for name, content in files.items():
         try:
             _write_file(name, content)
@@ -99,22 +95,14 @@ def make_independent() -> None:
 
 
 def execute(code: bytes, main: types.ModuleType, hooks: PolicyHooks) -> int:
-    """Run the code in `main`, bound to the policy.
-
-    Returns:
-        The exit code, as far as the code itself decides it.
-    """
+    """Run the code in `main`, bound to the policy; return the exit code, as far as the code itself decides it."""
     run = exec  # the builtin itself may be restricted next
     status = guarded(lambda: hooks.activate(main))
     return status or guarded(lambda: run(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
 
 
 def finish(main: types.ModuleType, status: int) -> int:
-    """Do all that Python does at the end of a script.
-
-    Returns:
-        The exit code.
-    """
+    """Do all that Python does at the end of a script; return the exit code."""
     wait_for_threads = getattr(sys.modules.get("threading"), "_shutdown", None)  # which may be the user's own module
     if wait_for_threads is not None:
         status = guarded(wait_for_threads) or status
@@ -173,13 +161,13 @@ def _report(error: BaseException) -> None:
 
 
 def _users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    stored = []
+    users = []
     while traceback is not None:
         if not traceback.tb_frame.f_code.co_filename.startswith(_HERE):
-            stored.append(traceback)
+            users.append(traceback)
         traceback = traceback.tb_next
     following = None
-    for link in reversed(stored):
+    for link in reversed(users):
         link.tb_next = following
         following = link
     return following

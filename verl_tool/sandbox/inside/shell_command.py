@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 _TIOCSCTTY = 0x540E
 _NOT_FOUND, _NOT_RUN = 127, 126
-"""Exit codes, as a shell's."""
 
 
 def become(packed: bytes) -> NoReturn:

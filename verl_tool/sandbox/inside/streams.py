@@ -16,7 +16,6 @@ class Journal:
         """`words`: the journal as unsigned 64-bit words, shared with the pool."""
         self._words = words
         self.current = 1
-        """File descriptor last written to."""
 
     def switch(self, fd: int) -> None:
         """Note how far the stream now left has got. When the journal is full, order is kept no more."""
@@ -59,12 +58,12 @@ class OutputFile(io.FileIO):
             written = super().write(data)
             self.room -= written
             return written
-        stored = super().write(memoryview(data).cast("B")[: self.room]) if self.room else 0
-        self.room -= stored
+        taken = super().write(memoryview(data).cast("B")[: self.room]) if self.room else 0
+        self.room -= taken
         if self.room == 0:
-            journal.drop(self._fd, size - stored)
+            journal.drop(self._fd, size - taken)
             return size
-        return stored
+        return taken
 
 
 _NAMES = {1: "stdout", 2: "stderr"}

@@ -36,16 +36,16 @@ def warm_up() -> None:
     """Run a few harmless programs of ours through the code that runs go through; their output goes nowhere."""
     saved = sys.stdin, sys.argv, sys.modules["__main__"], sys.path[0]
     programs = (*_PROGRAMS, _WITH_NUMPY) if "numpy" in sys.modules else _PROGRAMS
-    null, stored = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), os.dup(2)
+    null, stderr = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), os.dup(2)
     os.dup2(null, 2)  # file descriptor 1 leads there already
     try:
         for _ in range(_TIMES):
             for code in programs:
                 _run_one(code)
     finally:
-        os.dup2(stored, 2)
+        os.dup2(stderr, 2)
         os.close(null)
-        os.close(stored)
+        os.close(stderr)
         streams.attach(None, 0)
         sys.stdin, sys.argv, sys.modules["__main__"], sys.path[0] = saved
 

@@ -102,7 +102,6 @@ class _Files:
         return self._open[path]
 
     def close(self) -> None:
-        """Close all of them."""
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -155,7 +154,6 @@ class RunGroup:
         self.max_memory = max(self.max_memory, self.memory_now())
 
     def memory_now(self) -> int:
-        """Bytes in use."""
         return self._files.number(self._memory, self._version.memory_used, "")
 
     def lost_process(self) -> bool:

@@ -52,11 +52,7 @@ class Interpreter:
 
 @lru_cache(maxsize=8)
 def inspect(executable: str) -> Interpreter:
-    """Ask an interpreter about itself.
-
-    Raises:
-        IsolationError: it does not run here, or its version is not supported.
-    """
+    """Ask an interpreter about itself. Raises IsolationError if it does not run here, or is of another version."""
     try:
         answer = subprocess.run(
             [executable, "-I", "-c", _ASK],

@@ -26,11 +26,7 @@ class Level(IntEnum):
 
     @classmethod
     def parse(cls, value: Level | str) -> Level:
-        """A level by its name.
-
-        Raises:
-            ConfigError: there is no such level.
-        """
+        """A level by its name. Raises ConfigError if there is none."""
         if isinstance(value, Level):
             return value
         if value not in cls.__members__:
@@ -55,7 +51,6 @@ class Isolation:
     """Why no stronger level is in force."""
 
     def describe(self) -> str:
-        """One line for people."""
         if self.level is Level.none:
             because = f" ({self.missing})" if self.missing else ""
             return f"none: user code runs unconfined, with limits per process and an empty environment{because}"
@@ -84,11 +79,7 @@ def strongest() -> Isolation:
 
 
 def require(found: Isolation, required: Level) -> Isolation:
-    """`found`, if it is at least `required`.
-
-    Raises:
-        IsolationError: it is weaker. The message says what is missing and what accepts less.
-    """
+    """`found`, if it is at least `required`. Raises IsolationError that says what is missing and what accepts less."""
     if found.level < required:
         raise IsolationError(
             f"isolation level '{required.name}' was asked for, but this machine gives only '{found.level.name}': "

@@ -116,14 +116,9 @@ _LOW_WORD = 0xFFFFFFFF
 
 
 def compile_filter(needed: frozenset[str] = frozenset()) -> bytes:
-    """A filter as classic BPF for this machine's architecture.
-
-    Args:
-        needed: calls to leave out of it; of ``clone`` only the flags that make no user namespace.
-
-    Raises:
-        OSError, ImportError, RuntimeError: libseccomp is missing or too old.
-    """
+    """A filter as classic BPF for this machine's architecture, without the calls `needed`; of ``clone`` only the flags
+    that make no user namespace are left out. Raises OSError, ImportError or RuntimeError if libseccomp is missing or
+    too old."""
     import pyseccomp as seccomp  # loads the system's libseccomp: only when a filter is really wanted
 
     program = seccomp.SyscallFilter(defaction=seccomp.ALLOW)

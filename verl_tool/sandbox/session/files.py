@@ -28,7 +28,6 @@ class SessionFiles:
         self._shown = 0
 
     def close(self) -> None:
-        """Let go of the folders."""
         os.close(self._folder_fd)
 
     def read(self, path: str) -> bytes:
@@ -72,9 +71,7 @@ class SessionFiles:
 
     def show(self, number: int) -> None:
         """Put the folders of a branch in their places, and set those aside that are there; 0 is the first of all.
-
-        Raises OSError if the session's programs have put something in the way.
-        """
+        Raises OSError if the session's programs have put something in the way."""
         if number == self._shown:
             return
         for name in FOLDERS:

@@ -42,12 +42,7 @@ class InterpreterHandle:
     """The Python state of one session. What it says comes from where the user's code has run: not to be trusted."""
 
     def __init__(self, limits: SessionLimits, others: Callable[[], Iterable[InterpreterHandle]]) -> None:
-        """Nothing is started yet.
-
-        Args:
-            limits: of the session.
-            others: those of its branches, which may live in the same pid namespace.
-        """
+        """Nothing is started yet. `others`: those of its branches, which may live in the same pid namespace."""
         self._limits, self._others = limits, others
         self._worker: Worker | None = None
         self.run_id = 0
@@ -59,7 +54,6 @@ class InterpreterHandle:
         self.limit_hit: int = wire.NO_LIMIT
         """Why the last cell was to be undone."""
         self.died_idle = False
-        """Whether it has ended between two calls."""
         self._channel: socket.socket | None = None
         self._answer: asyncio.Future[Done] | None = None
         self._folder = -1
@@ -77,20 +71,11 @@ class InterpreterHandle:
         return self._answer is not None and self._answer.done() and self._answer.exception() is not None
 
     async def start(self, worker: Worker, job: JobFiles, group: RunGroup | None, box: int) -> int:
-        """Start a fresh interpreter.
+        """Start a fresh interpreter on the session's `worker`, with the files of `job`; return a descriptor of its
+        box's folder, the caller's. `group` and `box`: as of `Worker.begin`; if `box` is 0, the `run_id` is that of a
+        new one.
 
-        Args:
-            worker: that of the session.
-            job: the files to begin with.
-            group: as of `Worker.begin`.
-            box: as of `Worker.begin`; the `run_id` is that of a new one, if it is 0.
-
-        Returns:
-            A descriptor of the box's folder, the caller's.
-
-        Raises:
-            WorkerExitedError: the forkserver is dead.
-            InterpreterExitedError: it has not come up; `bury` it.
+        Raises WorkerExitedError if the forkserver is dead, and InterpreterExitedError if it has not come up; `bury` it.
         """
         local, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -130,17 +115,8 @@ class InterpreterHandle:
             branch._drop_folder()
 
     async def run(self, fds: Sequence[int], *, counted: bool, interactive: bool, wall_seconds: float) -> Done:
-        """Run a cell, until it has ended or was undone.
-
-        Args:
-            fds: of its job.
-            counted: as of `Session.run`.
-            interactive: as of `Session.run`.
-            wall_seconds: after which it is undone.
-
-        Raises:
-            InterpreterExitedError: it has ended; `bury` it.
-        """
+        """Run a cell, until it has ended or was undone after `wall_seconds`. `fds`: of its job; `counted` and
+        `interactive`: as of `Session.run`. Raises InterpreterExitedError if it has ended; `bury` it."""
         self._cells += 1
         self._run_cells += counted
         self.limit_hit = wire.NO_LIMIT
@@ -233,7 +209,7 @@ class InterpreterHandle:
     def _answered(self, done: Done, fds: list[int]) -> None:
         if self._answer is None or self._answer.done() or done.number not in (0, self._cells):
             self.died_idle = True
-            self.hang_up()  # only a keeper that the user's code has changed speaks unexpected_count
+            self.hang_up()  # only a keeper that the user's code has changed speaks unasked
             return
         if done.outcome == wire.READY and fds:
             self._drop_folder()

@@ -37,8 +37,6 @@ _GROUPS_OPEN = 100
 
 
 class SessionPool:
-    """The sessions of one pool."""
-
     def __init__(
         self,
         setup: WorkerSetup,
@@ -52,15 +50,9 @@ class SessionPool:
     ) -> None:
         """No forkserver is started before the first session, but by `warm`.
 
-        Args:
-            setup: of the pool's workers; those of sessions are of their own.
-            run_slots: in which each call takes its turn.
-            enforcer: holds calls to their limits.
-            workers: forkservers, at most.
-            most: sessions at once; one more gets the fault ``overloaded``.
-            memory_bytes: of all sessions together, as far as control groups count it; beyond it those that hold the
-                most are ended (`enforce_memory`).
-            fair_share: bytes; as of `oom_kills`.
+        `setup`: of the pool's workers; those of sessions, at most `workers`, are of their own. Each call takes its turn
+        in `run_slots`. `memory_bytes`: of all sessions together, as far as control groups count it; beyond it those
+        that hold the most are ended (`enforce_memory`). `fair_share`: as of `oom_kills`.
         """
         # One more, for `run_isolated`.
         slots = min(MAX_SESSION_SLOTS, _SLOTS_PER_SESSION * (min(most, MAX_SESSIONS) + _COMPANIONS + 1))
@@ -80,7 +72,6 @@ class SessionPool:
 
     @property
     def live(self) -> int:
-        """Sessions that there are."""
         return len(self._sessions)
 
     async def warm(self) -> None:
@@ -155,11 +146,7 @@ class SessionPool:
         task.add_done_callback(self._ending.discard)
 
     async def worker(self) -> Worker:
-        """The forkserver that a new session is to live in.
-
-        Raises:
-            SandboxError: none could be started.
-        """
+        """The forkserver that a new session is to live in. Raises SandboxError if none could be started."""
         async with self._starting:
             self._workers = [worker for worker in self._workers if worker.alive]
             fewest = min(self._workers, key=lambda worker: worker.live, default=None)
@@ -173,9 +160,7 @@ class SessionPool:
             return fewest
 
     def _bury(self, worker: Worker) -> None:
-        task = asyncio.get_running_loop().create_task(worker.close())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self.close_soon(worker.close())
         for session in tuple(self._sessions):
             session.worker_died(worker)
 
@@ -185,7 +170,6 @@ class SessionPool:
         return group.take(group_bytes(worker.resident_bytes, limits)) if group is not None else None
 
     def give_group(self, group: RunGroup, *, gone: bool) -> None:
-        """Give it back."""
         assert self._setup.group is not None
         self._setup.group.give(group, gone=gone)
 

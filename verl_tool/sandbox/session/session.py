@@ -34,7 +34,7 @@ from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import oom_kills
 from verl_tool.sandbox.backends import transfer
 from verl_tool.sandbox.inside import wire
-from verl_tool.sandbox.job import JobFiles, check_names
+from verl_tool.sandbox.job import JobFiles, check_names, encode
 from verl_tool.sandbox.result import CellResult, RunResult
 from verl_tool.sandbox.session.files import FOLDERS, SessionFiles
 from verl_tool.sandbox.session.interpreter_handle import (
@@ -95,7 +95,7 @@ class Session:
         size = sum(map(len, files.values()))
         if size > limits.disk_bytes:
             raise ConfigError(f"files are {size} bytes, the limit disk_bytes is {limits.disk_bytes}; raise it")
-        self._pool, self._limits, self._input_files = pool, limits, files
+        self._pool, self.limits, self._input_files = pool, limits, files
         self._lock = asyncio.Lock()
         self._worker: Worker | None = None
         self._group: RunGroup | None = None
@@ -117,11 +117,6 @@ class Session:
         """Of `time.monotonic`."""
         self.memory_bytes = 0
         """After its last call, as its control group counts; 0 without one."""
-
-    @property
-    def limits(self) -> SessionLimits:
-        """What it may use."""
-        return self._limits
 
     @property
     def lost(self) -> bool:
@@ -148,17 +143,12 @@ class Session:
         await self.close()
 
     async def start(self) -> None:
-        """Make its folders and its interpreter.
-
-        Raises:
-            ToolFault: ``overloaded``, there are too many sessions already.
-            ConfigError: its files cannot be laid out as they are named.
-            SandboxError: the sandbox failed.
-        """
+        """Make its folders and its interpreter. Raises ToolFault ``overloaded`` if there are too many sessions already,
+        ConfigError if its files cannot be laid out as they are named, and SandboxError if the sandbox failed."""
         self._pool.admit(self)
         try:
             self._worker = await self._pool.worker()
-            self._group = self._pool.take_group(self._worker, self._limits)
+            self._group = self._pool.take_group(self._worker, self.limits)
             await self._start_interpreter(self._input_files)
             self._input_files, self._lost = _NO_FILES, ""
         except BaseException:
@@ -181,19 +171,14 @@ class Session:
     ) -> CellResult:
         """Run a cell of Python in the session's state.
 
-        Args:
-            code: the cell's source.
-            stdin: what it reads from standard input.
-            interactive: ``await`` is allowed at the top level, and the value of a last expression goes to
-                `sys.displayhook`, which prints it unless it is None.
-            wall_seconds: instead of the session's limit of one call.
-            counted: tracebacks name it ``<cell N>``, the Nth of those that are counted; else ``<cell>``.
+        `interactive`: ``await`` is allowed at the top level, and the value of a last expression goes to
+        `sys.displayhook`, which prints it unless it is None. `wall_seconds`: instead of the session's limit of one
+        call. `counted`: tracebacks name it ``<cell N>``, the Nth of those that are counted; else ``<cell>``.
 
-        Raises:
-            ToolFault: ``state_lost``, see the class.
-            SandboxError: the sandbox failed, and the state is that before the cell.
+        Raises ToolFault ``state_lost`` (see the class), and SandboxError if the sandbox failed; the state is then that
+        before the cell.
         """
-        with contextlib.closing(JobFiles(_encode(code), _encode(stdin), {})) as job:
+        with contextlib.closing(JobFiles(encode(code), encode(stdin), {})) as job:
             async with self._turn():
                 exhausted = self._exhausted()
                 if exhausted:
@@ -213,25 +198,18 @@ class Session:
         env: Mapping[str, str] = _NOTHING,
         cwd: str = wire.WORK_DIRECTORY,
     ) -> RunResult:
-        """Run a program in the session's folders; when it ends, all that it started is ended.
+        """Run a program in the session's folders, by its arguments or a command line for ``bash -c``; when it ends, all
+        that it started is ended. `wall_seconds`: instead of the session's limit of one call. `env`: variables on top of
+        those that every program of the sandbox has. A relative `cwd` counts from the session's folder.
 
-        Args:
-            command: its arguments, or a command line for ``bash -c``.
-            stdin: what it reads from standard input.
-            wall_seconds: instead of the session's limit of one call.
-            env: variables on top of those that every program of the sandbox has.
-            cwd: where it starts; a relative path counts from the session's folder.
-
-        Raises:
-            ToolFault: ``state_lost``, see the class.
-            SandboxError: the sandbox failed.
+        Raises ToolFault ``state_lost`` (see the class), and SandboxError if the sandbox failed.
         """
-        with contextlib.closing(JobFiles(_packed(command, env, cwd), _encode(stdin), {})) as job:
+        with contextlib.closing(JobFiles(_packed(command, env, cwd), encode(stdin), {})) as job:
             async with self._turn():
                 exhausted = self._exhausted()
                 if exhausted:
-                    return job.result(self._limits, exit_code=None, killed_by=None, limit_hit=exhausted)
-                limits = replace(self._limits, wall_seconds=self._wall_left(wall_seconds))
+                    return job.result(self.limits, exit_code=None, killed_by=None, limit_hit=exhausted)
+                limits = replace(self.limits, wall_seconds=self._wall_left(wall_seconds))
                 cpu = self._cpu()
                 process = self._begin(job, limits, ())
                 finished = await self._ended(process, limits.wall_seconds + ANSWER_SECONDS)
@@ -248,17 +226,10 @@ class Session:
         terminal: bool = False,
     ) -> SessionProcess:
         """Start a program that goes on running beside the session's calls, until it ends or the session does.
+        `streams`: descriptors of its stdin, stdout and stderr; the caller closes its own. `terminal`: stdin is a
+        terminal (pty(7)), which is to control the program. The rest is as of `exec`.
 
-        Args:
-            command: as of `exec`.
-            streams: descriptors of its stdin, stdout and stderr; the caller closes its own.
-            env: as of `exec`.
-            cwd: as of `exec`.
-            terminal: stdin is a terminal (pty(7)), which is to control the program.
-
-        Raises:
-            ToolFault: ``state_lost``, see the class.
-            SandboxError: the sandbox failed.
+        Raises ToolFault ``state_lost`` (see the class), and SandboxError if the sandbox failed.
         """
         with contextlib.closing(JobFiles(_packed(command, env, cwd, terminal), b"", {})) as job:
             async with self._lock:
@@ -268,7 +239,7 @@ class Session:
                         "a session that shares its folders with a branch cannot start a program that goes on running",
                         retryable=False,
                     )
-                process = self._begin(job, replace(self._limits, wall_seconds=float("inf")), streams)
+                process = self._begin(job, replace(self.limits, wall_seconds=float("inf")), streams)
         asyncio.get_running_loop().create_task(self._look_after(process))
         self.touch()
         return process
@@ -281,12 +252,11 @@ class Session:
         purpose, as by killing its processes. Files that were open are shared, with their positions; random generators
         go on alike in both.
 
-        Raises:
-            ToolFault: ``overloaded``, there are too many sessions already; ``state_lost``, see the class.
-            SandboxError: a program of `spawn` is running, which cannot be copied; there is no room for the files; or
-                the Python state was lost, and no cell has told so yet.
+        Raises ToolFault ``overloaded`` if there are too many sessions already and ``state_lost`` (see the class), and
+        SandboxError if a program of `spawn` is running, which cannot be copied, there is no room for the files, or the
+        Python state was lost and no cell has told so yet.
         """
-        branch = Session(self._pool, self._limits, {})
+        branch = Session(self._pool, self.limits, {})
         self._pool.admit(branch)
         try:
             async with self._turn():
@@ -312,14 +282,14 @@ class Session:
     async def _copy_files(self, number: int) -> None:
         target = wire.BRANCH_FOLDER.format(number=number, name="$f")
         copy = f"cd {wire.BOX} && for f in {' '.join(FOLDERS)}; do cp -aT $f {target} || exit; done"
-        finished, reported = await self._command(copy)
+        finished, complaint = await self._command(copy)
         if finished.status != 0:
-            raise SandboxError(f"the session's files cannot be copied: {reported}", retryable=False)
+            raise SandboxError(f"the session's files cannot be copied: {complaint}", retryable=False)
 
     async def _command(self, line: str) -> tuple[RunStatus, str]:
         """Run a command of ours in the session's confinement; its end and what it complained of."""
         with contextlib.closing(JobFiles(_packed(line, _NOTHING, wire.BOX), b"", {})) as job:
-            finished = await self._ended(self._begin(job, self._limits, ()), self._limits.wall_seconds + ANSWER_SECONDS)
+            finished = await self._ended(self._begin(job, self.limits, ()), self.limits.wall_seconds + ANSWER_SECONDS)
             return finished, job.output(1000).stderr.decode(errors="replace").strip()
 
     async def _fork_interpreter(self, branch: Session) -> None:
@@ -335,12 +305,8 @@ class Session:
 
     async def end_programs(self) -> None:
         """End all that runs in it: its Python state, and the programs of `spawn`. Its files stay, and the wall time of
-        all its calls is counted anew: the session is somebody else's from now on, such as a verifier's.
-
-        Raises:
-            ToolFault: ``state_lost``, see the class.
-            SandboxError: something does not end, or is a branch's.
-        """
+        all its calls is counted anew: the session is somebody else's from now on, such as a verifier's. Raises
+        ToolFault ``state_lost`` (see the class), and SandboxError if something does not end, or is a branch's."""
         async with self._lock:
             self._require()
             if self.shared:
@@ -376,15 +342,10 @@ class Session:
 
     async def copy_files(self, target: Session, wall_seconds: float) -> str:
         """Copy what is in the work folder and in /tmp into those of another session, modes, times and links included.
-
         What this session's user has locked to itself is opened first.
 
-        Returns:
-            Why not all of it was copied, if so; else an empty text.
-
-        Raises:
-            ToolFault: ``state_lost``, see the class.
-            SandboxError: the sandbox failed, or lacks the programs for it (``find``, ``tar``).
+        Return why not all of it was copied, if so; else an empty text. Raises ToolFault ``state_lost`` (see the class),
+        and SandboxError if the sandbox failed, or lacks the programs for it (``find``, ``tar``).
         """
         async with self._turn(), target._lock:
             target._require()
@@ -407,7 +368,7 @@ class Session:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         reading, writing = os.pipe()
         try:
-            limits = [replace(session._limits, wall_seconds=wall_seconds) for session in (self, target)]
+            limits = [replace(session.limits, wall_seconds=wall_seconds) for session in (self, target)]
             sending = self._begin(packing, limits[0], (null, writing, packing.fds[2]))
             return sending, target._begin(unpacking, limits[1], (reading, unpacking.fds[1], unpacking.fds[2]))
         finally:
@@ -434,15 +395,11 @@ class Session:
 
     async def upload(self, source: Path, target: str) -> None:
         """Copy a file, or what is in a folder, of this machine to `target`. Raises OSError."""
-        await transfer.upload(self, source, target, self._limits.disk_bytes)
+        await transfer.upload(self, source, target, self.limits.disk_bytes)
 
     async def download(self, source: str, target: Path) -> None:
         """Copy a file, or what is in a folder, to `target` on this machine. See `Sandbox.download`."""
         await transfer.download(self, source, target)
-
-    async def stop(self) -> None:
-        """As `close`."""
-        await self.close()
 
     async def close(self) -> None:
         """End all that runs in it, and remove its files."""
@@ -450,6 +407,8 @@ class Session:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
+
+    stop = close
 
     def worker_died(self, worker: Worker) -> None:
         """Its forkserver, and so all of it, if it is this one."""
@@ -569,14 +528,14 @@ class Session:
         return self._group.cpu_seconds() if self._group is not None else 0.0
 
     def _wall_left(self, wanted: float | None) -> float:
-        left = self._limits.total_wall_seconds - self._wall
-        return max(0.01, min(self._limits.wall_seconds if wanted is None else wanted, left))
+        left = self.limits.total_wall_seconds - self._wall
+        return max(0.01, min(self.limits.wall_seconds if wanted is None else wanted, left))
 
     def _exhausted(self) -> str | None:
         """The limit of the whole session that leaves nothing for a further call."""
-        if self._wall >= self._limits.total_wall_seconds:
+        if self._wall >= self.limits.total_wall_seconds:
             return "total_wall_seconds"
-        if self._limits.cpu_seconds is not None and self._cpu() >= self._limits.cpu_seconds:
+        if self.limits.cpu_seconds is not None and self._cpu() >= self.limits.cpu_seconds:
             return "cpu_seconds"
         return None
 
@@ -599,7 +558,7 @@ class Session:
         """Hold a process of `spawn` to the session's limits while it lives."""
         with (
             contextlib.suppress(SandboxError),
-            self._pool.enforced(self._group, self._limits, process.kill),
+            self._pool.enforced(self._group, self.limits, process.kill),
         ):
             await process.wait()
 
@@ -608,7 +567,7 @@ class Session:
         assert self._worker is not None
         timer = asyncio.get_running_loop().call_later(seconds, self._worker.abandon)
         try:
-            with self._pool.enforced(self._group, self._limits, process.kill):
+            with self._pool.enforced(self._group, self.limits, process.kill):
                 return await process.wait()
         except asyncio.CancelledError:
             process.kill()
@@ -626,7 +585,7 @@ class Session:
             ended = oom_kills.judge_by_group(ended, self._group, self._pool.fair_share)
         exit_code, killed_by = _ending(ended.status)
         return job.result(
-            self._limits,
+            self.limits,
             exit_code=exit_code,
             killed_by=killed_by,
             limit_hit=ended.limit_hit or ("cpu_seconds" if killed_by == signal.SIGXCPU else None),
@@ -653,7 +612,7 @@ class Session:
             finally:
                 self._box = self._box or self._keeper.run_id
         if self._files is None:
-            self._files = SessionFiles(folder, self._limits.disk_bytes)
+            self._files = SessionFiles(folder, self.limits.disk_bytes)
         else:
             os.close(folder)
 
@@ -661,7 +620,7 @@ class Session:
         started, cpu = time.monotonic(), self._cpu()
         done: Done | None = None
         try:
-            with self._pool.enforced(self._group, self._limits, self._keeper.cancel):
+            with self._pool.enforced(self._group, self.limits, self._keeper.cancel):
                 done = await self._keeper.run(job.fds, counted=counted, interactive=interactive, wall_seconds=wall)
         except asyncio.CancelledError:
             if self._keeper.lost_a_cell:
@@ -704,7 +663,7 @@ class Session:
             exit_code, killed_by = _ending(done.status)
             hit = hit or ("cpu_seconds" if killed_by == signal.SIGXCPU else None)
         result = job.result(
-            self._limits,
+            self.limits,
             exit_code=exit_code,
             killed_by=killed_by,
             limit_hit=hit,
@@ -753,7 +712,3 @@ def _packed(command: str | Sequence[str], env: Mapping[str, str], cwd: str, term
         raise ConfigError("a command has no words; give the program's name at least")
     folder = os.path.join(wire.WORK_DIRECTORY, cwd)
     return marshal.dumps((arguments, dict(env), folder, terminal), wire.MARSHAL_VERSION)
-
-
-def _encode(text: str | bytes) -> bytes:
-    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)

@@ -204,17 +204,17 @@ class _Evaluator(Transformer[Token, Decimal]):
         if token not in FUNCTIONS:
             raise ExpressionError(f"function {str(token)!r} is unknown; known: {', '.join(FUNCTIONS)}")
         function, minimum, maximum = FUNCTIONS[token]
-        provided = [argument for argument in arguments if argument is not None]
-        if not minimum <= len(provided) <= maximum:
-            requested = f"{minimum}" if minimum == maximum else f"{minimum} to {maximum}"
-            raise ExpressionError(f"{token} takes {requested} arguments, not {len(provided)}")
+        values = [argument for argument in arguments if argument is not None]
+        if not minimum <= len(values) <= maximum:
+            count = f"{minimum}" if minimum == maximum else f"{minimum} to {maximum}"
+            raise ExpressionError(f"{token} takes {count} arguments, not {len(values)}")
         try:
-            value = function(*provided)
+            value = function(*values)
         except ExpressionError:
             raise
         except (DecimalException, ValueError, OverflowError):
-            _no_value(str(token), provided)
-        return value if value.is_finite() else _no_value(str(token), provided)
+            _no_value(str(token), values)
+        return value if value.is_finite() else _no_value(str(token), values)
 
     def add(self, a: Decimal, b: Decimal) -> Decimal:
         return a + b

@@ -40,11 +40,11 @@ def cut_middle(text: str, limit: int) -> str:
 def cut_parts(parts: Iterable[str | MediaPart], limit: int) -> list[str | MediaPart]:
     """Texts with images and audios between them; if the texts have more than `limit` characters together, all text as
     `cut_middle` leaves it, and the others behind it."""
-    stored = [part for part in parts if part]
-    text = "".join(part for part in stored if isinstance(part, str))
+    filled = [part for part in parts if part]
+    text = "".join(part for part in filled if isinstance(part, str))
     if len(text) <= limit:
-        return stored
-    return [cut_middle(text, limit), *(part for part in stored if not isinstance(part, str))]
+        return filled
+    return [cut_middle(text, limit), *(part for part in filled if not isinstance(part, str))]
 
 
 def combine_parts(parts: Sequence[str | MediaPart], *, error: bool, metrics: Mapping[str, float]) -> ToolResult:
@@ -112,12 +112,12 @@ def _source(payload: str) -> str:
 
 def stdin_of(call: Call, context: Context) -> str:
     """What the model gave as ``stdin``, else what the request's extra field of that name holds."""
-    provided = (call.arguments or {}).get("stdin")
-    stdin = provided if provided is not None else context.extra.get("stdin", "")
+    written = (call.arguments or {}).get("stdin")
+    stdin = written if written is not None else context.extra.get("stdin", "")
     if stdin is None or isinstance(stdin, str):
         return stdin or ""
-    if provided is not None:
-        return str(provided)
+    if written is not None:
+        return str(written)
     message = f"the extra field 'stdin' is a {type(stdin).__name__}; send a string"
     raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
 

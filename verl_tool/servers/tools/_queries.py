@@ -34,12 +34,12 @@ def queries_of(call: Call, max_characters: int = MAX_QUERY_CHARACTERS) -> list[s
     """The queries of a call. Raises InvalidCall with words for the model."""
     arguments = call.arguments
     if arguments is None:
-        provided: object = call.input
+        value: object = call.input
     elif len(arguments) == 1 and (key := next(iter(arguments))) in _KEYS:
-        provided = arguments[key]
+        value = arguments[key]
     else:
         raise InvalidCall('give the argument "queries" and no other: {"queries": ["first query", "second query"]}')
-    queries = [provided] if isinstance(provided, str) else provided
+    queries = [value] if isinstance(value, str) else value
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise InvalidCall('"queries" must be a list of texts: {"queries": ["first query", "second query"]}')
     queries = [query.strip() for query in queries]

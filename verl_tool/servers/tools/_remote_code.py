@@ -58,8 +58,6 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RemoteProgram:
-    """What a call asks for."""
-
     language: str
     """As `LANGUAGES` has it, or as the model wrote it."""
     code: str
@@ -73,7 +71,6 @@ class Stage:
     """How the compiler or the program ended."""
 
     output: str
-    """What it wrote."""
     ending: str = ""
     """How it ended, in words for the model; empty if it ended well, or its output tells."""
     ok: bool = True
@@ -86,7 +83,6 @@ class RemoteCodeOptions(WithoutPolicy):
     """Where the service is, and what one program may use there."""
 
     url: str
-    """Address of the service."""
     api_key: SecretStr | None = None
     """Bearer token, if the service wants one."""
     languages: tuple[str, ...] = Field(min_length=1)
@@ -151,7 +147,7 @@ class RemoteCodeTool(Tool):
     def call_names(self) -> tuple[str, ...]:
         names = [*super().call_names, *_GENERAL_NAMES]
         for language in self.options.languages:
-            names += [language, *_further_names(language)]
+            names += [language, *LANGUAGES.get(language, ())]
         if _PYTHON in self.options.languages:
             names += _PYTHON_NAMES
         return tuple(dict.fromkeys(names))
@@ -203,9 +199,9 @@ class RemoteCodeTool(Tool):
         return self.options.compile_seconds + self.options.timeout_seconds + self.options.grace_seconds
 
     def _language(self, call: Call) -> str:
-        provided = (call.arguments or {}).get("language")
-        if isinstance(provided, str) and provided.strip():
-            return language_of(provided.strip())
+        named = (call.arguments or {}).get("language")
+        if isinstance(named, str) and named.strip():
+            return language_of(named.strip())
         if call.name in _PYTHON_NAMES:
             return _PYTHON
         if call.name in (*super().call_names, *_GENERAL_NAMES):
@@ -213,9 +209,9 @@ class RemoteCodeTool(Tool):
         return language_of(call.name)
 
     def _describe(self, stages: Sequence[Stage]) -> ToolResult:
-        visible = [stage for stage in stages if stage is stages[-1] or not stage.ok]
-        written = "\n".join(text for stage in visible if (text := stage.output.rstrip("\n")))
-        ending = "\n".join(stage.ending for stage in visible if stage.ending)
+        last_or_failed = [stage for stage in stages if stage is stages[-1] or not stage.ok]
+        written = "\n".join(text for stage in last_or_failed if (text := stage.output.rstrip("\n")))
+        ending = "\n".join(stage.ending for stage in last_or_failed if stage.ending)
         error = not all(stage.ok for stage in stages)
         metrics = {
             "wall_seconds": stages[-1].seconds,
@@ -246,7 +242,3 @@ def ending_of(what: str, *, timed_out: bool, seconds: float, signal: str | None,
     if what == COMPILATION:
         return f"{what} failed with exit code {code}." if code else ""
     return f"Exit code: {code}" if code and not told else ""
-
-
-def _further_names(language: str) -> tuple[str, ...]:
-    return LANGUAGES.get(language, ())

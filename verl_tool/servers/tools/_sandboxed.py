@@ -5,11 +5,39 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
+from pydantic import AliasChoices, Field
+
 from verl_tool.errors import SandboxError
 from verl_tool.formats import Call
-from verl_tool.sandbox import SandboxPool
+from verl_tool.sandbox import Level, SandboxPool
 from verl_tool.servers.tools._programs import joined
-from verl_tool.servers.tools.base import Tool
+from verl_tool.servers.tools.base import Tool, ToolOptions
+
+
+class PoolOptions(ToolOptions):
+    """Limits of what a tool runs, and the size of its pool."""
+
+    timeout_seconds: float = Field(default=10.0, gt=0, validation_alias=AliasChoices("timeout_seconds", "timeout"))
+    """Wall time of one call."""
+    max_output_length: int = Field(default=4000, ge=100)
+    """Characters of an observation; of a longer one the middle is left out."""
+    max_memory_mb: int = Field(default=2048, ge=64)
+    """Memory of one call's program, of all tests of one, or of a workspace; megabytes of 2**20 bytes."""
+    isolation: str = Level.full.name
+    """The lowest level of isolation with which the tool agrees to start."""
+    workers: int | None = Field(default=None, ge=1)
+    """Warm processes that programs are forked from; None: one a core. Containers have none."""
+
+
+class PolicyOptions(PoolOptions):
+    """Rules for programs too."""
+
+    pre_import: tuple[str, ...] = ()
+    """Modules or import statements, such as ``import numpy as np``, that every program finds done."""
+    allowed_modules: tuple[str, ...] | None = None
+    """Top-level modules that programs may import; None: every installed one."""
+    restricted_functions: tuple[str, ...] = ()
+    """Functions that programs may not call, such as ``eval`` or ``os.system``."""
 
 
 class SandboxTool(Tool):

@@ -78,10 +78,8 @@ class RemoteService:
             await session.close()
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float) -> Any:
-        """The JSON of its answer, which must come within `seconds` once the request has a place.
-
-        Raises ToolFault; RefusedError if the service refuses the request, TooLongError if the answer is too long.
-        """
+        """The JSON of its answer, which must come within `seconds` once the request has a place. Raises ToolFault;
+        RefusedError if the service refuses the request, TooLongError if the answer is too long."""
         try:
             await asyncio.wait_for(self._places.acquire(), self._queue_seconds)
         except asyncio.TimeoutError as error:
@@ -134,8 +132,8 @@ class RemoteService:
 
     def malformed(self, answer: object) -> ToolFault:
         """The fault of an answer that is not of the service's form."""
-        visible = self._without_key(str(answer))[:300]
-        return self._fault(self.failing, f"an answer of another form than {self._name}'s: {visible}")
+        excerpt = self._without_key(str(answer))[:300]
+        return self._fault(self.failing, f"an answer of another form than {self._name}'s: {excerpt}")
 
     def _fault(self, kind: FaultKind, words: str, retryable: bool = True) -> ToolFault:
         return ToolFault(kind, f"{self._name} at {self.url}: {words}", retryable)

@@ -31,6 +31,5 @@ class WebOptions(ToolOptions):
         return self
 
     def new_store(self) -> AnswerStore:
-        """The store of these options, not started."""
         age = None if self.max_age_days is None else self.max_age_days * _DAY
         return AnswerStore(self.cache, age, self.replay)

@@ -164,7 +164,6 @@ class Tool(ABC):
     """The pool in which this tool runs Python, set by `start`; the server lends it to ``POST /run_code``."""
 
     Options: ClassVar[type[ToolOptions]] = ToolOptions
-    """The model of its options."""
     options: ToolOptions = ToolOptions()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -189,8 +188,8 @@ class Tool(ABC):
         if problem["type"] == "extra_forbidden":
             known = ", ".join(sorted(cls.Options.model_fields))
             raise ConfigError(f"tool {cls.name} has no option {where!r}; known: {known}")
-        provided = f"option {where} is {problem['input']!r:.80}: " if where else ""
-        raise ConfigError(f"tool {cls.name}: {provided}{problem['msg'].removeprefix('Value error, ')}")
+        option = f"option {where} is {problem['input']!r:.80}: " if where else ""
+        raise ConfigError(f"tool {cls.name}: {option}{problem['msg'].removeprefix('Value error, ')}")
 
     def isolation_in_force(self) -> str:
         """How code of others is confined, in words; empty if the tool runs none. Known once it has started."""
@@ -281,9 +280,9 @@ class Tool(ABC):
         model = type(self).Arguments
         if model is None:
             raise ConfigError(f"tool {self.name} reads arguments and has no Arguments; set it to a pydantic model")
-        provided = call.arguments if call.arguments is not None else _read(call.input, list(model.model_fields))
+        arguments = call.arguments if call.arguments is not None else _read(call.input, list(model.model_fields))
         try:
-            return model.model_validate(provided)
+            return model.model_validate(arguments)
         except ValidationError as error:
             problems = describe_problems(errors_of(error))
         raise InvalidCall(f"wrong arguments for {self.name}({', '.join(model.model_fields)}): {problems}")

@@ -105,8 +105,8 @@ class BashTerminalTool(WorkspaceTool):
         if self.options.stateless:
             raise InvalidCall("there is no terminal to send keys to: every command has a shell of its own")
         typed = b"".join(_typed(key) for key in ([keys] if isinstance(keys, str) else _texts(keys)))
-        visible = await workspace.part(Terminal).type(typed, min(seconds, self.options.timeout_seconds), self._bytes)
-        return self._describe(visible, seconds)
+        output = await workspace.part(Terminal).type(typed, min(seconds, self.options.timeout_seconds), self._bytes)
+        return self._describe(output, seconds)
 
     async def _run_alone(self, command: str, seconds: float, session: Sandbox) -> ToolResult:
         result = await session.exec(command, wall_seconds=seconds)
@@ -139,13 +139,13 @@ def _another(why: str) -> str:
 
 def _seconds(arguments: Mapping[str, Any], default: float) -> float:
     """Raises InvalidCall if what is given is no number above 0."""
-    provided = arguments.get("seconds", arguments.get("timeout", default))
+    value = arguments.get("seconds", arguments.get("timeout", default))
     try:
-        seconds = float(provided)
+        seconds = float(value)
     except (TypeError, ValueError):
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise InvalidCall(f"seconds is {provided!r:.80}; give a number above 0")
+        raise InvalidCall(f"seconds is {value!r:.80}; give a number above 0")
     return seconds
 
 

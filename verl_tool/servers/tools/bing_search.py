@@ -6,8 +6,6 @@ from verl_tool.servers.tools.web_search import WebSearchTool
 
 
 class BingSearchTool(WebSearchTool):
-    """As `WebSearchTool`."""
-
     name = "bing_search"
     default_provider = "brightdata"
     example_actions = (

@@ -13,8 +13,6 @@ _LONG_CHARACTERS = 300
 
 
 class CalculatorOptions(ToolOptions):
-    """Bounds of one calculation."""
-
     max_expression_chars: int = Field(default=1000, ge=1, le=10_000)
     digits: int = Field(default=15, ge=1, le=50)
     """Significant digits of an answer that is not a whole number."""

@@ -6,8 +6,6 @@ from verl_tool.servers.tools.web_search import WebSearchTool
 
 
 class GoogleSearchTool(WebSearchTool):
-    """As `WebSearchTool`."""
-
     name = "google_search"
     aliases = ("serp_search",)
     example_actions = (

@@ -116,13 +116,8 @@ class IPythonCodeTool(WorkspaceTool):
             if cell.timed and result.limit_hit is None
             else ""
         )
-        description = (
-            timed,
-            _describe(count, len(images)),
-            ending_of(result, self._limits, "a session"),
-            *result.notes,
-        )
-        ending = "\n".join(part for part in description if part)
+        figures, end = _describe(count, len(images)), ending_of(result, self._limits, "a session")
+        ending = "\n".join(part for part in (timed, figures, end, *result.notes) if part)
         if ending and written and isinstance(written[-1], str):
             ending = f"{written.pop()}\n{ending}"
         return [*written, ending] if ending else written or [NO_OUTPUT]

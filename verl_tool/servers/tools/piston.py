@@ -145,18 +145,16 @@ class PistonTool(RemoteCodeTool):
         return [call for is_text, group in groups for call in (join(list(group)) if is_text else group)]
 
     def program(self, call: Call, context: Context) -> RemoteProgram | None:
-        provided = _structured(call)
-        if provided is None and (call.arguments or {}).get("files") is None:
+        arguments = _structured(call)
+        if arguments is None and (call.arguments or {}).get("files") is None:
             return super().program(call, context)
-        arguments = provided if provided is not None else call.arguments or {}
-        own = replace(call, input="", arguments={**arguments, "code": ""})
-        return super().program(own, context)
+        fields = call.arguments or {} if arguments is None else arguments
+        return super().program(replace(call, input="", arguments={**fields, "code": ""}), context)
 
     async def run_program(self, program: RemoteProgram) -> Sequence[Stage]:
         language = self._served(program.language)
-        provided = program.arguments
-        version = str(provided.get("version") or "*")
-        body = self._body(language, version, _files(program), program.stdin, _args(provided))
+        version = str(program.arguments.get("version") or "*")
+        body = self._body(language, version, _files(program), program.stdin, _args(program.arguments))
         try:
             answer = await self.service.ask("POST", "/execute", body, self.seconds())
         except ServiceRejectedError as error:
@@ -164,11 +162,11 @@ class PistonTool(RemoteCodeTool):
                 raise InvalidCall(f"version {version[:40]!r} of {language} is not served here; leave it out") from error
             raise
         try:
-            description = _Answer.model_validate(answer)
+            outcome = _Answer.model_validate(answer)
         except ValidationError as error:
             raise self.service.malformed(answer) from error
-        compiled = [self._stage(description.compile, COMPILATION)] if description.compile is not None else []
-        return compiled if compiled and not compiled[0].ok else [*compiled, self._stage(description.run, EXECUTION)]
+        compiled = [self._stage(outcome.compile, COMPILATION)] if outcome.compile is not None else []
+        return compiled if compiled and not compiled[0].ok else [*compiled, self._stage(outcome.run, EXECUTION)]
 
     def _served(self, language: str) -> str:
         """The server's own name of a language. Raises InvalidCall."""
@@ -236,12 +234,12 @@ def _structured(call: Call) -> dict[str, Any] | None:
 
 def _files(program: RemoteProgram) -> list[dict[str, str]]:
     """What is sent as the program. Raises InvalidCall."""
-    provided = program.arguments.get("files")
-    if provided is None:
+    files = program.arguments.get("files")
+    if files is None:
         return [{"content": program.code}]
-    if not isinstance(provided, list) or not 0 < len(provided) <= _MAX_FILES:
+    if not isinstance(files, list) or not 0 < len(files) <= _MAX_FILES:
         raise InvalidCall(f"files must be a list of 1 to {_MAX_FILES} objects with name and content")
-    return [_file(each) for each in provided]
+    return [_file(each) for each in files]
 
 
 def _file(given: Any) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from verl_tool.formats import Call
 from verl_tool.sandbox import Level, Limits, Policy, RunResult, SandboxPool
@@ -24,29 +24,13 @@ from verl_tool.servers.tools._programs import (
     without_addresses,
     written_by,
 )
-from verl_tool.servers.tools._sandboxed import ProgramTool
-from verl_tool.servers.tools.base import Context, ToolOptions, ToolResult
+from verl_tool.servers.tools._sandboxed import PolicyOptions, ProgramTool
+from verl_tool.servers.tools.base import Context, ToolResult
 
 
-class PythonCodeOptions(ToolOptions):
-    """Limits of one program, rules for it, and the size of the pool."""
+class PythonCodeOptions(PolicyOptions):
+    """As of every tool with a pool, and how many programs run in it."""
 
-    timeout_seconds: float = Field(default=10.0, gt=0, validation_alias=AliasChoices("timeout_seconds", "timeout"))
-    """Wall time of one program."""
-    max_output_length: int = Field(default=4000, ge=100)
-    """Characters of an observation; of a longer one the middle is left out."""
-    max_memory_mb: int = Field(default=2048, ge=64)
-    """Memory of one program, megabytes of 2**20 bytes."""
-    pre_import: tuple[str, ...] = ()
-    """Modules or import statements, such as ``import numpy as np``, that every program finds done."""
-    allowed_modules: tuple[str, ...] | None = None
-    """Top-level modules that programs may import; None: every installed one."""
-    restricted_functions: tuple[str, ...] = ()
-    """Functions that programs may not call, such as ``eval`` or ``os.system``."""
-    isolation: str = Level.full.name
-    """The lowest level of isolation with which the tool agrees to start."""
-    workers: int | None = Field(default=None, ge=1)
-    """Warm processes that programs are forked from; None: one a core."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """Programs that run at once; None: 16 a core, four of them younger than a second."""
 

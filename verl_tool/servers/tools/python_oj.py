@@ -19,7 +19,7 @@ from verl_tool.judge.code_tests import JudgeRun, JudgeVerdict, NoVerdict, TestSu
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import Level, Limits, RunResult, SandboxPool
 from verl_tool.servers.tools._programs import NO_CODE, code_of, cut_middle
-from verl_tool.servers.tools._sandboxed import ProgramTool
+from verl_tool.servers.tools._sandboxed import PoolOptions, ProgramTool
 from verl_tool.servers.tools._without_policy import WithoutPolicy
 from verl_tool.servers.tools.base import Context, ToolResult
 
@@ -41,7 +41,7 @@ _PROBLEMS = {
 }
 
 
-class PythonOJOptions(WithoutPolicy):
+class PythonOJOptions(PoolOptions, WithoutPolicy):
     """Limits of the tests of one program, and the size of the pool."""
 
     test_seconds: float = Field(default=4.0, gt=0)
@@ -54,14 +54,6 @@ class PythonOJOptions(WithoutPolicy):
     """Failed tests that an observation shows."""
     done_if_passed: bool = True
     """Whether a program that passes all public tests ends the trajectory."""
-    max_output_length: int = Field(default=4000, ge=100)
-    """Characters of an observation; of a longer one the middle is left out."""
-    max_memory_mb: int = Field(default=2048, ge=64)
-    """Memory of all tests of one program, megabytes of 2**20 bytes."""
-    isolation: str = Level.full.name
-    """The lowest level of isolation with which the tool agrees to start."""
-    workers: int | None = Field(default=None, ge=1)
-    """Warm processes that programs are forked from; None: one a core."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """Programs that are tested at once; None: 16 a core, four of them younger than a second."""
 
@@ -116,9 +108,10 @@ class PythonOJTool(ProgramTool):
         try:
             suite = suite_in(extra.get(FIELD), options.max_tests)
         except ValueError as error:
-            provided = "brings no" if extra.get(FIELD) is None else "has an unreadable"
+            problem = "brings no" if extra.get(FIELD) is None else "has an unreadable"
             message = (
-                f"tool python_oj: the request {provided} extra field {FIELD!r}: {error}. In training it is {_IN_A_ROW}"
+                f"tool python_oj: the request {problem} extra field {FIELD!r}: {error}. In training it is the row's "
+                "extra_info.tools_kwargs.public_tests"
             )
             raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False) from error
         return suite, JudgeRun.of(code, suite, options.test_seconds, options.timeout_seconds, _MAX_DISPLAYED)
@@ -133,15 +126,12 @@ class PythonOJTool(ProgramTool):
         if all(verdict.reason == "load" for _, verdict in failed):
             lines.append(f"{_PROBLEMS['load'].capitalize()}: {failed[0][1].detail}")
         else:
-            visible = failed[: self.options.max_failures]
-            lines += [f"\nTest {number + 1}: {_describe(suite, number, verdict)}" for number, verdict in visible]
-            if len(failed) > len(visible):
-                lines.append(f"\nFailed too: {', '.join(str(number + 1) for number, _ in failed[len(visible) :])}.")
+            first, rest = failed[: self.options.max_failures], failed[self.options.max_failures :]
+            lines += [f"\nTest {number + 1}: {_describe(suite, number, verdict)}" for number, verdict in first]
+            if rest:
+                lines.append(f"\nFailed too: {', '.join(str(number + 1) for number, _ in rest)}.")
         text = cut_middle("\n".join(lines), self.options.max_output_length)
         return ToolResult(text, error=True, metrics={**metrics, "error": 1.0})
-
-
-_IN_A_ROW = "the row's extra_info.tools_kwargs.public_tests"
 
 
 def _describe(suite: TestSuite, number: int, verdict: JudgeVerdict) -> str:
@@ -159,16 +149,10 @@ def _describe(suite: TestSuite, number: int, verdict: JudgeVerdict) -> str:
         lines = [headline, f"Input: {_part(str(call))}", f"Expected: {_part(call.expected[0])}"]
         return "\n".join((*lines, *(f"Seen: {value}" for value in seen.values())))
     stdin, stdout = suite.programs[number - len(suite.calls)]
-    parts = {
-        "Input": stdin,
-        "Expected output": stdout,
-        "Output": seen.get("stdout"),
-        "Error": seen.get("stderr") or None,
-    }
-    description = (
-        f"{name}:\n{_part(text.rstrip()) or '(nothing)'}" for name, text in parts.items() if text is not None
-    )
-    return "\n".join((headline, *description))
+    texts = {"Input": stdin, "Expected output": stdout, "Output": seen.get("stdout")}
+    texts["Error"] = seen.get("stderr") or None
+    parts = (f"{name}:\n{_part(text.rstrip()) or '(nothing)'}" for name, text in texts.items() if text is not None)
+    return "\n".join((headline, *parts))
 
 
 def _part(text: str) -> str:

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import Field, model_validator
 
@@ -39,8 +38,6 @@ PROBE_SECONDS = 30.0
 
 
 class SearchRetrievalOptions(ToolOptions):
-    """Where to search, and how much to show."""
-
     index: Path | None = None
     """Folder of an index, to be opened in each replica."""
     embedder: str | None = None
@@ -61,16 +58,6 @@ class SearchRetrievalOptions(ToolOptions):
         return self
 
 
-class Searcher(Protocol):
-    """A place to search."""
-
-    async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """Passages for each query, the best first. Raises ToolFault or RetrievalError if it fails."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class SearchRetrievalTool(QueryTool):
     """One searcher for all trajectories; their queries are searched together."""
 
@@ -84,14 +71,15 @@ class SearchRetrievalTool(QueryTool):
     )
     Options = SearchRetrievalOptions
     options: SearchRetrievalOptions
-    _searcher: Searcher | None = None
+    _searcher: RetrievalServer | OpenIndex | None = None
 
     async def start(self) -> None:
         """Open the index, or see that the server answers. Raises VerlToolError with what to do."""
         if self.options.index is not None:
-            self._searcher = await OpenIndex.open(self.options.index, self.options)
-            return
-        self._searcher = await self._answering()
+            index = await asyncio.to_thread(Index, self.options.index, self.options.embedder)
+            self._searcher = OpenIndex(index, self.options.timeout_seconds)
+        else:
+            self._searcher = await self._answering()
 
     async def check_needs(self) -> None:
         """See that the index is complete, or that the server answers. Raises VerlToolError with what to do."""
@@ -156,6 +144,7 @@ class RetrievalServer:
         self._seconds = seconds
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        """Passages for each query, the best first. Raises ToolFault if it fails."""
         try:
             answer = await self._service.ask("POST", "/retrieve", request_of(queries, topk), self._seconds)
             return passages_of(answer, len(queries))
@@ -176,11 +165,6 @@ class OpenIndex:
         self.index = index
         self._seconds = seconds
         self._batcher = SearchBatcher(index)
-
-    @classmethod
-    async def open(cls, folder: Path, options: SearchRetrievalOptions) -> OpenIndex:
-        """Raises RetrievalError if there is no complete index."""
-        return cls(await asyncio.to_thread(Index, folder, options.embedder), options.timeout_seconds)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         try:

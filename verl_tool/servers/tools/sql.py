@@ -94,9 +94,9 @@ class SqlTool(Tool):
     async def start(self) -> None:
         root = self.options.root
         if root is None or not root.is_dir():
-            description = "is not set" if root is None else f"is {str(root)!r}, which is no folder"
+            problem = "is not set" if root is None else f"is {str(root)!r}, which is no folder"
             raise ConfigError(
-                f"tool sql: option root {description}; give the folder of the databases in --tool_config: "
+                f"tool sql: option root {problem}; give the folder of the databases in --tool_config: "
                 '{"tools": [{"name": "sql", "root": "/data/databases"}]}'
             )
         chosen = self.options
@@ -149,8 +149,8 @@ class SqlTool(Tool):
     def _reminded(self, text: str, context: Context) -> str:
         """`text`, and the turns that are left, if the client tells. No value of a database can forge that line."""
         left = context.extra.get(TURNS_LEFT_FIELD)
-        visible = text.replace("<reminder>", "< reminder>").replace("</reminder>", "< /reminder>")
-        return f"{visible}\n{_REMINDER.format(left)}" if type(left) is int else visible
+        harmless = text.replace("<reminder>", "< reminder>").replace("</reminder>", "< /reminder>")
+        return f"{harmless}\n{_REMINDER.format(left)}" if type(left) is int else harmless
 
 
 def as_text(result: SqlRows) -> str:
@@ -169,22 +169,22 @@ def _described(call: Call) -> str | None:
     """The table that a call wants to see, empty for all; None if it is a query."""
     arguments = call.arguments or {}
     if call.name == DESCRIBE:
-        provided = (
+        table = (
             call.input if call.arguments is None else next((v for v in arguments.values() if isinstance(v, str)), "")
         )
     elif "describe" in arguments and not any(arguments.get(key) for key in _QUERY_KEYS):
-        provided = str(arguments["describe"])
+        table = str(arguments["describe"])
     else:
         return None
-    return provided.strip().removesuffix(";").strip("*\"'` ")
+    return table.strip().removesuffix(";").strip("*\"'` ")
 
 
 def _query(call: Call) -> str:
     """Raises InvalidCall."""
-    provided = call.input
+    query = call.input
     if call.arguments is not None:
         named = (call.arguments.get(key) for key in _QUERY_KEYS)
-        provided = next((value for value in named if isinstance(value, str)), "")
-    if not provided.strip():
+        query = next((value for value in named if isinstance(value, str)), "")
+    if not query.strip():
         raise InvalidCall('give one SELECT statement as the argument "query", or a table as "describe"')
-    return statement_in(provided)
+    return statement_in(query)

@@ -29,8 +29,6 @@ _MAX_PATH = 4096
 
 
 class EditorOptions(WorkspaceOptions):
-    """As of every tool with a workspace."""
-
     max_output_length: int = Field(default=16_000, ge=100)
 
 
@@ -45,8 +43,6 @@ def _read_json(value: Any) -> Any:
 
 
 class EditorArguments(BaseModel):
-    """One command."""
-
     command: Literal["view", "create", "str_replace", "insert", "undo_edit"]
     path: str = Field(min_length=1, description="a file or, for view, a folder")
     file_text: str | None = Field(default=None, description="create: the content of the new file")
@@ -78,21 +74,20 @@ class StrReplaceEditorTool(WorkspaceTool):
     options: EditorOptions
 
     async def run(self, call: Call, context: Context) -> ToolResult:
-        requested: EditorArguments = self.arguments(call)
-        if len(requested.path) > _MAX_PATH:
-            raise InvalidCall(
-                f"path is too long: it has {len(requested.path)} characters, and at most {_MAX_PATH} can be"
-            )
+        arguments: EditorArguments = self.arguments(call)
+        if len(arguments.path) > _MAX_PATH:
+            length = len(arguments.path)
+            raise InvalidCall(f"path is too long: it has {length} characters, and at most {_MAX_PATH} can be")
         workspace: Workspace = context.state
-        path = posixpath.normpath(posixpath.join(wire.WORK_DIRECTORY, requested.path))
+        path = posixpath.normpath(posixpath.join(wire.WORK_DIRECTORY, arguments.path))
         try:
-            return ToolResult(await self._done(requested, path, workspace.session, workspace.part(Edits)))
+            return ToolResult(await self._done(arguments, path, workspace.session, workspace.part(Edits)))
         except (CallError, EditError) as error:
             return ToolResult(cut_middle(str(error), self.options.max_output_length), error=True)
         except OSError as error:
-            return ToolResult(_describe(error, requested.path), error=True)
+            return ToolResult(_describe(error, arguments.path), error=True)
         except UnicodeError:
-            return ToolResult(f"{requested.path!a} cannot be a path", error=True)
+            return ToolResult(f"{arguments.path!a} cannot be a path", error=True)
 
     async def _done(self, asked: EditorArguments, path: str, session: Sandbox, edits: Edits) -> str:
         """What the model reads. Raises CallError, EditError, OSError, InvalidCall."""
@@ -114,8 +109,8 @@ class StrReplaceEditorTool(WorkspaceTool):
             old = _required(asked.old_str, "old_str", "str_replace")
             return await self._compute("replace", content, asked.path, old, asked.new_str or "")
         line = _required(asked.insert_line, "insert_line", "insert")
-        provided = asked.new_str if asked.insert_text is None else asked.insert_text
-        return await self._compute("insert", content, asked.path, line, _required(provided, "new_str", "insert"))
+        new = asked.new_str if asked.insert_text is None else asked.insert_text
+        return await self._compute("insert", content, asked.path, line, _required(new, "new_str", "insert"))
 
     async def _view(self, asked: EditorArguments, path: str, session: Sandbox) -> str:
         try:

@@ -52,8 +52,6 @@ class WebPageOptions(WebOptions):
 
 
 class WebPageArguments(BaseModel):
-    """What a call may hold."""
-
     model_config = ConfigDict(extra="forbid")
 
     url: str = Field(description="address of the page", min_length=1)
@@ -115,19 +113,19 @@ class WebPageTool(Tool):
             await self._readers.close()
 
     async def run(self, call: Call, context: Context) -> ToolResult:
-        provided = self._arguments(call)
+        arguments = self._arguments(call)
         try:
-            url = str(checked_url(provided.url))
+            url = str(checked_url(arguments.url))
             answer = await self._store.answer({"page": url}, lambda: self._get(url))
             if "refused" in answer:
                 raise PageUnavailableError(answer["refused"])
         except (PageUnavailableError, NotRecorded) as error:
             words = str(error) if isinstance(error, PageUnavailableError) else _NOT_RECORDED
             missed = float(isinstance(error, NotRecorded))
-            text = f"{provided.url[:200]} cannot be read: {words}."
+            text = f"{arguments.url[:200]} cannot be read: {words}."
             return ToolResult(text, error=True, metrics={"pages": 0.0, "not_recorded": missed})
         found = Readable(**answer)
-        text = self._links(found, provided.page) if provided.links else self._text(found, provided.page)
+        text = self._links(found, arguments.page) if arguments.links else self._text(found, arguments.page)
         return ToolResult(text, metrics={"pages": 1.0, "not_recorded": 0.0})
 
     def _arguments(self, call: Call) -> WebPageArguments:

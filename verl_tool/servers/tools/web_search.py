@@ -50,9 +50,7 @@ class WebSearchOptions(WebOptions):
     result_length: int = Field(default=1000, ge=20)
     """Characters that are shown of each page's words."""
     location: str = Field(default="us", pattern="^[A-Za-z]{2}$")
-    """Country that is searched from."""
     language: str = Field(default="en", min_length=2)
-    """Language that is searched in."""
     zone: str = "serp_api1"
     """Bright Data's zone."""
     timeout_seconds: float = Field(default=30.0, gt=0)
@@ -153,9 +151,9 @@ class WebSearchTool(QueryTool):
         chosen = self.options
         count = min(chosen.max_results, self.provider.max_hits)
         wish = Wish(query, count, chosen.location.lower(), chosen.language, chosen.zone)
-        requested = {"search": self._provider_name, **asdict(wish)}
+        key = {"search": self._provider_name, **asdict(wish)}
         try:
-            found = await self._store.answer(requested, lambda: self._ask(wish))
+            found = await self._store.answer(key, lambda: self._ask(wish))
         except NotRecorded:
             return None
         return [WebHit(**hit) for hit in found]
@@ -191,8 +189,8 @@ class WebSearchTool(QueryTool):
             raise ToolFault(FaultKind.UNREACHABLE, f"{self._provider_name} {error}", retryable=True) from error
 
     def _as_text(self, hits: Sequence[WebHit]) -> str:
-        visible = [f"[{number}] {hit.title}\n{hit.url}\n{self._cut(hit.text)}" for number, hit in enumerate(hits, 1)]
-        return "\n\n".join(map(str.rstrip, visible)) or NOTHING_FOUND
+        entries = [f"[{number}] {hit.title}\n{hit.url}\n{self._cut(hit.text)}" for number, hit in enumerate(hits, 1)]
+        return "\n\n".join(map(str.rstrip, entries)) or NOTHING_FOUND
 
     def _cut(self, text: str) -> str:
         maximum = self.options.result_length

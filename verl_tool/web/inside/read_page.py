@@ -38,7 +38,6 @@ def links_of(tree: lxml.html.HtmlElement, url: str) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """One page."""
     head = json.loads(sys.stdin.buffer.readline())
     content = decoded(sys.stdin.buffer.read(), head["charset"])
     tree = trafilatura.load_html(content)

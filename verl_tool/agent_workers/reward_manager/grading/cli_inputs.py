@@ -68,12 +68,12 @@ def _of_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _with_ground_truth(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    description = dict(row)
-    graded_by = description.pop("reward_model", None)
+    fields = dict(row)
+    graded_by = fields.pop("reward_model", None)
     if isinstance(graded_by, Mapping) and "ground_truth" in graded_by:
-        return description | {"ground_truth": graded_by["ground_truth"]}
+        return fields | {"ground_truth": graded_by["ground_truth"]}
     if graded_by is not None:
         raise UnusableError(f"{where}: reward_model must have a ground_truth; it is {graded_by!r:.80}")
-    if "ground_truth" not in description:
-        raise UnusableError(f"{where} has neither reward_model nor ground_truth; it has: {', '.join(description)}")
-    return description
+    if "ground_truth" not in fields:
+        raise UnusableError(f"{where} has neither reward_model nor ground_truth; it has: {', '.join(fields)}")
+    return fields

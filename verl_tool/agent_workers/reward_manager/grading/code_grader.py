@@ -27,8 +27,6 @@ DETAILS = ("pass_rate", "tests", "time_outs", "refused", "no_code", "judge_prote
 
 
 class CodeOptions(RewardOptions):
-    """How code is graded."""
-
     server_url: str | None = None
     """The tool server. None: ``actor_rollout_ref.agent.tool_server_url``, else ``reward.sandbox_fusion.url``."""
     api_key: str | None = None
@@ -70,7 +68,6 @@ class CodeGrader:
         self._judged: OrderedDict[tuple[str, TestSuite], asyncio.Future[Verdicts]] = OrderedDict()
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if the server or its sandbox fails."""
         options = self._options
         suite = suite_of(sample.ground_truth, sample.extra_info, options.max_tests, options.strict)
         code = last_code_block(sample.turns)
@@ -131,7 +128,6 @@ class CodeGrader:
                     raise
 
     async def close(self) -> None:
-        """Close the connections to the server."""
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -184,10 +180,10 @@ def suite_of(ground_truth: Any, extra_info: Mapping[str, Any], max_tests: int, s
     """The tests of a row: in `ground_truth`, in a form that `suite_in` knows; older rows have them in ``extra_info``,
     as ``test_cases`` and ``inputs_outputs``. Raises ValueError if there is none.
     """
-    provided = json.loads(ground_truth) if isinstance(ground_truth, str) and ground_truth.strip() else ground_truth
-    if provided is None or isinstance(provided, str) or len(provided) == 0:
-        provided = {"tests": extra_info.get("test_cases"), "inputs_outputs": extra_info.get("inputs_outputs")}
+    tests = json.loads(ground_truth) if isinstance(ground_truth, str) and ground_truth.strip() else ground_truth
+    if tests is None or isinstance(tests, str) or len(tests) == 0:
+        tests = {"tests": extra_info.get("test_cases"), "inputs_outputs": extra_info.get("inputs_outputs")}
     try:
-        return suite_in(provided, max_tests, strict)
+        return suite_in(tests, max_tests, strict)
     except ValueError as error:
         raise ValueError(f"the row's tests cannot be read: {error}") from error

@@ -56,13 +56,13 @@ def _segments(answer: Any, where: str) -> tuple[tuple[str, str], ...]:
     if isinstance(answer, str):
         return (("model", answer),)
     parts = list(answer) if isinstance(answer, Iterable) else []
-    provided = [tuple(part) if isinstance(part, Iterable) else () for part in parts]
-    if not provided or any(len(s) != 2 or s[0] not in _AUTHORS or not isinstance(s[1], str) for s in provided):
+    pairs = [tuple(part) if isinstance(part, Iterable) else () for part in parts]
+    if not pairs or any(len(s) != 2 or s[0] not in _AUTHORS or not isinstance(s[1], str) for s in pairs):
         raise UnusableError(
             f"{where}: answer is {answer!r:.80}; it must be a text, or a list of [author, text] with an author of "
             f"{', '.join(_AUTHORS)}"
         )
-    return tuple((str(author), text) for author, text in provided)
+    return tuple((str(author), text) for author, text in pairs)
 
 
 def table_of(cases: Sequence[GradingCase], graded: Sequence[GradedCase]) -> Table:
@@ -78,12 +78,8 @@ def table_of(cases: Sequence[GradingCase], graded: Sequence[GradedCase]) -> Tabl
 
 
 def _short(text: str) -> str:
-    text = repr(text)[1:-1]
-    return (
-        text
-        if len(text) <= MAX_DISPLAY_CHARACTERS
-        else f"{text[: MAX_DISPLAY_CHARACTERS // 2]} … {text[-MAX_DISPLAY_CHARACTERS // 2 :]}"
-    )
+    text, half = repr(text)[1:-1], MAX_DISPLAY_CHARACTERS // 2
+    return text if len(text) <= MAX_DISPLAY_CHARACTERS else f"{text[:half]} … {text[-half:]}"
 
 
 def _number(value: float) -> str:
@@ -91,9 +87,9 @@ def _number(value: float) -> str:
 
 
 def _as_json(case: GradingCase, graded: GradedCase) -> str:
-    description: Mapping[str, Any] = {"row": int(case.answer.name), "score": None if graded.failure else graded.score}
+    fields: Mapping[str, Any] = {"row": int(case.answer.name), "score": None if graded.failure else graded.score}
     extra = {name: None if math.isnan(value) else value for name, value in graded.extra.items()}
-    return json.dumps({**description, "failure": graded.failure or None, **extra}, ensure_ascii=False)
+    return json.dumps({**fields, "failure": graded.failure or None, **extra}, ensure_ascii=False)
 
 
 def main(

@@ -45,8 +45,6 @@ class JudgeDeclined(VerlToolError):
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be judged."""
-
     text: str
     """May be empty."""
     references: tuple[str, ...]
@@ -64,9 +62,9 @@ class VerdictCache:
         if self._folder is None:
             return None
         with contextlib.suppress(OSError, ValueError):
-            description = json.loads(self._file(key).read_text("utf-8"))
-            if isinstance(description, dict) and isinstance(description.get("correct"), bool):
-                return bool(description["correct"])
+            verdict = json.loads(self._file(key).read_text("utf-8"))
+            if isinstance(verdict, dict) and isinstance(verdict.get("correct"), bool):
+                return bool(verdict["correct"])
         return None
 
     def put(self, key: str, correct: bool) -> None:
@@ -123,14 +121,13 @@ class JudgeModel:
         return verdict
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     def _key(self, question: Question) -> str:
-        description = [VERSION, self._model, question.text, question.references, question.candidate]
-        return hashlib.sha256(json.dumps(description).encode()).hexdigest()
+        parts = [VERSION, self._model, question.text, question.references, question.candidate]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     async def _verdict(self, question: Question) -> bool | None:
         """None if it cannot be read. Raises GraderFault."""
@@ -151,14 +148,14 @@ class JudgeModel:
         }
         pause = _FIRST_PAUSE
         while True:
-            status, description = await self._posted(body)
+            status, answer = await self._posted(body)
             if status == 200:
-                return verdict_in(_content(description))
+                return verdict_in(_content(answer))
             if status in _ENDPOINTS_OWN:
-                raise GraderFault(f"the judge at {self._url} answers HTTP {status}: {str(description)[:200]}")
+                raise GraderFault(f"the judge at {self._url} answers HTTP {status}: {str(answer)[:200]}")
             if status not in _AGAIN and status < 500:
                 return None  # a filter, say, that stops at this answer
-            failures.append(f"HTTP {status}, {str(description)[:200]}")
+            failures.append(f"HTTP {status}, {str(answer)[:200]}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, 10.0)
 
@@ -193,14 +190,14 @@ def messages(question: Question) -> list[dict[str, str]]:
 
 def one_line(text: str) -> str:
     """Without line ends and characters that show nothing, and without control tokens of chat templates."""
-    visible = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(visible.replace("<|", "< |").replace("<｜", "< ｜").split())
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(printable.replace("<|", "< |").replace("<｜", "< ｜").split())
 
 
 def verdict_in(reply: str) -> bool | None:
     """The verdict that a reply is as a whole, thoughts left out; None if it is none."""
-    reported = reply.rpartition("</think>")[2].strip().strip("*.\"'` \n").lower()
-    return _VERDICTS.get(reported.removeprefix("verdict:").strip())
+    words = reply.rpartition("</think>")[2].strip().strip("*.\"'` \n").lower()
+    return _VERDICTS.get(words.removeprefix("verdict:").strip())
 
 
 def _control(question: Question) -> Question:

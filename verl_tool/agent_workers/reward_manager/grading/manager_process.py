@@ -38,8 +38,6 @@ class ManagerAnswer:
 
 @dataclass(frozen=True)
 class GradingCase:
-    """One answer to one row."""
-
     row: Mapping[str, Any]
     """A row of a recipe's data with ``ground_truth`` in place of ``reward_model``."""
     answer: ManagerAnswer
@@ -47,8 +45,6 @@ class GradingCase:
 
 @dataclass(frozen=True)
 class GradedCase:
-    """What the manager made of a case."""
-
     score: float = 0.0
     acc: float = 0.0
     """More than 0.5: taken for right. Whether the score is above 0, for managers that tell no ``acc``."""
@@ -68,10 +64,8 @@ def hangs(seconds: float) -> str:
 def graded_in_child(
     name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float
 ) -> Iterator[GradedCase]:
-    """What the manager makes of each case. A child that hangs or ends is replaced for the next case.
-
-    Raises UnusableError if the manager cannot be made.
-    """
+    """What the manager makes of each case. A child that hangs or ends is replaced for the next case. Raises
+    UnusableError if the manager cannot be made."""
     # A fork of this process would have the locks of its threads, and a new interpreter each time all imports to make.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_GRADING])

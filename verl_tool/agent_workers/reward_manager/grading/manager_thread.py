@@ -71,13 +71,11 @@ class _Loop(asyncio.SelectorEventLoop):
         self._processes: list[asyncio.SubprocessTransport] = []
 
     async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
-        """As asyncio's."""
         started = await super().subprocess_exec(*args, **kwargs)
         self._processes.append(started[0])
         return started
 
     async def subprocess_shell(self, *args: Any, **kwargs: Any) -> Any:
-        """As asyncio's."""
         started = await super().subprocess_shell(*args, **kwargs)
         self._processes.append(started[0])
         return started

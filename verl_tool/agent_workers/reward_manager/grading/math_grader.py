@@ -53,11 +53,11 @@ class MathGrader:
         except (asyncio.TimeoutError, OSError, ValueError) as error:
             raise GraderFault(f"the gold answer {gold[:80]!r} cannot be read: {error!r}") from error
         try:
-            description = await asyncio.wait_for(_line(process), self._seconds)
+            verdict = await asyncio.wait_for(_line(process), self._seconds)
         except (asyncio.TimeoutError, OSError, ValueError):
             log.info("comparing %r ended or took more than %g s: wrong", answer[:80], self._seconds)
             return False, False
-        return bool(description["equal"]), not description["worn"]
+        return bool(verdict["equal"]), not verdict["worn"]
 
     async def close(self) -> None:
         """End the child processes. They end with this process in any case."""
@@ -86,8 +86,7 @@ class MathGrader:
 
 async def _request(process: asyncio.subprocess.Process, gold: str, answer: str) -> None:
     """Ask, and wait until the gold answer is read."""
-    if process.stdin is None:
-        raise ValueError("the process has no pipes")
+    assert process.stdin is not None
     process.stdin.write(json.dumps({"gold": gold, "answer": answer}).encode() + b"\n")
     await process.stdin.drain()
     if "gold" not in await _line(process):
@@ -95,8 +94,7 @@ async def _request(process: asyncio.subprocess.Process, gold: str, answer: str) 
 
 
 async def _line(process: asyncio.subprocess.Process) -> dict[str, bool]:
-    if process.stdout is None:
-        raise ValueError("the process has no pipes")
+    assert process.stdout is not None
     line = await process.stdout.readline()
     if not line:
         raise ValueError(f"it ended with exit code {await process.wait()}")

@@ -18,44 +18,30 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Expr, MatrixBase
 
-if TYPE_CHECKING or __name__ != "__main__":
-    from verl_tool.agent_workers.reward_manager.grading.math_text import (
-        MAX_ITEMS,
-        MODIFIER,
-        MathForm,
-        compact,
-        form,
-        is_relation,
-        same_unit,
-        scale,
-        spell,
-        tokens,
-        without_name,
-        without_unit,
-        words,
-    )
-else:  # a program by itself, which need not find verl-tool
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    from math_text import (
-        MAX_ITEMS,
-        MODIFIER,
-        MathForm,
-        compact,
-        form,
-        is_relation,
-        same_unit,
-        scale,
-        spell,
-        tokens,
-        without_name,
-        without_unit,
-        words,
-    )
+if __name__ == "__main__":  # a program by itself, which need not find verl-tool
+    sys.path.append(str(Path(__file__).parents[4]))
+
+from verl_tool.agent_workers.reward_manager.grading.math_text import (
+    MAX_ITEMS,
+    MODIFIER,
+    MathForm,
+    compact,
+    form,
+    is_relation,
+    same_unit,
+    scale,
+    spell,
+    tokens,
+    without_name,
+    without_unit,
+    words,
+)
 
 MEMORY_BYTES = 4 << 30
 """Address space: ``9^{9^{9^9}}`` runs into a MemoryError and not into the machine's memory."""
@@ -96,23 +82,23 @@ def compare(gold: str, answer: str, gold_is_read: Callable[[], None] = lambda: N
 def _equal(gold: str, answer: str) -> bool:
     if answer and (tokens(gold) == tokens(answer) or (_NAMES.search(gold) and words(gold) == words(answer))):
         return True
-    requested, provided = form(gold), form(answer)
-    if requested.kind != provided.kind and without_name(answer) != answer:
+    gold_form, answer_form = form(gold), form(answer)
+    if gold_form.kind != answer_form.kind and without_name(answer) != answer:
         return _equal(gold, without_name(answer))
-    if _is_bracketed_list(provided) and requested.kind in ("list", "set"):
-        return _equal_items(requested, provided)
-    if _is_bracketed_list(requested) and provided.kind in ("list", "set"):
-        return _equal_items(requested, provided)
-    if provided.kind == "list" and requested.kind == "tuple":  # brackets that are left out
-        return requested.brackets == "()" and _equal_items(requested, provided, ordered=True)
-    if "list" in (requested.kind, provided.kind):
-        several = ("list", "set")
-        return requested.kind in several and provided.kind in several and _equal_items(requested, provided)
-    if requested.kind == provided.kind == "tuple":
-        return requested.brackets == provided.brackets and _equal_items(requested, provided, ordered=True)
-    if requested.kind == provided.kind != "value":
-        return _equal_items(requested, provided)
-    if {requested.kind, provided.kind} == {"tuple", "set"}:
+    several = ("list", "set")
+    if _is_bracketed_list(answer_form) and gold_form.kind in several:
+        return _equal_items(gold_form, answer_form)
+    if _is_bracketed_list(gold_form) and answer_form.kind in several:
+        return _equal_items(gold_form, answer_form)
+    if answer_form.kind == "list" and gold_form.kind == "tuple":  # brackets that are left out
+        return gold_form.brackets == "()" and _equal_items(gold_form, answer_form, ordered=True)
+    if "list" in (gold_form.kind, answer_form.kind):
+        return gold_form.kind in several and answer_form.kind in several and _equal_items(gold_form, answer_form)
+    if gold_form.kind == answer_form.kind == "tuple":
+        return gold_form.brackets == answer_form.brackets and _equal_items(gold_form, answer_form, ordered=True)
+    if gold_form.kind == answer_form.kind != "value":
+        return _equal_items(gold_form, answer_form)
+    if {gold_form.kind, answer_form.kind} == {"tuple", "set"}:
         return False
     return _equal_values(gold, answer)
 
@@ -145,8 +131,8 @@ def _equal_item(gold: str, answer: str) -> bool:
 def _equal_values(gold: str, answer: str) -> bool:
     word = _WORD.fullmatch(gold.strip())
     if word:  # math-verify reads a word as a product of letters: "on" is "no"
-        provided = _WORD.fullmatch(answer.strip())
-        return provided is not None and provided[1].casefold().split() == word[1].casefold().split()
+        answered = _WORD.fullmatch(answer.strip())
+        return answered is not None and answered[1].casefold().split() == word[1].casefold().split()
     names = [re.sub(r"\\text(?![a-z])|[\s{}]", "", text) for text in (gold, answer)]
     if _POINTS.fullmatch(names[0]) and (names[0] != gold or "'" in gold) and _POINTS.fullmatch(names[1]):
         return names[0] == names[1]
@@ -165,20 +151,22 @@ def _equal_values(gold: str, answer: str) -> bool:
     gold, answer = compact(gold), compact(answer)
     if gold == answer and gold:
         return True
-    requested = _parsed(_PERCENT.sub("", gold))
-    if not requested or not _may_stand_for(gold, answer):
+    gold_value = _parsed(_PERCENT.sub("", gold))
+    if not gold_value or not _may_stand_for(gold, answer):
         return False
     sides = [_parsed(_PERCENT.sub("", side)) for side in _sides(gold, answer)]
     # math-verify's own time limits are signals, which would only end what Python sees; the caller kills instead.
-    return all(verify(requested, side, timeout_seconds=None) and _has_small_numbers(requested, side) for side in sides)
+    return all(
+        verify(gold_value, side, timeout_seconds=None) and _has_small_numbers(gold_value, side) for side in sides
+    )
 
 
 def _has_small_numbers(gold: list[Any], answer: list[Any]) -> bool:
     """Whether each number of the gold answer below a thousandth has one in the answer of nearly its size: to
     math-verify, which rounds to six decimals, all are 0.0, and those below 10^-15 the same."""
-    provided = [part for part in _parts(answer[0]) if _is_number(part)]
+    numbers = [part for part in _parts(answer[0]) if _is_number(part)]
     small = [part for part in _parts(gold[0]) if _is_number(part) and 0 < abs(part.evalf(3)) < SMALL]
-    return all(any(abs((other / part).evalf() - 1) < NEAR for other in provided) for part in small)
+    return all(any(abs((other / part).evalf() - 1) < NEAR for other in numbers) for part in small)
 
 
 def _parts(value: Any) -> list[Any]:

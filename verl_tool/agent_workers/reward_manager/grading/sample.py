@@ -31,7 +31,6 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """All that the model wrote."""
         return "\n".join(self.turns)
 
     @property

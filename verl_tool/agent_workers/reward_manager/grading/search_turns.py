@@ -39,14 +39,17 @@ def search_turn_rewards(
     there = False
     for number, call in enumerate(calls, 1):
         reward = 0.0 if call.done else -options.count_penalty * number
-        if _succeeded(call) and not there and exchange(call) not in exchanges:
+        if (
+            call.valid
+            and call.fault is None
+            and not call.done
+            and not failed(call)
+            and not there
+            and exchange(call) not in exchanges
+        ):
             there = contains_answer(call.observation)
             new = there and not contains_answer(extract_calls(call))
             reward += options.executed + (options.found if new else 0.0)
         exchanges.add(exchange(call))
         rewards.append(reward)
     return tuple(rewards)
-
-
-def _succeeded(call: CallRecord) -> bool:
-    return call.valid and call.fault is None and not call.done and not failed(call)

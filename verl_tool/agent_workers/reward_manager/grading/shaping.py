@@ -45,16 +45,12 @@ _REMINDER = re.compile(r"<reminder>[^<]*</reminder>")
 
 
 class Term(BaseModel):
-    """Options of every term."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     weight: float
 
 
 class Valued(Protocol):
-    """A term that is on."""
-
     weight: float
 
     def value(self, sample: Sample) -> float: ...
@@ -66,7 +62,6 @@ class FormatTerm(Term):
     tags: tuple[str, ...] = Field(("think", "answer"), min_length=1)
 
     def value(self, sample: Sample) -> float:
-        """0 or 1."""
         text, at = sample.text, 0
         for tag in self.tags:
             opening, closing = f"<{tag}>", f"</{tag}>"
@@ -83,7 +78,6 @@ class ToolUsedTerm(Term):
     """Whether any tool was used."""
 
     def value(self, sample: Sample) -> float:
-        """0 or 1."""
         return float(any(call.valid for call in sample.trajectory.calls))
 
 
@@ -91,7 +85,6 @@ class ToolValidTerm(Term):
     """How much of what the model called was a call."""
 
     def value(self, sample: Sample) -> float:
-        """0 to 1."""
         calls = sample.trajectory.calls
         return sum(call.valid for call in calls) / len(calls) if calls else 1.0
 
@@ -100,7 +93,6 @@ class ToolErrorTerm(Term):
     """How many calls failed by the model's doing."""
 
     def value(self, sample: Sample) -> float:
-        """0 to 1."""
         return error_rate(sample)
 
 
@@ -110,7 +102,6 @@ class TurnsTerm(Term):
     limit: int = Field(ge=1)
 
     def value(self, sample: Sample) -> float:
-        """0 to 1."""
         return min(len(sample.trajectory.calls) / self.limit, 1.0)
 
 
@@ -118,7 +109,6 @@ class UnfinishedTerm(Term):
     """Whether the trajectory was cut."""
 
     def value(self, sample: Sample) -> float:
-        """0 or 1."""
         return float(sample.trajectory.stop.overlong)
 
 
@@ -135,7 +125,6 @@ class OverlongTerm(Term):
         return self
 
     def value(self, sample: Sample) -> float:
-        """-1 to 0."""
         beyond = len(sample.trajectory.response_ids) - (self.limit - self.buffer)
         return -min(max(beyond / self.buffer, 0.0), 1.0)
 
@@ -147,7 +136,6 @@ class ToolRewardTerm(Term):
     bound: float = Field(1.0, gt=0)
 
     def value(self, sample: Sample) -> float:
-        """-bound to bound."""
         rewards = sample.trajectory.tool_rewards
         total = sum(rewards)
         if self.reduce == "mean" and rewards:
@@ -172,7 +160,6 @@ class ToolCostTerm(Term):
         return costs
 
     def value(self, sample: Sample) -> float:
-        """0 to limit."""
         calls = (call for call in sample.trajectory.calls if not call.done)
         total = sum(self.costs.get(name, self.default) for call in calls for name in call.names or ("",))
         return min(total, self.limit)
@@ -184,7 +171,6 @@ class FirstUseTerm(Term):
     tools: tuple[str, ...] = ()
 
     def value(self, sample: Sample) -> float:
-        """0 to 1."""
         good = [call for call in sample.trajectory.calls if call.valid and not call.done and not failed(call)]
         used = {name for call in good for name in call.names}
         if not self.tools:
@@ -196,9 +182,8 @@ class RepeatTerm(Term):
     """How many calls say again what an earlier one said, and are answered alike: they told the model nothing."""
 
     def value(self, sample: Sample) -> float:
-        """0 to 1."""
-        description = [exchange(call) for call in sample.trajectory.calls]
-        return 1 - len(set(description)) / len(description) if description else 0.0
+        exchanges = [exchange(call) for call in sample.trajectory.calls]
+        return 1 - len(set(exchanges)) / len(exchanges) if exchanges else 0.0
 
 
 class Shaping(BaseModel):
@@ -239,7 +224,6 @@ def error_rate(sample: Sample) -> float:
 
 
 def failed(call: CallRecord) -> bool:
-    """Whether a call failed by the model's doing."""
     if call.invalid_reason is not None:
         return True
     if ERROR_METRIC in call.metrics:

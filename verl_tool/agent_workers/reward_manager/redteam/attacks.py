@@ -117,7 +117,6 @@ def attacks_on(
 
 
 def golden_text(ground_truth: Any) -> str:
-    """One golden answer."""
     text = ground_truth
     if isinstance(text, str) and text.lstrip().startswith(("[", "{")):
         try:

@@ -44,7 +44,6 @@ from verl_tool.agent_workers.reward_manager.redteam.attacks import FORMS, Attack
 SECONDS = 120.0
 """For one attack; a manager's own deadlines are shorter."""
 MAX_HANGS = 3
-"""More are not waited for."""
 PLAIN = Attack("nothing", (("model", "I do not know."),))
 """What it scores is what a wrong answer deserves."""
 RIGHT = "right"
@@ -79,8 +78,6 @@ DEFAULT = [{"ground_truth": "72"}, {"ground_truth": "Danube"}]
 
 @dataclass(frozen=True)
 class RedTeamFinding:
-    """An attack that succeeded."""
-
     attack: ManagerAnswer
     ground_truth: str
     score: float
@@ -88,11 +85,8 @@ class RedTeamFinding:
 
 @dataclass
 class RedTeamReport:
-    """What the attacks have shown so far."""
-
     found: list[RedTeamFinding] = field(default_factory=list)
     forms: Mapping[str, str] = field(default_factory=lambda: FORMS)
-    """In which answers are written."""
     accepted: set[str] = field(default_factory=set)
     """Gold answers that were taken for right, in any form."""
     golds: set[str] = field(default_factory=set)
@@ -122,11 +116,6 @@ class RedTeamReport:
         elif graded.score > self._min_score:
             self._add_credit(case, graded.score)
         self.hangs += graded.failure.startswith("hangs")
-
-    @property
-    def paid(self) -> bool:
-        """Whether any gold answer was taken for right."""
-        return bool(self.accepted)
 
     def _add_credit(self, case: GradingCase, score: float) -> None:
         """A score between those of wrong and right answers."""
@@ -173,7 +162,6 @@ def table_of(found: list[RedTeamFinding]) -> Table:
 
 
 def table_of_all(found: list[RedTeamFinding]) -> Table:
-    """Each false positive."""
     table = Table("attack", "ground truth", "score", "input")
     for finding in found:
         table.add_row(*_cells(finding))
@@ -243,13 +231,13 @@ def main(
     except UnusableError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(2) from error
-    description = Console(soft_wrap=True, highlight=False)
+    page = Console(soft_wrap=True, highlight=False)
     if others := [repr(name) for name in report.forms if name not in FORMS]:
-        description.print(f"forms of the answer: {', '.join(others)}", markup=False)
+        page.print(f"forms of the answer: {', '.join(others)}", markup=False)
     if report.hangs == MAX_HANGS:
-        description.print(f"stopped: it hangs on {MAX_HANGS} attacks")
+        page.print(f"stopped: it hangs on {MAX_HANGS} attacks")
     if report.credit[0]:
-        description.print(f"partial credit: up to {report.credit[0]:.2g} of a right answer's ({report.credit[1]})")
+        page.print(f"partial credit: up to {report.credit[0]:.2g} of a right answer's ({report.credit[1]})")
     if report.found:
         console.print(table_of_all(report.found) if every else table_of(report.found), markup=False)
     unpaid = sorted(report.golds - report.accepted)
@@ -257,7 +245,7 @@ def main(
     not_accepted = bool(unpaid) and report.hangs < MAX_HANGS and (data is not None or not report.accepted)
     if not_accepted:
         tried = ", ".join(repr(each) for each in report.forms.values())
-        description.print(
+        page.print(
             f"the gold answer of {len(unpaid)} of {len(report.golds)} rows, such as {unpaid[0][:80]!r}, is accepted "
             f"in no form that was tried ({tried}), so that nothing is known about these rows: say how an answer is "
             "written, --form 'Answer: {}', or correct the manager or the rows",

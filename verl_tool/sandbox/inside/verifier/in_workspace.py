@@ -75,12 +75,10 @@ class Result:
 
     @property
     def stdout(self):
-        """As text."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self):
-        """As text."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
 
@@ -126,10 +124,7 @@ def evaluate(code, given=None, *, seconds=20.0, **options):
     arrays of numpy, fractions and decimals become plain numbers and lists.
 
     What the code prints is not mixed with the answer. The answer is plain data of JSON's types, whatever the code did.
-    `options`: of `run`.
-
-    Raises:
-        WorkspaceError: there is no answer.
+    `options`: of `run`. Raises WorkspaceError if there is no answer.
     """
     command = ["python3", "-I", "-c", _EVALUATE, code]
     result = run(command, stdin=json.dumps(given), seconds=seconds, **options)

@@ -24,12 +24,8 @@ class DecodedImages:
         self._lock = threading.Lock()
         self._held: OrderedDict[str, tuple[int, Future[Image]]] = OrderedDict()
         """By hash, the latest last: pixels, and the image as soon as it is decoded."""
-        self._pixels = 0
-
-    @property
-    def pixels(self) -> int:
+        self.pixels = 0
         """Of all images that are held."""
-        return self._pixels
 
     def of(self, part: ImagePart) -> Image:
         """The image in RGB; do not draw on it, others see it too. Raises ContentError if it cannot be decoded."""
@@ -38,10 +34,10 @@ class DecodedImages:
             future = Future() if held is None else held[1]
             if held is None:
                 self._held[part.sha256] = (part.width * part.height, future)
-                self._pixels += part.width * part.height
+                self.pixels += part.width * part.height
             self._held.move_to_end(part.sha256)
-            while self._pixels > self._max_pixels and len(self._held) > 1:
-                self._pixels -= self._held.popitem(last=False)[1][0]
+            while self.pixels > self._max_pixels and len(self._held) > 1:
+                self.pixels -= self._held.popitem(last=False)[1][0]
         if held is None:
             try:
                 future.set_result(part.decode())
@@ -52,4 +48,3 @@ class DecodedImages:
 
 
 DECODED = DecodedImages()
-"""Those of this process."""

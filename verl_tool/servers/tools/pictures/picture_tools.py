@@ -18,8 +18,6 @@ from verl_tool.servers.tools.typed.trajectory_tools import TrajectoryTools
 
 
 class PictureOptions(ToolOptions):
-    """What can be set for each of these tools."""
-
     max_pixels: int = Field(1 << 20, ge=1024, le=4 << 20)
     """Of an image that is shown; a larger one is scaled down, and has all its pixels again in the next crop."""
     min_side: int = Field(8, ge=1)

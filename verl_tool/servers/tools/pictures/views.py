@@ -31,8 +31,6 @@ _PLACES = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
 
 @dataclass(frozen=True)
 class Crop:
-    """The step to a part of an image."""
-
     box: Box
 
     def __call__(self, image: Image) -> Image:
@@ -46,8 +44,6 @@ class Crop:
 
 @dataclass(frozen=True)
 class ImageView:
-    """An image that the model sees."""
-
     original: ImagePart
     steps: tuple[Step, ...]
     full: Size
@@ -62,10 +58,8 @@ class ImageView:
 
     def then(self, step: Step | None, max_pixels: int) -> tuple[ImageView, ImagePart]:
         """What the model sees after a further step, scaled down to `max_pixels`; None: the same image. Takes tens of
-        milliseconds: call it in a thread.
-
-        Raises ContentError if the original cannot be decoded, and CallError after too many steps.
-        """
+        milliseconds: call it in a thread. Raises ContentError if the original cannot be decoded, and CallError after
+        too many steps."""
         steps = self.steps if step is None else _followed(self.steps, step)
         if not steps and self.original.width * self.original.height <= max_pixels:
             return self.of(self.original), self.original

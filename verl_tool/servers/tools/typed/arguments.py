@@ -34,8 +34,8 @@ _TEXT = "input"
 def read_arguments(signature: Signature, call: Call) -> dict[str, Any]:
     """The keyword arguments for the function. Raises InvalidCall, whatever the call holds, and nothing else."""
     text = call.input if call.arguments is None else _single_text_argument(signature, call.arguments)
-    provided = call.arguments if text is None else _of_text(signature, text)
-    return _checked(signature, provided or {})
+    arguments = call.arguments if text is None else _of_text(signature, text)
+    return _checked(signature, arguments or {})
 
 
 def _single_text_argument(signature: Signature, arguments: Mapping[str, Any]) -> str | None:

@@ -34,6 +34,6 @@ def _example(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: i
         return schema["default"]
     kind = schema.get("type", "string")
     if kind == "object":
-        requested = schema.get("required", ()) if depth else ()
-        return {name: _example(schema["properties"][name], definitions, depth - 1) for name in requested}
+        names = schema.get("required", ()) if depth else ()
+        return {name: _example(schema["properties"][name], definitions, depth - 1) for name in names}
     return schema.get("minimum", _VALUES.get(kind)) if kind in ("integer", "number") else _VALUES.get(kind)

@@ -127,12 +127,12 @@ class FunctionTool(Tool):
         if len(call.input) > _LONG_CHARACTERS:
             await asyncio.sleep(0)
         try:
-            provided = read_arguments(self.signature, call)
+            arguments = read_arguments(self.signature, call)
         except InvalidCall:
             await asyncio.sleep(0)
             raise
         injected = {self.signature.context: context, self.signature.options: self.options}
-        return {**provided, **{name: value for name, value in injected.items() if name is not None}}
+        return {**arguments, **{name: value for name, value in injected.items() if name is not None}}
 
     async def called(
         self, function: Callable[[], object], on_thread: Callable[[asyncio.Future[Any]], object] | None = None
@@ -160,10 +160,7 @@ class FunctionTool(Tool):
 
 def result_of(value: object, name: str) -> ToolResult:
     """What a typed function returned, as the model reads it: a text as it is, an image or audio, or a list with some,
-    as parts, all else as JSON.
-
-    Raises TypeError if JSON cannot hold it.
-    """
+    as parts, all else as JSON. Raises TypeError if JSON cannot hold it."""
     if isinstance(value, ToolResult):
         return value
     values = value if isinstance(value, (list, tuple)) else (value,)

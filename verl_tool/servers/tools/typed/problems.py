@@ -27,9 +27,9 @@ def describe_problems(errors: Sequence[ErrorDetails]) -> str:
 
 
 def _describe(error: ErrorDetails) -> str:
-    where, why, provided = _where(error["loc"]), _WORDS.get(error["type"], error["msg"][:200]), error["input"]
-    of_a_value = error["type"] not in ("missing", *_WORDS) and isinstance(provided, _SCALAR)
-    return f"{where}: {why}{f', not {excerpt(provided, 40)}' if of_a_value else ''}"
+    where, why, value = _where(error["loc"]), _WORDS.get(error["type"], error["msg"][:200]), error["input"]
+    of_a_value = error["type"] not in ("missing", *_WORDS) and isinstance(value, _SCALAR)
+    return f"{where}: {why}{f', not {excerpt(value, 40)}' if of_a_value else ''}"
 
 
 def _where(places: Sequence[int | str]) -> str:

@@ -104,10 +104,8 @@ class _Untitled(GenerateJsonSchema):
 
 
 def read_signature(function: Callable[..., object], name: str, *, method: bool = False) -> Signature:
-    """What `function` says. `method`: its first parameter is the instance.
-
-    Raises ConfigError, in words for who wrote the function, if it cannot be a tool.
-    """
+    """What `function` says. `method`: its first parameter is the instance. Raises ConfigError, in words for who wrote
+    the function, if it cannot be a tool."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"tool {name} yields, and a tool returns its whole answer at once; return a text")
     hints = _hints(function, name)

@@ -54,7 +54,6 @@ class TrajectoryTools:
     `setup`, and is told of the images that tools show (`take_media`). `AudioPart`: the same for audio
     (`AUDIOS_FIELD`)."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
-    """The model of its options."""
     options: ToolOptions = ToolOptions()
     """Set before `setup`, and before each call to those of the tool that is called."""
 
@@ -90,8 +89,6 @@ class TrajectoryTools:
 
 
 class _Held:
-    """The instance of one trajectory."""
-
     def __init__(self, instance: TrajectoryTools) -> None:
         self.instance = instance
         self.thread: asyncio.Future[Any] | None = None
@@ -205,14 +202,14 @@ def _method_tool(owner: type[TrajectoryTools], function: Function, mark: Mark) -
 
 
 def _reject_uncallable(owner: type[TrajectoryTools]) -> None:
-    requested = {"__init__": ((), "self"), "setup": ((None,), "self, trajectory"), "fork": ((), "self")}
-    requested |= {"teardown": ((), "self")}
-    for name, (arguments, description) in requested.items():
+    signatures = {"__init__": ((), "self"), "setup": ((None,), "self, trajectory"), "fork": ((), "self")}
+    signatures |= {"teardown": ((), "self")}
+    for name, (arguments, written) in signatures.items():
         try:
             inspect.signature(getattr(owner, name)).bind(None, *arguments)
         except TypeError as error:
             raise ConfigError(
-                f"{owner.__name__}.{name} cannot be called: {error}; write it as {name}({description})"
+                f"{owner.__name__}.{name} cannot be called: {error}; write it as {name}({written})"
             ) from error
 
 

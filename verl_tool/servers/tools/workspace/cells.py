@@ -44,19 +44,15 @@ _DRAWS = re.compile(r"matplotlib|pyplot|seaborn|\bplt\b|\.plot\b|\.hist\b")
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell as plain Python."""
-
     code: str
     needs_kernel: bool
     """It uses names that are IPython's (`kernel.install`)."""
     draws: bool
-    """It may leave figures behind."""
     timed: bool = False
     """It began with ``%%time``: tell how long it took."""
 
 
 def read_cell(source: str) -> Cell:
-    """The cell that a model wrote."""
     magic = _CELL_MAGIC.fullmatch(source) if source.lstrip().startswith("%%") else None
     draws = _DRAWS.search(source) is not None
     if magic is None:

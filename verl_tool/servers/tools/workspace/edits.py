@@ -26,8 +26,6 @@ INLINE_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class FileEdit:
-    """One edit."""
-
     path: str
     before: bytes | None
     """The file's content before, packed; None if the edit made the file."""
@@ -80,13 +78,8 @@ class Editor:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, name: str, *arguments: Any, seconds: float) -> Any:
-        """What the function returns.
-
-        Raises:
-            CallError: the edit cannot be made, or took longer than so many seconds.
-            InvalidCall: its arguments make no sense.
-            SandboxError: the process failed.
-        """
+        """What the function returns. Raises CallError if the edit cannot be made or took longer than so many seconds,
+        InvalidCall if its arguments make no sense, and SandboxError if the process failed."""
         size = sum(len(argument) for argument in arguments if isinstance(argument, (str, bytes)))
         kind, outcome = (
             text_edits.answer(name, arguments) if size <= INLINE_BYTES else await self._ask(name, arguments, seconds)

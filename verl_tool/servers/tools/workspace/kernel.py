@@ -173,14 +173,14 @@ class KernelShell:
 
         options = re.match(r"\s*((?:-[nr]\s*\d+\s+|-[qocpt]\s+)*)", rest)
         assert options is not None
-        requested = dict(re.findall(r"-([nr])\s*(\d+)", options[1]))
+        counts = dict(re.findall(r"-([nr])\s*(\d+)", options[1]))
         timer = timeit.Timer(rest[options.end() :].strip() or "pass", globals=self.user_ns)
-        loops = int(requested.get("n", 0))
+        loops = int(counts.get("n", 0))
         if not loops:
             loops, took = timer.autorange()
-            rounds = int(requested.get("r", 7 if took < 0.5 else 3))
+            rounds = int(counts.get("r", 7 if took < 0.5 else 3))
         else:
-            rounds = int(requested.get("r", 7))
+            rounds = int(counts.get("r", 7))
         times = [seconds / loops for seconds in timer.repeat(rounds, loops)]
         mean = sum(times) / len(times)
         spread = (sum((each - mean) ** 2 for each in times) / len(times)) ** 0.5
@@ -252,11 +252,11 @@ class KernelShell:
         import shlex
 
         path, *arguments = shlex.split(rest)
-        provided, sys.argv = sys.argv, [path, *arguments]
+        before, sys.argv = sys.argv, [path, *arguments]
         try:
             found = runpy.run_path(path, run_name="__main__")
         finally:
-            sys.argv = provided
+            sys.argv = before
         self.user_ns.update({name: value for name, value in found.items() if not name.startswith("__")})
 
     def _line_matplotlib(self, rest):

@@ -58,9 +58,9 @@ class Notebook:
         PNGs, as far as they can be had. Raises as `Session.run`."""
         if not (self._draws and self._installed):
             return 0, {}
-        reported = await self._session.run(_SAVED, wall_seconds=_FIGURE_SECONDS, counted=False)
-        description = reported.stdout.strip()
-        count = int(description) if description.isascii() and description.isdigit() and len(description) < 6 else 0
+        saved = await self._session.run(_SAVED, wall_seconds=_FIGURE_SECONDS, counted=False)
+        printed = saved.stdout.strip()
+        count = int(printed) if printed.isascii() and printed.isdigit() and len(printed) < 6 else 0
         found = {number: await self._figure(number) for number in range(min(count, most))}
         return count, {number: content for number, content in found.items() if content is not None}
 

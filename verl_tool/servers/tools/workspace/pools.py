@@ -43,11 +43,8 @@ _shared: dict[_Key, _Shared] = {}
 
 
 async def take_pool(settings: PoolSettings) -> SandboxPool:
-    """The pool of these settings, started by the first who takes it; give it back with `give_pool`.
-
-    Raises:
-        IsolationError: this machine cannot give the level required.
-    """
+    """The pool of these settings, started by the first who takes it; give it back with `give_pool`. Raises
+    IsolationError if this machine cannot give the level required."""
     key = (asyncio.get_running_loop(), settings)
     shared = _shared.setdefault(key, _Shared(settings))
     async with shared.started:

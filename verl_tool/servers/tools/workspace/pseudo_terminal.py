@@ -104,10 +104,7 @@ class PseudoTerminal:
 
     async def signal(self, number: signal.Signals) -> bool:
         """Send SIGINT or SIGQUIT to what is in the foreground, SIGKILL to a program that another one has started there.
-
-        Returns:
-            Whether it was sent.
-        """
+        Return whether it was sent."""
         if self.closed:  # the descriptor may be another's
             return False
         if self.relayed is not None:

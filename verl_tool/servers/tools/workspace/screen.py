@@ -36,13 +36,13 @@ def _overwritten(line: str) -> str:
 
 
 def _without_backspaces(text: str) -> str:
-    stored: list[str] = []
+    characters: list[str] = []
     for character in text:
         if character != "\b":
-            stored.append(character)
-        elif stored and stored[-1] != "\n":
-            stored.pop()
-    return "".join(stored)
+            characters.append(character)
+        elif characters and characters[-1] != "\n":
+            characters.pop()
+    return "".join(characters)
 
 
 class HeadAndTail:
@@ -57,12 +57,11 @@ class HeadAndTail:
         """Bytes written."""
 
     def write(self, data: bytes) -> None:
-        """Take in some more."""
         self.total += len(data)
-        remaining = self._half - len(self._head)
-        if remaining > 0:
-            self._head += data[:remaining]
-            data = data[remaining:]
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
         self._tail += data
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half]

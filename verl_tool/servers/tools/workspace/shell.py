@@ -64,7 +64,6 @@ class Shell:
         self._typed = False
         """Whether keys were typed since the last command: it may wait for the rest of one."""
         self.idle = True
-        """Whether the last command has ended."""
         self.begun = True
         """Whether the last command was begun: a shell may end before it reads one."""
         self._prompts = False
@@ -81,12 +80,8 @@ class Shell:
         return not self.terminal.closed
 
     async def start(self, session: WorkspaceSandbox, folder: bytes) -> None:
-        """Start bash in a directory, or in the workspace's if there is no such any more.
-
-        Raises:
-            TerminalClosedError: it does not answer.
-            ToolFault: the session is lost.
-        """
+        """Start bash in a directory, or in the workspace's if there is no such any more. Raises TerminalClosedError if
+        it does not answer, ToolFault if the session is lost."""
         ends = (self.terminal.theirs,) * 3
         try:
             self._process = await session.spawn(_BASH, streams=ends, env=_VARIABLES, cwd="/", terminal=True)
@@ -103,11 +98,8 @@ class Shell:
             raise TerminalClosedError
 
     async def run(self, command: bytes, seconds: float) -> bool:
-        """Run a command without NUL. Raises TerminalClosedError.
-
-        Returns:
-            Whether it has ended within so many seconds; else `interrupt` it.
-        """
+        """Run a command without NUL; return whether it has ended within so many seconds, else `interrupt` it. Raises
+        TerminalClosedError."""
         self.begun = self._prompts = False
         self.terminal.reset_modes()
         if self._typed:
@@ -146,11 +138,8 @@ class Shell:
         await self._quiet_by(deadline)
 
     async def end(self) -> tuple[int | None, str]:
-        """End it with all that it has started.
-
-        Returns:
-            Its exit code if it has ended by itself, and in words why it is gone.
-        """
+        """End it with all that it has started. Return its exit code if it has ended by itself, and in words why it is
+        gone."""
         by_itself = not self.alive
         self.terminal.close()
         if self._process is None:

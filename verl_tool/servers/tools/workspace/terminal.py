@@ -37,7 +37,6 @@ class TerminalOutput:
     exit_code: int | None = None
     """Of a command; None if it was interrupted, or keys were sent."""
     interrupted: bool = False
-    """Its time was up."""
     lost: str = ""
     """Why the shell was another one than in the call before; empty if it was the same."""
     ended: str = ""
@@ -65,17 +64,12 @@ class Terminal:
         return Terminal(session)
 
     async def close(self) -> None:
-        """End the shell."""
         self._drop()
 
     async def run(self, command: str, seconds: float, output_bytes: int) -> TerminalOutput:
-        """Run a command in the shell, and interrupt it when its time is up.
-
-        Raises:
-            CallError: a program is in the foreground, or the command cannot be given to a shell.
-            ToolFault: the session is lost.
-            SandboxError: a shell could not be started.
-        """
+        """Run a command in the shell, and interrupt it when its time is up. Raises CallError if a program is in the
+        foreground or the command cannot be given to a shell, ToolFault if the session is lost, and SandboxError if a
+        shell could not be started."""
         typed = command.encode("utf-8", "surrogatepass")
         if b"\0" in typed:
             raise CallError("the command holds a NUL character, which no shell can take")
@@ -116,12 +110,8 @@ class Terminal:
         return TerminalOutput(self._text(), shell.exit_code, interrupted, before.ended)
 
     async def type(self, keys: bytes, seconds: float, output_bytes: int) -> TerminalOutput:
-        """Type keys, and see what the program in the foreground makes of them, for so many seconds at most.
-
-        Raises:
-            ToolFault: the session is lost.
-            SandboxError: a shell could not be started.
-        """
+        """Type keys, and see what the program in the foreground makes of them, for so many seconds at most. Raises
+        ToolFault if the session is lost, SandboxError if a shell could not be started."""
         async with self._call(output_bytes) as (shell, lost):
             try:
                 await shell.type(keys, seconds)
@@ -190,5 +180,5 @@ class Terminal:
             shell.close()
 
     def _text(self) -> str:
-        visible, self._shown = self._shown, HeadAndTail(_BETWEEN_CALLS_BYTES)
-        return _OWN_TRACE.sub("", AROUND_MARKER.sub("", visible.text()))
+        shown, self._shown = self._shown, HeadAndTail(_BETWEEN_CALLS_BYTES)
+        return _OWN_TRACE.sub("", AROUND_MARKER.sub("", shown.text()))

@@ -74,8 +74,6 @@ class Text:
 
 @dataclass(frozen=True)
 class Edited:
-    """A file after an edit."""
-
     file: Text
     first: int
     """Number of the first line that the edit wrote, from 1."""
@@ -101,13 +99,13 @@ def numbered(lines: Sequence[str], first: int, last: int | None, limit: int) -> 
 
 def _collect(lines: Sequence[str], numbers: range, characters: int) -> list[str]:
     """The first of these lines, as many as have so many characters together."""
-    stored = []
+    labelled = []
     for number in numbers:
-        stored.append(_label(lines, number))
-        characters -= len(stored[-1]) + 1
+        labelled.append(_label(lines, number))
+        characters -= len(labelled[-1]) + 1
         if characters < 0:
             break
-    return stored
+    return labelled
 
 
 def _label(lines: Sequence[str], number: int) -> str:
@@ -164,8 +162,8 @@ def _lines_of(text: str, old: str) -> str:
         found.append(line)
         following = text.find("\n", at)
         at = -1 if following < 0 else text.find(old, following + 1 if old[0] != "\n" else max(following, at + 1))
-    visible = ", ".join(map(str, found[:MAX_LISTED_LINES]))
-    return f"[{visible}, …]" if len(found) > MAX_LISTED_LINES else f"[{visible}]"
+    numbers = ", ".join(map(str, found[:MAX_LISTED_LINES]))
+    return f"[{numbers}, …]" if len(found) > MAX_LISTED_LINES else f"[{numbers}]"
 
 
 # What the tool asks for: bytes of files in, bytes and words for the model out.

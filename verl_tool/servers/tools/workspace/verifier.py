@@ -86,19 +86,13 @@ _MAX_MESSAGE_CHARACTERS = 2000
 
 
 async def verify(session: Session, verification: Verification) -> Verdict:
-    """End what runs in the session of a workspace, and run the verifier beside it.
-
-    What the trajectory has done to its workspace (folders that were moved, say) gives the reward 0, as does a verifier
-    that does not end, fails (its exit code is not 0) or writes no reward.
-
-    Raises:
-        ToolFault: the session is lost.
-        SandboxError: the sandbox failed.
-    """
+    """End what runs in the session of a workspace, and run the verifier beside it. What the trajectory has done to its
+    workspace (folders that were moved, say) gives the reward 0, as does a verifier that does not end, fails (its exit
+    code is not 0) or writes no reward. Raises ToolFault if the session is lost, SandboxError if the sandbox failed."""
     began = time.monotonic()
     await session.end_programs()
-    reward, description, numbers = await _verify(session, verification)
-    return Verdict(reward, description, numbers, seconds=time.monotonic() - began)
+    reward, reason, numbers = await _verify(session, verification)
+    return Verdict(reward, reason, numbers, seconds=time.monotonic() - began)
 
 
 async def _verify(session: Session, verification: Verification) -> tuple[float, str, dict[str, float]]:

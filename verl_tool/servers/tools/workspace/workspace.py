@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import Literal, Protocol, TypeVar
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field, model_validator
 
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FILES_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerSettings, WorkspaceSandbox
-from verl_tool.servers.tools._sandboxed import SandboxTool
+from verl_tool.servers.tools._sandboxed import PolicyOptions, SandboxTool
 from verl_tool.servers.tools.base import Context, Tool, ToolOptions
 from verl_tool.servers.tools.workspace.layout import started, started_container
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
@@ -24,7 +24,7 @@ from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.verification import Verdict, Verification
 
 
-class WorkspaceOptions(ToolOptions):
+class WorkspaceOptions(PolicyOptions):
     """The limits of a call, of a workspace, and of all workspaces. All but the first two, and what `ToolOptions` has,
     must be the same for tools that are served together, for they share workspaces."""
 
@@ -34,12 +34,6 @@ class WorkspaceOptions(ToolOptions):
     """Of the containers. It needs bash, and what the tools use: python3 for ``ipython_code``."""
     cpus: float = Field(default=1.0, gt=0)
     """CPU time a second of one container."""
-    timeout_seconds: float = Field(default=10.0, gt=0, validation_alias=AliasChoices("timeout_seconds", "timeout"))
-    """Wall time of one call."""
-    max_output_length: int = Field(default=4000, ge=100)
-    """Characters of an observation; of a longer one the middle is left out."""
-    max_memory_mb: int = Field(default=2048, ge=64)
-    """Memory of one workspace, megabytes of 2**20 bytes."""
     max_disk_mb: int = Field(default=64, ge=1)
     """Files of one workspace, which are held in memory, of the same megabytes."""
     max_processes: int = Field(default=32, ge=4)
@@ -50,25 +44,15 @@ class WorkspaceOptions(ToolOptions):
     """A workspace that no call uses for so long is ended; later calls get the fault ``state_lost``."""
     max_sessions: int = Field(default=256, ge=1)
     """Workspaces at once in each replica; the first call of a further trajectory gets the fault ``overloaded``."""
-    pre_import: tuple[str, ...] = ()
-    """As of ``python_code``."""
-    allowed_modules: tuple[str, ...] | None = None
-    """As of ``python_code``."""
-    restricted_functions: tuple[str, ...] = ()
-    """As of ``python_code``."""
-    isolation: str = Level.full.name
-    """The lowest level of isolation with which the tool agrees to start."""
-    workers: int | None = Field(default=None, ge=1)
-    """Warm processes that workspaces are forked from; None: one a core. Containers have none."""
     warm_modules: tuple[str, ...] = WARM_MODULES
     """Modules that are imported once for all workspaces; any other is imported by each that uses it."""
 
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> WorkspaceOptions:
         other = _OF_CONTAINERS if self.backend == "sandbox" else _OF_THE_SANDBOX
-        provided = [name for name in other if getattr(self, name) != WorkspaceOptions.model_fields[name].default]
-        if provided:
-            raise ValueError(f"{provided[0]} has no effect with backend={self.backend!r}; leave it out")
+        changed = [name for name in other if getattr(self, name) != WorkspaceOptions.model_fields[name].default]
+        if changed:
+            raise ValueError(f"{changed[0]} has no effect with backend={self.backend!r}; leave it out")
         if self.backend != "sandbox" and not self.image:
             raise ValueError(f"backend={self.backend!r} needs image, the name of one that is there or can be pulled")
         return self
@@ -112,11 +96,9 @@ class Workspace:
         return found
 
     async def verify(self, verification: Verification) -> Verdict:
-        """What the verifier says of it, when all that its tools run has been ended; see `verifier.verify`.
-
-        Raises ToolFault: ``bad_request`` if a branch lives, whose programs have the same user and could reach the
-        verifier; ``misconfigured`` in a container; ``state_lost``.
-        """
+        """What the verifier says of it, when all that its tools run has been ended; see `verifier.verify`. Raises
+        ToolFault: ``bad_request`` if a branch lives, whose programs have the same user and could reach the verifier;
+        ``misconfigured`` in a container; ``state_lost``."""
         if not isinstance(self.session, Session):
             words = "a verifier runs in a session of the sandbox only; serve the tools without backend"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
@@ -132,11 +114,9 @@ class Workspace:
         return await verify(self.session, verification)
 
     async def fork(self) -> Workspace:
-        """A second workspace with the same Python state, files, and whatever else the tools keep.
-
-        Raises ToolFault: ``not_forkable`` if something of it cannot be copied, such as a program that runs, or a shell;
-        ``overloaded``, ``state_lost``. Raises SandboxError if the sandbox failed.
-        """
+        """A second workspace with the same Python state, files, and whatever else the tools keep. Raises ToolFault:
+        ``not_forkable`` if something of it cannot be copied, such as a program that runs, or a shell; ``overloaded``,
+        ``state_lost``. Raises SandboxError if the sandbox failed."""
         try:
             session = await self.session.fork()
         except SandboxError as error:
