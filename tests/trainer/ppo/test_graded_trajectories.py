@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("verl")
 
 from omegaconf import OmegaConf  # noqa: E402
+from solved_trajectories import faulted, solved  # noqa: E402
 from stored_rows import StoredRows  # noqa: E402
-from trajectories import faulted, solved  # noqa: E402
 
 from verl import DataProto  # noqa: E402
 from verl_tool.agent_loop.trajectory import (  # noqa: E402

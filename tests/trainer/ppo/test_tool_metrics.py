@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("omegaconf")
 
-from trajectories import faulted, solved
+from solved_trajectories import faulted, solved
 
 from verl_tool.agent_loop.trajectory import read_jsonl
 from verl_tool.trainer.ppo.graded_trajectories import TooManyFaultsError

@@ -22,7 +22,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_trainer_cls
-from verl.utils.seqlen_balancing import calculate_workload
+from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from verl_tool.agent_loop.trajectory import BONUS, RECORD_PLACES
 from verl_tool.agent_loop.verl.config import options_in
@@ -254,13 +254,18 @@ class AgentTrainerMixin(PPOTrainer):
         ranks = max(group._dispatch_info["actor"]) + 1
         lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
         prompts = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
-        layout = lay_out(batch.keys, calculate_workload(lengths).tolist(), prompts, ranks, rows_multiple(self.config))
+        work = calculate_workload(lengths).tolist()
+        layout = lay_out(batch.keys, work, prompts, ranks, lambda number: rows_multiple(self.config, number))
         rows = len(batch.keys)
         padded = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
         dummies = iter(range(rows, len(padded.keys)))
         padded.reorder([next(dummies) if place == DUMMY else place for place in layout.order])
         padded.extra_info["num_mini_batch"] = layout.num_mini_batches
         metrics["training/dummy_rows"] = layout.num_dummies
+        size = len(layout.order) // ranks
+        sizes = [tag["seq_len"] for tag in padded.tags]
+        parts = [list(range(rank * size, (rank + 1) * size)) for rank in range(ranks)]
+        metrics.update(log_seqlen_unbalance(seqlen_list=sizes, partitions=parts, prefix="global_seqlen"))
         return padded
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -276,7 +281,7 @@ class AgentTrainerMixin(PPOTrainer):
         index = RolloutIndex.of(batch.keys)
         if index.has_several:
             done = _put_weights(batch, done, index)
-        metrics.update(self._keep_tokens(batch, index))
+        metrics.update(self._keep_tokens(batch))
         if takes_turns(self.config.algorithm.adv_estimator):
             names = ["advantages", "response_mask"]
             fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
@@ -287,9 +292,10 @@ class AgentTrainerMixin(PPOTrainer):
             metrics.update(variance_share(*columns))
         return done
 
-    def _keep_tokens(self, batch: KVBatchMeta, index: RolloutIndex) -> dict[str, float]:
+    def _keep_tokens(self, batch: KVBatchMeta) -> dict[str, float]:
         """Write what is known of each token, if it is wanted; the seconds that it took."""
         lines, self._lines = self._lines, {}
+        index = RolloutIndex.of(batch.keys)
         # Rows that fill up the batch have no record.
         rollouts = [rows for rows in index.rollouts if batch.keys[rows[-1]] in lines]
         keys = [batch.keys[row] for rows in rollouts for row in rows]
@@ -350,6 +356,13 @@ class AgentTrainerMixin(PPOTrainer):
         description = batch if all(out) else _retagged(batch, tags)
         with _joining(batch if all(out) else _part(batch, [not row for row in out])):
             super()._compute_metrics(description, metrics, *args, **kwargs)
+        index = RolloutIndex.of(batch.keys)
+        if index.has_several and not all(out):
+            finals = [batch.keys[row] for row in index.final if not out[row]]
+            fields = tq.kv_batch_get(keys=finals, partition_id=batch.partition_id, select_fields=["num_turns"])
+            turns = torch.tensor(fields["num_turns"].tolist(), dtype=torch.float32)
+            for name in ("mean", "max", "min"):
+                metrics[f"training/num_turns/{name}"] = getattr(turns, name)().item()
         cleaned = without_nan(without_rewards(metrics) if all(out) else metrics)
         metrics.clear()
         metrics.update(cleaned | self._rollouts.take_metrics() | self._progress.take_metrics())
@@ -428,8 +441,9 @@ def _place(key: str) -> tuple[str, int, int]:
 
 
 def _uninformative_rows(batch: KVBatchMeta) -> list[bool]:
-    """Rows that tell nothing: invalid, or put in to fill up the batch."""
-    invalid = invalid_of(read_loop_fields(batch))
+    """Rows that tell nothing: of a rollout with an invalid row, or put in to fill up the batch."""
+    index = RolloutIndex.of(batch.keys)
+    invalid = index.spread(index.reduce(invalid_of(read_loop_fields(batch)), any))
     return [out or bool(tag.get("is_padding")) for out, tag in zip(invalid, batch.tags, strict=True)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from verl.trainer.ppo.core_algos import (  # noqa: E402
     ADV_ESTIMATOR_REGISTRY,
     AdaptiveKLController,
     agg_loss,
-    register_adv_est,
 )
 from verl.trainer.ppo.metric_utils import compute_data_metrics  # noqa: E402
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage  # noqa: E402
@@ -46,10 +46,16 @@ CONFIG = OmegaConf.create(
 ESTIMATORS = sorted(ADV_ESTIMATOR_REGISTRY)
 
 
-@register_adv_est("test_counts_tokens")
-def count_tokens(token_level_rewards: Any, response_mask: Any, index: Any = None, **_: Any) -> Any:
-    """An estimator of a user's own, which a cut would change: the place of each token in its rollout."""
-    return (place := response_mask.cumsum(1).float()), place
+@pytest.fixture(autouse=True, scope="module")
+def _an_estimator_of_a_users_own() -> Iterator[None]:
+    """One that a cut would change: it tells the place of each token in its rollout."""
+
+    def count_tokens(response_mask: Any, **_: Any) -> Any:
+        return (place := response_mask.cumsum(1).float()), place
+
+    ADV_ESTIMATOR_REGISTRY["counts_tokens"] = count_tokens
+    yield
+    del ADV_ESTIMATOR_REGISTRY["counts_tokens"]
 
 
 def advantages(rows: Rows, estimator: str, monkeypatch: Any) -> dict[tuple[str, int], float]:
@@ -78,7 +84,7 @@ def advantages(rows: Rows, estimator: str, monkeypatch: Any) -> dict[tuple[str, 
     return Rows(done, rows.keys, rows.lengths, rows.starts).by_token("advantages")
 
 
-@pytest.mark.parametrize("estimator", [*ESTIMATORS, "test_counts_tokens"])
+@pytest.mark.parametrize("estimator", [*ESTIMATORS, "counts_tokens"])
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10_000), max_rows=st.integers(2, 9))
 def test_a_cut_changes_no_advantage(estimator, seed, max_rows):

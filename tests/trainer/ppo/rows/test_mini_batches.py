@@ -203,7 +203,7 @@ def test_a_layout_has_each_row_once_and_whole_prompts(data):
     keys = data.draw(st.permutations(keys))
     work = [data.draw(st.integers(1, 100)) for _ in keys]
     prompts, ranks, multiple = (data.draw(st.integers(1, most)) for most in (9, 4, 3))
-    layout = lay_out(keys, work, prompts, ranks, multiple)
+    layout = lay_out(keys, work, prompts, ranks, lambda number: multiple)
     assert sorted(place for place in layout.order if place != DUMMY) == list(range(len(keys)))
     assert layout.num_mini_batches == -(-len(counts) // prompts)
     size, rest = divmod(len(layout.order), ranks * layout.num_mini_batches)

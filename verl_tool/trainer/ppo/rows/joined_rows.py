@@ -92,6 +92,15 @@ def joining(index: RolloutIndex, lengths: Sequence[int]) -> Iterator[None]:
         _joined.reset(token)
 
 
+@contextmanager
+def _plain() -> Iterator[None]:
+    token = _joined.set(None)
+    try:
+        yield
+    finally:
+        _joined.reset(token)
+
+
 def on_rollouts(function: Callable[..., Any]) -> Callable[..., Any]:
     """verl's `function(data, …)`, which takes a batch and returns metrics, or the batch with or without metrics."""
 
@@ -106,7 +115,8 @@ def on_rollouts(function: Callable[..., Any]) -> Callable[..., Any]:
         if "batch_keys" in kwargs:
             kwargs["batch_keys"] = [kwargs["batch_keys"][row] for row in joined.index.final]
         args, kwargs = (args, kwargs | {name: whole}) if name is not None else ((whole, *args[1:]), kwargs)
-        result = function(*args, **kwargs)
+        with _plain():  # what it calls works on whole rollouts already
+            result = function(*args, **kwargs)
         if isinstance(result, DataProto):
             return joined.split_batch(result, rows)
         if isinstance(result, tuple) and isinstance(result[0], DataProto):
@@ -124,7 +134,8 @@ def aggregate_on_rollouts(agg_loss: Callable[..., torch.Tensor]) -> Callable[...
         joined = _joined.get()
         if joined is not None:
             loss_mat, loss_mask = joined.join(loss_mat), joined.join(loss_mask)
-        return agg_loss(*args, loss_mat=loss_mat, loss_mask=loss_mask, **kwargs)
+        with _plain():
+            return agg_loss(loss_mat, loss_mask, *args, **kwargs)
 
     return wrapped
 

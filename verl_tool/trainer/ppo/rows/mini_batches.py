@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from verl_tool.trainer.ppo.rows.rollout_index import prompt_of
@@ -26,12 +26,16 @@ class MiniBatchLayout:
 
 
 def lay_out(
-    keys: Sequence[str], work: Sequence[float], prompts_per_mini_batch: int, ranks: int, multiple: int = 1
+    keys: Sequence[str],
+    work: Sequence[float],
+    prompts_per_mini_batch: int,
+    ranks: int,
+    multiple: Callable[[int], int] = lambda _: 1,
 ) -> MiniBatchLayout:
     """Put the rollouts of each prompt into one mini-batch, and balance the work of its rows over the ranks.
 
     Prompts are taken in the order of their names, so that a cut of their rollouts changes no mini-batch. work: of each
-    row. multiple: the rows of a rank in one mini-batch are a multiple of it.
+    row. multiple: what the rows of a rank in one mini-batch are a multiple of, by the number of mini-batches.
     """
     prompts = sorted({prompt_of(key) for key in keys})
     chunks = [prompts[i : i + prompts_per_mini_batch] for i in range(0, len(prompts), prompts_per_mini_batch)]
@@ -40,7 +44,8 @@ def lay_out(
     for place, key in enumerate(keys):
         rows[mini_batch_by_prompt[prompt_of(key)]].append(place)
     per_rank = -(-max(map(len, rows)) // ranks)
-    per_rank = -(-per_rank // multiple) * multiple
+    factor = multiple(len(chunks))
+    per_rank = -(-per_rank // factor) * factor
     by_rank: list[list[int]] = [[] for _ in range(ranks)]
     for each in rows:
         for rank, part in enumerate(_balance(each, work, ranks, per_rank)):

@@ -25,8 +25,10 @@ class RolloutIndex:
         groups: dict[str, list[int]] = {}
         for place, key in enumerate(keys):
             groups.setdefault(rollout_of(key), []).append(place)
-        ordered = (tuple(sorted(places, key=lambda place: _row_number(keys[place]))) for places in groups.values())
-        return cls(tuple(keys), tuple(ordered))
+        for places in groups.values():
+            if len(places) > 1:
+                places.sort(key=lambda place: _row_number(keys[place]))
+        return cls(tuple(keys), tuple(map(tuple, groups.values())))
 
     def __len__(self) -> int:
         """The number of rollouts."""

@@ -25,21 +25,26 @@ def check_several_rows(config: DictConfig) -> None:
         raise ConfigError(f"several rows per rollout: {problem}")
 
 
-def rows_multiple(config: DictConfig) -> int:
-    """What the rows of a rank in one mini-batch must be a multiple of: the sizes of all fixed micro-batches."""
-    sizes: list[int] = []
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    parts = [
-        (actor, "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
-        (rollout, "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"),
-        (config.actor_rollout_ref.ref, "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz"),
-        (config.critic, "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
-        (config.critic, "forward_micro_batch_size_per_gpu", "use_dynamic_bsz"),
+def rows_multiple(config: DictConfig, num_mini_batches: int) -> int:
+    """What the rows of a rank in one mini-batch must be a multiple of, where micro-batches have a fixed size.
+
+    Those of an update divide the mini-batch, those of log-probabilities and values all rows of the rank.
+    """
+    actor, critic = config.actor_rollout_ref.actor, config.critic
+    update = [(actor, "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz")]
+    infer = [
+        (section, "log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz")
+        for section in (config.actor_rollout_ref.rollout, config.actor_rollout_ref.ref)
     ]
-    for section, size, dynamic in parts:
-        if not section.get(dynamic, False) and section.get(size):
-            sizes.append(int(section[size]))
-    return math.lcm(*sizes)
+    if str(config.algorithm.adv_estimator) == "gae":
+        update.append((critic, "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"))
+        infer.append((critic, "forward_micro_batch_size_per_gpu", "use_dynamic_bsz"))
+    of_all = math.lcm(*_fixed_sizes(infer))
+    return math.lcm(*_fixed_sizes(update), of_all // math.gcd(of_all, num_mini_batches))
+
+
+def _fixed_sizes(parts: list[tuple[DictConfig, str, str]]) -> list[int]:
+    return [int(section[size]) for section, size, dynamic in parts if not section.get(dynamic) and section.get(size)]
 
 
 def _problems(config: DictConfig) -> Iterator[str]:

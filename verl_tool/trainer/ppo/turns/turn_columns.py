@@ -100,11 +100,11 @@ def with_turns(compute: Compute) -> Compute:
     """
 
     def compute_advantage_for_multi_trajectories(
-        data: DataProto, batch_keys: list[str], adv_estimator: str, *args: Any, **kwargs: Any
+        data: DataProto, batch_keys: list[str], adv_estimator: str, **kwargs: Any
     ) -> DataProto:
         if takes_turns(adv_estimator):
             _fetch(data, batch_keys)
-        return compute(data, batch_keys, adv_estimator, *args, **kwargs)
+        return compute(data, batch_keys=batch_keys, adv_estimator=adv_estimator, **kwargs)
 
     return compute_advantage_for_multi_trajectories
 

@@ -39,8 +39,12 @@ class StoredRows:
         told = list_of_dict_to_tensordict(rows) if others else TensorDict({}, batch_size=len(keys))
         return told.update(tensors)
 
-    def kv_batch_put(self, keys: Sequence[str], partition_id: str, fields: TensorDict) -> KVBatchMeta:
+    def kv_batch_put(
+        self, keys: Sequence[str], partition_id: str, fields: TensorDict, tags: Sequence[Any] = ()
+    ) -> KVBatchMeta:
         """Add fields to rows."""
+        for key in keys:
+            self.rows.setdefault(key, {})
         for name, column in fields.items():
             values = column.unbind() if isinstance(column, torch.Tensor) else list(column)
             for key, value in zip(keys, values, strict=True):
