@@ -277,6 +277,66 @@ class Turns(CalculatorRewardManager):
             assert data["agent/turn_reward/1"] == pytest.approx(sum(first) / len(rows))
 
 
+class TestRowsPerRollout:
+    """A model that summarises its context: rollouts of several rows, with GRPO and with a critic."""
+
+    MANAGER = """
+from dataclasses import replace
+
+from verl_tool.agent_workers.reward_manager.calculator import CalculatorRewardManager
+
+
+class Lengths(CalculatorRewardManager):
+    async def grade(self, sample):
+        return replace(await super().grade(sample), score=len(sample.text) % 3 / 2)
+"""
+
+    @pytest.fixture(scope="class", params=["grpo", "gae"])
+    def run(
+        self, request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory
+    ) -> Run:
+        folder = tmp_path_factory.mktemp(f"rows_{request.param}")
+        manager = folder / "lengths.py"
+        manager.write_text(self.MANAGER)
+        run = small_run(
+            folder / "run",
+            calculator,
+            *("reward.reward_manager.source=importlib", "reward.reward_manager.name=Lengths"),
+            f"reward.reward_manager.module.path={manager}",
+            *(f"algorithm.adv_estimator={request.param}", "trainer.use_v1=true", "trainer.val_before_train=false"),
+            *(f"{AGENT}.context=summarise", f"{AGENT}.context_tokens=24", f"{AGENT}.summary_tokens=4"),
+            *(f"{AGENT}.summary_prompt=go", f"{AGENT}.summary_continuation=on"),
+            *(f"critic.model.path={calculator.model}", "critic.ppo_micro_batch_size_per_gpu=8"),
+            *("critic.ppo_mini_batch_size=${actor_rollout_ref.actor.ppo_mini_batch_size}", "token_records_every=1"),
+            *("trainer.save_freq=-1", "trainer.test_freq=-1"),
+        )
+        run.finish()
+        return run
+
+    def test_it_trains_rollouts_of_several_rows(self, run):
+        trained = run.steps()
+        assert set(trained) == {1, 2}
+        assert max(data.get("training/rows_per_rollout/max", 1) for data in trained.values()) > 1
+        for data in trained.values():
+            assert data["actor/grad_norm"] > 0
+            assert data["training/rollout_probs_diff_max"] < 1e-4
+
+    def test_each_rollout_is_one_record_whose_tokens_are_known(self, run):
+        several = 0
+        for step in run.steps():
+            records = trajectories(run, step)
+            for line, record in enumerate(records):
+                known = tokens_of(run.folder / "trajectories" / f"step_{step}.jsonl", line)
+                assert len(known["advantages"]) == len(record.response_ids)
+                assert known["mask"].tolist() == record.loss_mask
+                # What the trainer makes of a row's context is what the engine sampled from.
+                ours = [p for p, m in zip(known["log_probs"], record.response_mask, strict=True) if m]
+                engine = [p for p, m in zip(record.response_log_probs or (), record.response_mask, strict=True) if m]
+                assert ours == pytest.approx(engine, abs=1e-3)
+                several += len(record.rows) > 1
+        assert several
+
+
 class TestServerKilled:
     """REINFORCE++ on verl's newer trainer, groups without signal filtered out; the tool server killed meanwhile."""
 

@@ -18,7 +18,7 @@ from PIL import Image
 from viewer_server import viewer
 
 from eval_service.evaluation.record import Record, write_records
-from verl_tool.agent_loop.trajectory import write_jsonl
+from verl_tool.agent_loop.trajectory import RowContext, write_jsonl
 from verl_tool.content.parts import read_media
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -49,6 +49,11 @@ def runs(tmp_path_factory):
     older = replace(older, timings=replace(older.timings, turns=()))
     others = [made_trajectory(5, i, 1, draw) for i in range(3000)]
     write_jsonl(folder / "odd.jsonl", [long, older, *others])
+    cut = made_trajectory(9, 0, 1, draw)
+    context = RowContext(tuple(range(1234)), "summarise")
+    rest = [replace(segment, row=1) for segment in cut.segments[2:]]
+    cut = replace(cut, contexts=(context,), segments=(cut.segments[0], replace(cut.segments[1], summary=True), *rest))
+    write_jsonl(folder / "rows.jsonl", [cut])
     with (folder / "odd.jsonl").open("a") as file:
         file.write("this is no record\n")
     for name, right in (("before", [True, False]), ("after", [True, True])):
@@ -220,6 +225,13 @@ def test_the_waterfall_has_the_time_of_each_turn_where_it_is_recorded(page, brow
     page("#/trajectory?run=odd&file=odd&line=1")
     assert run(browser, bars)[0] == "turn 1, 3 tokens 375 ms"
     assert "divided by the tokens" in text(browser, "aside")
+
+
+def test_a_training_row_tells_what_the_model_was_fed(page, browser):
+    page("#/trajectory?run=rows&file=rows&line=0")
+    wait(browser, lambda: "training row 2 (summarise)" in text(browser, "main"))
+    assert "the model was fed 1,234 tokens here" in text(browser, "main")
+    assert "model, summary" in text(browser, "main")
 
 
 def test_hostile_text_is_shown_and_not_run(page, browser):

@@ -360,7 +360,7 @@ class AgentTrainerMixin(PPOTrainer):
         if index.has_several and not all(out):
             finals = [batch.keys[row] for row in index.final if not out[row]]
             fields = tq.kv_batch_get(keys=finals, partition_id=batch.partition_id, select_fields=["num_turns"])
-            turns = torch.tensor(fields["num_turns"].tolist(), dtype=torch.float32)
+            turns = torch.tensor(fields.pop("num_turns").tolist(), dtype=torch.float32)
             for name in ("mean", "max", "min"):
                 metrics[f"training/num_turns/{name}"] = getattr(turns, name)().item()
         cleaned = without_nan(without_rewards(metrics) if all(out) else metrics)

@@ -84,14 +84,21 @@ export function facts(row, record, answer) {
 export function conversation(record, picture, known, value) {
   let turn = 0;
   const inPrompt = record.prompt_segments ?? 1;
-  return record.segments.map((segment, i) => {
-    const model = segment.author === "model";
+  return record.segments.flatMap((segment, i) => {
+    const model = segment.author === "model" && !segment.summary;
     if (model) turn += 1;
-    if (!segment.text && segment.image) return kept(known, segment, "image", () => imageBlock(segment, picture));
-    const name = i < inPrompt && !model ? "prompt" : model ? `model, turn ${turn}` : segment.author;
-    return kept(known, segment, `${name} ${segment.note} ${segment.text.length}`, () => h("div", { class: `segment ${segment.author}` }, header(name, segment, model && value?.(turn)), segment.image && imageBlock(segment, picture),
-      segment.growing ? growingText(segment.text) : segment.text ? longText(segment.text) : h("p", { class: "faint" }, segment.image ? "" : "no text is recorded; look at the tokens")));
+    if (!segment.text && segment.image) return [kept(known, segment, "image", () => imageBlock(segment, picture))];
+    const name = i < inPrompt && !model ? "prompt" : model ? `model, turn ${turn}` : segment.summary ? "model, summary" : segment.author;
+    return [rowStart(record, i), kept(known, segment, `${name} ${segment.note} ${segment.text.length}`, () => h("div", { class: `segment ${segment.author}` }, header(name, segment, model && value?.(turn)), segment.image && imageBlock(segment, picture),
+      segment.growing ? growingText(segment.text) : segment.text ? longText(segment.text) : h("p", { class: "faint" }, segment.image ? "" : "no text is recorded; look at the tokens")))].filter(Boolean);
   });
+}
+
+// Where a further training row begins: what the model was fed there.
+function rowStart(record, i) {
+  const row = record.segments[i].row || 0;
+  const context = row > (record.segments[i - 1]?.row || 0) && record.contexts?.[row - 1];
+  return context && h("p", { class: "row-start faint" }, `training row ${row + 1} (${context.reason}): the model was fed ${count(context.tokens.length)} tokens here`);
 }
 
 function header(name, segment, value) {
@@ -207,7 +214,7 @@ function callCard(call, i) {
 function waterfall(record) {
   const { generate = 0, total = 0, turns: told = [] } = record.timings || {};
   if (!total) return null;
-  const turns = record.segments.slice(record.prompt_segments).filter((segment) => segment.author === "model");
+  const turns = record.segments.slice(record.prompt_segments).filter((segment) => segment.author === "model" && !segment.summary);
   const written = turns.reduce((sum, segment) => sum + segment.tokens.length, 0) || 1;
   const measured = told.length === turns.length;
   const took = measured ? told : turns.map((segment) => (generate * segment.tokens.length) / written);
