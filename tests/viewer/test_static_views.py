@@ -78,7 +78,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(runs):
-    with viewer(runs, runs / "odd.jsonl") as url:
+    with viewer(runs, runs / "odd.jsonl", runs / "rows.jsonl") as url:
         until = time.monotonic() + 60
         while not read_all(f"{url}/api/facets?run=odd"):
             assert time.monotonic() < until
@@ -229,7 +229,7 @@ def test_the_waterfall_has_the_time_of_each_turn_where_it_is_recorded(page, brow
 
 def test_a_training_row_tells_what_the_model_was_fed(page, browser):
     page("#/trajectory?run=rows&file=rows&line=0")
-    wait(browser, lambda: "training row 2 (summarise)" in text(browser, "main"))
+    wait(browser, "document.querySelector('main').innerText.includes('training row 2 (summarise)')")
     assert "the model was fed 1,234 tokens here" in text(browser, "main")
     assert "model, summary" in text(browser, "main")
 
