@@ -33,6 +33,7 @@ _RAY = (
 def internals() -> tuple[Internal, ...]:
     """All that a training replaces in other packages here. Imports verl, and not vLLM. Raises ConfigError."""
     try:
+        from verl_tool.agent_workers import rollout_weights
         from verl_tool.agent_workers.no_engine import ROLLOUTS
         from verl_tool.agent_workers.reward_manager.registry import LOOK_UP
         from verl_tool.platforms import cpu, vllm_plugin
@@ -44,7 +45,8 @@ def internals() -> tuple[Internal, ...]:
         raise ConfigError(f"an installed package lacks what verl-tool extends in it: {error}") from error
     platform = (*WITHOUT_ACCELERATOR, *_RAY) if cpu.trains_on_cpu() else ()
     trainers = (task_runner.TRAINER, *ray_trainer.PATCHES, ray_trainer.TRACKING, *v1_trainer.PATCHES, v1_trainer.IDS)
-    return (*cpu.EVERYWHERE, *platform, LOOK_UP, ROLLOUTS, PLACEMENT_GROUP, *trainers, *vllm_plugin.PATCHES)
+    weights = rollout_weights.PATCHES
+    return (*cpu.EVERYWHERE, *platform, LOOK_UP, ROLLOUTS, PLACEMENT_GROUP, *weights, *trainers, *vllm_plugin.PATCHES)
 
 
 def check_versions() -> None:
