@@ -208,8 +208,6 @@ class Trajectory:
     """How many of `segments` are the prompt: more than one if it has images, or `call_tool_first` added an
     observation."""
     calls: tuple[CallRecord, ...] = ()
-    contexts: tuple[RowContext, ...] = ()
-    """Of each training row after the first, the prompt. Row k has `contexts[k - 1]` and the segments with `row` k."""
     fault: Fault | None = None
     excluded: Excluded | None = None
     loss_on_observations: bool = False
@@ -227,6 +225,8 @@ class Trajectory:
     """What the generator told besides tokens, of its last turn (JSON values)."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Whatever the caller wants in the record (JSON values)."""
+    contexts: tuple[RowContext, ...] = ()
+    """Of each training row after the first, the prompt. Row k has `contexts[k - 1]` and the segments with `row` k."""
 
     @property
     def row(self) -> dict[str, Any]:

@@ -531,12 +531,12 @@ async def test_a_client_that_leaves_stops_the_tool_and_frees_its_state() -> None
         session = aiohttp.ClientSession()
         body = {"model": MODEL, "messages": QUESTION}
         sending = asyncio.create_task(session.post(f"{live.url}/v1/chat/completions", json=body))
-        await until(lambda: toolset.stats().running == 1)
+        await until(lambda: len(toolset._running) == 1)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         await session.close()
         await until(lambda: live.endpoint.service.admission.inside == 0)
-        await until(lambda: toolset.stats().running == 0, 20.0)
+        await until(lambda: len(toolset._running) == 0, 20.0)
 
 
 async def test_a_slow_reader_slows_the_writer() -> None:
