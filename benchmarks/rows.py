@@ -3,10 +3,10 @@
     python benchmarks/rows.py --json outputs/benchmarks/rows.json
 
 One batch of rollouts is cut into 1, 2, 4 and 8 rows each. A row of ``compaction`` is fed the prompt and a summary
-again, one of ``window`` the prompt and the piece before it. An update runs a small Qwen2 forwards and backwards over
-all rows, one after the other; its time a token should be that of the uncut batch. ``driver`` is the work of the trainer's
-own process: the order of rows, advantages, weights. verl's own functions for several rows run beside it; with them the
-advantages and the number of optimizer steps depend on the cut (assets/docs/rows.md).
+again, one of ``window`` the prompt and the piece before it. An update runs a small Qwen2 forwards and backwards
+over all rows, one after the other; its time a token should be that of the uncut batch. ``driver`` is the work of
+the trainer's own process: the order of rows, advantages, weights. verl's own functions for several rows run beside
+it; with them the advantages and the number of optimizer steps depend on the cut (assets/docs/rows.md).
 """
 
 from __future__ import annotations
