@@ -11,6 +11,8 @@ from script_module import load_script
 pytest.importorskip("verl")
 pytest.importorskip("torchvision", reason="torchvision is not here: source scripts/env.sh train")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:

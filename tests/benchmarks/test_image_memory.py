@@ -10,6 +10,8 @@ from script_module import load_script
 pytest.importorskip("verl")
 pytest.importorskip("torchvision", reason="torchvision is not here: source scripts/env.sh train")
 
+pytestmark = pytest.mark.slow
+
 
 async def test_files_are_counted_once() -> None:
     benchmark = load_script("image_memory", Path(__file__).parents[2] / "benchmarks" / "image_memory.py")

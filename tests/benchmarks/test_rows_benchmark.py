@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from benchmarks import rows
 
+pytestmark = pytest.mark.slow
+
 
 def test_it_tells_tokens_steps_and_dummies_of_each_cut(tmp_path):
     app = rows.typer.Typer()

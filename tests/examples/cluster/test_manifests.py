@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 CLUSTER = ROOT / "examples" / "cluster"
 FAKE_PYTHON = f"""#!/bin/sh

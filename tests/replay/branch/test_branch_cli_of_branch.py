@@ -29,6 +29,8 @@ from verl_tool.replay.branch.branch_cli import command
 from verl_tool.replay.stored import StoredRun
 from verl_tool.servers.tools import load_tools
 
+pytestmark = pytest.mark.slow
+
 TURNS = ["<shop>tea</shop>", "<shop>rice</shop>", "Result=3"]
 SHORT = "data.max_response_length=128"
 

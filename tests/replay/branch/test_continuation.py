@@ -34,6 +34,8 @@ from verl_tool.replay.reexecute import ObservationComparison
 from verl_tool.replay.stored import StoredRun
 from verl_tool.servers.tools import load_tools
 
+pytestmark = pytest.mark.slow
+
 TURNS = ["<shop>tea</shop>", "<shop>rice</shop>", "Result=3"]
 PLACE = BranchPlace("step_1.jsonl", 1)
 
