@@ -4,15 +4,16 @@
 
 One batch of rollouts is cut into 1, 2, 4 and 8 rows each. A row of ``compaction`` is fed the prompt and a summary
 again, one of ``window`` the prompt and the piece before it. An update runs a small Qwen2 forwards and backwards
-over all rows, one after the other; its time a token should be that of the uncut batch. ``driver`` is the work of
-the trainer's own process: the order of rows, advantages, weights. verl's own functions for several rows run beside
-it; with them the advantages and the number of optimizer steps depend on the cut (assets/docs/rows.md).
+over all rows, in micro-batches of one length; its time a token should be that of the uncut batch. ``driver`` is the
+work of the trainer's own process: the order of rows, advantages, weights. verl's own functions for several rows run
+beside it; with them the advantages and the number of optimizer steps depend on the cut (assets/docs/rows.md).
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex
 SAMPLES = 4
 MINI_BATCHES = 4
 VOCABULARY = 512
+MICRO_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -112,12 +114,14 @@ def drive(keys: list[str], length: int, work: list[int]) -> Any:
 
 
 def update(model: Qwen2ForCausalLM, lengths: list[tuple[int, int]]) -> None:
-    """Forwards and backwards over all rows; lengths: prompt and response of each."""
-    for prompt, response in lengths:
-        ids = torch.randint(0, VOCABULARY, (1, prompt + response))
-        logits = model(ids).logits[0, prompt - 1 : -1]
-        loss = torch.nn.functional.cross_entropy(logits, ids[0, prompt:])
-        loss.backward()
+    """Forwards and backwards over all rows, in micro-batches of rows of one length; lengths: prompt and response."""
+    for (prompt, response), count in Counter(lengths).items():
+        size = max(1, MICRO_BATCH_TOKENS // (prompt + response))
+        for start in range(0, count, size):
+            ids = torch.randint(0, VOCABULARY, (min(size, count - start), prompt + response))
+            logits = model(ids).logits[:, prompt - 1 : -1]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, prompt:].flatten())
+            loss.backward()
     model.zero_grad()
 
 
@@ -170,7 +174,7 @@ def table_of(cells: list[Cell]) -> Table:
         "dummies (verl)",
         "steps (verl)",
     ):
-        table.add_column(name, justify="left" if name == "kind" else "right")
+        table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
     uncut = {cell.kind: cell.microseconds_per_token for cell in cells if cell.rows_per_rollout == 1}
     for cell in cells:
         table.add_row(
