@@ -25,9 +25,9 @@ from verl_tool.agent_loop.observation import ControlTokens
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.context_policy import next_context, prompt_tokens
+from verl_tool.agent_loop.prompt.subagents import answer_of, check_room, delegates, finishes, read_task
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.rendering.observation_placer import ObservationPlacer
-from verl_tool.agent_loop.subagents import answer_of, check_room, delegates, finishes, read_task
 from verl_tool.agent_loop.tokenizer import Tokenizer, render_prompt
 from verl_tool.agent_loop.tool_channel import ToolChannel, Tools
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory

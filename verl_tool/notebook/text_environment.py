@@ -25,9 +25,9 @@ from verl_tool.agent_loop.generators.base import Generator
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.options import EpisodeOptions, ToolPrompt, ToolSchemas
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
+from verl_tool.agent_loop.prompt.subagents import DELEGATE
 from verl_tool.agent_loop.rollout import RolloutStart, rollout
 from verl_tool.agent_loop.row import sent_to_tools
-from verl_tool.agent_loop.subagents import DELEGATE
 from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
 from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.trajectory import Excluded, Trajectory

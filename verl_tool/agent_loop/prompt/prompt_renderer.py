@@ -12,8 +12,8 @@ from typing import Any
 
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, ObservationRenderers
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.subagents import DELEGATE, DELEGATE_STOP, can_call_delegate
 from verl_tool.agent_loop.rendering.tool_messages import TemplateCalls
-from verl_tool.agent_loop.subagents import DELEGATE, DELEGATE_STOP, can_call_delegate
 from verl_tool.agent_loop.tokenizer import Tokenizer, prompt_text
 from verl_tool.errors import ConfigError
 from verl_tool.formats import HERMES, Format, loop_formats
