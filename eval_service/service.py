@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,6 +68,8 @@ class GenerationJob:
     """Sent to the tools with every call, files with the first."""
     verification: Verification | None = None
     """Run in the workspace that the trajectory leaves."""
+    task_prompt: Callable[[str], Sequence[int]] | None = None
+    """As of `Episode.run`."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Kept in the trajectory's `extra`."""
 
@@ -251,6 +253,7 @@ class Service:
                     extra=job.extra,
                     max_turns=job.max_turns,
                     verification=job.verification,
+                    task_prompt=job.task_prompt,
                 )
         except asyncio.CancelledError:
             self._close_later(self._close(episode, adapter, job.trajectory_id))

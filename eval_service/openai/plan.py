@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
     prompt_ids = await _encoded(text, service, "messages")
     service.check_prompt(prompt_ids, "messages", len(prompts.described_tools(listed)), images)
     renderer = prompts.observations(listed) if listed != () else None
-    return await _plan(request, service, builder, [prompt_ids], renderer, images)
+    task_prompt = functools.partial(prompts.task_ids, messages, listed)
+    return await _plan(request, service, builder, [prompt_ids], renderer, images, task_prompt)
 
 
 async def _images(request: ChatRequest, service: Service) -> tuple[ImagePart, ...]:
@@ -118,7 +120,13 @@ async def _plan(
     prompts: Sequence[list[int]],
     renderer: ObservationRenderer | None = None,
     images: tuple[ImagePart, ...] = (),
+    task_prompt: Callable[[str], Sequence[int]] | None = None,
 ) -> Plan:
+    if service.options.subagents and (request.stream or task_prompt is None):
+        message = (
+            "this model has sub-agents, which answer neither streams nor completions; send a chat without 'stream'"
+        )
+        raise bad_request(message, param="stream" if request.stream else "prompt")
     n = request.n or 1
     formats = await service.formats_of(request.tool_names)
     extra = dict(request.extra_fields or {})
@@ -135,6 +143,7 @@ async def _plan(
             max_turns=request.max_turns,
             extra=extra,
             verification=request.verification,
+            task_prompt=task_prompt,
             record={} if request.user is None else {USER_FIELD: request.user},
         )
         for i, prompt in enumerate(prompts)

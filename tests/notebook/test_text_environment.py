@@ -96,6 +96,33 @@ def test_tasks_are_solved_with_the_tool_and_rewarded() -> None:
     assert env.model.params[0]["temperature"] == 0.5
 
 
+class Delegator(Solver):
+    """A model that delegates ``a+b+c=`` as a sum of two, and adds the rest to what it is answered."""
+
+    def say(self, text: str) -> str:
+        task, _, rest = text.partition("=")
+        first, _, last = task.rpartition("+")
+        if "+" not in first:
+            return super().say(text)
+        if not rest:
+            return f"<request><delegate>{first}=<call>"
+        return f"Result={float(rest.partition('Result=')[2].partition('<')[0]) + float(last)}<submit>"
+
+
+def test_the_main_agents_tokens_are_given_and_those_of_sub_agents_are_in_the_record() -> None:
+    env = environment(model=Delegator, subagents=True)
+    queries, responses, masks, rewards, histories = env.run(["1+2+4="], answers=["7.0"])
+    [child, main] = histories[0].trajectory.rows
+    assert text(env, child.prompt_ids) == FEW_SHOT + "1+2="
+    assert "<call>3.0<response>" in text(env, child.response_ids)
+    assert queries == [main.prompt_ids]
+    assert responses == [main.response_ids]
+    assert "<add>" not in text(env, responses[0])
+    assert "<call>3.0" not in text(env, responses[0])
+    assert len(masks[0]) == len(responses[0])
+    assert rewards == [1.0]
+
+
 def test_trl_s_names_of_arguments_are_taken() -> None:
     texts = []
     for name in ("max_tool_reponse", "max_tool_response"):

@@ -14,19 +14,21 @@ import asyncio
 import contextlib
 import itertools
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verl_tool.agent_loop.actions import Action
+from verl_tool.agent_loop.function_arguments import ArgumentsError
 from verl_tool.agent_loop.generators.base import Generator, ImageGenerator
 from verl_tool.agent_loop.generators.turn_writer import TurnWriter
 from verl_tool.agent_loop.observation import ControlTokens
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.context_policy import next_context, prompt_tokens
+from verl_tool.agent_loop.prompt.subagents import answer_of, check_room, delegates, finishes, read_task
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.rendering.observation_placer import ObservationPlacer
-from verl_tool.agent_loop.tokenizer import Tokenizer
+from verl_tool.agent_loop.tokenizer import Tokenizer, render_prompt
 from verl_tool.agent_loop.tool_channel import ToolChannel, Tools
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, cut_segments, tool_tokens
@@ -34,7 +36,7 @@ from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Format, loop_formats, rendered_markers
 from verl_tool.formats.load import specs_of
-from verl_tool.protocol import IMAGES_FIELD, KEEP_FIELD
+from verl_tool.protocol import IMAGES_FIELD, KEEP_FIELD, StepResult
 from verl_tool.verification import Verification
 
 
@@ -70,6 +72,7 @@ class Episode:
         # A format's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
         # tool's output held.
         control_tokens = ControlTokens(tokenizer, allowed=rendered_markers(self.formats))
+        self._control_tokens = control_tokens
         self._placer = ObservationPlacer(tokenizer, control_tokens, options.truncate_obs_side, self._image_placer)
         maximum = options.max_concurrent_trajectories
         self._places = asyncio.Semaphore(maximum) if maximum is not None else contextlib.nullcontext()
@@ -89,6 +92,7 @@ class Episode:
         renderer: ObservationRenderer | None = None,
         verification: Verification | None = None,
         begun: Trajectory | None = None,
+        task_prompt: Callable[[str], Sequence[int]] | None = None,
     ) -> Trajectory:
         """One trajectory from `prompt_ids` to its end. Waits for a free place first.
 
@@ -105,6 +109,8 @@ class Episode:
         are, its calls, and the turns that they have used up; `prompt_ids` are its prompt then. The tools must have the
         state that its calls left, under `trajectory_id`. The timings begin with those
         of its record.
+        `task_prompt`: renders the task of a sub-agent (`PromptRenderer.task_ids`). None: as a user's message, which
+        tells of no tools.
 
         Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it. Raises
         ContentError if the prompt's images cannot be placed, and ConfigError if the Episode reads text only.
@@ -114,10 +120,10 @@ class Episode:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         if verification is not None:
             self._channel.reject_verification(verification, uses_tools)
-        if images and self.options.context != "append":
+        if images and self.options.makes_rows:
             raise ConfigError(
-                f"the prompt has {len(images)} images, and context={self.options.context} feeds text only again; set "
-                "context=append"
+                f"the prompt has {len(images)} images, and context={self.options.context} with subagents="
+                f"{self.options.subagents} feeds text only again; set context=append and subagents=False"
             )
         prompt = self._prompt(prompt_ids, images) if begun is None else []
         async with self._places:
@@ -131,6 +137,7 @@ class Episode:
                 self.options.max_model_len,
                 self.formats if formats is None else formats,
                 renderer,
+                task_prompt,
             )
             if begun is None:
                 builder.set_prompt(prompt, images, self._start_limit(), self._tokenizer)
@@ -178,7 +185,8 @@ class Episode:
             turn, over = await self._writer.write(builder)
             if over:
                 return over
-            if not (builder.uses_tools and (turn.calls_tools or number < options.min_turns)):
+            is_end = bool(builder.agent) and turn.calls_tools and finishes(turn.action)
+            if is_end or not (builder.uses_tools and (turn.calls_tools or number < options.min_turns)):
                 return StopReason.ANSWERED
             if number == builder.max_turns:
                 break
@@ -218,6 +226,38 @@ class Episode:
         limits = [n for n in (self.options.max_start_length, self.options.max_prompt_length) if n is not None]
         return min(limits, default=None)
 
+    async def _delegate(self, builder: TrajectoryBuilder, action: Action) -> tuple[StepResult, StopReason | None]:
+        """Run the task of an action in a sub-agent, and record its answer. A reason, if the trajectory ends there."""
+        stop, valid = StopReason.ANSWERED, True
+        try:
+            prompt = self._task_prompt(builder, read_task(action, builder, self.options))
+        except ArgumentsError as error:
+            answer, valid = str(error), False
+        else:
+            maximum = self.options.max_subagent_turns
+            child = builder.start_subagent(prompt, builder.max_turns if maximum is None else maximum)
+            try:
+                stop = await self._drive(child)
+            finally:
+                builder.join_subagent(child)
+            last = child.segments[-1]
+            is_turn = last.author is Author.MODEL
+            answer = answer_of(self._writer.parse(last.tokens, builder.formats) if is_turn else None, stop)
+        observation = "".join(call.format.render(answer, call) for call in action.sent_calls)
+        result = StepResult(builder.trajectory_id, observation, valid=valid)
+        builder.record(action, result, 0.0, local=True)
+        return result, stop if stop in (StopReason.TOOL_DONE, StopReason.ABORTED) else None
+
+    def _task_prompt(self, builder: TrajectoryBuilder, task: str) -> Segment:
+        """A sub-agent's prompt. Raises ArgumentsError if it is too long."""
+        safe = next(self._control_tokens.escaped_forms(task))
+        if builder.task_prompt is not None:
+            ids = builder.task_prompt(safe)
+        else:
+            ids = render_prompt(self._tokenizer, [{"role": "user", "content": safe}])
+        check_room(ids, self._start_limit(), builder.max_model_len)
+        return Segment(Author.PROMPT, tuple(ids))
+
     # The tools' part
 
     async def _tool_first(self, builder: TrajectoryBuilder) -> StopReason | None:
@@ -251,17 +291,24 @@ class Episode:
         self, builder: TrajectoryBuilder, action: Action, turns_left: int, *, is_last: bool
     ) -> StopReason | None:
         """Run one action and append what it gave. A reason, if the trajectory ends there."""
-        result = await self._channel.call(builder, action, turns_left, is_last=is_last)
+        if delegates(action, self.options):
+            result, over = await self._delegate(builder, action)
+            if over:
+                return over
+        else:
+            # A sub-agent's last call is not the trajectory's.
+            result = await self._channel.call(builder, action, turns_left, is_last=is_last and not builder.agent)
         if result.done:
             return StopReason.TOOL_DONE
         if builder.invalid_calls_in_a_row == self.options.max_invalid_calls:
             return StopReason.INVALID_CALLS
         renderer = builder.renderer or self._renderer
         parts, images, limit = renderer.parts(result.observation), builder.take(result), self.options.max_obs_length
-        if images and self.options.context != "append":
+        if images and self.options.makes_rows:
             raise ConfigError(
-                f"a tool answered with an image, and context={self.options.context} feeds text only again; set "
-                "context=append, or serve tools that answer in text"
+                f"a tool answered with an image, and context={self.options.context} with subagents="
+                f"{self.options.subagents} feeds text only again; set context=append and subagents=False, or serve "
+                "tools that answer in text"
             )
         segments, truncated = self._placer.place(
             parts, images, limit, lambda shown: renderer.next(builder.context, shown, action.calls)

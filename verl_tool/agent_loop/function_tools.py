@@ -17,7 +17,8 @@ from verl_tool.protocol import FaultKind, StepResult, ToolDescription
 
 _NOT_TEXT = frozenset({"PIL", "matplotlib", "IPython"})
 """Packages whose objects are images."""
-_ENDINGS = frozenset({"submit", "finish"})
+ENDINGS = frozenset({"submit", "finish"})
+"""Calls that end a trajectory."""
 
 
 class FunctionTools:
@@ -59,7 +60,7 @@ class FunctionTools:
         visible: list[Part] = []
         valid = True
         for call in calls:
-            if call.name in _ENDINGS and call.name not in self.functions:
+            if call.name in ENDINGS and call.name not in self.functions:
                 return _result(trajectory_id, visible, done=True)
             try:
                 answer = await self._run(call)

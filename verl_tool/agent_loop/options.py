@@ -116,6 +116,14 @@ class EpisodeOptions(BaseModel):
     """Asks for a summary, behind an observation."""
     summary_continuation: str = Field(default=SUMMARY_CONTINUATION, min_length=1)
     """Follows the summary in the new context."""
+    subagents: bool = False
+    """The model has the tool ``delegate``: a sub-agent does a task in a context, and a training row, of its own."""
+    max_subagents: int = Field(default=4, ge=1)
+    """Most sub-agents of one trajectory."""
+    max_subagent_depth: int = Field(default=1, ge=1)
+    """1: sub-agents do not delegate; 2: theirs do not; and so on."""
+    max_subagent_turns: int | None = Field(default=None, ge=0)
+    """`max_turns` of a sub-agent. None: as of the agent that delegates."""
     max_invalid_calls: int | None = Field(default=None, ge=1)
     """A trajectory ends after so many invalid calls in a row."""
 
@@ -195,6 +203,11 @@ class EpisodeOptions(BaseModel):
         if self.tool_schemas == "auto":
             return self.enable_agent and self.enable_mtrl
         return self.enable_agent and self.tool_schemas not in ("none", ())
+
+    @property
+    def makes_rows(self) -> bool:
+        """Whether a trajectory may have several training rows, which are of text only."""
+        return self.context != "append" or self.subagents
 
     def of_validation(self) -> EpisodeOptions:
         """The options with validation's limits in place of the training's."""
@@ -277,6 +290,10 @@ class EpisodeOptions(BaseModel):
                 self.enable_agent and not self.enable_mtrl and not self.action_stop_tokens,
                 "inline actions need action_stop_tokens (nothing else ends an action within a turn); "
                 "set them, or enable_mtrl=True for chat turns, or enable_agent=False",
+            ),
+            (
+                not self.enable_agent and self.subagents,
+                "enable_agent=False uses no tool, and subagents=True adds one; drop one of them",
             ),
             (
                 not self.enable_agent and isinstance(self.tool_schemas, tuple),

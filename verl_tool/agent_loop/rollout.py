@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ class RolloutStart:
     use_tool: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
     verification: Verification | None = None
+    task_prompt: Callable[[str], Sequence[int]] | None = None
 
 
 async def rollout(episode: Episode, starts: Sequence[RolloutStart], title: str = "rollout") -> list[Trajectory]:
@@ -46,6 +47,7 @@ async def rollout(episode: Episode, starts: Sequence[RolloutStart], title: str =
                 use_tool=start.use_tool,
                 extra=start.extra,
                 verification=start.verification,
+                task_prompt=start.task_prompt,
             )
             progress.advance(bar)
             return trajectory

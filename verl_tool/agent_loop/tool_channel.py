@@ -156,7 +156,7 @@ class ToolChannel:
                 self.tools.call(
                     builder.trajectory_id,
                     action,
-                    step=len(builder.calls),
+                    step=len(builder.sent_calls),
                     extra={**builder.extra, **first, **self._format_names, TURNS_LEFT_FIELD: turns_left},
                     is_last_step=is_last,
                 ),

@@ -119,6 +119,8 @@ class Segment:
     """The training row that the tokens are part of; see `Trajectory.contexts`."""
     summary: bool = False
     """The model's summary of its context (``context=summarise``), which is no turn."""
+    agent: int = 0
+    """The agent whose context the tokens stand in. 0: the main one; k: the k-th sub-agent."""
 
     @property
     def generated(self) -> bool:
@@ -127,8 +129,12 @@ class Segment:
 
     @property
     def is_turn(self) -> bool:
-        """Whether this is a turn of the model."""
-        return self.author is Author.MODEL and not self.summary
+        """Whether this is a turn of the main agent."""
+        return self.author is Author.MODEL and not self.summary and not self.agent
+
+
+DELEGATED = "delegate"
+"""Reason of a sub-agent's first row."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ class RowContext:
 
     tokens: tuple[int, ...]
     reason: str
-    """The option that made the row (``window``, ``summarise``, ``drop_thoughts``)."""
+    """What made the row: an option (``window``, ``summarise``, ``drop_thoughts``), or `DELEGATED`."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ class CallRecord:
     """One call of the tool server."""
 
     step: int
-    """Number of the call in its trajectory, from 0."""
+    """Number of the call among those that the tool server was sent, from 0; of a `local` one, that of the next."""
     action: str
     observation: str = ""
     """As the server gave it, before any truncation."""
@@ -177,6 +183,11 @@ class CallRecord:
     """The tools that the action calls, each once, as the model named them; none in records of before."""
     calls: tuple[ParsedCall, ...] | None = None
     """The calls in the action, in the order of the text; None in records of before (`actions.calls_of`)."""
+    agent: int = 0
+    """As `Segment.agent`."""
+    local: bool = False
+    """The loop answered it (``delegate``), and the tool server was not asked. `seconds` is 0: those of the sub-agent
+    are in the timings."""
 
 
 @dataclass(frozen=True)
@@ -265,22 +276,24 @@ class Trajectory:
 
     @property
     def turn_ids(self) -> list[int]:
-        """k on tokens of the model's k-th turn, counted from 1, and on those of a summary before it; 0 on all others.
-        [response_length]"""
+        """k on tokens of the model's k-th turn, counted from 1, on those of a summary before it and of the sub-agents
+        that it started; 0 on all others. [response_length]"""
         ids, turn = [], 0
         for segment in self.response:
             turn += segment.is_turn
-            ids += [turn + segment.summary if segment.generated else 0] * len(segment.tokens)
+            before_turn = segment.summary and not segment.agent
+            ids += [turn + before_turn if segment.generated else 0] * len(segment.tokens)
         return ids
 
     @property
     def turn_calls(self) -> tuple[CallRecord, ...]:
-        """The calls that the model made: the k-th ended its k-th turn. That of `call_tool_first` is not among them."""
-        turns = self.num_turns
-        first_request = bool(self.calls) and not self.calls[0].action
+        """The calls that the main agent made: the k-th ended its k-th turn. That of `call_tool_first` is not among
+        them."""
+        turns, calls = self.num_turns, tuple(call for call in self.calls if not call.agent)
+        first_request = bool(calls) and not calls[0].action
         in_prompt = any(segment.author is not Author.PROMPT for segment in self.segments[: self.prompt_segments])
-        loops_own = first_request and (in_prompt or len(self.calls) > turns)
-        return self.calls[loops_own:][:turns]
+        loops_own = first_request and (in_prompt or len(calls) > turns)
+        return calls[loops_own:][:turns]
 
     @property
     def response_log_probs(self) -> list[float] | None:
@@ -295,7 +308,7 @@ class Trajectory:
 
     @property
     def num_turns(self) -> int:
-        """Turns of the model, summaries left out."""
+        """Turns of the main agent, summaries left out."""
         return sum(s.is_turn for s in self.response)
 
     @property
@@ -314,17 +327,27 @@ class Trajectory:
         return places
 
     @property
+    def row_numbers(self) -> list[int]:
+        """The rows that something was written in, in the order in which they end; the last one is the main agent's."""
+        ends = {segment.row: place for place, segment in enumerate(self.response) if segment.tokens}
+        final = next((segment.row for segment in reversed(self.response) if segment.tokens and not segment.agent), 0)
+        return sorted(ends, key=lambda row: (row == final, ends[row]))
+
+    @property
     def rows(self) -> tuple[Trajectory, ...]:
-        """The training rows, each a trajectory of one context; those that nothing was written in are left out."""
+        """The training rows, each a trajectory of one context, in the order of `row_numbers`."""
         if not self.contexts:
             return (self,)
         prompts = [self.segments[: self.prompt_segments]]
         prompts += [(Segment(Author.PROMPT, context.tokens),) for context in self.contexts]
-        written = [tuple(s for s in self.response if s.row == row) for row in range(len(prompts))]
         return tuple(
-            replace(self, segments=(*prompt, *response), prompt_segments=len(prompt), contexts=())
-            for prompt, response in zip(prompts, written, strict=True)
-            if response or len(prompts) == 1
+            replace(
+                self,
+                segments=(*prompts[row], *(segment for segment in self.response if segment.row == row)),
+                prompt_segments=len(prompts[row]),
+                contexts=(),
+            )
+            for row in self.row_numbers
         )
 
     @property
@@ -344,7 +367,7 @@ class Trajectory:
 
     @property
     def model_text(self) -> str:
-        """What the model wrote in its turns, an edited one included: what a reward should look at."""
+        """What the main agent wrote in its turns, an edited one included: what a reward should look at."""
         return "".join(s.text for s in self.response if s.is_turn)
 
     def with_reward(self, reward: float | None) -> Trajectory:

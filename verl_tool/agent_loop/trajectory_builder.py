@@ -15,6 +15,7 @@ from verl_tool.agent_loop.observation_renderer import ObservationRenderer
 from verl_tool.agent_loop.options import EpisodeOptions, Side
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import (
+    DELEGATED,
     Author,
     CallRecord,
     Excluded,
@@ -52,6 +53,14 @@ class TrajectoryBuilder:
     """Those in which its calls are written."""
     renderer: ObservationRenderer | None = None
     """Appends its observations. None: the Episode's."""
+    task_prompt: Callable[[str], Sequence[int]] | None = None
+    """Renders the prompt of a sub-agent. None: a user's message."""
+    agent: int = 0
+    """As `Segment.agent`."""
+    depth: int = 0
+    """The number of agents that wait for this one's answer."""
+    row: int = 0
+    """The training row that is written."""
     started: float = field(default_factory=lambda: now())
     context: list[int] = field(default_factory=list)
     """All tokens so far: what the model is fed next."""
@@ -95,8 +104,25 @@ class TrajectoryBuilder:
 
     @property
     def invalid_calls_in_a_row(self) -> int:
-        """Calls at the end that were invalid."""
-        return sum(1 for _ in itertools.takewhile(lambda call: not call.valid, reversed(self.calls)))
+        """Calls of this agent at the end that were invalid."""
+        own = [call for call in self.calls if call.agent == self.agent]
+        return sum(1 for _ in itertools.takewhile(lambda call: not call.valid, reversed(own)))
+
+    @property
+    def num_subagents(self) -> int:
+        """Sub-agents that the trajectory has had."""
+        return sum(context.reason == DELEGATED for context in self.contexts)
+
+    @property
+    def own_segments(self) -> list[Segment]:
+        """The prompt, and what was written in this agent's context."""
+        behind = self.segments[self.prompt_segments :]
+        return [*self.segments[: self.prompt_segments], *(each for each in behind if each.agent == self.agent)]
+
+    @property
+    def sent_calls(self) -> list[CallRecord]:
+        """The calls that the tool server was sent."""
+        return [call for call in self.calls if not call.local]
 
     @property
     def visible_images(self) -> list[ImagePart]:
@@ -108,9 +134,10 @@ class TrajectoryBuilder:
         """Whether the tool server may hold something for this trajectory, and can be told."""
         if self.calling:
             return True
-        if not self.calls or self.calls[-1].done:
+        sent = self.sent_calls
+        if not sent or sent[-1].done:
             return False
-        fault = self.calls[-1].fault
+        fault = sent[-1].fault
         return fault is None or fault.kind not in _SERVER_EXITED
 
     def set_prompt(
@@ -131,7 +158,7 @@ class TrajectoryBuilder:
         self.segments, self.calls = list(begun.segments), list(begun.calls)
         last = begun.rows[-1]
         self.context = [token for segment in last.segments for token in segment.tokens]
-        self.contexts = list(begun.contexts)
+        self.contexts, self.row = list(begun.contexts), len(begun.contexts)
         self.prompt_segments, self.prompt_length = begun.prompt_segments, len(last.prompt_ids)
         self.prompt_truncated = begun.prompt_truncated
         self.images |= begun.images
@@ -160,7 +187,30 @@ class TrajectoryBuilder:
     def start_row(self, tokens: Sequence[int], reason: str) -> None:
         """Go on in a training row of its own, behind `tokens` in place of the context so far."""
         self.contexts.append(RowContext(tuple(tokens), reason))
-        self.context, self.prompt_length = list(tokens), len(tokens)
+        self.context, self.prompt_length, self.row = list(tokens), len(tokens), len(self.contexts)
+
+    def start_subagent(self, prompt: Segment, max_turns: int) -> TrajectoryBuilder:
+        """A sub-agent that goes on from `prompt` in a row of its own. Its calls and rows are counted with these."""
+        child = replace(
+            self,
+            max_turns=max_turns,
+            segments=[prompt],
+            prompt_segments=1,
+            agent=self.num_subagents + 1,
+            depth=self.depth + 1,
+            summary_due=False,
+            turns_started=0,
+            generate_seconds=0.0,
+            turn_seconds=[],
+        )
+        child.start_row(prompt.tokens, DELEGATED)
+        return child
+
+    def join_subagent(self, child: TrajectoryBuilder) -> None:
+        """Take over what was written since `start_subagent`."""
+        self.segments += child.segments[child.prompt_segments :]
+        self.generate_seconds += child.generate_seconds
+        self.calling, self.details = child.calling, child.details
 
     def append_generation(
         self, generation: Generation, turn: ParsedTurn, seconds: float, *, summary: bool = False
@@ -182,19 +232,20 @@ class TrajectoryBuilder:
         self._record_visible_images(segments, truncated)
 
     def _append(self, segment: Segment) -> None:
-        self.segments.append(replace(segment, row=len(self.contexts)) if self.contexts else segment)
+        self.segments.append(replace(segment, row=self.row, agent=self.agent) if self.contexts else segment)
         self.context.extend(segment.tokens)
 
     def _record_visible_images(self, segments: list[Segment], truncated: bool) -> None:
         self.calls[-1] = replace(self.calls[-1], visible_tokens=tool_tokens(segments), truncated=truncated)
 
-    def record(self, action: Action, result: StepResult, seconds: float) -> None:
-        """One action and its answer. What a tool took, though no format finds a call in it, is a tag of the tool's."""
+    def record(self, action: Action, result: StepResult, seconds: float, *, local: bool = False) -> None:
+        """One action and its answer, the loop's own if `local`. What a tool took, though no format finds a call in it,
+        is a tag of the tool's."""
         in_use = result.valid and result.fault is None
         calls = parsed_calls(action.sent_calls if in_use else action.calls)
         self.calls.append(
             CallRecord(
-                step=len(self.calls),
+                step=len(self.sent_calls),
                 action=action.text,
                 observation=without_surrogates(result.observation),
                 valid=in_use,
@@ -206,6 +257,8 @@ class TrajectoryBuilder:
                 seconds=seconds,
                 names=tuple(sorted({call.name for call in calls})),
                 calls=calls,
+                agent=self.agent,
+                local=local,
             )
         )
 

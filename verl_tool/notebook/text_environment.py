@@ -11,6 +11,7 @@ The loop is that of training. See assets/docs/text_environment.md.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from verl_tool.agent_loop.generators.base import Generator
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.options import EpisodeOptions, ToolPrompt, ToolSchemas
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
+from verl_tool.agent_loop.prompt.subagents import DELEGATE
 from verl_tool.agent_loop.rollout import RolloutStart, rollout
 from verl_tool.agent_loop.row import sent_to_tools
 from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
@@ -73,6 +75,7 @@ class TextEnvironment:
         tool_schemas: ToolSchemas = "auto",
         tool_prompt: ToolPrompt = "auto",
         image_processor: Any = None,
+        subagents: bool = False,
     ) -> None:
         """
         `model`: a transformers model, or any `Generator` (its ``generate`` is a coroutine function).
@@ -98,6 +101,9 @@ class TextEnvironment:
         `image_processor`: transformers', of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL, with which the model reads images of
         tools; a `Generator` takes them then (`ImageGenerator`). None: the model reads text only.
 
+        `subagents`: the model may delegate tasks, as with the loop's option. `run` gives the main agent's tokens; those
+        of sub-agents are in `TextHistory.trajectory.rows`.
+
         `tool_schemas`, `tool_prompt`: which tools a chat's prompt tells of, and how; as the loop's options
         (`EpisodeOptions`). Default: all of them.
 
@@ -116,7 +122,8 @@ class TextEnvironment:
         self.tokenizer, self.reward_fn, self.prompt = tokenizer, reward_fn, prompt or ""
         provided = [formats] if isinstance(formats, (str, Format)) else list(formats)
         functions = None if isinstance(tools, str) else by_name(tools or ())
-        self._formats = _formats(provided, tools if isinstance(tools, str) else [*(functions or {}), "finish"])
+        own_tags = [*(functions or {}), *([DELEGATE.name] if subagents else []), "finish"]
+        self._formats = _formats(provided, tools if isinstance(tools, str) else own_tags)
         self._tools = tools if isinstance(tools, str) else FunctionTools(functions or {}, self._formats, max_visible)
         self._kwargs = dict(generation_kwargs or {})
         self._is_generator = inspect.iscoroutinefunction(self.model.generate)
@@ -131,6 +138,7 @@ class TextEnvironment:
             enable_mtrl=chat,
             tool_schemas=tool_schemas,
             tool_prompt=tool_prompt,
+            subagents=subagents,
             max_turns=max_turns,
             force_finish_for_last_turn=True,
             max_obs_length=max_visible if isinstance(tools, str) else None,
@@ -142,7 +150,8 @@ class TextEnvironment:
 
     def usage(self) -> str:
         """How to call the tools, in words for a prompt, in the first of `formats`."""
-        return self._formats[0].usage(_run(self._descriptions()))
+        own = [DELEGATE] if self._options.subagents else []
+        return self._formats[0].usage([*_run(self._descriptions()), *own])
 
     def run(
         self,
@@ -174,10 +183,11 @@ class TextEnvironment:
             rewards = self.reward_fn([history.last_text_segment for history in histories], **rewards_kwargs)
             for history, reward in zip(histories, rewards, strict=True):
                 history.reward = reward
+        main = [trajectory.rows[-1] for trajectory in trajectories]
         return (
-            [self._ids(t.prompt_ids) for t in trajectories],
-            [self._ids(t.response_ids) for t in trajectories],
-            [self._ids(t.loss_mask) for t in trajectories],
+            [self._ids(t.prompt_ids) for t in main],
+            [self._ids(t.response_ids) for t in main],
+            [self._ids(t.loss_mask) for t in main],
             [history.reward for history in histories],
             histories,
         )
@@ -227,6 +237,7 @@ class TextEnvironment:
                 sampling_params=params,
                 extra=task.extra,
                 verification=task.verification,
+                task_prompt=functools.partial(self._prompt_ids, prompts=prompts),
             )
             for task in tasks
         ]

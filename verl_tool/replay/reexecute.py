@@ -226,7 +226,13 @@ def _describe(call: CallRecord, now: StepResult) -> tuple[str, str]:
 
 
 def sent_with(trajectory: Trajectory, row: Problem, options: EpisodeOptions) -> list[dict[str, Any]]:
-    """The extra data of each call, as the loop sent them. A verifier is not run again."""
+    """The extra data of each call, as the loop sent them. A verifier is not run again. Raises ConfigError for a
+    trajectory with sub-agents."""
+    if any(call.agent or call.local for call in trajectory.calls):
+        raise ConfigError(
+            f"trajectory {trajectory.trajectory_id} has sub-agents, and calls of several agents are not run again; "
+            "leave it out"
+        )
     maximum = options.max_turns if row.max_turns is None else row.max_turns
     behind_first = maximum + int(not options.force_finish_for_last_turn)
     own = {name: value for name, value in row.tools_kwargs.items() if name != FILES_FIELD}

@@ -38,6 +38,7 @@ class _Segment(msgspec.Struct):
     author: str = ""
     tokens: msgspec.Raw = msgspec.Raw(b"[]")
     text: str = ""
+    agent: int = 0
 
 
 class _Fault(msgspec.Struct):
@@ -156,7 +157,7 @@ class RowReader:
         turns = 0
         for segment in t.segments[prompt_segments:]:
             model = segment.author == "model"
-            turns += model
+            turns += model and not segment.agent
             row["model_tokens" if model else "tool_tokens"] += _length(bytes(segment.tokens))
         row["turns"] = min(turns, 65_535)
         row["stop"], row["excluded"] = self._word(t.stop), self._word(t.excluded or "")
@@ -212,7 +213,10 @@ def texts_of(line: bytes) -> tuple[str, str, str]:
     start = max(0, t.prompt_segments)
     prompt = "".join(segment.text for segment in t.segments[:start])
     behind = t.segments[start:]
-    last = next((segment.text for segment in reversed(behind) if segment.author == "model"), record.content)
+    last = next(
+        (segment.text for segment in reversed(behind) if segment.author == "model" and not segment.agent),
+        record.content,
+    )
     return prompt, "".join(segment.text for segment in behind) or record.content, last
 
 

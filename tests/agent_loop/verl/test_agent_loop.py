@@ -19,7 +19,16 @@ from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noq
 
 from verl_tool.agent_loop.generators.verl_generator import EngineUse  # noqa: E402
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
-from verl_tool.agent_loop.trajectory import Author, Excluded, Segment, StopReason, Trajectory  # noqa: E402
+from verl_tool.agent_loop.trajectory import (  # noqa: E402
+    DELEGATED,
+    RECORD_PLACES,
+    Author,
+    Excluded,
+    RowContext,
+    Segment,
+    StopReason,
+    Trajectory,
+)
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_outputs  # noqa: E402
 from verl_tool.content.packed_files import PackedFile, pack_files  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
@@ -211,3 +220,41 @@ def test_the_mask_of_verl_is_that_of_the_loss():
     assert output.response_mask == [0, 0]
     # It stays in its group's baseline: the policy is to blame for it.
     assert output.extra_fields["excluded_from_group"] is False
+
+
+def test_the_main_agents_row_is_the_last_and_carries_the_record():
+    """It is so for a rollout that ended in a sub-agent, too."""
+
+    def model(token: int, **place: int) -> Segment:
+        return Segment(Author.MODEL, (token,), (-1.0,), "x", **place)
+
+    prompt, contexts = Segment(Author.PROMPT, (1,)), (RowContext((7, 8), DELEGATED), RowContext((9,), DELEGATED))
+    written = (model(2), model(3, row=1, agent=1), model(4), model(5, row=2, agent=2))
+    rollout = Trajectory("t", (prompt, *written), StopReason.TOOL_DONE, contexts=contexts)
+    outputs = as_verl_outputs(rollout, EngineUse(), ToyTokenizer())
+    assert [output.prompt_ids for output in outputs] == [[7, 8], [9], [1]]
+    assert [output.response_ids for output in outputs] == [[3], [5], [2, 4]]
+    assert [output.turn_ids for output in outputs] == [[1], [2], [1, 2]]
+    assert [output.extra_fields[RECORD_PLACES] for output in outputs] == [[(1, 1)], [(3, 1)], [(0, 1), (2, 1)]]
+    assert [output.is_final for output in outputs] == ["trajectory" in output.extra_fields for output in outputs]
+    assert [output.is_final for output in outputs] == [False, False, True]
+
+
+async def test_a_row_delegates_to_a_sub_agent_with_its_system_message():
+    tokenizer = make_tokenizer()
+    engine = ScriptedEngine(tokenizer, "<delegate>count</delegate>", "seven", "done")
+    settings = [
+        "enable_mtrl=false",
+        "subagents=true",
+        "tool_schemas=none",
+        "action_stop_tokens=['</delegate>']",
+        "tool_server_url=http://127.0.0.1:9",
+    ]
+    loop = make_loop(tokenizer, engine, *(f"actor_rollout_ref.agent.{each}" for each in settings))
+    asked = [{"role": "system", "content": "brief."}, {"role": "user", "content": "6*7?"}]
+    child, main = await loop.run({"temperature": 1.0}, raw_prompt=asked, index=3)
+    assert "brief." in tokenizer.decode(child.prompt_ids)
+    assert "count" in tokenizer.decode(child.prompt_ids)
+    assert "6*7?" not in tokenizer.decode(child.prompt_ids)
+    assert tokenizer.decode(child.response_ids) == "seven"
+    assert main.is_final

@@ -58,6 +58,28 @@ async def test_a_chat_gets_the_final_answer_with_the_call_done_inside() -> None:
     assert answer.model == MODEL
 
 
+async def test_sub_agents_answer_a_chat_and_neither_a_stream_nor_a_completion() -> None:
+    def says(text: str) -> str:
+        if "seven" in text:
+            return "done"
+        return "seven" if "count" in text else "<delegate>count</delegate>"
+
+    options = {"subagents": True, "action_stop_tokens": ["</delegate>"]}
+    async with live_endpoint(says, options=options) as live:
+        client = client_of(live)
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=QUESTION, extra_body={"return_trajectory": True}
+        )
+        with pytest.raises(openai.BadRequestError, match="this model has sub-agents"):
+            await client.chat.completions.create(model=MODEL, messages=QUESTION, stream=True)
+        with pytest.raises(openai.BadRequestError, match="this model has sub-agents"):
+            await client.completions.create(model=MODEL, prompt="x")
+    assert answer.choices[0].message.content == "done"
+    child, main = Trajectory.from_json(json.dumps(answer.choices[0].trajectory)).rows
+    assert child.response_text.startswith("seven")
+    assert main.model_text.startswith("<delegate>count</delegate>")
+
+
 async def test_usage_counts_the_tokens_of_model_and_tools_apart() -> None:
     async with live_endpoint() as live:
         answer = await client_of(live).chat.completions.create(model=MODEL, messages=QUESTION)

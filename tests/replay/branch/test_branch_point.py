@@ -107,6 +107,7 @@ PLAIN = trajectory(0, "Buy.", TURNS, None)
         (stored(None), 1, None, "no trajectory"),
         (stored(PLAIN, None), 1, None, "no row"),
         (stored(with_image(PLAIN)), 1, None, "has images"),
+        (stored(replace(PLAIN, calls=(replace(PLAIN.calls[0], agent=1), *PLAIN.calls))), 1, None, "has sub-agents"),
         (stored(PLAIN), 0, None, "give --turn 1 to 3"),
         (stored(PLAIN), 4, None, "give --turn 1 to 3"),
         (stored(PLAIN), 1, Edit("action", ""), "--action is empty"),

@@ -39,6 +39,7 @@ LENGTH, GROUP, KL_WEIGHT = 6, 3, 0.1
 ESTIMATORS = sorted(ADV_ESTIMATOR_REGISTRY)
 REPLACED = without_invalid(compute_advantage)
 GRPO, GAE = "grpo", "gae"
+SUBAGENTS = "actor_rollout_ref.agent.subagents=true"
 
 
 @dataclass(frozen=True)
@@ -401,6 +402,9 @@ def test_a_row_that_fills_up_the_batch_does_not_count(monkeypatch):
         (["critic.loss_agg_mode=token-sum"], r"critic\.loss_agg_mode"),
         (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"], "loss_scale_factor"),
         (["actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"], "geo_mean"),
+        ([SUBAGENTS, "algorithm.adv_estimator=grpo", "trainer.use_v1=false"], "they need trainer.use_v1=true"),
+        ([SUBAGENTS, "algorithm.adv_estimator=gae", "trainer.use_v1=true"], "looks at the order of tokens"),
+        ([SUBAGENTS, "algorithm.adv_estimator=grpo", "algorithm.gamma=0.9", "trainer.use_v1=true"], "gamma=0.9"),
     ],
 )
 def test_what_cannot_hold_is_refused(overrides, named):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Segment
+from verl_tool.agent_loop.trajectory import Author, Segment
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder
 from verl_tool.formats.scan import THOUGHTS
 
@@ -19,7 +19,7 @@ def next_context(builder: TrajectoryBuilder, options: EpisodeOptions, tokenizer:
     turns, as the templates of reasoning models do; ``window`` leaves out the oldest turns.
     """
     if options.context == "drop_thoughts":
-        pieces = [_without_thought(segment, tokenizer) for segment in builder.segments]
+        pieces = [_without_thought(segment, tokenizer) for segment in builder.own_segments]
     elif options.context == "window":
         pieces = _window(builder, options)
     else:
@@ -36,18 +36,24 @@ def prompt_tokens(builder: TrajectoryBuilder) -> list[int]:
 def _window(builder: TrajectoryBuilder, options: EpisodeOptions) -> list[Sequence[int]]:
     """The prompt and the last turns, if there are more; the context as it is while it is within `context_tokens`."""
     limit = options.context_tokens
-    turns = [place for place, segment in enumerate(builder.segments) if segment.is_turn]
+    segments = builder.own_segments
+    turns = [place for place, segment in enumerate(segments) if _is_turn(segment)]
     assert options.context_turns is not None  # the options say so
     if len(turns) <= options.context_turns or (limit is not None and len(builder.context) <= limit):
         return [builder.context]
-    prompt = builder.segments[: builder.prompt_segments]
-    return [segment.tokens for segment in [*prompt, *builder.segments[turns[-options.context_turns] :]]]
+    prompt = segments[: builder.prompt_segments]
+    return [segment.tokens for segment in [*prompt, *segments[turns[-options.context_turns] :]]]
+
+
+def _is_turn(segment: Segment) -> bool:
+    """Whether it is a turn of its agent."""
+    return segment.author is Author.MODEL and not segment.summary
 
 
 def _without_thought(segment: Segment, tokenizer: Tokenizer) -> Sequence[int]:
     """The tokens of a turn behind those of its thought and the empty lines that follow it."""
     end = max((segment.text.rfind(mark) + len(mark) for mark in THOUGHTS.values() if mark in segment.text), default=0)
-    if not segment.is_turn or not end:
+    if not _is_turn(segment) or not end:
         return segment.tokens
     rest = segment.text[end:]
     end += len(rest) - len(rest.lstrip("\n"))

@@ -12,6 +12,7 @@ from typing import Any
 
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, ObservationRenderers
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.subagents import DELEGATE, DELEGATE_STOP, can_call_delegate
 from verl_tool.agent_loop.rendering.tool_messages import TemplateCalls
 from verl_tool.agent_loop.tokenizer import Tokenizer, prompt_text
 from verl_tool.errors import ConfigError
@@ -47,7 +48,8 @@ class PromptRenderer:
         """`tools`: what the server has, as ``GET /tools`` tells. `formats`: those in which the loop finds calls; None:
         those that `options.formats` names.
 
-        Raises ConfigError if `tool_schemas` names a tool that is not there.
+        Raises ConfigError if `tool_schemas` names a tool that is not there, or the server has one by the name of the
+        loop's own.
         """
         self._tokenizer, self._options = tokenizer, options
         self.tools = tuple(tools)
@@ -56,12 +58,15 @@ class PromptRenderer:
         self._tellings: dict[tuple[str, ...], _ToolPresentation] = {}
         self._renderers = ObservationRenderers(options, tokenizer, self._formats)
         self._of_schemas: dict[tuple[str, ...], ObservationRenderer] = {}
+        self._own = (DELEGATE,) if options.subagents else ()
+        if self._own and any(tool.name == DELEGATE.name for tool in tools):
+            raise ConfigError("subagents=True adds the tool 'delegate', and the tool server has one of that name")
         if not isinstance(options.tool_schemas, str) and options.enable_agent:
             self.check_names(options.tool_schemas, "tool_schemas")
 
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Raises ConfigError if one of `names`, which stand at `where`, is no tool of the server."""
-        known = [tool.name for tool in self.tools]
+        known = [tool.name for tool in (*self.tools, *self._own)]
         unknown = [name for name in names if name not in known]
         if unknown:
             raise ConfigError(f"{where}: the tool {unknown[0]!r} is unknown; known: {', '.join(known) or 'none'}")
@@ -78,10 +83,11 @@ class PromptRenderer:
             or (listed is None and not self._options.describes_tools)
         ):
             return ()
-        names = {tool.name for tool in self.tools} if requested == "auto" else set(requested)
-        return tuple(
-            tool for tool in self.tools if tool.name in (names if listed is None else names.intersection(listed))
-        )
+        names = {tool.name for tool in (*self.tools, *self._own)} if requested == "auto" else set(requested)
+        own = tuple(tool for tool in self._own if tool.name in names and (listed is None or len(listed) > 0))
+        if listed is not None:
+            names.intersection_update(listed)
+        return (*(tool for tool in self.tools if tool.name in names), *own)
 
     def text(self, messages: Messages, listed: Sequence[str] | None = None) -> str:
         """The conversation up to the place where the model's turn begins, tools told.
@@ -92,6 +98,11 @@ class PromptRenderer:
         if presentation.usage:
             return self._with_usage(messages, presentation.usage)
         return prompt_text(self._tokenizer, messages, presentation.schemas)
+
+    def task_ids(self, messages: Messages, listed: Sequence[str] | None, task: str) -> list[int]:
+        """Token ids of a sub-agent's prompt: `task` behind the system messages of `messages`. [prompt_length]"""
+        system = [message for message in messages if message.get("role") in _SYSTEM_ROLES]
+        return self._tokenizer.encode(self.text([*system, {"role": "user", "content": task}], listed))
 
     def ids(self, messages: Messages, listed: Sequence[str] | None, where: str, further_tokens: int = 0) -> list[int]:
         """Token ids of `text`. [prompt_length] `further_tokens`: those that its images have more than their
@@ -168,14 +179,20 @@ class PromptRenderer:
         )
 
     def _usage(self, tools: Sequence[ToolDescription]) -> str:
-        """How to call `tools`, in the format that ends at our stop strings, or in the first that was chosen."""
+        """How to call `tools`, in the format that ends at our stop strings, or in the first that was chosen. Raises
+        ConfigError if sub-agents cannot be called in it."""
         stops = set(self._options.action_stop_tokens)
-        if not stops:
-            return self._preferred.usage(tools)
         fitting = next((each for each in self._formats if stops.intersection(each.stop)), None)
-        if fitting is not None:
-            return fitting.usage(tools)
-        return "\n\n".join(tool.usage for tool in tools)
+        taught = fitting if stops else self._preferred
+        if taught is not None and DELEGATE in tools and not can_call_delegate(taught):
+            if DELEGATE_STOP not in stops:
+                raise ConfigError(
+                    f"subagents=True, and the format {taught.name} cannot name the tool 'delegate'; add "
+                    f"{DELEGATE_STOP!r} to action_stop_tokens, or choose another format, such as formats=[hermes]"
+                )
+            others = [tool for tool in tools if tool is not DELEGATE]
+            return "\n\n".join([*([taught.usage(others)] if others else []), DELEGATE.usage])
+        return "\n\n".join(tool.usage for tool in tools) if taught is None else taught.usage(tools)
 
     def _with_usage(self, messages: Messages, usage: str) -> str:
         """The conversation with `usage` behind its system message; where the template refuses such, before the user's

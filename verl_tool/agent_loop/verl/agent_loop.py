@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import weakref
@@ -245,6 +246,7 @@ class VerlToolAgentLoop(AgentLoopBase):
                 formats=formats,
                 renderer=renderer,
                 verification=verification_of(row.get("reward_model"), where),
+                task_prompt=functools.partial(worker.prompts.task_ids, conversation.messages, listed),
             )
         except ContentError as error:
             trajectory = self._misplaced(trajectory_id, prompt_ids, f"{where}: {error}")
@@ -384,7 +386,8 @@ def as_verl_outputs(
     if with_log_probs and (log_probs := trajectory.response_log_probs) is not None:
         columns["response_logprobs"] = log_probs
     prompts = [trajectory.prompt_ids, *(list(context.tokens) for context in trajectory.contexts)]
-    pieces = [(prompt, places) for prompt, places in zip(prompts, trajectory.row_places, strict=True) if places]
+    row_places = trajectory.row_places
+    pieces = [(prompts[row], row_places[row]) for row in trajectory.row_numbers]
     if not pieces:
         pieces = [(prompts[0], [(0, 1)])]
         columns = {name: [0] for name in columns} | {"response_ids": [min(tokenizer.eos_token_ids, default=0)]}

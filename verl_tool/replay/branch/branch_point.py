@@ -108,6 +108,10 @@ def branch_point(place: BranchPlace, stored: Stored, turn: int, edit: Edit | Non
         )
     if stored.row.images or any(segment.image is not None for segment in trajectory.segments):
         raise ConfigError(f"{place} has images, and branches go on from trajectories of text only")
+    if any(call.agent or call.local for call in trajectory.calls):
+        raise ConfigError(
+            f"{place} has sub-agents, whose calls no turn of the main agent stands for; give another line"
+        )
     turns = trajectory.num_turns
     if not 1 <= turn <= turns:
         raise ConfigError(

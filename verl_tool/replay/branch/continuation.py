@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -106,6 +107,7 @@ class Continuation:
                 extra=extra,
                 max_turns=row.max_turns,
                 verification=row.verification,
+                task_prompt=functools.partial(loop.prompts.task_ids, row.messages, row.tools),
             )
         finally:
             await episode.aclose()

@@ -15,7 +15,7 @@ from verl_tool.agent_workers.reward_manager.base import TURN_REWARDS
 from verl_tool.errors import ConfigError
 from verl_tool.trainer.ppo.rows.rows_check import check_several_rows
 from verl_tool.trainer.ppo.turns.mt_grpo import MT_GRPO
-from verl_tool.trainer.ppo.turns.turn_columns import TURN_IDS
+from verl_tool.trainer.ppo.turns.turn_columns import TURN_IDS, takes_turns
 
 PASSED = frozenset(
     (
@@ -32,15 +32,31 @@ def check_algorithm(config: DictConfig) -> None:
     """Raise ConfigError for the first setting that cannot work, with its name."""
     for problem in _problems(config):
         raise ConfigError(problem)
-    if config.actor_rollout_ref.agent.get("context", "append") != "append":
+    agent = config.actor_rollout_ref.agent
+    if agent.get("context", "append") != "append" or agent.get("subagents", False):
         check_several_rows(config)
 
 
 def _problems(config: DictConfig) -> Iterator[str]:
     yield from _of_estimator(config)
     yield from _of_resampling(config)
+    if config.actor_rollout_ref.agent.get("subagents", False):
+        yield from _of_subagents(config)
     for name in ("actor_rollout_ref.actor", "critic"):
         yield from _of_loss(config, name)
+
+
+def _of_subagents(config: DictConfig) -> Iterator[str]:
+    """A sub-agent's row ends before the row of the agent that waits for it, and begins behind a part of it: what looks
+    at the order of tokens sees them in another one than they were written in."""
+    name, gamma = str(config.algorithm.adv_estimator), config.algorithm.get("gamma", 1.0)
+    if name == "gae" or takes_turns(name):
+        yield (
+            f"actor_rollout_ref.agent.subagents=true with algorithm.adv_estimator={name}, which looks at the order of "
+            "tokens; take one that looks at the reward of a rollout only, such as grpo"
+        )
+    if gamma != 1.0:
+        yield f"actor_rollout_ref.agent.subagents=true with algorithm.gamma={gamma} discounts by tokens; set it to 1.0"
 
 
 def _of_estimator(config: DictConfig) -> Iterator[str]:

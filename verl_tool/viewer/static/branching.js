@@ -15,6 +15,7 @@ export async function mayBranch() {
 // A button at each turn of the model in `body`, which shows `record`; and one for the values of all turns.
 // `done` draws anew what may have changed.
 export function addBranching(body, record, at, done) {
+  if (record.segments.some((segment) => segment.agent)) return; // The server refuses records with sub-agents.
   const turns = record.segments.slice(record.prompt_segments).map((segment, i, all) => [segment, all[i + 1]]).filter(([segment]) => segment.author === "model" && !segment.summary);
   body.querySelectorAll(".segment.model").forEach((place, k) => {
     const open = h("button", { class: "branch", title: "Go on from this turn, as it was or edited", onclick: () => { open.disabled = true; place.append(form(at, k + 1, ...turns[k], close, done)); } }, "go on from here");

@@ -79,16 +79,19 @@ export function facts(row, record, answer) {
     faults.map((text) => h("p", { class: "error" }, shown(text))));
 }
 
+// Whether it is a turn of the main agent.
+export const isTurn = (segment) => segment.author === "model" && !segment.summary && !segment.agent;
+
 // `picture`: from an image's hash to its element. `known`: for what is drawn again and again, see `kept`. `value`: from the
 // number of a turn to what is shown of its value.
 export function conversation(record, picture, known, value) {
   let turn = 0;
   const inPrompt = record.prompt_segments ?? 1;
   return record.segments.flatMap((segment, i) => {
-    const model = segment.author === "model" && !segment.summary;
+    const model = isTurn(segment);
     if (model) turn += 1;
     if (!segment.text && segment.image) return [kept(known, segment, "image", () => imageBlock(segment, picture))];
-    const name = i < inPrompt && !model ? "prompt" : model ? `model, turn ${turn}` : segment.summary ? "model, summary" : segment.author;
+    const name = i < inPrompt && !model ? "prompt" : model ? `model, turn ${turn}` : (segment.agent ? `sub-agent ${segment.agent}, ` : "") + (segment.summary ? "model, summary" : segment.author);
     return [rowStart(record, i), kept(known, segment, `${name} ${segment.note} ${segment.text.length}`, () => h("div", { class: `segment ${segment.author}` }, header(name, segment, model && value?.(turn)), segment.image && imageBlock(segment, picture),
       segment.growing ? growingText(segment.text) : segment.text ? longText(segment.text) : h("p", { class: "faint" }, segment.image ? "" : "no text is recorded; look at the tokens")))].filter(Boolean);
   });
@@ -214,21 +217,22 @@ function callCard(call, i) {
 function waterfall(record) {
   const { generate = 0, total = 0, turns: told = [] } = record.timings || {};
   if (!total) return null;
-  const turns = record.segments.slice(record.prompt_segments).filter((segment) => segment.author === "model" && !segment.summary);
+  const turns = record.segments.slice(record.prompt_segments).filter(isTurn);
   const written = turns.reduce((sum, segment) => sum + segment.tokens.length, 0) || 1;
   const measured = told.length === turns.length;
   const took = measured ? told : turns.map((segment) => (generate * segment.tokens.length) / written);
   const bars = [];
   let at = 0;
   const add = (kind, title, length) => { if (length > 1e-6) bars.push({ kind, title, from: at, length }); at += Math.max(0, length); };
-  const own = record.calls.length > turns.length ? record.calls.slice(0, record.calls.length - turns.length) : [];
+  const calls = record.calls.filter((call) => !call.agent);
+  const own = calls.length > turns.length ? calls.slice(0, calls.length - turns.length) : [];
   own.forEach((call) => add("tool", call.names?.join() || "call", call.seconds));
   turns.forEach((segment, i) => {
     add("model", `turn ${i + 1}${segment.note === undefined ? `, ${count(segment.tokens.length)} tokens` : ":"}`, took[i]);
-    const call = record.calls[own.length + i];
+    const call = calls[own.length + i];
     if (call) add(failed(call) ? "tool failed" : "tool", call.names?.join() || "call", call.seconds);
   });
-  if (measured) add("model", "turns without a token", generate - took.reduce((sum, one) => sum + one, 0));
+  if (measured) add("model", calls.length < record.calls.length ? "sub-agents" : "turns without a token", generate - took.reduce((sum, one) => sum + one, 0));
   add("other", "other: waiting, rendering", total - at);
   const whole = Math.max(at, total);
   const height = 15;
