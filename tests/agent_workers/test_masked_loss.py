@@ -19,6 +19,7 @@ from verl.workers.engine_workers import TrainingWorker  # noqa: E402
 from verl.workers.utils.losses import ppo_loss, value_loss  # noqa: E402
 
 from verl_tool.agent_workers.masked_loss import MaskedLossWorker  # noqa: E402
+from verl_tool.errors import VerlToolError  # noqa: E402
 
 LENGTH = 3
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -179,3 +180,18 @@ def test_verl_alone_would_shrink_the_update(monkeypatch):
     _Engine(weight, 3, 1, 4).train_batch(data, loss_fn)
     whole = gradient(loss_fn, [batch_of([1, 2, 3, 4], {2, 3, 4})], 4, 4, monkeypatch)
     assert weight.grad.item() == pytest.approx(whole.item() / 4, rel=1e-4)
+
+
+def test_rows_of_rollouts_without_their_mini_batches_are_no_update(monkeypatch):
+    monkeypatch.setattr(TrainingWorker, "train_mini_batch", lambda self, data: data)
+    worker = MaskedLossWorker.__new__(MaskedLossWorker)
+    data = batch_of([1, 2], set())
+    tu.assign_non_tensor(data, mini_batch_size=2)
+    assert tu.get(worker.train_mini_batch(data), "mini_batch_size") == 2
+    data["rollout_share"] = torch.ones(2)
+    with pytest.raises(VerlToolError, match="num_mini_batch"):
+        worker.train_mini_batch(data)
+    tu.assign_non_tensor(data, num_mini_batch=1, dataloader_kwargs={"shuffle": True})
+    done = worker.train_mini_batch(data)
+    assert tu.get(done, "mini_batch_size") is None
+    assert tu.get(done, "dataloader_kwargs") == {"shuffle": False}

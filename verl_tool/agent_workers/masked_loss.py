@@ -14,6 +14,7 @@ from verl.utils.device import get_device_id
 from verl.workers.engine_workers import TrainingWorker
 
 from verl_tool.agent_workers.rollout_weights import PATCHES, ROLLOUT_SHARE, weighting
+from verl_tool.errors import VerlToolError
 
 for _patch in PATCHES:
     _patch.install()
@@ -34,9 +35,15 @@ class MaskedLossWorker(TrainingWorker):
         """Update with each mini-batch; `data` is this rank's part of all.
 
         With `num_mini_batch` the trainer has laid them out one behind the other, of equal size, in place of
-        `mini_batch_size`.
+        `mini_batch_size`. Raises VerlToolError for rows of cut rollouts without it, which would tear rollouts apart.
         """
-        if tu.get(data, key="num_mini_batch", default=None) is not None:
+        laid_out = tu.get(data, key="num_mini_batch", default=None) is not None
+        if ROLLOUT_SHARE in data and not laid_out:
+            raise VerlToolError(
+                "the rows of rollouts came to the worker without num_mini_batch, by which whole rollouts are in one "
+                "mini-batch; verl has dropped the batch's extra information on the way: install the pinned version"
+            )
+        if laid_out:
             tu.pop(data, key="mini_batch_size", default=None)
             tu.assign_non_tensor(data, dataloader_kwargs={"shuffle": False})
         return super().train_mini_batch(data)
