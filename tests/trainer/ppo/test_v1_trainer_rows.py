@@ -164,6 +164,17 @@ def test_rows_are_laid_out_by_mini_batches_of_whole_prompts(store):
     assert all(not store.rows[key]["response_mask"].any() for key in padding)
 
 
+def test_log_probabilities_keep_the_number_of_mini_batches(store, monkeypatch):
+    """TransferQueue's answer, which verl goes on with, has no extra information: verl would cut by rows."""
+    trainer = make_trainer()
+    batch = trainer._balance_batch(stored(store, cut(make_rollouts(7), 5, 7)), {})
+    answer = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags, fields=batch.fields)
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_compute_old_log_prob", lambda *_: answer)
+    done = trainer._compute_old_log_prob(batch, {})
+    trainer._lines = {}
+    assert trainer._compute_advantage(done, {}).extra_info["num_mini_batch"] == 3
+
+
 def test_a_rollout_is_one_record_with_the_sum_of_its_rewards(store, tmp_path):
     rollouts = make_rollouts(8)
     rows = cut(rollouts, 5, 8)
