@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopReason, Trajectory, write_jsonl
+from verl_tool.agent_loop.trajectory import Author, CallRecord, RowContext, Segment, StopReason, Trajectory, write_jsonl
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.trajectories import atif, openai_messages, training_trace
@@ -155,6 +155,18 @@ STORED = Trajectory(
     reward=1.0,
     extra={"index": 0},
 )
+
+
+def test_a_rollout_of_several_rows_is_carried_by_atif_and_refused_by_openenv() -> None:
+    segments = (
+        Segment(Author.PROMPT, (1,), text="p"),
+        Segment(Author.MODEL, (2, 3), (-1.0, -1.0), "ab"),
+        Segment(Author.MODEL, (4,), (-1.0,), "c", row=1),
+    )
+    cut = Trajectory("t", segments, StopReason.ANSWERED, contexts=(RowContext((1, 9), "window"),))
+    assert atif.read(atif.write(cut).result).result == cut
+    with pytest.raises(ConfigError, match="has 2 training rows"):
+        training_trace.write(cut)
 
 
 def test_what_other_projects_see() -> None:

@@ -38,8 +38,14 @@ class _Trace(BaseModel):
 def write(trajectory: Trajectory) -> Converted:
     """The trace; what it has no place for is in the ``metadata`` of its first turn.
 
-    OpenEnv refuses turns without prompt, and without a log-probability of each token: they are left out.
+    OpenEnv refuses turns without prompt, and without a log-probability of each token: they are left out. Raises
+    ConfigError for a rollout of several training rows: the prompt of a turn must go on from the turn before.
     """
+    if trajectory.contexts:
+        raise ConfigError(
+            f"rollout {trajectory.trajectory_id} has {len(trajectory.rows)} training rows, and a TrainingTrace is one "
+            "sequence of tokens; write ATIF, which carries them"
+        )
     every = turns_of(trajectory)
     turns = [turn for turn in every if _fits(trajectory, turn)]
     written = [_turn(trajectory, turn, number, last=turn is every[-1]) for number, turn in enumerate(turns)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_model import END, ScriptedEngine, ToyTokenizer, ToyTools
+from toy_model import END, ScriptedEngine, Template, ToyTokenizer, ToyTools
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.options import SUMMARY_CONTINUATION, SUMMARY_PROMPT, EpisodeOptions
@@ -93,6 +93,25 @@ async def test_thoughts_of_earlier_turns_are_dropped_and_trained_where_they_were
     assert tokenizer.decode(second.prompt_ids) == fed[1]
     assert tokenizer.decode(second.response_ids) == f"b<python>1{STOP}<obs1><think>x</think>c{END}"
     assert trajectory.contexts[0].reason == "drop_thoughts"
+
+
+async def test_the_marker_that_a_template_opens_thoughts_with_goes_too():
+    """As those of DeepSeek's distilled models: the prompt of each turn ends in it."""
+
+    class Opens(Template):
+        def render(self, messages: Any, add_generation_prompt: bool) -> str:
+            return super().render(messages, add_generation_prompt) + ("<think>\n" if add_generation_prompt else "")
+
+    tokenizer = ToyTokenizer(Opens())
+    turns = [f"long</think>\n\na<python>{i}</python>" for i in range(2)]
+    engine, tools = ScriptedEngine(tokenizer, [*turns, "x</think>c"]), ToyTools(lambda action, n: f"<obs{n}>")
+    episode = Episode(engine, tools, tokenizer, options_of("drop_thoughts", **CHAT))
+    trajectory = await episode.run(render_prompt(tokenizer, QUESTION), trajectory_id="t")
+    fed = [tokenizer.decode(each.prompt_ids) for each in engine.fed]
+    assert [text.count("<think>") for text in fed] == [1, 1, 1]
+    assert all(text.endswith("<think>\n") for text in fed)
+    assert "long" not in "".join(fed)
+    assert_trained_as_seen(trajectory, engine)
 
 
 async def test_a_window_keeps_the_prompt_and_the_last_turns():

@@ -19,7 +19,7 @@ def next_context(builder: TrajectoryBuilder, options: EpisodeOptions, tokenizer:
     turns, as the templates of reasoning models do; ``window`` leaves out the oldest turns.
     """
     if options.context == "drop_thoughts":
-        pieces = [_without_thought(segment, tokenizer) for segment in builder.own_segments]
+        pieces = _without_thoughts(builder.own_segments, tokenizer)
     elif options.context == "window":
         pieces = _window(builder, options)
     else:
@@ -50,14 +50,25 @@ def _is_turn(segment: Segment) -> bool:
     return segment.author is Author.MODEL and not segment.summary
 
 
-def _without_thought(segment: Segment, tokenizer: Tokenizer) -> Sequence[int]:
-    """The tokens of a turn behind those of its thought and the empty lines that follow it."""
-    end = max((segment.text.rfind(mark) + len(mark) for mark in THOUGHTS.values() if mark in segment.text), default=0)
-    if not _is_turn(segment) or not end:
-        return segment.tokens
-    rest = segment.text[end:]
-    end += len(rest) - len(rest.lstrip("\n"))
-    return segment.tokens[_tokens_of(segment.tokens, end, tokenizer) :]
+def _without_thoughts(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[Sequence[int]]:
+    """The tokens of each segment without thoughts: what a turn holds up to the end of its thought, the empty lines
+    behind it, and the marker that opened it, which some templates write before the turn."""
+    pieces: list[Sequence[int]] = []
+    for place, segment in enumerate(segments):
+        pieces.append(segment.tokens)
+        closing = max(THOUGHTS.values(), key=segment.text.rfind)
+        end = segment.text.rfind(closing) + len(closing)
+        if not _is_turn(segment) or closing not in segment.text:
+            continue
+        [opening] = [mark for mark, closed in THOUGHTS.items() if closed == closing]
+        rest = segment.text[end:]
+        end += len(rest) - len(rest.lstrip("\n"))
+        pieces[-1] = segment.tokens[_tokens_of(segment.tokens, end, tokenizer) :]
+        before = segments[place - 1]
+        if opening not in segment.text[:end] and before.text.rstrip("\n").endswith(opening):
+            length = _tokens_of(before.tokens, before.text.rfind(opening), tokenizer)
+            pieces[-2] = before.tokens[:length]
+    return pieces
 
 
 def _tokens_of(tokens: Sequence[int], characters: int, tokenizer: Tokenizer) -> int:
