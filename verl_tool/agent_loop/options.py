@@ -87,7 +87,7 @@ class EpisodeOptions(BaseModel):
     max_prompt_length: _Tokens | None = None
     """The prompt as the model first sees it: the row's own, and what `call_tool_first` added."""
     max_response_length: _Tokens | None = None
-    """All tokens behind the prompt, the model's and the tools'."""
+    """All tokens behind the prompt of a training row, the model's and the tools'."""
     val_max_response_length: _Tokens | None = None
     """The same in the trainer's validation, and where its run is served. None: `max_response_length`."""
     max_model_len: _Tokens | None = None
