@@ -25,6 +25,8 @@ from verl_tool.trainer.ppo.rows.mini_batches import DUMMY, lay_out  # noqa: E402
 from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex, rollout_of  # noqa: E402
 from verl_tool.trainer.ppo.rows.rows_check import _BY_ROW  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 OWN_SETTINGS = {"bypass_mode", *_BY_ROW}
 """Policy losses that need settings of their own, or are refused."""
