@@ -9,11 +9,12 @@ import pytest
 
 pytest.importorskip("verl")
 
+pytestmark = pytest.mark.slow
+
 LOOK_UP = """
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
-pytestmark = pytest.mark.slow
 for name in ("calculator", "naive"):
     chosen = {"reward": {"reward_manager": {"source": "register", "name": name}}}
     print(resolve_reward_manager_cls(OmegaConf.create(chosen)).__name__)
