@@ -15,7 +15,7 @@ from benchmarks import rows
 pytestmark = pytest.mark.slow
 
 
-def test_it_tells_tokens_steps_and_dummies_of_each_cut(tmp_path):
+def test_it_reports_tokens_steps_and_dummies_of_each_cut(tmp_path):
     app = rows.typer.Typer()
     app.command()(rows.main)
     path = tmp_path / "rows.json"

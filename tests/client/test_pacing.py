@@ -40,7 +40,7 @@ def failing(*faults: ToolFault):
     return ask
 
 
-async def test_pauses_grow_and_are_at_least_what_the_service_asks_for(pauses: list[float]) -> None:
+async def test_pauses_grow_and_respect_retry_after(pauses: list[float]) -> None:
     faults = [BROKEN] * 7 + [BusyFault("busy", 30.0), BusyFault("busy", None)]
     assert await retry_until(failing(*faults), 100.0) == "answer"
     for n, waited in enumerate(pauses[:7]):
@@ -58,7 +58,7 @@ async def test_it_gives_up_at_once_where_nothing_mends_it_or_no_time_is_left(pau
     assert len(pauses) == 1
 
 
-async def test_after_a_pause_that_took_too_long_the_last_fault_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_pause_that_took_too_long_the_last_fault_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
 

@@ -182,7 +182,7 @@ class TestRetries:
             ([BUSY, NOT_FOUND, FAIL], ["", "", "", RESENT]),
         ],
     )
-    async def test_the_server_is_told_what_may_have_run(
+    async def test_a_repeated_first_call_carries_the_header_resent(
         self, servers: LiveServers, harms: list[str], said: list[str]
     ) -> None:
         server = await servers.start([Ledger()])

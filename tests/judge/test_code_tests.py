@@ -156,7 +156,7 @@ OBJECTS_TELL = (
 
 
 @in_module_loop
-async def test_what_only_the_solution_could_tell_is_refused(judge: Judge) -> None:
+async def test_a_test_that_only_the_solution_can_decide_is_rejected(judge: Judge) -> None:
     verdicts = await judge(OBJECTS, *OBJECTS_TELL)
     assert [(test, v) for test, v in zip(OBJECTS_TELL, verdicts.of, strict=True) if v.reason != "refused"] == []
 

@@ -109,7 +109,7 @@ class Delegator(Solver):
         return f"Result={float(rest.partition('Result=')[2].partition('<')[0]) + float(last)}<submit>"
 
 
-def test_the_main_agents_tokens_are_given_and_those_of_sub_agents_are_in_the_record() -> None:
+def test_the_row_is_the_main_agents_and_the_record_has_the_sub_agents() -> None:
     env = environment(model=Delegator, subagents=True)
     queries, responses, masks, rewards, histories = env.run(["1+2+4="], answers=["7.0"])
     [child, main] = histories[0].trajectory.rows

@@ -180,12 +180,12 @@ def test_a_file_of_rows_is_opened_once_for_all_checks(tmp_path: Path, monkeypatc
     config = config_of(tmp_path, *options)
     opened = []
 
-    class CountedFile(parquet.ParquetFile):
+    class RecordingFile(parquet.ParquetFile):
         def __init__(self, source: Path) -> None:
             opened.append(source)
             super().__init__(source)
 
-    monkeypatch.setattr(parquet, "ParquetFile", CountedFile)
+    monkeypatch.setattr(parquet, "ParquetFile", RecordingFile)
     files = main_ppo.check_data(config)
     attach_tool_descriptions(config, options_in(config), files)
     check_setup(config, options_in(config), files, server_is_up=False)

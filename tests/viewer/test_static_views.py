@@ -227,7 +227,7 @@ def test_the_waterfall_has_the_time_of_each_turn_where_it_is_recorded(page, brow
     assert "divided by the tokens" in text(browser, "aside")
 
 
-def test_a_training_row_tells_what_the_model_was_fed(page, browser):
+def test_a_training_row_shows_the_context_that_it_begins_with(page, browser):
     page("#/trajectory?run=rows&file=rows&line=0")
     wait(browser, "document.querySelector('main').innerText.includes('training row 2 (summarise)')")
     assert "the model was fed 1,234 tokens here" in text(browser, "main")

@@ -27,13 +27,13 @@ def _of_turn(turn: Segment, tokenizer: Tokenizer, formats: Sequence[Format]) -> 
     if spans is None:
         spans = tuple((call.start, call.end) for call in find_calls(turn.text, formats))
     for start, end in spans:
-        first = _token_at(turn.tokens, start, tokenizer)
-        last = _token_at(turn.tokens, end - 1, tokenizer)
+        first = token_at(turn.tokens, start, tokenizer)
+        last = token_at(turn.tokens, end - 1, tokenizer)
         mask[first : last + 1] = [1] * (last + 1 - first)
     return mask
 
 
-def _token_at(tokens: Sequence[int], position: int, tokenizer: Tokenizer) -> int:
+def token_at(tokens: Sequence[int], position: int, tokenizer: Tokenizer) -> int:
     """Index of the token that writes the character at `position`, or of the last one."""
     low, high = 0, len(tokens) - 1
     while low < high:

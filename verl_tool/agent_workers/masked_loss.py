@@ -19,6 +19,8 @@ from verl_tool.errors import VerlToolError
 for _patch in PATCHES:
     _patch.install()
 
+NUM_MINI_BATCHES = "num_mini_batch"
+"""verl's key of a batch's extra information: into how many mini-batches of equal size a rank's rows are cut."""
 LossFn = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 """verl's: ``(model_output, data, dp_group) -> (loss, metrics)``, of one micro-batch."""
 
@@ -37,7 +39,7 @@ class MaskedLossWorker(TrainingWorker):
         With `num_mini_batch` the trainer has laid them out one behind the other, of equal size, in place of
         `mini_batch_size`. Raises VerlToolError for rows of cut rollouts without it, which would tear rollouts apart.
         """
-        laid_out = tu.get(data, key="num_mini_batch", default=None) is not None
+        laid_out = tu.get(data, key=NUM_MINI_BATCHES, default=None) is not None
         if ROLLOUT_SHARE in data and not laid_out:
             raise VerlToolError(
                 "the rows of rollouts came to the worker without num_mini_batch, by which whole rollouts are in one "

@@ -129,7 +129,7 @@ async def test_a_call_that_cannot_be_run_is_answered_with_why(turn, words):
     assert trajectory.excluded is None
 
 
-async def test_limits_of_depth_and_number_are_told_to_the_model():
+async def test_the_model_reads_why_a_limit_of_depth_or_number_rejects_a_call():
     turns = [task("1"), task("2"), "no", task("3"), "yes", task("4"), "done"]
     trajectory, engine, _ = await run(turns, max_subagents=2, **CHAT)
     texts = fed(engine)
@@ -220,7 +220,7 @@ PYTHON = ToolDescription(
 )
 
 
-def test_prompts_tell_of_the_tool_and_a_sub_agents_prompt_has_the_same_system_message():
+def test_prompts_describe_the_tool_and_sub_agents_share_the_system_message():
     prompts = PromptRenderer(ToyTokenizer(), EpisodeOptions.load(CHAT), [PYTHON])
     assert [tool.name for tool in prompts.described_tools()] == ["python", "delegate"]
     assert [tool.name for tool in prompts.described_tools(["python"])] == ["python", "delegate"]
@@ -231,7 +231,7 @@ def test_prompts_tell_of_the_tool_and_a_sub_agents_prompt_has_the_same_system_me
     assert child == text.replace("1+1?", "count")
 
 
-def test_inline_prompts_tell_of_the_tag():
+def test_inline_prompts_describe_the_tag():
     options = {**INLINE, "tool_schemas": ["python", "delegate"], "formats": ["python_tags"]}
     text = PromptRenderer(ToyTokenizer(), EpisodeOptions.load(options), [PYTHON]).text(QUESTION)
     assert "<python>1</python>" in text

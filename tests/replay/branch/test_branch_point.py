@@ -19,7 +19,7 @@ from eval_service.evaluation.dataset import Problem
 from tests.agent_loop.test_properties import ANY_TEMPLATE, REPLIES, WORDS, any_options, run_random
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
-from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, Trajectory
+from verl_tool.agent_loop.trajectory import Author, CallRecord, RowContext, Segment, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import Fault, FaultKind, StepResult
 from verl_tool.replay.branch.branch_point import BranchPlace, Edit, branch_point
@@ -108,6 +108,7 @@ PLAIN = trajectory(0, "Buy.", TURNS, None)
         (stored(PLAIN, None), 1, None, "no row"),
         (stored(with_image(PLAIN)), 1, None, "has images"),
         (stored(replace(PLAIN, calls=(replace(PLAIN.calls[0], agent=1), *PLAIN.calls))), 1, None, "has sub-agents"),
+        (stored(replace(PLAIN, contexts=(RowContext((1,), "window"),))), 1, None, "was fed 2 contexts"),
         (stored(PLAIN), 0, None, "give --turn 1 to 3"),
         (stored(PLAIN), 4, None, "give --turn 1 to 3"),
         (stored(PLAIN), 1, Edit("action", ""), "--action is empty"),

@@ -74,7 +74,7 @@ def test_a_replica_that_is_taken_away_takes_nothing_new():
     assert (ids(replicas.accepting_replicas()), ids(replicas.holders())) == (["b"], ["b"])
 
 
-def test_one_that_is_back_on_the_list_takes_new_ones_again_unless_it_was_told_to_go():
+def test_a_replica_that_is_listed_again_takes_new_trajectories_unless_it_leaves():
     replicas = listed("a", "b")
     replicas.renew([])  # as while Serve's controller recovers
     assert replicas.draining

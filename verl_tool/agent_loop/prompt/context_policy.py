@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from verl_tool.agent_loop.action_tokens import token_at
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
@@ -63,21 +64,9 @@ def _without_thoughts(segments: Sequence[Segment], tokenizer: Tokenizer) -> list
         [opening] = [mark for mark, closed in THOUGHTS.items() if closed == closing]
         rest = segment.text[end:]
         end += len(rest) - len(rest.lstrip("\n"))
-        pieces[-1] = segment.tokens[_tokens_of(segment.tokens, end, tokenizer) :]
+        pieces[-1] = segment.tokens[token_at(segment.tokens, end, tokenizer) :] if end < len(segment.text) else ()
         before = segments[place - 1]
         if opening not in segment.text[:end] and before.text.rstrip("\n").endswith(opening):
-            length = _tokens_of(before.tokens, before.text.rfind(opening), tokenizer)
+            length = token_at(before.tokens, before.text.rfind(opening), tokenizer)
             pieces[-2] = before.tokens[:length]
     return pieces
-
-
-def _tokens_of(tokens: Sequence[int], characters: int, tokenizer: Tokenizer) -> int:
-    """How many of the first tokens write the first `characters`; a token that writes more is not among them."""
-    low, high = 0, len(tokens)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if len(tokenizer.decode(tokens[:middle])) <= characters:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -112,6 +112,11 @@ def branch_point(place: BranchPlace, stored: Stored, turn: int, edit: Edit | Non
         raise ConfigError(
             f"{place} has sub-agents, whose calls no turn of the main agent stands for; give another line"
         )
+    if trajectory.contexts:
+        raise ConfigError(
+            f"the model was fed {1 + len(trajectory.contexts)} contexts in {place}, and a branch goes on in one; "
+            "give a line whose context was never cut"
+        )
     turns = trajectory.num_turns
     if not 1 <= turn <= turns:
         raise ConfigError(

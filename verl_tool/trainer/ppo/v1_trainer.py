@@ -29,7 +29,7 @@ from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.stored_step import STORED_LINE
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
-from verl_tool.agent_workers.masked_loss import MaskedLossWorker
+from verl_tool.agent_workers.masked_loss import NUM_MINI_BATCHES, MaskedLossWorker
 from verl_tool.agent_workers.rollout_weights import rollout_weights
 from verl_tool.agent_workers.rollout_worker import make_rollout_worker
 from verl_tool.errors import ConfigError, VerlToolError
@@ -67,8 +67,6 @@ from verl_tool.trainer.run_folder.checkpoints import atomic_checkpoint
 
 _SOMETIMES_WRITTEN = ("token_level_rewards", "rollout_is_weights")
 """Fields that verl writes with the advantages, if the config asks for them."""
-_NUM_MINI_BATCHES = "num_mini_batch"
-"""verl's key of a batch's extra information; see `MaskedLossWorker.train_mini_batch`."""
 
 
 def _patch(module: str, attribute: str, replace: Callable[[Any], Any]) -> Patch:
@@ -262,7 +260,7 @@ class AgentTrainerMixin(PPOTrainer):
         padded = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
         dummies = iter(range(rows, len(padded.keys)))
         padded.reorder([next(dummies) if place == DUMMY else place for place in layout.order])
-        padded.extra_info[_NUM_MINI_BATCHES] = layout.num_mini_batches
+        padded.extra_info[NUM_MINI_BATCHES] = layout.num_mini_batches
         metrics["training/dummy_rows"] = layout.num_dummies
         size = len(layout.order) // ranks
         sizes = [tag["seq_len"] for tag in padded.tags]
@@ -273,8 +271,8 @@ class AgentTrainerMixin(PPOTrainer):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         with _joining(batch):
             done = super()._compute_old_log_prob(batch, metrics)
-        if _NUM_MINI_BATCHES in batch.extra_info:  # what TransferQueue returns has no extra information
-            done.extra_info[_NUM_MINI_BATCHES] = batch.extra_info[_NUM_MINI_BATCHES]
+        if NUM_MINI_BATCHES in batch.extra_info:  # what TransferQueue returns has no extra information
+            done.extra_info[NUM_MINI_BATCHES] = batch.extra_info[NUM_MINI_BATCHES]
         recomputed = self.config.actor_rollout_ref.rollout.calculate_log_probs and not bypasses(self.config)
         if recomputed and self.config.trainer.v1.trainer_mode != "sync":
             metrics.update(_fresh_difference(done, self.global_steps - 1))

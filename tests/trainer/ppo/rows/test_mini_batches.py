@@ -23,12 +23,12 @@ from verl_tool.agent_workers.masked_loss import MaskedLossWorker  # noqa: E402
 from verl_tool.agent_workers.rollout_weights import ROLLOUT_SHARE, TOKEN_SHARE, rollout_weights  # noqa: E402
 from verl_tool.trainer.ppo.rows.mini_batches import DUMMY, lay_out  # noqa: E402
 from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex, rollout_of  # noqa: E402
-from verl_tool.trainer.ppo.rows.rows_check import _BY_ROW  # noqa: E402
+from verl_tool.trainer.ppo.rows.rows_check import LOSSES_BY_ROW  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-OWN_SETTINGS = {"bypass_mode", *_BY_ROW}
+OWN_SETTINGS = {"bypass_mode", *LOSSES_BY_ROW}
 """Policy losses that need settings of their own, or are refused."""
 LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - OWN_SETTINGS)
 PROMPTS, MINI_BATCHES, EPOCHS = 6, 3, 2

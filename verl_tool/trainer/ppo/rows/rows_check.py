@@ -13,10 +13,8 @@ COLOCATED_REWARD_MODEL = (
     "a rollout has several rows, and a reward model that shares the trainer's GPUs scores each row by itself; set "
     "reward.reward_model.enable_resource_pool=true, or grade with a reward manager"
 )
-_BY_ROW = {
-    "gspo": "its importance ratio is one number a row",
-    "geo_mean": "its importance ratio is one number a row",
-}
+LOSSES_BY_ROW = frozenset(("gspo", "geo_mean"))
+"""Policy losses whose importance ratio is one number a row."""
 
 
 def check_several_rows(config: DictConfig) -> None:
@@ -52,8 +50,11 @@ def _problems(config: DictConfig) -> Iterator[str]:
     if not config.trainer.use_v1:
         yield "they need trainer.use_v1=true; the older trainer takes one row of each sample"
     loss = actor.policy_loss.get("loss_mode", "vanilla")
-    if loss in _BY_ROW:
-        yield f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}: {_BY_ROW[loss]}; take vanilla, or cispo"
+    if loss in LOSSES_BY_ROW:
+        yield (
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}: its importance ratio is one number a row; take "
+            "vanilla, or cispo"
+        )
     for name, section in (("actor_rollout_ref.actor", actor), ("critic", critic)):
         if section.get("shuffle", False):
             yield f"{name}.shuffle=true would tear rollouts apart over mini-batches; set it to false"
