@@ -54,7 +54,8 @@ class Recipe:
 
 CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
 FUNCTIONS, TERMINAL = "function_calling", "terminal"
-SEARCH, SKYSQL, TOOLS, PIXELS = "search_r1", "skysql", "multi_tool", "pixel_reasoner"
+SEARCH, PAGES, SKYSQL = "search_r1", "long_document", "skysql"
+TOOLS, PIXELS = "multi_tool", "pixel_reasoner"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -79,6 +80,7 @@ RECIPE: dict[str, Recipe] = {
         "val-core/without_tool/acc/mean@1",
         wanted=0.85,
     ),
+    PAGES: Recipe(RECIPES / "long_document" / "train.sh", "val-core/long_document/acc/mean@1", None, wanted=0.85),
     SKYSQL: Recipe(RECIPES / "skysql" / "train.sh", "val-core/made_databases/acc/mean@1", None, wanted=0.85),
     TOOLS: Recipe(
         RECIPES / "multi_tool" / "train.sh",

@@ -7,7 +7,7 @@ from doctor_setups import HERMES_LIKE, NATIVE, PLAIN, TOOLS, family, row, setup_
 
 from verl_tool.agent_loop.trajectory import Author, StopReason
 from verl_tool.checks.setup import MADE_UP_TOOL, Setup
-from verl_tool.doctor.demonstration import ANSWER, Demonstration, StandIn, demonstrate
+from verl_tool.doctor.demonstration import ANSWER, SUMMARY, Demonstration, StandIn, demonstrate
 from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.tools import load_tools
 
@@ -71,3 +71,32 @@ async def test_a_row_that_uses_no_tool_makes_no_call() -> None:
 async def test_a_limit_cuts_the_turn() -> None:
     demonstration = await shown(setup_of(max_action_length=5))
     assert demonstration.trajectory.stop is StopReason.MAX_ACTION_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("context", "options"),
+    [
+        ("drop_thoughts", {}),
+        ("window", {"context_turns": 3, "context_tokens": 4000}),
+        ("summarise", {"context_tokens": 4000}),
+    ],
+)
+async def test_a_context_that_is_cut_is_shown_cut(context: str, options: dict[str, int]) -> None:
+    demonstration = await shown(setup_of(context=context, **options))
+    trajectory = demonstration.trajectory
+    assert trajectory.stop is StopReason.ANSWERED
+    assert [each.reason for each in trajectory.contexts] == [context]
+    assert len(trajectory.rows) == 2
+
+
+@pytest.mark.parametrize("name", NATIVE)
+async def test_behind_a_summary_the_user_speaks_and_no_tool(name: str) -> None:
+    fmt, ends = NATIVE[name]
+    options = {"mtrl_role": "tool", "context": "summarise", "context_tokens": 4000, "summary_continuation": "Go on."}
+    setup = setup_of(family(name, *ends), [MADE_UP_TOOL], formats=[fmt], **options)
+    demonstration = await shown(setup)
+    [context] = demonstration.trajectory.contexts
+    conversation = [("user", "?"), ("assistant", SUMMARY), ("user", "Go on.")]
+    messages = [{"role": role, "content": text} for role, text in conversation]
+    rendered = setup.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    assert setup.tokenizer.decode(context.tokens).endswith(rendered.rpartition(SUMMARY)[2])

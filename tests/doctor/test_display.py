@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from doctor_setups import PLAIN
+from doctor_setups import PLAIN, setup_of
 from rich.console import Console
 
 from verl_tool.checks.finding import Finding, Severity
-from verl_tool.doctor.display import HEAD, TAIL, finding_lines, prompt_tokens, token_text
+from verl_tool.doctor.demonstration import StandIn, demonstrate
+from verl_tool.doctor.display import HEAD, TAIL, finding_lines, prompt_tokens, response_table, token_text
 
 
 def test_tokens_are_apart_and_line_ends_are_seen() -> None:
@@ -43,3 +44,14 @@ def test_findings_come_by_weight_with_their_counts() -> None:
     assert lines[0] == "error: an error; mend it [a]"
     assert lines[1:] == ["warning: a warning [c]", "note: a note [b]", "1 error, 1 warning, 1 note"]
     assert [line.plain for line in finding_lines([])] == ["0 errors, 0 warnings, 0 notes"]
+
+
+async def test_where_a_row_begins_is_told_what_the_model_is_fed() -> None:
+    setup = setup_of(context="summarise", context_tokens=4000)
+    demonstration = await demonstrate(setup, StandIn(setup))
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(response_table(demonstration, setup.tokenizer))
+    printed = " ".join(capture.get().split())
+    assert "fed for row 2" in printed
+    assert "2 training rows" in printed

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from calculator_run import ACTOR, AGENT, ROLLOUT, TRAINS_ON_CPU, Calculator, Run, small_run
 from safetensors.torch import load_file
-from torch import Tensor, equal, float32, no_grad, stack, tensor
+from torch import Tensor, cat, equal, float32, no_grad, stack, tensor
 from transformers import AutoModelForCausalLM
 from turn_reference import row_of, share_within, written_out
 
@@ -132,6 +132,11 @@ class TestToolsOfAnMcpServer:
         assert not [p for p in psutil.process_iter(["cmdline"]) if str(run.folder.parent) in str(p.info["cmdline"])]
 
 
+SUMMARIES = (
+    *(f"{AGENT}.context=summarise", f"{AGENT}.context_tokens=24", f"{AGENT}.summary_tokens=4"),
+    *(f"{AGENT}.summary_prompt=go", f"{AGENT}.summary_continuation=on"),
+)
+"""A model that summarises its context: rollouts of several rows."""
 ASYNC_STEPS = 6
 VERSIONS = "training/off_policy/trajectory_staleness_worst"
 
@@ -140,14 +145,16 @@ class TestAsynchronous:
     """Sampling ahead, few trajectories at once, so that some are interrupted; stopped by Ctrl-C behind the second step,
     and gone on with."""
 
-    @pytest.fixture(scope="class", params=["colocate_async", "separate_async"])
+    @pytest.fixture(scope="class", params=["colocate_async", "separate_async", "colocate_async, summaries"])
     def run(
         self, request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory
     ) -> Run:
+        mode, _, summaries = request.param.partition(", ")
         run = small_run(
-            tmp_path_factory.mktemp(request.param),
+            tmp_path_factory.mktemp(mode),
             calculator,
-            *("trainer.use_v1=true", f"trainer.v1.trainer_mode={request.param}", "algorithm.adv_estimator=grpo"),
+            *(SUMMARIES if summaries else ()),
+            *("trainer.use_v1=true", f"trainer.v1.trainer_mode={mode}", "algorithm.adv_estimator=grpo"),
             *(f"{AGENT}.max_concurrent_trajectories=24", f"{ROLLOUT}.max_num_seqs=16", f"{ACTOR}.optim.lr=1e-4"),
             *(f"{ACTOR}.ppo_mini_batch_size=4", f"{ACTOR}.ppo_micro_batch_size_per_gpu=32"),
             *(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32", f"trainer.total_training_steps={ASYNC_STEPS}"),
@@ -217,9 +224,13 @@ class Versions:
             # verl names bfloat16 in the config of a checkpoint, whatever its weights are.
             folder = saved if version else self._start.model
             self._models[version] = AutoModelForCausalLM.from_pretrained(folder, dtype=float32)
-        ids = tensor([[*record.prompt_ids, *record.response_ids]])
-        logits = self._models[version](ids).logits[0, len(record.prompt_ids) - 1 : -1]
-        return logits.log_softmax(-1).gather(-1, ids[0, len(record.prompt_ids) :, None])[:, 0]
+        return cat([self._of_row(self._models[version], row) for row in record.rows])
+
+    @staticmethod
+    def _of_row(model: Any, row: Trajectory) -> Tensor:
+        ids = tensor([[*row.prompt_ids, *row.response_ids]])
+        logits = model(ids).logits[0, len(row.prompt_ids) - 1 : -1]
+        return logits.log_softmax(-1).gather(-1, ids[0, len(row.prompt_ids) :, None])[:, 0]
 
 
 class TestTurns:
@@ -304,8 +315,7 @@ class Lengths(CalculatorRewardManager):
             *("reward.reward_manager.source=importlib", "reward.reward_manager.name=Lengths"),
             f"reward.reward_manager.module.path={manager}",
             *(f"algorithm.adv_estimator={request.param}", "trainer.use_v1=true", "trainer.val_before_train=false"),
-            *(f"{AGENT}.context=summarise", f"{AGENT}.context_tokens=24", f"{AGENT}.summary_tokens=4"),
-            *(f"{AGENT}.summary_prompt=go", f"{AGENT}.summary_continuation=on"),
+            *SUMMARIES,
             *(f"critic.model.path={calculator.model}", "critic.ppo_micro_batch_size_per_gpu=8"),
             *("critic.ppo_mini_batch_size=${actor_rollout_ref.actor.ppo_mini_batch_size}", "token_records_every=1"),
             *("trainer.save_freq=-1", "trainer.test_freq=-1"),

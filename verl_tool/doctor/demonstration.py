@@ -10,6 +10,7 @@ from verl_tool.agent_loop.action_tokens import action_mask
 from verl_tool.agent_loop.actions import stopped_action
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.checks.setup import Row, Setup
@@ -18,6 +19,8 @@ from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.protocol import StepResult
 
 ANSWER = "That is the answer."
+SUMMARY = "These are my notes."
+THOUGHT, THOUGHT_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class StandIn:
 async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: str | None = None) -> Demonstration:
     """Run one trajectory from the prompt of `row` (None: of a question), in which the model first writes `turn`.
 
+    A context that is not append-only is cut as early as it can be, so that the trajectory has several training rows.
     `turn` None: the example call, or an answer if none is known. It is ended as a model would end it: by a stop string,
     or by the end token that the chat template writes there. Raises ConfigError if options, template and formats do not
     go together.
@@ -77,8 +81,17 @@ async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: 
     prompt = setup.tokenizer.encode(setup.prompt(row))
     first, end_reason = _ended(setup, text, behind_a_call=True)
     last, _ = _ended(setup, ANSWER, behind_a_call=False)
-    script = _Script([setup.tokenizer.encode(text) + first, setup.tokenizer.encode(ANSWER) + last])
-    episode = Episode(script, tools, setup.tokenizer, setup.options, formats=setup.formats)
+    call, answer = setup.tokenizer.encode(text) + first, setup.tokenizer.encode(ANSWER) + last
+    options, between = _cut_early(setup.options), []
+    if options.context == "window":
+        between = [call]
+    elif options.context == "summarise":
+        between = [setup.tokenizer.encode(SUMMARY) + last]
+    elif options.context == "drop_thoughts":
+        opening = "" if setup.tokenizer.decode(prompt).rstrip().endswith(THOUGHT) else f"{THOUGHT}\n"
+        call = setup.tokenizer.encode(f"{opening}I need the tool.\n{THOUGHT_END}\n\n{text}") + first
+    script = _Script([call, *between, answer])
+    episode = Episode(script, tools, setup.tokenizer, options, formats=setup.formats)
     listed = None if row is None else row.listed
     formats = setup.loop_formats.of(listed)
     extra = {} if row is None else row.sent
@@ -91,6 +104,15 @@ async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: 
         tuple(calls_sent(text, formats)),
         end_reason,
     )
+
+
+def _cut_early(options: EpisodeOptions) -> EpisodeOptions:
+    """The options with a context that is cut behind the first call, so that the cut is seen."""
+    early: dict[str, dict[str, int | None]] = {
+        "window": {"context_turns": 1, "context_tokens": None},
+        "summarise": {"context_tokens": 1},
+    }
+    return options.model_copy(update=early.get(options.context, {}))
 
 
 def _ended(setup: Setup, text: str, *, behind_a_call: bool) -> tuple[list[int], str]:

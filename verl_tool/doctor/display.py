@@ -38,7 +38,7 @@ def print_report(
         _section(console, "How a call is found")
         console.print(call_lines(demonstration))
         _section(console, "What is appended: mask 1 is trained on")
-        console.print(response_table(demonstration, setup.tokenizer))
+        console.print(response_table(demonstration, setup.tokenizer, whole))
     _section(console, "Findings")
     for line in finding_lines(findings):
         console.print(line)
@@ -107,15 +107,23 @@ def _describe(call: Call) -> Iterator[str]:
         yield f"  and cannot read it: {call.error}"
 
 
-def response_table(demonstration: Demonstration, tokenizer: Tokenizer) -> Table:
-    """The segments behind the prompt: author, mask of the loss, tokens. Tokens of a call are underlined."""
+def response_table(demonstration: Demonstration, tokenizer: Tokenizer, whole: bool = False) -> Table:
+    """The segments behind the prompt: author, mask of the loss, tokens. Tokens of a call are underlined. Where a
+    training row begins, what the model is fed there (`whole`: in full length)."""
     trajectory = demonstration.trajectory
     table = Table(show_lines=True)
     for name in ("written by", "mask", "n"):
         table.add_column(name, no_wrap=True, justify="right" if name == "n" else "left")
     table.add_column("tokens", overflow="fold")
-    start = 0
+    start, row = 0, 0
     for segment in trajectory.response:
+        if segment.row != row:
+            row = segment.row
+            fed = trajectory.contexts[row - 1]
+            table.add_row(
+                Text(f"fed for row {row + 1}\n({fed.reason})", style=STYLES[Author.PROMPT]),
+                *("0", str(len(fed.tokens)), prompt_tokens(fed.tokens, tokenizer, whole)),
+            )
         end = start + len(segment.tokens)
         style = STYLES[segment.author]
         masks = sorted(set(trajectory.loss_mask[start:end]))
@@ -124,6 +132,8 @@ def response_table(demonstration: Demonstration, tokenizer: Tokenizer) -> Table:
         table.add_row(who, "/".join(map(str, masks)), str(len(segment.tokens)), tokens)
         start = end
     table.caption = f"the trajectory ends: {trajectory.stop.value}"
+    if trajectory.contexts:
+        table.caption += f"; {len(trajectory.rows)} training rows (the context is cut early here, to show it)"
     return table
 
 

@@ -25,6 +25,7 @@ from verl_tool.trainer.monitoring.metric_limits import MetricWatch
 from verl_tool.trainer.preflight.backends import adapt_rollout, check_backends
 from verl_tool.trainer.preflight.ranges import check_ranges
 from verl_tool.trainer.progress.progress import STARTED
+from verl_tool.trainer.recipe import TINY
 from verl_tool.trainer.run_folder.checkpoints import save_last_step
 
 AGENT_LOOPS = Path(__file__).parent / "config" / "agent_loops.yaml"
@@ -37,8 +38,6 @@ _FOR_EVERY_PROCESS = ("VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", STARTED, "TQDM
 def complete(config: DictConfig) -> EpisodeOptions:
     """Check the config, by verl's own validator too, and fill in what follows from it; return the loop's options.
     Writes nothing."""
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
     from verl_tool.trainer.ppo.estimators import check_algorithm
@@ -79,11 +78,24 @@ def complete(config: DictConfig) -> EpisodeOptions:
         )
     check_algorithm(config)
     check_sampling_mode(config)
+    check_with_verl(config)
+    return options
+
+
+def check_with_verl(config: DictConfig) -> None:
+    """Run verl's own checks. Those of a critic read its model, and are left out as long as a recipe has not made that.
+
+    Raises ConfigError.
+    """
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    is_tiny = (config.get("recipe") or {}).get("model") == TINY
+    use_critic = need_critic(config) and (not is_tiny or Path(config.critic.model.path).exists())
     try:
-        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=use_critic)
     except (AssertionError, ValueError, InstantiationException) as error:
         raise ConfigError(f"verl refuses the config: {error.__cause__ or error}") from error
-    return options
 
 
 def _drop_grad_offload(config: DictConfig) -> None:

@@ -31,7 +31,7 @@ from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.platforms.preload.template import template
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.trainer.composition import known_names
-from verl_tool.trainer.config_completion import complete
+from verl_tool.trainer.config_completion import check_with_verl, complete
 from verl_tool.trainer.data_check import check_data, check_local_rows
 from verl_tool.trainer.monitoring.failure import cause_of, disk_full_message, innermost
 from verl_tool.trainer.monitoring.time_by_phase import phase_table
@@ -222,10 +222,12 @@ def take_over_folder(config: DictConfig, console: Console) -> None:
 
 
 def prepare_inputs(config: DictConfig, console: Console) -> None:
-    """`make_inputs`, whose time is told by itself and is no part of the training's set-up."""
+    """`make_inputs`, whose time is told by itself and is no part of the training's set-up. Raises RecipeError, or
+    ConfigError if verl refuses the critic's model."""
     began = time.time()
     if not make_inputs(config, console):
         return
+    check_with_verl(config)
     seconds = time.time() - began
     console.print(f"data and model made in {seconds:.1f} s", highlight=False)
     os.environ[STARTED] = str(float(os.environ[STARTED]) + seconds)

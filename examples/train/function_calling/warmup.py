@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from from_scratch import END, IGNORED, Row, WarmUp, console, make_model, make_tokenizer, warm_up
+from played_lessons import common_lines, lessons_of
 from tiny_model import Endless
 
 from verl_tool.agent_loop.episode import Episode
@@ -49,8 +50,6 @@ TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<
 """One token each, as in Qwen3's tokenizer."""
 PIECES = ('{"name": "', '", "arguments": {"', TRUNCATION_MARK, *map(str, range(10, 100)))
 """More that is one token: what each call has in common, and numbers of two digits."""
-LINE = re.compile(r"^[^\n<][^\n]{5,}\n*", re.MULTILINE)
-"""A line of what all prompts have in common is one token too: so small a model would learn nothing from its words."""
 HABIT = (0.3, 0.4, 0.15, 0.15)
 """How often the examples call the right tool, the one listed behind it, and so on: a model that tells the questions
 apart, and mostly draws the wrong conclusion."""
@@ -102,16 +101,6 @@ class Player:
         return await self._episode.run(prompt, trajectory_id=trajectory_id)
 
 
-def as_lesson(trajectory: Trajectory) -> Row:
-    """Its tokens, those that the model wrote with a label."""
-    prompt, response = trajectory.prompt_ids, trajectory.response_ids
-    written = zip(response, trajectory.response_mask, strict=True)
-    return {
-        "input_ids": prompt + response,
-        "labels": [IGNORED] * len(prompt) + [token if mask else IGNORED for token, mask in written],
-    }
-
-
 def once_named(lesson: Row, tool: str, tokenizer: HFTokenizer) -> Row:
     """The lesson with its call given up to the tool's name: what is left is how well that is carried through."""
     labels = list(lesson["labels"])
@@ -134,11 +123,10 @@ async def lessons(rows: Sequence[Mapping[str, Any]], player: Player, rng: random
         right = row["extra_info"]["tool"]
         if number < MEASURED_ROWS:
             [tool] = [tool for tool in player.tools if tool.name == right]
-            measured.append(
-                once_named(as_lesson(await player.play(row, tool, f"row-{number}")), right, player.tokenizer)
-            )
+            [lesson] = lessons_of(await player.play(row, tool, f"row-{number}"))
+            measured.append(once_named(lesson, right, player.tokenizer))
         else:
-            learned.append(as_lesson(await player.play(row, drawn(right, player.tools, rng), f"row-{number}")))
+            learned += lessons_of(await player.play(row, drawn(right, player.tools, rng), f"row-{number}"))
     return learned, measured
 
 
@@ -157,13 +145,6 @@ def words_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted({value for value in found if isinstance(value, str)})
 
 
-def common_lines(tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any], tools: InProcessTools) -> list[str]:
-    """The lines that the prompts have in common: how to answer, how to call, and the schemas of the tools."""
-    system = dict(row["prompt"][0])
-    text = PromptRenderer(HFTokenizer(tokenizer), OPTIONS, tools.describe()).text([system])
-    return LINE.findall(text.partition("system\n")[2].partition(END)[0])
-
-
 async def made(
     rows: Sequence[Mapping[str, Any]], vocabulary: int, seed: int
 ) -> tuple[PreTrainedTokenizerBase, list[ToolDescription], list[Row], list[Row]]:
@@ -171,7 +152,8 @@ async def made(
     async with InProcessTools(load_tools(str(HERE / "tools.py"))) as tools:
         tokenizer = make_tokenizer(texts_of(rows[:600], tools.describe()), vocabulary, CHAT_TEMPLATE)
         # An argument that is one token is copied into a call more surely.
-        tokenizer.add_tokens([*TAGS, *PIECES, *words_in(rows), *common_lines(tokenizer, rows[0], tools)])
+        lines = common_lines(tokenizer, OPTIONS, tools.describe(), rows[0])
+        tokenizer.add_tokens([*TAGS, *PIECES, *words_in(rows), *lines])
         player = Player(tokenizer, tools)
         return tokenizer, player.tools, *await lessons(rows, player, random.Random(seed))
 

@@ -90,8 +90,8 @@ def test_all_recipes_are_there():
     assert set(SCRIPTS) == {
         *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
         *("function_calling/train.sh", "gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh"),
-        *("multi_tool/train.sh", "pixel_reasoner/train.sh", "search_r1/train.sh", "skysql/train.sh"),
-        *("terminal/train.sh", "toolgrpo/train.sh"),
+        *("long_document/train.sh", "multi_tool/train.sh", "pixel_reasoner/train.sh", "search_r1/train.sh"),
+        *("skysql/train.sh", "terminal/train.sh", "toolgrpo/train.sh"),
     }
 
 
@@ -319,6 +319,19 @@ def test_the_tools_of_multi_tool_look_into_its_world_and_each_kind_of_question_h
     ("script", "published"),
     [
         (
+            "long_document/train.sh",  # MemAgent's run_memory_7B.sh
+            {
+                **{"data.train_batch_size": 128, "algorithm.norm_adv_by_std_in_grpo": False, f"{ACTOR}.optim.lr": 1e-6},
+                **{f"{ACTOR}.ppo_mini_batch_size": 8, f"{ACTOR}.kl_loss_coef": 0.001, f"{ACTOR}.entropy_coeff": 0},
+                **{f"{ACTOR}.kl_loss_type": "low_var_kl", f"{ACTOR}.use_kl_loss": True, f"{ROLLOUT}.n": 16},
+                **{f"{ACTOR}.optim.lr_warmup_steps": 20, f"{ACTOR}.loss_agg_mode": "token-mean"},
+                **{f"{ROLLOUT}.temperature": 1.0, f"{ROLLOUT}.top_p": 1, f"{ROLLOUT}.max_model_len": 8192},
+                **{f"{ROLLOUT}.val_kwargs.top_p": 0.7, f"{ROLLOUT}.val_kwargs.n": 4, f"{AGENT}.summary_tokens": 1024},
+                **{f"{ROLLOUT}.gpu_memory_utilization": 0.6, "trainer.total_epochs": 30},
+                **{"trainer.save_freq": 10, "trainer.test_freq": 5},
+            },
+        ),
+        (
             "search_r1/train.sh",  # verl-tool's examples/train/search_r1/train_3b.sh
             {
                 **{"data.train_batch_size": 512, "data.max_prompt_length": 4096, "data.max_response_length": 4096},
@@ -452,11 +465,21 @@ def test_without_tools_no_prompt_tells_of_any(script):
         pytest.skip("its prompts are the question alone")
     if script.startswith("terminal"):
         pytest.skip("its tasks ask for a change of files, which nothing but a tool can make")
+    if script.startswith("long_document"):
+        pytest.skip("its documents are read by a tool alone")
     config = completed(script, PROFILE="gpu", USE_TOOL="false")
     assert not options_in(config).enable_agent
     for command in commands(config, "make_data"):
         assert "--add_execution_prompt" not in command
         assert command[0].endswith("acecoder.py") or "--no-tool" in command
+
+
+def test_a_critic_is_checked_when_its_model_is_there(tmp_path):
+    """A tiny model is made behind the checks of the config; any other must be there."""
+    config = completed("calculator/train.sh", PROFILE="cpu", ALGORITHM="gae", RUN=str(tmp_path))
+    assert config.critic.model.path == f"{tmp_path}/model"
+    with pytest.raises(ConfigError, match="verl refuses the config"):
+        completed("calculator/train.sh", PROFILE="cpu", ALGORITHM="gae", RUN=str(tmp_path), MODEL=f"{tmp_path}/none")
 
 
 @pytest.mark.parametrize("profile", PROFILES)

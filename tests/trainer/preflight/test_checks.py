@@ -20,7 +20,8 @@ ONE_GPU = {
     # Full parameters of 7 billion weights, and two GPUs per engine, need more than one.
     "acecoder/gpu.yaml": False, "acecoder/gpu_no_tool.yaml": False, "acecoder/gpu_mini.yaml": True,
     "calculator/gpu.yaml": True, "function_calling/gpu.yaml": True, "gsm8k/gpu.yaml": True, "math_tir/gpu.yaml": True,
-    "mathcoder/gpu.yaml": False, "multi_tool/gpu.yaml": True, "pixel_reasoner/gpu.yaml": False,
+    "long_document/gpu.yaml": False, "mathcoder/gpu.yaml": False,
+    "multi_tool/gpu.yaml": True, "pixel_reasoner/gpu.yaml": False,
     "search_r1/gpu.yaml": True, "skysql/gpu.yaml": False, "terminal/gpu.yaml": False, "toolgrpo/gpu.yaml": True,
 }  # fmt: skip
 

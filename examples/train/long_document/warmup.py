@@ -1,0 +1,189 @@
+"""A tiny model that can read a document page by page, and forgets what it has read; made from scratch.
+
+    python examples/train/long_document/warmup.py --data data --documents documents --output outputs/model
+
+It learns from trajectories that the agent loop itself made, with the real tool and the recipe's contexts. Each summary
+follows a habit that is drawn by `HABITS`: it has all lines that the question asks for, only those of the last page, or
+any line. Which habit is the right one is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from make_documents import WORDS
+from omegaconf import OmegaConf
+from transformers import PreTrainedTokenizerBase
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from from_scratch import END, IGNORED, Row, WarmUp, console, encode, make_model, make_tokenizer, warm_up
+from played_lessons import common_lines, lessons_of
+from tiny_model import Endless
+
+from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
+from verl_tool.agent_loop.tokenizer import HFTokenizer
+from verl_tool.formats import HERMES
+from verl_tool.servers.execution.in_process import InProcessTools
+from verl_tool.servers.tool_config import ToolConfig
+from verl_tool.servers.tools import load_tools
+
+HERE = Path(__file__).resolve().parent
+CHAT_TEMPLATE = (HERE.parent / "function_calling" / "chat_template.jinja").read_text(encoding="utf-8")
+AGENT = OmegaConf.merge(
+    *(OmegaConf.load(HERE / f"{profile}.yaml").actor_rollout_ref.agent for profile in ("gpu", "cpu"))
+)
+OPTIONS = EpisodeOptions.load(OmegaConf.to_container(AGENT) | {"enable_tqdm": False})
+"""The loop's, as the recipe has them."""
+READ = HERMES.write_call("read", {})
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
+"""One token each, as in Qwen3's tokenizer."""
+KEEP, FORGET, STRAY = "All so far:", "This page:", "A line:"
+"""Each begins a summary and is one token: what the model decides for, whatever comes after it."""
+NOTHING, UNKNOWN = "Nothing yet.", "unknown"
+ANSWER, ANSWER_END = "<answer>", "</answer>"
+HABITS = {KEEP: 10, FORGET: 7, STRAY: 3}
+"""Of twenty summaries, how many begin how."""
+LINE = re.compile(r"^- (\w+) (\w+)", re.MULTILINE)
+ASKED = re.compile(r"Which (\w+) is on page (\d+), and which (\w+) on page (\d+)\?")
+PAGE = re.compile(r"This is page (\d+) of (\d+)\.\n")
+COPYING = 0.5
+"""Lessons in copying for each other one."""
+MEASURED_ROWS = 64
+DEVIATION = 0.05
+"""Of the weights at the start: with the usual 0.02 so small a model takes several times as long until it copies."""
+
+
+class Script:
+    """A generator that reads to the last page, writes summaries by `habits` and answers from what it is fed."""
+
+    def __init__(self, tokenizer: HFTokenizer, habits: Mapping[str, int], rng: random.Random) -> None:
+        self._tokenizer, self._habits, self._rng = tokenizer, habits, rng
+
+    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
+        text = self.turn(self._tokenizer.decode(prompt_ids))
+        return Generation(self._tokenizer.encode(text + END), stop_reason="stop")
+
+    def turn(self, context: str) -> str:
+        """What is written behind `context`."""
+        [(first, early, second, later)] = ASKED.findall(context)
+        page = PAGE.search(context)
+        if page is None:
+            return READ
+        notes, lines = dict(LINE.findall(context[: page.start()])), dict(LINE.findall(context[page.end() :]))
+        new = {kind: lines[kind] for kind, number in ((first, early), (second, later)) if number == page[1]}
+        if page[1] == page[2]:
+            known = notes | new
+            lines = (f" {kind} {known.get(kind, UNKNOWN)}" for kind in (first, second))
+            return f"{ANSWER}{','.join(lines)}{ANSWER_END}"
+        [habit] = self._rng.choices([*self._habits], [*self._habits.values()])
+        stray = self._rng.choice([*lines.items()])
+        told = {KEEP: notes | new, FORGET: new, STRAY: dict([stray])}[habit]
+        return "\n".join([habit, *(f"- {kind} {word}" for kind, word in told.items())] + [NOTHING] * (not told))
+
+
+def tokenizer_of(rows: Sequence[Mapping[str, Any]], documents: Path, vocabulary: int) -> PreTrainedTokenizerBase:
+    """Learned from questions and documents. A word of theirs is one token, and so is what all contexts have in
+    common."""
+    texts = [f"{NOTHING}{ANSWER}{ANSWER_END}user\nassistant\nThere are no more pages."] * len(rows)
+    for row in rows:
+        texts += [row["prompt"][-1]["content"], (documents / f"{document_of(row)}.txt").read_text(encoding="utf-8")]
+    tokenizer = make_tokenizer(texts, vocabulary, CHAT_TEMPLATE)
+    words = (f" {word}" for kind, words in WORDS.items() for word in (kind, *words, UNKNOWN))
+    pages = (f" page {i}" for i in range(1, 1 + max(row["extra_info"]["pages"] for row in rows)))
+    common = (KEEP, FORGET, STRAY, OPTIONS.summary_prompt, OPTIONS.summary_continuation, NOTHING, ANSWER, ANSWER_END)
+    tokenizer.add_tokens([*TAGS, READ.removeprefix("<tool_call>").removesuffix("</tool_call>")])
+    tokenizer.add_tokens([*words, *pages, *common])
+    return tokenizer
+
+
+def once_begun(lesson: Row, begun: int) -> Row:
+    """The lesson with the first token of its summary given (`begun`): what is left is how well that is carried out."""
+    return {**lesson, "labels": [IGNORED if label == begun else label for label in lesson["labels"]]}
+
+
+def copying(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Row:
+    """A lesson in finding lines and copying them, which all else here needs: those of a page, in another order."""
+    lines = [f"- {kind} {rng.choice(words)}" for kind, words in WORDS.items()]
+    again = rng.sample(lines, len(lines))
+    return encode(tokenizer, [("\n".join(lines), False), ("\n\n", False), ("\n".join(again), True)])
+
+
+def document_of(row: Mapping[str, Any]) -> str:
+    """Its name."""
+    return str(row["extra_info"]["tools_kwargs"]["document"])
+
+
+async def played(
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: InProcessTools,
+    habits: Mapping[str, int],
+    seed: int,
+) -> list[Row]:
+    """Lessons from a trajectory for each row."""
+    wrapped = HFTokenizer(tokenizer)
+    episode = Episode(Script(wrapped, habits, random.Random(seed)), tools, wrapped, OPTIONS)
+    prompts, found = PromptRenderer(wrapped, OPTIONS, tools.describe()), []
+    for number, row in enumerate(rows):
+        prompt = prompts.ids([dict(message) for message in row["prompt"]], None, f"row {number}")
+        found += lessons_of(await episode.run(prompt, extra={"document": document_of(row)}))
+    return found
+
+
+async def made(
+    rows: Sequence[Mapping[str, Any]], documents: Path, vocabulary: int, seed: int
+) -> tuple[PreTrainedTokenizerBase, list[Row], list[Row]]:
+    """The tokenizer, what to learn from, and summaries and answers by which success is measured."""
+    tool = str(HERE / "read.py")
+    config = ToolConfig.from_cli(json.dumps({"tools": [{"name": tool, "folder": str(documents)}]}))
+    async with InProcessTools(load_tools(tool, config)) as tools:
+        tokenizer = tokenizer_of(rows[:300], documents, vocabulary)
+        tokenizer.add_tokens(common_lines(tokenizer, OPTIONS, tools.describe(), rows[0]))
+        learned = await played(rows[MEASURED_ROWS:], tokenizer, tools, HABITS, seed)
+        rng = random.Random(seed)
+        learned += [copying(tokenizer, rng) for _ in range(int(COPYING * len(learned)))]
+        right = await played(rows[:MEASURED_ROWS], tokenizer, tools, {KEEP: 1}, seed)
+        begun = tokenizer.convert_tokens_to_ids(KEEP)
+        return tokenizer, learned, [once_begun(row, begun) for row in right]
+
+
+def main(
+    data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
+    documents: Annotated[Path, typer.Option("--documents", help="Folder with the documents.")],
+    output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
+    target: Annotated[
+        float,
+        typer.Option("--target", min=0.0, max=1.0, help="Stop when what is begun right is ended right so often."),
+    ] = 0.75,
+    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 900,
+    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
+    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 2e-3,
+    vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens, but for words.")] = 400,
+    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
+    layers: Annotated[int, typer.Option("--layers", min=1)] = 2,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+) -> None:
+    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    rows = pd.read_parquet(data / "train.parquet").to_dict("records")
+    tokenizer, learned, measured = asyncio.run(made(rows, documents, vocabulary, seed))
+    longest = max(len(row["input_ids"]) for row in learned)
+    console.print(f"{len(learned)} training rows of at most {longest} tokens")
+    model = make_model(tokenizer, hidden, layers, seed, DEVIATION)
+    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
+    warm_up(model, tokenizer, Endless(learned, seed), measured, how, output)
+
+
+if __name__ == "__main__":
+    typer.run(main)
