@@ -30,6 +30,11 @@ TRAINS_ON_CPU = (
 """Marks of all tests that train."""
 RECIPE = Path(__file__).parents[2] / "examples" / "train" / "calculator"
 ROLLOUT, ACTOR, AGENT = (f"actor_rollout_ref.{part}" for part in ("rollout", "actor", "agent"))
+SUMMARIES = (
+    *(f"{AGENT}.context=summarise", f"{AGENT}.context_tokens=24", f"{AGENT}.summary_tokens=4"),
+    *(f"{AGENT}.summary_prompt=go", f"{AGENT}.summary_continuation=on"),
+)
+"""A model that summarises its context: rollouts of several rows."""
 MARK = "VERL_TOOL_TEST_RUN"
 """A variable that every process of a run inherits, by which those that are left over are found."""
 

@@ -11,7 +11,7 @@ import typer
 
 pytest.importorskip("verl")
 
-from calculator_run import ACTOR, TRAINS_ON_CPU, Calculator, Run, small_run
+from calculator_run import ACTOR, SUMMARIES, TRAINS_ON_CPU, Calculator, Run, small_run
 from stored_runs import stored_run, trajectory
 from typer.testing import CliRunner, Result
 
@@ -152,13 +152,15 @@ def test_what_is_within_the_tolerance_is_the_same() -> None:
 @TRAINS_ON_CPU[1]
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("newer", ["false", "true"])
-def test_an_update_of_a_real_training_comes_out_as_it_did(tmp_path: Path, calculator: Calculator, newer: str) -> None:
+@pytest.mark.parametrize(("newer", "context"), [("false", ()), ("true", ()), ("true", SUMMARIES)])
+def test_an_update_of_a_real_training_comes_out_as_it_did(
+    tmp_path: Path, calculator: Calculator, newer: str, context: tuple[str, ...]
+) -> None:
     """Several updates a step, a reference model, and a learning rate that changes; and a reward that was changed."""
     run = small_run(
         tmp_path / "run",
         calculator,
-        *(f"trainer.use_v1={newer}", "algorithm.adv_estimator=grpo", f"{ACTOR}.use_kl_loss=true"),
+        *(f"trainer.use_v1={newer}", "algorithm.adv_estimator=grpo", f"{ACTOR}.use_kl_loss=true", *context),
         *(f"{ACTOR}.ppo_mini_batch_size=2", f"{ACTOR}.ppo_micro_batch_size_per_gpu=16"),
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64",
         *(f"{ACTOR}.optim.lr=2e-4", f"{ACTOR}.optim.lr_warmup_steps_ratio=1.0", "trainer.total_training_steps=3"),

@@ -11,7 +11,7 @@ from typing import Any
 import mcp_run
 import psutil
 import pytest
-from calculator_run import ACTOR, AGENT, ROLLOUT, TRAINS_ON_CPU, Calculator, Run, small_run
+from calculator_run import ACTOR, AGENT, ROLLOUT, SUMMARIES, TRAINS_ON_CPU, Calculator, Run, small_run
 from safetensors.torch import load_file
 from torch import Tensor, cat, equal, float32, no_grad, stack, tensor
 from transformers import AutoModelForCausalLM
@@ -132,11 +132,6 @@ class TestToolsOfAnMcpServer:
         assert not [p for p in psutil.process_iter(["cmdline"]) if str(run.folder.parent) in str(p.info["cmdline"])]
 
 
-SUMMARIES = (
-    *(f"{AGENT}.context=summarise", f"{AGENT}.context_tokens=24", f"{AGENT}.summary_tokens=4"),
-    *(f"{AGENT}.summary_prompt=go", f"{AGENT}.summary_continuation=on"),
-)
-"""A model that summarises its context: rollouts of several rows."""
 ASYNC_STEPS = 6
 VERSIONS = "training/off_policy/trajectory_staleness_worst"
 

@@ -1,4 +1,4 @@
-"""Runs queries in processes of their own (`process`), each within a time and an amount of memory."""
+"""Runs queries in processes of their own (`read_only_process`), each within a time and an amount of memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl_tool.protocol import FaultKind
 log = logging.getLogger(__name__)
 
 Match = Literal["set", "bag", "ordered"]
-_PROGRAM = Path(__file__).with_name("process.py")
+_PROGRAM = Path(__file__).with_name("read_only_process.py")
 _START_SECONDS = 60.0
 """For a new process on a machine under load."""
 _OPEN_SECONDS = 30.0
