@@ -12,14 +12,18 @@ beside it; with them the advantages and the number of optimizer steps depend on 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import psutil
 import torch
 import typer
 from omegaconf import OmegaConf
@@ -60,8 +64,12 @@ class Cell:
     tokens: int
     update_seconds: float
     microseconds_per_token: float
+    update_mib: float
+    """What a process grows by at its peak."""
     driver_ms: float
     verl_driver_ms: float
+    driver_mib: float
+    verl_driver_mib: float
     dummy_rows: int
     verl_dummy_rows: int
     optimizer_steps: int
@@ -135,11 +143,54 @@ def timed(function: Callable[[], Any], repeats: int) -> tuple[float, Any]:
     return min(seconds), result
 
 
-def measure(model: Qwen2ForCausalLM, kind: str, rows: int, rollouts: int, shape: Shape, repeats: int) -> Cell:
-    """One cut of the batch."""
+def growth(part: str, kind: str, rows: int, rollouts: int, shape: Shape) -> float:
+    """MiB by which this process grows at its peak for `part` of a step. Call it in a process of its own."""
+    torch.set_num_threads(1)
+    keys, length, lengths = cut(kind, rows, rollouts, shape)
+    work = [prompt + response for prompt, response in lengths]
+    model = made_model()
+    began = psutil.Process().memory_info().rss
+    if part == "update":
+        update(model, lengths)
+    elif part == "driver":
+        drive(keys, length, work)
+    else:
+        advantages(compute_advantage_for_multi_trajectories, keys, length)
+    return max(0.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - began / 2**20)
+
+
+def grown(*arguments: Any) -> float:
+    """`growth` in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(growth, *arguments).result(timeout=600)
+
+
+def cut(kind: str, rows: int, rollouts: int, shape: Shape) -> tuple[list[str], int, list[tuple[int, int]]]:
+    """Keys of the rows, the response tokens of each, and prompt and response of each."""
     keys, length = keys_of(rollouts, rows), shape.response // rows
     prompts = prompt_lengths(kind, rows, shape)
-    lengths = [(prompts[i % rows], length) for i in range(len(keys))]
+    return keys, length, [(prompts[i % rows], length) for i in range(len(keys))]
+
+
+def made_model() -> Qwen2ForCausalLM:
+    """A small one with random weights."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def measure(
+    model: Qwen2ForCausalLM, kind: str, rows: int, rollouts: int, shape: Shape, repeats: int, memory: bool
+) -> Cell:
+    """One cut of the batch."""
+    keys, length, lengths = cut(kind, rows, rollouts, shape)
     tokens = sum(prompt + response for prompt, response in lengths)
     seconds, _ = timed(lambda: update(model, lengths), repeats)
     work = [prompt + response for prompt, response in lengths]
@@ -152,8 +203,11 @@ def measure(model: Qwen2ForCausalLM, kind: str, rows: int, rollouts: int, shape:
         tokens=tokens,
         update_seconds=seconds,
         microseconds_per_token=1e6 * seconds / tokens,
+        update_mib=grown("update", kind, rows, rollouts, shape) if memory else 0.0,
         driver_ms=1e3 * driver,
         verl_driver_ms=1e3 * stock,
+        driver_mib=grown("driver", kind, rows, rollouts, shape) if memory else 0.0,
+        verl_driver_mib=grown("verl", kind, rows, rollouts, shape) if memory else 0.0,
         dummy_rows=layout.num_dummies,
         verl_dummy_rows=-len(keys) % nominal,
         optimizer_steps=layout.num_mini_batches,
@@ -170,7 +224,9 @@ def table_of(cells: list[Cell]) -> Table:
         "tokens",
         "update s",
         "time a token",
+        "MiB",
         "driver ms (verl)",
+        "MiB (verl)",
         "dummies (verl)",
         "steps (verl)",
     ):
@@ -183,7 +239,9 @@ def table_of(cells: list[Cell]) -> Table:
             f"{cell.tokens:,}",
             f"{cell.update_seconds:.2f}",
             f"{cell.microseconds_per_token / uncut[cell.kind]:.2f}x",
+            f"{cell.update_mib:.0f}",
             f"{cell.driver_ms:.1f} ({cell.verl_driver_ms:.1f})",
+            f"{cell.driver_mib:.0f} ({cell.verl_driver_mib:.0f})",
             f"{cell.dummy_rows} ({cell.verl_dummy_rows})",
             f"{cell.optimizer_steps} ({cell.verl_optimizer_steps})",
         )
@@ -196,25 +254,17 @@ def main(
     prompt: Annotated[int, typer.Option(help="Tokens of its prompt.")] = 64,
     summary: Annotated[int, typer.Option(help="Tokens of a summary.")] = 32,
     repeats: Annotated[int, typer.Option(help="The best of so many is taken.")] = 3,
+    memory: Annotated[bool, typer.Option(help="Measure memory too, in a process for each figure.")] = True,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the cells here.")] = None,
 ) -> None:
     """Measure and print."""
     if rollouts % (SAMPLES * MINI_BATCHES):
         raise typer.BadParameter(f"--rollouts is {rollouts}; give a multiple of {SAMPLES * MINI_BATCHES}")
     shape = Shape(prompt, response, summary)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-    )
-    model = Qwen2ForCausalLM(config)
+    model = made_model()
     update(model, [(prompt, response)])
     cuts = [(kind, rows) for kind in ("compaction", "window") for rows in (1, 2, 4, 8)]
-    cells = [measure(model, kind, rows, rollouts, shape, repeats) for kind, rows in track(cuts, "cuts")]
+    cells = [measure(model, kind, rows, rollouts, shape, repeats, memory) for kind, rows in track(cuts, "cuts")]
     Console().print(table_of(cells))
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,19 @@ def test_it_reports_tokens_steps_and_dummies_of_each_cut(tmp_path):
     app = rows.typer.Typer()
     app.command()(rows.main)
     path = tmp_path / "rows.json"
-    options = ["--rollouts", "16", "--response", "16", "--prompt", "4", "--summary", "2", "--repeats", "1"]
+    options = [
+        "--rollouts",
+        "16",
+        "--response",
+        "16",
+        "--prompt",
+        "4",
+        "--summary",
+        "2",
+        "--repeats",
+        "1",
+        "--no-memory",
+    ]
     outcome = CliRunner().invoke(app, [*options, "--json", str(path)])
     assert outcome.exit_code == 0, outcome.output
     cells = json.loads(path.read_text())
@@ -33,3 +45,7 @@ def test_what_does_not_go_is_refused():
     app = rows.typer.Typer()
     app.command()(rows.main)
     assert CliRunner().invoke(app, ["--rollouts", "17"]).exit_code == 2
+
+
+def test_memory_is_that_of_a_process_of_its_own():
+    assert rows.grown("update", "window", 2, 16, rows.Shape(16, 256, 2)) > 1
