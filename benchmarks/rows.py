@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import psutil
 import torch
 import typer
 from omegaconf import OmegaConf
@@ -143,36 +141,43 @@ def timed(function: Callable[[], Any], repeats: int) -> tuple[float, Any]:
     return min(seconds), result
 
 
-def growth(part: str, kind: str, rows: int, rollouts: int, shape: Shape) -> float:
+def measure_growth(part: str, kind: str, rows: int, rollouts: int, shape: Shape) -> float:
     """MiB by which this process grows at its peak for `part` of a step. Call it in a process of its own."""
     torch.set_num_threads(1)
-    keys, length, lengths = cut(kind, rows, rollouts, shape)
+    keys, length, lengths = cut_batch(kind, rows, rollouts, shape)
     work = [prompt + response for prompt, response in lengths]
-    model = made_model()
-    began = psutil.Process().memory_info().rss
+    model = make_model()
+    status = Path("/proc/self/status")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far (proc(5))
+    began = _peak_kib(status)
     if part == "update":
         update(model, lengths)
     elif part == "driver":
         drive(keys, length, work)
     else:
         advantages(compute_advantage_for_multi_trajectories, keys, length)
-    return max(0.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - began / 2**20)
+    return (_peak_kib(status) - began) / 1024
 
 
-def grown(*arguments: Any) -> float:
-    """`growth` in a process of its own."""
+def _peak_kib(status: Path) -> int:
+    [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1])
+
+
+def growth_in_child(*arguments: Any) -> float:
+    """`measure_growth` in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(growth, *arguments).result(timeout=600)
+        return pool.submit(measure_growth, *arguments).result(timeout=600)
 
 
-def cut(kind: str, rows: int, rollouts: int, shape: Shape) -> tuple[list[str], int, list[tuple[int, int]]]:
+def cut_batch(kind: str, rows: int, rollouts: int, shape: Shape) -> tuple[list[str], int, list[tuple[int, int]]]:
     """Keys of the rows, the response tokens of each, and prompt and response of each."""
     keys, length = keys_of(rollouts, rows), shape.response // rows
     prompts = prompt_lengths(kind, rows, shape)
     return keys, length, [(prompts[i % rows], length) for i in range(len(keys))]
 
 
-def made_model() -> Qwen2ForCausalLM:
+def make_model() -> Qwen2ForCausalLM:
     """A small one with random weights."""
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -190,7 +195,7 @@ def measure(
     model: Qwen2ForCausalLM, kind: str, rows: int, rollouts: int, shape: Shape, repeats: int, memory: bool
 ) -> Cell:
     """One cut of the batch."""
-    keys, length, lengths = cut(kind, rows, rollouts, shape)
+    keys, length, lengths = cut_batch(kind, rows, rollouts, shape)
     tokens = sum(prompt + response for prompt, response in lengths)
     seconds, _ = timed(lambda: update(model, lengths), repeats)
     work = [prompt + response for prompt, response in lengths]
@@ -203,11 +208,11 @@ def measure(
         tokens=tokens,
         update_seconds=seconds,
         microseconds_per_token=1e6 * seconds / tokens,
-        update_mib=grown("update", kind, rows, rollouts, shape) if memory else 0.0,
+        update_mib=growth_in_child("update", kind, rows, rollouts, shape) if memory else 0.0,
         driver_ms=1e3 * driver,
         verl_driver_ms=1e3 * stock,
-        driver_mib=grown("driver", kind, rows, rollouts, shape) if memory else 0.0,
-        verl_driver_mib=grown("verl", kind, rows, rollouts, shape) if memory else 0.0,
+        driver_mib=growth_in_child("driver", kind, rows, rollouts, shape) if memory else 0.0,
+        verl_driver_mib=growth_in_child("verl", kind, rows, rollouts, shape) if memory else 0.0,
         dummy_rows=layout.num_dummies,
         verl_dummy_rows=-len(keys) % nominal,
         optimizer_steps=layout.num_mini_batches,
@@ -261,7 +266,7 @@ def main(
     if rollouts % (SAMPLES * MINI_BATCHES):
         raise typer.BadParameter(f"--rollouts is {rollouts}; give a multiple of {SAMPLES * MINI_BATCHES}")
     shape = Shape(prompt, response, summary)
-    model = made_model()
+    model = make_model()
     update(model, [(prompt, response)])
     cuts = [(kind, rows) for kind in ("compaction", "window") for rows in (1, 2, 4, 8)]
     cells = [measure(model, kind, rows, rollouts, shape, repeats, memory) for kind, rows in track(cuts, "cuts")]

@@ -33,7 +33,7 @@ without an explanation: <answer>Beijing</answer>, for example.
 Question: """
 
 
-def pages_of(text: str, page_characters: int) -> Iterator[str]:
+def split_pages(text: str, page_characters: int) -> Iterator[str]:
     """The text in pages of at most so many characters. A page ends between two paragraphs where that is possible."""
     page = ""
     for paragraph in text.replace("\f", " ").split("\n\n"):
@@ -55,7 +55,7 @@ def as_row(
     asked = field(source, "prompt", index, list)[-1]
     question = field(asked, "content", index)
     answers = field(field(source, "reward_model", index, dict), "ground_truth", index, list)
-    pages = list(pages_of(field(source, "context", index), page_characters))
+    pages = list(split_pages(field(source, "context", index), page_characters))
     if not pages:
         raise RowError(f"row {index}: its document is empty")
     name = f"{split}-{index}"

@@ -48,4 +48,4 @@ def test_what_does_not_go_is_refused():
 
 
 def test_memory_is_that_of_a_process_of_its_own():
-    assert rows.grown("update", "window", 2, 16, rows.Shape(16, 256, 2)) > 1
+    assert rows.growth_in_child("update", "window", 2, 16, rows.Shape(16, 256, 2)) > 1

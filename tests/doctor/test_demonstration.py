@@ -100,3 +100,17 @@ async def test_behind_a_summary_the_user_speaks_and_no_tool(name: str) -> None:
     messages = [{"role": role, "content": text} for role, text in conversation]
     rendered = setup.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     assert setup.tokenizer.decode(context.tokens).endswith(rendered.rpartition(SUMMARY)[2])
+
+
+@pytest.mark.parametrize("context", ["window", "summarise"])
+async def test_one_turn_is_enough_to_show_a_cut(context: str) -> None:
+    limits = {"window": {"context_turns": 3}, "summarise": {"context_tokens": 4000}}[context]
+    trajectory = (await shown(setup_of(context=context, max_turns=1, **limits))).trajectory
+    assert trajectory.stop is StopReason.ANSWERED
+    assert trajectory.segments[-1].text.startswith(ANSWER)
+    assert len(trajectory.rows) == 2
+
+
+async def test_a_turn_of_one_s_own_gets_no_thought() -> None:
+    demonstration = await shown(setup_of(context="drop_thoughts"), turn="<think>\nI know it.\n</think>\n\nBye.")
+    assert demonstration.trajectory.response[0].text == "<think>\nI know it.\n</think>\n\nBye.<|im_end|>"

@@ -22,13 +22,12 @@ from verl_tool.agent_loop.function_arguments import ArgumentsError
 from verl_tool.agent_loop.generators.base import Generator, ImageGenerator
 from verl_tool.agent_loop.generators.turn_writer import TurnWriter
 from verl_tool.agent_loop.observation import ControlTokens
-from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
+from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for, user_renderer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.context_policy import next_context, prompt_tokens
 from verl_tool.agent_loop.prompt.subagents import answer_of, check_room, delegates, finishes, read_task
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.rendering.observation_placer import ObservationPlacer
-from verl_tool.agent_loop.rendering.tool_messages import ROLE
 from verl_tool.agent_loop.tokenizer import Tokenizer, render_prompt
 from verl_tool.agent_loop.tool_channel import ToolChannel, Tools
 from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
@@ -67,10 +66,6 @@ class Episode:
         self.formats = loop_formats(options.formats) if formats is None else tuple(formats)
         names = options.formats and [spec for fmt in self.formats for spec in specs_of(fmt)]
         self._renderer = renderer if renderer is not None else renderer_for(options, tokenizer, self.formats)
-        self._continuation_renderer = self._renderer
-        if options.context == "summarise" and options.mtrl_role == ROLE:  # a summary calls no tool that could answer
-            as_user = options.model_copy(update={"mtrl_role": "user"})
-            self._continuation_renderer = renderer_for(as_user, tokenizer, self.formats)
         self._image_placer = ImagePlacer(image_tokens, tokenizer) if image_tokens is not None else None
         self._writer = TurnWriter(generator, tokenizer, options, self._renderer.end_token_ids, self._image_placer)
         self._channel = ToolChannel(tools, options, names, reads_images=image_tokens is not None)
@@ -213,7 +208,8 @@ class Episode:
                 return over
             summary = [token for segment in builder.segments[start:] for token in segment.tokens]
             notes = [*prompt_tokens(builder), *summary]
-            behind = self._continuation_renderer.next(notes, [self.options.summary_continuation], ())
+            renderer = user_renderer(builder.renderer or self._renderer)  # a summary has no call to answer
+            behind = renderer.next(notes, [self.options.summary_continuation], ())
             builder.start_row([*notes, *(token for segment in behind for token in segment.tokens)], "summarise")
         elif (context := next_context(builder, self.options, self._tokenizer)) is not None:
             builder.start_row(context, self.options.context)

@@ -172,6 +172,13 @@ def renderer_for(
     return ChatTemplateRenderer(tokenizer, ends, options.mtrl_role, options.turn_end_token)
 
 
+def user_renderer(renderer: ObservationRenderer) -> ObservationRenderer:
+    """What renders a user's message where `renderer` renders messages of the role ``tool``; any other is returned."""
+    if not isinstance(renderer, ToolMessageRenderer):
+        return renderer
+    return ChatTemplateRenderer(renderer.tokenizer, renderer.end_token_ids, "user", renderer.turn_end_token)
+
+
 class ObservationRenderers:
     """The renderers of one model, by the tools of which the chat template itself told in the prompt.
 

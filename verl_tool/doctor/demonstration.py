@@ -16,11 +16,12 @@ from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.checks.setup import Row, Setup
 from verl_tool.formats import Call
 from verl_tool.formats.find import calls_sent, find_calls
+from verl_tool.formats.scan import THOUGHTS
 from verl_tool.protocol import StepResult
 
 ANSWER = "That is the answer."
 SUMMARY = "These are my notes."
-THOUGHT, THOUGHT_END = "<think>", "</think>"
+THOUGHT = "<think>"
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,9 @@ async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: 
         between = [call]
     elif options.context == "summarise":
         between = [setup.tokenizer.encode(SUMMARY) + last]
-    elif options.context == "drop_thoughts":
+    elif options.context == "drop_thoughts" and turn is None and setup.example is not None:
         opening = "" if setup.tokenizer.decode(prompt).rstrip().endswith(THOUGHT) else f"{THOUGHT}\n"
-        call = setup.tokenizer.encode(f"{opening}I need the tool.\n{THOUGHT_END}\n\n{text}") + first
+        call = setup.tokenizer.encode(f"{opening}I need the tool.\n{THOUGHTS[THOUGHT]}\n\n{text}") + first
     script = _Script([call, *between, answer])
     episode = Episode(script, tools, setup.tokenizer, options, formats=setup.formats)
     listed = None if row is None else row.listed
@@ -107,12 +108,13 @@ async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: 
 
 
 def _cut_early(options: EpisodeOptions) -> EpisodeOptions:
-    """The options with a context that is cut behind the first call, so that the cut is seen."""
-    early: dict[str, dict[str, int | None]] = {
-        "window": {"context_turns": 1, "context_tokens": None},
-        "summarise": {"context_tokens": 1},
+    """The options with a context that is cut as soon as it can be, so that the cut is seen."""
+    enough_turns = {"max_turns": max(options.max_turns, 2)}
+    updates: dict[str, dict[str, int | None]] = {
+        "window": {"context_turns": 1, "context_tokens": None, **enough_turns},
+        "summarise": {"context_tokens": 1, **enough_turns},
     }
-    return options.model_copy(update=early.get(options.context, {}))
+    return options.model_copy(update=updates.get(options.context, {}))
 
 
 def _ended(setup: Setup, text: str, *, behind_a_call: bool) -> tuple[list[int], str]:

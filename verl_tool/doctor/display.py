@@ -117,7 +117,7 @@ def response_table(demonstration: Demonstration, tokenizer: Tokenizer, whole: bo
     table.add_column("tokens", overflow="fold")
     start, row = 0, 0
     for segment in trajectory.response:
-        if segment.row != row:
+        if segment.row > row:
             row = segment.row
             fed = trajectory.contexts[row - 1]
             table.add_row(
@@ -133,7 +133,7 @@ def response_table(demonstration: Demonstration, tokenizer: Tokenizer, whole: bo
         start = end
     table.caption = f"the trajectory ends: {trajectory.stop.value}"
     if trajectory.contexts:
-        table.caption += f"; {len(trajectory.rows)} training rows (the context is cut early here, to show it)"
+        table.caption += f"; {len(trajectory.rows)} training rows"
     return table
 
 

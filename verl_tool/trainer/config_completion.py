@@ -83,15 +83,16 @@ def complete(config: DictConfig) -> EpisodeOptions:
 
 
 def check_with_verl(config: DictConfig) -> None:
-    """Run verl's own checks. Those of a critic read its model, and are left out as long as a recipe has not made that.
+    """Run verl's own checks. The check of a critic reads its model: it is left out while the tiny model is not made.
 
     Raises ConfigError.
     """
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    is_tiny = (config.get("recipe") or {}).get("model") == TINY
-    use_critic = need_critic(config) and (not is_tiny or Path(config.critic.model.path).exists())
+    own_model = (config.get("recipe") or {}).get("model") == TINY and config.critic.model.path
+    is_missing = own_model == f"{config.run_dir}/model" and not Path(own_model).exists()
+    use_critic = need_critic(config) and not is_missing
     try:
         validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=use_critic)
     except (AssertionError, ValueError, InstantiationException) as error:

@@ -227,8 +227,8 @@ def prepare_inputs(config: DictConfig, console: Console) -> None:
     began = time.time()
     if not make_inputs(config, console):
         return
-    check_with_verl(config)
     seconds = time.time() - began
+    check_with_verl(config)
     console.print(f"data and model made in {seconds:.1f} s", highlight=False)
     os.environ[STARTED] = str(float(os.environ[STARTED]) + seconds)
     config.ray_kwargs.ray_init.runtime_env.env_vars[STARTED] = os.environ[STARTED]

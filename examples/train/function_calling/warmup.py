@@ -26,8 +26,8 @@ from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from from_scratch import END, IGNORED, Row, WarmUp, console, make_model, make_tokenizer, warm_up
-from played_lessons import common_lines, lessons_of
 from tiny_model import Endless
+from trajectory_lessons import common_lines, to_lessons
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
@@ -123,10 +123,10 @@ async def lessons(rows: Sequence[Mapping[str, Any]], player: Player, rng: random
         right = row["extra_info"]["tool"]
         if number < MEASURED_ROWS:
             [tool] = [tool for tool in player.tools if tool.name == right]
-            [lesson] = lessons_of(await player.play(row, tool, f"row-{number}"))
+            [lesson] = to_lessons(await player.play(row, tool, f"row-{number}"))
             measured.append(once_named(lesson, right, player.tokenizer))
         else:
-            learned += lessons_of(await player.play(row, drawn(right, player.tools, rng), f"row-{number}"))
+            learned += to_lessons(await player.play(row, drawn(right, player.tools, rng), f"row-{number}"))
     return learned, measured
 
 

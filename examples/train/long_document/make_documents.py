@@ -43,25 +43,25 @@ class Document:
 
     @property
     def question(self) -> str:
-        """In words."""
+        """Return the question."""
         (first, early), (second, later) = self.asked
         return f"Which {first} is on page {early}, and which {second} on page {later}?"
 
     @property
     def answer(self) -> str:
-        """Both lines, in the order of the question."""
+        """Return both lines, in the order of the question."""
         return ", ".join(f"{kind} {self.pages[page - 1][kind]}" for kind, page in self.asked)
 
     @classmethod
-    def drawn(cls, pages: int, rng: random.Random) -> Document:
-        """One with so many pages."""
+    def draw(cls, pages: int, rng: random.Random) -> Document:
+        """Draw a document with so many pages."""
         later = rng.randint(BEHIND_PAGE + 1, pages)
         kinds = rng.sample([*WORDS], 2)
         told = ({kind: rng.choice(words) for kind, words in WORDS.items()} for _ in range(pages))
         return cls(tuple(told), ((kinds[0], rng.randint(1, later - 1)), (kinds[1], later)))
 
     def as_source_row(self) -> dict[str, Any]:
-        """With MemAgent's columns."""
+        """Return the row with MemAgent's columns."""
         pages = ("\n".join(f"- {kind} {word}" for kind, word in page.items()) for page in self.pages)
         return {
             "prompt": [{"role": "user", "content": self.question}],
@@ -74,14 +74,14 @@ def main(
     output: Annotated[Path, typer.Option("--output", help="Folder for the documents.")],
     train_size: Annotated[int, typer.Option("--train_size", min=1, help="Documents to train on.")] = 2000,
     test_size: Annotated[int, typer.Option("--test_size", min=1, help="Held-out documents.")] = 256,
-    pages: Annotated[int, typer.Option("--pages", min=BEHIND_PAGE + 1, help="Of each document.")] = 5,
+    pages: Annotated[int, typer.Option("--pages", min=BEHIND_PAGE + 1, help="Pages of a document.")] = 5,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same documents.")] = 0,
 ) -> None:
     """Make the documents."""
     rng = random.Random(seed)
     output.mkdir(parents=True, exist_ok=True)
     for split, size in (("train", train_size), ("test", test_size)):
-        rows = (Document.drawn(pages, rng).as_source_row() for _ in range(size))
+        rows = (Document.draw(pages, rng).as_source_row() for _ in range(size))
         (output / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 

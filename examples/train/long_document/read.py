@@ -1,12 +1,13 @@
 """A document, page by page: the tool of the recipe.
 
-python -m verl_tool.servers.ray_serve --embedded --tool_type examples/train/long_document/read.py
+    python -m verl_tool.servers.ray_serve --embedded --tool_type examples/train/long_document/read.py \
+        --tool_config '{"tools": [{"name": "examples/train/long_document/read.py", "folder": "documents"}]}'
 
 A row names its document in ``extra_info.tools_kwargs.document``. It is a text file with a form feed between pages,
 ``<document>.txt`` in the tool's `folder`.
 """
 
-from pathlib import Path
+from pydantic import DirectoryPath
 
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
@@ -21,7 +22,7 @@ MAX_BYTES = 64 * 2**20
 class ReadOptions(ToolOptions):
     """Where the documents are."""
 
-    folder: Path
+    folder: DirectoryPath
 
 
 class Reader(TrajectoryTools):

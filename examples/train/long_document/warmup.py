@@ -26,8 +26,8 @@ from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from from_scratch import END, IGNORED, Row, WarmUp, console, encode, make_model, make_tokenizer, warm_up
-from played_lessons import common_lines, lessons_of
 from tiny_model import Endless
+from trajectory_lessons import common_lines, to_lessons
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
@@ -76,7 +76,7 @@ class Script:
         return Generation(self._tokenizer.encode(text + END), stop_reason="stop")
 
     def turn(self, context: str) -> str:
-        """What is written behind `context`."""
+        """Return what is written behind `context`."""
         [(first, early, second, later)] = ASKED.findall(context)
         page = PAGE.search(context)
         if page is None:
@@ -93,12 +93,12 @@ class Script:
         return "\n".join([habit, *(f"- {kind} {word}" for kind, word in told.items())] + [NOTHING] * (not told))
 
 
-def tokenizer_of(rows: Sequence[Mapping[str, Any]], documents: Path, vocabulary: int) -> PreTrainedTokenizerBase:
+def build_tokenizer(rows: Sequence[Mapping[str, Any]], documents: Path, vocabulary: int) -> PreTrainedTokenizerBase:
     """Learned from questions and documents. A word of theirs is one token, and so is what all contexts have in
     common."""
     texts = [f"{NOTHING}{ANSWER}{ANSWER_END}user\nassistant\nThere are no more pages."] * len(rows)
     for row in rows:
-        texts += [row["prompt"][-1]["content"], (documents / f"{document_of(row)}.txt").read_text(encoding="utf-8")]
+        texts += [row["prompt"][-1]["content"], (documents / f"{document_name(row)}.txt").read_text(encoding="utf-8")]
     tokenizer = make_tokenizer(texts, vocabulary, CHAT_TEMPLATE)
     words = (f" {word}" for kind, words in WORDS.items() for word in (kind, *words, UNKNOWN))
     pages = (f" page {i}" for i in range(1, 1 + max(row["extra_info"]["pages"] for row in rows)))
@@ -108,24 +108,24 @@ def tokenizer_of(rows: Sequence[Mapping[str, Any]], documents: Path, vocabulary:
     return tokenizer
 
 
-def once_begun(lesson: Row, begun: int) -> Row:
+def without_first_token(lesson: Row, begun: int) -> Row:
     """The lesson with the first token of its summary given (`begun`): what is left is how well that is carried out."""
     return {**lesson, "labels": [IGNORED if label == begun else label for label in lesson["labels"]]}
 
 
-def copying(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Row:
+def copying_lesson(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Row:
     """A lesson in finding lines and copying them, which all else here needs: those of a page, in another order."""
     lines = [f"- {kind} {rng.choice(words)}" for kind, words in WORDS.items()]
     again = rng.sample(lines, len(lines))
     return encode(tokenizer, [("\n".join(lines), False), ("\n\n", False), ("\n".join(again), True)])
 
 
-def document_of(row: Mapping[str, Any]) -> str:
-    """Its name."""
+def document_name(row: Mapping[str, Any]) -> str:
+    """Return the name of the row's document."""
     return str(row["extra_info"]["tools_kwargs"]["document"])
 
 
-async def played(
+async def play_rows(
     rows: Sequence[Mapping[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
     tools: InProcessTools,
@@ -138,27 +138,29 @@ async def played(
     prompts, found = PromptRenderer(wrapped, OPTIONS, tools.describe()), []
     for number, row in enumerate(rows):
         prompt = prompts.ids([dict(message) for message in row["prompt"]], None, f"row {number}")
-        found += lessons_of(await episode.run(prompt, extra={"document": document_of(row)}))
+        found += to_lessons(await episode.run(prompt, extra={"document": document_name(row)}))
     return found
 
 
-async def made(
+async def prepare_lessons(
     rows: Sequence[Mapping[str, Any]], documents: Path, vocabulary: int, seed: int
 ) -> tuple[PreTrainedTokenizerBase, list[Row], list[Row]]:
     """The tokenizer, what to learn from, and summaries and answers by which success is measured."""
     tool = str(HERE / "read.py")
     config = ToolConfig.from_cli(json.dumps({"tools": [{"name": tool, "folder": str(documents)}]}))
     async with InProcessTools(load_tools(tool, config)) as tools:
-        tokenizer = tokenizer_of(rows[:300], documents, vocabulary)
+        tokenizer = build_tokenizer(rows[:300], documents, vocabulary)
         tokenizer.add_tokens(common_lines(tokenizer, OPTIONS, tools.describe(), rows[0]))
-        learned = await played(rows[MEASURED_ROWS:], tokenizer, tools, HABITS, seed)
+        learned = await play_rows(rows[MEASURED_ROWS:], tokenizer, tools, HABITS, seed)
         begun = tokenizer.convert_tokens_to_ids(KEEP)
         rows, shown = rows[:MEASURED_ROWS], rows[MEASURED_ROWS:]
-        learned += [once_begun(row, begun) for row in await played(shown, tokenizer, tools, {KEEP: 1}, seed)]
+        learned += [
+            without_first_token(row, begun) for row in await play_rows(shown, tokenizer, tools, {KEEP: 1}, seed)
+        ]
         rng = random.Random(seed)
-        learned += [copying(tokenizer, rng) for _ in range(int(COPYING * len(learned)))]
-        right = await played(rows, tokenizer, tools, {KEEP: 1}, seed)
-        return tokenizer, learned, [once_begun(row, begun) for row in right]
+        learned += [copying_lesson(tokenizer, rng) for _ in range(int(COPYING * len(learned)))]
+        right = await play_rows(rows, tokenizer, tools, {KEEP: 1}, seed)
+        return tokenizer, learned, [without_first_token(row, begun) for row in right]
 
 
 def main(
@@ -179,7 +181,7 @@ def main(
 ) -> None:
     """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
-    tokenizer, learned, measured = asyncio.run(made(rows, documents, vocabulary, seed))
+    tokenizer, learned, measured = asyncio.run(prepare_lessons(rows, documents, vocabulary, seed))
     longest = max(len(row["input_ids"]) for row in learned)
     console.print(f"{len(learned)} training rows of at most {longest} tokens")
     model = make_model(tokenizer, hidden, layers, seed, DEVIATION)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_templates import TemplateTokenizer
 
+from verl_tool.agent_loop.observation_renderer import user_renderer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer, schema_of
 from verl_tool.agent_loop.rendering.tokenizer_with_tools import TokenizerWithTools
@@ -106,3 +107,11 @@ def test_a_conversation_s_own_tools_come_first() -> None:
     assert told == tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, tools=[calculator])
     other = telling.apply_chat_template(ASKED, add_generation_prompt=True, tools=[finish])
     assert other == tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, tools=[finish])
+
+
+@pytest.mark.parametrize("name", [*HEEDS, *ALIKE])
+def test_a_user_s_message_among_messages_of_tools_ends_the_conversation_too(name: str) -> None:
+    tokenizer, prompts = prompts_of(name, mtrl_role="tool")
+    segments = user_renderer(prompts.observations()).next(tokenizer.encode(TURN), ["Go on."], ())
+    text = tokenizer.decode([token for segment in segments for token in segment.tokens])
+    assert whole(tokenizer, "Go on.", ["calculator", "finish"]).endswith(TURN + text)

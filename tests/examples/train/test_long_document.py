@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 pd = pytest.importorskip("pandas")
 
 from verl_tool.agent_workers.reward_manager.grading.answers import last_tagged  # noqa: E402
+from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.servers.execution.in_process import InProcessTools  # noqa: E402
 from verl_tool.servers.tool_config import ToolConfig  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
@@ -63,7 +64,7 @@ def made(data: ModuleType, warmup: ModuleType, tmp_path_factory: pytest.TempPath
     files = (folder / "source" / f"{split}.jsonl" for split in ("train", "test"))
     data.main(*files, documents, folder, page_characters=120, instructions=False, limit=None)
     rows = pd.read_parquet(folder / "train.parquet").to_dict("records")
-    return Made(folder / "source", documents, rows, *asyncio.run(warmup.made(rows, documents, 400, 0)))
+    return Made(folder / "source", documents, rows, *asyncio.run(warmup.prepare_lessons(rows, documents, 400, 0)))
 
 
 def tools_of(documents: Path) -> InProcessTools:
@@ -98,12 +99,17 @@ async def test_only_documents_of_the_folder_are_read(tmp_path: Path, name: str) 
     assert str(folder) in result.fault.message
 
 
+def test_a_folder_that_is_missing_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="folder"):
+        tools_of(tmp_path / "none")
+
+
 def test_pages_end_between_paragraphs_and_lose_nothing(data: ModuleType) -> None:
     text = "\n\n".join(["a" * 30, "b" * 30, "c" * 150, "d" * 5])
-    pages = list(data.pages_of(text, 65))
+    pages = list(data.split_pages(text, 65))
     assert [len(page) for page in pages] == [62, 65, 65, 27]
     assert "".join(pages).replace("\n", "") == text.replace("\n", "")
-    assert list(data.pages_of("", 65)) == []
+    assert list(data.split_pages("", 65)) == []
 
 
 def test_a_file_that_is_missing_is_named_with_how_to_get_it(data: ModuleType, tmp_path: Path) -> None:
@@ -144,8 +150,9 @@ def test_only_what_the_model_writes_is_learned(warmup: ModuleType, made: Made) -
 
 
 def test_most_summaries_forget(warmup: ModuleType, made: Made) -> None:
-    texts = [made.tokenizer.decode(lesson["input_ids"]) for lesson in made.learned if IGNORED in lesson["labels"]]
-    summaries = [text.rpartition("assistant\n")[2] for text in texts if "Write notes." in text]
-    kept = sum(text.startswith(warmup.KEEP) for text in summaries)
-    assert 0.4 < kept / len(summaries) < 0.6
-    assert {text.partition("\n")[0] for text in summaries} == {warmup.KEEP, warmup.FORGET, warmup.STRAY}
+    """Where the beginning of a summary is learned; lessons in how to go on have it without a label."""
+    learned = [made.tokenizer.decode([t for t in lesson["labels"] if t != IGNORED]) for lesson in made.learned]
+    beginnings = [text.removeprefix(warmup.READ + "<|im_end|>").partition("\n")[0] for text in learned]
+    habits = [text for text in beginnings if text in warmup.HABITS]
+    assert set(habits) == set(warmup.HABITS)
+    assert 0.3 < habits.count(warmup.KEEP) / len(habits) < 0.5

@@ -118,6 +118,7 @@ class ToolMessageRenderer(TemplateCalls):
     ) -> None:
         """`formats`: those in which the model calls. Raises ConfigError if the template takes no such message."""
         super().__init__(tokenizer, formats)
+        self.tokenizer, self.turn_end_token = tokenizer, turn_end_token
         self.end_token_ids = end_token_ids
         self._shapes: dict[_Calls, _Shape | None] = {}
         self._control = control_token_ids(tokenizer)

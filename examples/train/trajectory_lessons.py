@@ -20,7 +20,7 @@ LINE = re.compile(r"^[^\n<][^\n]{5,}\n*", re.MULTILINE)
 """A line of what all prompts have in common is one token too: so small a model would learn nothing from its words."""
 
 
-def lessons_of(trajectory: Trajectory) -> list[Row]:
+def to_lessons(trajectory: Trajectory) -> list[Row]:
     """The tokens of each of its training rows, those that the model wrote with a label."""
     return [
         {
