@@ -61,7 +61,8 @@ def build(
         )
         manifest = index_builder.build(settings, index, on_progress)
     size = sum(record.bytes for record in manifest.files.values())
-    console.print(f"{index}: {manifest.passages} passages, {size / 1e6:.1f} MB, {kind.value}", highlight=False)
+    line = f"{index}: {manifest.passages} passages, {size / 1e6:.1f} MB, {kind.value}"
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -70,7 +71,8 @@ def check(index: IndexFolder) -> None:
     with _report_errors(), _bars() as on_progress:
         manifest = Manifest.load(index)
         manifest.verify(index, lambda share: on_progress(index_builder.HASHING, share))
-    console.print(f"{index}: all {len(manifest.files)} files are as they were built", highlight=False)
+    line = f"{index}: all {len(manifest.files)} files are as they were built"
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 @contextmanager
