@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import mcp_run
@@ -132,6 +133,28 @@ class TestToolsOfAnMcpServer:
         assert not [p for p in psutil.process_iter(["cmdline"]) if str(run.folder.parent) in str(p.info["cmdline"])]
 
 
+LENGTHS = """
+from dataclasses import replace
+
+from verl_tool.agent_workers.reward_manager.calculator import CalculatorRewardManager
+
+
+class Lengths(CalculatorRewardManager):
+    async def grade(self, sample):
+        return replace(await super().grade(sample), score=len(sample.text) % 3 / 2)
+"""
+
+
+def by_length(folder: Path) -> tuple[str, ...]:
+    """Overrides for a reward that a tiny model's cut rollouts differ in."""
+    manager = folder / "lengths.py"
+    manager.write_text(LENGTHS)
+    return (
+        *("reward.reward_manager.source=importlib", "reward.reward_manager.name=Lengths"),
+        f"reward.reward_manager.module.path={manager}",
+    )
+
+
 ASYNC_STEPS = 6
 VERSIONS = "training/off_policy/trajectory_staleness_worst"
 
@@ -145,10 +168,11 @@ class TestAsynchronous:
         self, request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory
     ) -> Run:
         mode, _, summaries = request.param.partition(", ")
+        folder = tmp_path_factory.mktemp(mode)
         run = small_run(
-            tmp_path_factory.mktemp(mode),
+            folder / "run",
             calculator,
-            *(SUMMARIES if summaries else ()),
+            *((*SUMMARIES, *by_length(folder)) if summaries else ()),
             *("trainer.use_v1=true", f"trainer.v1.trainer_mode={mode}", "algorithm.adv_estimator=grpo"),
             *(f"{AGENT}.max_concurrent_trajectories=24", f"{ROLLOUT}.max_num_seqs=16", f"{ACTOR}.optim.lr=1e-4"),
             *(f"{ACTOR}.ppo_mini_batch_size=4", f"{ACTOR}.ppo_micro_batch_size_per_gpu=32"),
@@ -286,29 +310,15 @@ class Turns(CalculatorRewardManager):
 class TestRowsPerRollout:
     """A model that summarises its context: rollouts of several rows, with GRPO and with a critic."""
 
-    MANAGER = """
-from dataclasses import replace
-
-from verl_tool.agent_workers.reward_manager.calculator import CalculatorRewardManager
-
-
-class Lengths(CalculatorRewardManager):
-    async def grade(self, sample):
-        return replace(await super().grade(sample), score=len(sample.text) % 3 / 2)
-"""
-
     @pytest.fixture(scope="class", params=["grpo", "gae"])
     def run(
         self, request: pytest.FixtureRequest, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory
     ) -> Run:
         folder = tmp_path_factory.mktemp(f"rows_{request.param}")
-        manager = folder / "lengths.py"
-        manager.write_text(self.MANAGER)
         run = small_run(
             folder / "run",
             calculator,
-            *("reward.reward_manager.source=importlib", "reward.reward_manager.name=Lengths"),
-            f"reward.reward_manager.module.path={manager}",
+            *by_length(folder),
             *(f"algorithm.adv_estimator={request.param}", "trainer.use_v1=true", "trainer.val_before_train=false"),
             *SUMMARIES,
             *(f"critic.model.path={calculator.model}", "critic.ppo_micro_batch_size_per_gpu=8"),
