@@ -19,19 +19,7 @@ def test_it_reports_tokens_steps_and_dummies_of_each_cut(tmp_path):
     app = rows.typer.Typer()
     app.command()(rows.main)
     path = tmp_path / "rows.json"
-    options = [
-        "--rollouts",
-        "16",
-        "--response",
-        "16",
-        "--prompt",
-        "4",
-        "--summary",
-        "2",
-        "--repeats",
-        "1",
-        "--no-memory",
-    ]
+    options = "--rollouts 16 --response 16 --prompt 4 --summary 2 --repeats 1 --no-memory".split()
     outcome = CliRunner().invoke(app, [*options, "--json", str(path)])
     assert outcome.exit_code == 0, outcome.output
     cells = json.loads(path.read_text())

@@ -81,7 +81,7 @@ async def test_a_limit_cuts_the_turn() -> None:
         ("summarise", {"context_tokens": 4000}),
     ],
 )
-async def test_a_context_that_is_cut_is_shown_cut(context: str, options: dict[str, int]) -> None:
+async def test_the_demonstration_cuts_the_context_once(context: str, options: dict[str, int]) -> None:
     demonstration = await shown(setup_of(context=context, **options))
     trajectory = demonstration.trajectory
     assert trajectory.stop is StopReason.ANSWERED

@@ -46,7 +46,7 @@ def test_findings_come_by_weight_with_their_counts() -> None:
     assert [line.plain for line in finding_lines([])] == ["0 errors, 0 warnings, 0 notes"]
 
 
-async def test_where_a_row_begins_is_told_what_the_model_is_fed() -> None:
+async def test_the_table_contains_the_context_of_each_further_row() -> None:
     setup = setup_of(context="summarise", context_tokens=4000)
     demonstration = await demonstrate(setup, StandIn(setup))
     console = Console(width=100)

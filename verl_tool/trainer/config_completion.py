@@ -90,9 +90,9 @@ def check_with_verl(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    own_model = (config.get("recipe") or {}).get("model") == TINY and config.critic.model.path
-    is_missing = own_model == f"{config.run_dir}/model" and not Path(own_model).exists()
-    use_critic = need_critic(config) and not is_missing
+    model = Path(config.run_dir) / "model"
+    makes_model = (config.get("recipe") or {}).get("model") == TINY and config.critic.model.path == str(model)
+    use_critic = need_critic(config) and not (makes_model and not model.exists())
     try:
         validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=use_critic)
     except (AssertionError, ValueError, InstantiationException) as error:

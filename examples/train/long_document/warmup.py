@@ -4,7 +4,8 @@
 
 It learns from trajectories that the agent loop itself made, with the real tool and the recipe's contexts. Each summary
 follows a habit that is drawn by `HABITS`: it has all lines that the question asks for, only those of the last page, or
-any line. Which habit is the right one is left to reinforcement learning.
+any line. Which habit is the right one is left to reinforcement learning. Further lessons teach how to go on behind the
+first token of a complete summary, and how to copy lines.
 """
 
 from __future__ import annotations
