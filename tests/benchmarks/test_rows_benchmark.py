@@ -19,8 +19,8 @@ def test_it_reports_tokens_steps_and_dummies_of_each_cut(tmp_path):
     app = rows.typer.Typer()
     app.command()(rows.main)
     path = tmp_path / "rows.json"
-    options = "--rollouts 16 --response 16 --prompt 4 --summary 2 --repeats 1 --no-memory".split()
-    outcome = CliRunner().invoke(app, [*options, "--json", str(path)])
+    options = ["--rollouts", "16", "--response", "16", "--prompt", "4", "--summary", "2", "--repeats", "1"]
+    outcome = CliRunner().invoke(app, [*options, "--no-memory", "--json", str(path)])
     assert outcome.exit_code == 0, outcome.output
     cells = json.loads(path.read_text())
     assert [cell["tokens"] for cell in cells[:4]] == [16 * (16 + 4 * k + 2 * (k - 1)) for k in (1, 2, 4, 8)]
