@@ -140,13 +140,16 @@ from verl_tool.agent_workers.reward_manager.calculator import CalculatorRewardMa
 
 
 class Lengths(CalculatorRewardManager):
+    by_rows = True
+
     async def grade(self, sample):
-        return replace(await super().grade(sample), score=len(sample.text) % 3 / 2)
+        rows = tuple(len(row.response_ids) % 2 / 4 for row in sample.trajectory.rows)
+        return replace(await super().grade(sample), score=len(sample.text) % 3 / 2, row_rewards=rows)
 """
 
 
 def by_length(folder: Path) -> tuple[str, ...]:
-    """Overrides for a reward that a tiny model's cut rollouts differ in."""
+    """Overrides for rewards, of rows too, that a tiny model's cut rollouts differ in."""
     manager = folder / "lengths.py"
     manager.write_text(LENGTHS)
     return (
@@ -349,6 +352,9 @@ class TestRowsPerRollout:
                 engine = [p for p, m in zip(record.response_log_probs or (), record.response_mask, strict=True) if m]
                 assert ours == pytest.approx(engine, abs=1e-3)
                 several += len(record.rows) > 1
+                told = record.extra["reward_extra_info"]
+                assert len(json.loads(told["row_rewards"])) == len(record.rows)
+                assert record.reward == pytest.approx(told["base_score"] + sum(json.loads(told["row_rewards"])))
         assert several
 
 

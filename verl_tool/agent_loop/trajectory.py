@@ -29,6 +29,9 @@ POLICY_INDUCED = "reward_provoked"
 """Key of ``reward_extra_info``: how grading this answer failed where grading an empty one does not, or ``""``. Such a
 row has the score of an empty answer and counts: left out, a policy would learn to write what no grader stands."""
 
+ROW_REWARDS = "row_rewards"
+"""Key of ``reward_extra_info``: what each of `Trajectory.rows` is rewarded with by itself, as a list in JSON; the
+rollout's reward holds their sum."""
 BONUS = "curiosity_bonus"
 """Key of a record's ``reward_extra_info``: what the trainer added to the reward for what its group tried."""
 RECORD_PLACES = "record_places"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
 from verl_tool.agent_loop.trajectory import (  # noqa: E402
     DELEGATED,
     RECORD_PLACES,
+    ROW_REWARDS,
     Author,
     Excluded,
     RowContext,
@@ -238,6 +241,33 @@ def test_the_main_agents_row_is_the_last_and_carries_the_record():
     assert [output.extra_fields[RECORD_PLACES] for output in outputs] == [[(1, 1)], [(3, 1)], [(0, 1), (2, 1)]]
     assert [output.is_final for output in outputs] == ["trajectory" in output.extra_fields for output in outputs]
     assert [output.is_final for output in outputs] == [False, False, True]
+
+
+def rewards_of(outputs: Sequence[Any], told: dict[str, Any]) -> list[list[float]]:
+    """Of each row the reward of each token, as verl stores a rollout with the reward 1."""
+    for output in outputs:
+        output.reward_score, output.extra_fields["reward_extra_info"] = 1.0, told
+    return [output.as_dict()["rm_scores"].tolist() for output in outputs]
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_rewards_of_rows_are_on_their_rows(validation: bool):
+    def outputs() -> list[Any]:
+        segments = (
+            Segment(Author.PROMPT, (1,)),
+            Segment(Author.MODEL, (2, 3), (-1.0, -1.0), "ab"),
+            Segment(Author.MODEL, (4, 5), (-1.0, -1.0), "cd", row=1),
+            Segment(Author.MODEL, (6,), (-1.0,), "e", row=2),
+        )
+        contexts = (RowContext((7, 8), "summarise"), RowContext((9,), "summarise"))
+        rollout = Trajectory("t", segments, StopReason.ANSWERED, contexts=contexts)
+        return as_verl_outputs(rollout, EngineUse(), ToyTokenizer(), validation=validation)
+
+    whole = [[0.0, 0.0], [0.0, 0.0], [1.0]]
+    assert rewards_of(outputs(), {"acc": 1.0}) == whole
+    assert rewards_of(outputs(), {ROW_REWARDS: "[]"}) == whole
+    by_row = [[0.0, 0.25], [0.0, -0.5], [1.25]]
+    assert rewards_of(outputs(), {ROW_REWARDS: "[0.25, -0.5, 0.75]"}) == (whole if validation else by_row)
 
 
 async def test_a_row_delegates_to_a_sub_agent_with_its_system_message():

@@ -19,7 +19,15 @@ from omegaconf import OmegaConf
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.reward import load_reward_manager
 
-from verl_tool.agent_loop.trajectory import RAISES_ON_EMPTY, CallRecord, StopReason
+from verl_tool.agent_loop.trajectory import (
+    RAISES_ON_EMPTY,
+    Author,
+    CallRecord,
+    RowContext,
+    Segment,
+    StopReason,
+    Trajectory,
+)
 from verl_tool.agent_workers.reward_manager import registry
 from verl_tool.agent_workers.reward_manager.base import POLICY_INDUCED, REWARD_FAULT, GradingRewardManager, options_in
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
@@ -258,6 +266,27 @@ async def test_a_grader_that_fails_makes_a_fault_and_no_score(how: str, why: str
     assert why in result["reward_extra_info"]["reward_fault"]
     assert (RAISES_ON_EMPTY in result["reward_extra_info"]["reward_fault"]) == (how == "bug")
     assert math.isnan(result["reward_extra_info"]["base_score"])
+
+
+class _ByRows(GradingRewardManager[Any]):
+    """As many rewards of rows as the ground truth says."""
+
+    by_rows = True
+
+    async def grade(self, sample: Sample) -> Grade:
+        return Grade(1.0, True, row_rewards=(0.25,) * int(sample.ground_truth))
+
+
+async def test_rewards_of_rows_are_in_the_score() -> None:
+    cut = (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2,)), Segment(Author.MODEL, (3,), row=1))
+    of = Trajectory("t", cut, StopReason.ANSWERED, contexts=(RowContext((4,), "summarise"),))
+    graded = _ByRows(config("x"), CodePoints())
+    result = await graded.run_single(data(of, "2"))
+    assert (result["reward_score"], result["reward_extra_info"]["row_rewards"]) == (1.5, "[0.25, 0.25]")
+    assert (await graded.run_single(data(of, "0")))["reward_score"] == 1.0
+    told = (await graded.run_single(data(of, "3")))["reward_extra_info"]
+    assert "3 rewards of rows, and the rollout has 2 rows" in told["reward_fault"]
+    assert told["row_rewards"] == "[]"
 
 
 async def test_a_row_with_a_useless_ground_truth_is_a_fault() -> None:

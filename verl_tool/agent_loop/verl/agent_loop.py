@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import math
 import os
 import weakref
@@ -47,6 +48,7 @@ from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import (
     LOOP_FAULT,
     RECORD_PLACES,
+    ROW_REWARDS,
     Author,
     Excluded,
     Segment,
@@ -78,8 +80,12 @@ class ToolLoopOutput(AgentLoopOutput):
     """1 on tokens of a call. [response_length]"""
     turn_ids: list[int] = Field(default_factory=list)
     """As `Trajectory.turn_ids`. [response_length]"""
+    row: int = Field(default=0, exclude=True)
+    """Which of the rollout's rows this is."""
     is_final: bool = Field(default=True, exclude=True)
     """Whether this is its rollout's last row, which carries the reward and the record."""
+    of_validation: bool = Field(default=False, exclude=True)
+    """Whether it is of a validation, where verl reads the reward of the last row only."""
     model_inputs: dict[str, Any] | None = Field(default=None, exclude=True)
     """Of a model that reads images: what it is given beside the tokens (verl's ``multi_modal_inputs``)."""
 
@@ -93,9 +99,14 @@ class ToolLoopOutput(AgentLoopOutput):
             fields["routed_experts"] = torch.from_numpy(self.routed_experts)
         for name in ("action_mask", "turn_ids"):
             fields[name] = torch.tensor(fields[name], dtype=torch.int64)
-        if not self.is_final and "rm_scores" in fields:
-            fields["rm_scores"].zero_()  # verl copies the rollout's reward to each of its rows
         extra = fields["extra_fields"]
+        if "rm_scores" in fields:  # verl copies the rollout's reward to each of its rows
+            own = json.loads(extra.get("reward_extra_info", {}).get(ROW_REWARDS, "[]"))
+            own = [] if self.of_validation else own[:-1]
+            if not self.is_final:
+                fields["rm_scores"][-1] = own[self.row] if own else 0.0
+            elif own:
+                fields["rm_scores"][-1] -= sum(own)
         if extra[LOOP_FAULT]:
             # A filter of groups must not take faults for answers that are all wrong, and sample anew for ever.
             extra["reward_extra_info"] = {
@@ -262,7 +273,12 @@ class VerlToolAgentLoop(AgentLoopBase):
             extra["data_source"] = str(source)  # a question may stand in several data sets
         record = replace(trajectory, extra=extra)
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
-        outputs = as_verl_outputs(record, use, worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
+        outputs = as_verl_outputs(
+            *(record, use, worker.tokenizer),
+            with_log_probs=with_log_probs,
+            formats=formats,
+            validation=bool(row.get(VALIDATION)),
+        )
         if len(outputs) > 1:
             return _one_or_several(outputs)
         [output] = outputs
@@ -294,7 +310,12 @@ class VerlToolAgentLoop(AgentLoopBase):
         use = EngineUse(first_version=step, last_version=step)
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         formats = self._worker.formats.all
-        return as_verl_outputs(record, use, self._worker.tokenizer, with_log_probs=with_log_probs, formats=formats)
+        return as_verl_outputs(
+            *(record, use, self._worker.tokenizer),
+            with_log_probs=with_log_probs,
+            formats=formats,
+            validation=validation,
+        )
 
     def _made_again(self, step: StoredStep, place: int, row: Mapping[str, Any]) -> list[ToolLoopOutput]:
         """What stands at this place of the step's batch, graded as it was."""
@@ -370,12 +391,14 @@ def as_verl_outputs(
     *,
     with_log_probs: bool = True,
     formats: Sequence[Format] = ALL_FORMATS,
+    validation: bool = False,
 ) -> list[ToolLoopOutput]:
     """The training rows of a trajectory in the form in which verl trains on them, the last one with its record.
 
     verl's ``response_mask`` is the mask of the loss. A trajectory without any token behind its prompt gets one end
     token with mask 0, since verl's batches hold at least one. `with_log_probs`: whether the engine was asked for any;
-    all rows of a batch must have them or none. `formats`: those in which the loop found the calls.
+    all rows of a batch must have them or none. `formats`: those in which the loop found the calls. `validation`: the
+    trajectory was sampled to validate.
     """
     columns: dict[str, list[Any]] = {
         "response_ids": trajectory.response_ids,
@@ -392,7 +415,7 @@ def as_verl_outputs(
         pieces = [(prompts[0], [(0, 1)])]
         columns = {name: [0] for name in columns} | {"response_ids": [min(tokenizer.eos_token_ids, default=0)]}
     outputs = []
-    for prompt, places in pieces:
+    for number, (prompt, places) in enumerate(pieces):
         row = {name: [v for start, n in places for v in column[start : start + n]] for name, column in columns.items()}
         fields = {
             LOOP_FAULT: trajectory.excluded in (Excluded.FAULT, Excluded.ABORTED),
@@ -414,7 +437,9 @@ def as_verl_outputs(
                     num_preempted=use.preemptions,
                 ),
                 extra_fields=fields if len(pieces) == 1 else fields | {RECORD_PLACES: places},
+                row=number,
                 is_final=False,
+                of_validation=validation,
             )
         )
     outputs[-1].is_final = True

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from verl.experimental.reward_loop.reward_manager.base import RawRewardFn, RewardManagerBase
 
 from verl import DataProto
-from verl_tool.agent_loop.trajectory import POLICY_INDUCED, RAISES_ON_EMPTY, REWARD_FAULT, Excluded
+from verl_tool.agent_loop.trajectory import POLICY_INDUCED, RAISES_ON_EMPTY, REWARD_FAULT, ROW_REWARDS, Excluded
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.sample import Decoder, Sample, sample_of
 from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping
@@ -70,8 +70,8 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
 
     ``reward_extra_info`` has the same keys for every trajectory: ``acc`` (0 or 1), ``base_score``, ``reward_fault``,
     ``reward_provoked``, each of `details`, and ``shaping/<term>``; of a manager that rewards turns also
-    ``turn_rewards``, a list in JSON, and ``turn_reward``, its sum. Where there is no reward the numbers are NaN, and
-    the list is empty.
+    ``turn_rewards``, a list in JSON, and ``turn_reward``, its sum; of one that rewards rows, ``row_rewards``, a list in
+    JSON. Where there is no reward the numbers are NaN, and the lists are empty.
     """
 
     Options: ClassVar[type[RewardOptions]] = RewardOptions
@@ -79,6 +79,8 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
     """Names of all that `Grade.details` may hold."""
     partial_credit: bool = False
     """Whether an answer that is not right may score above a wrong one, as a share of the right one's score."""
+    by_rows: ClassVar[bool] = False
+    """Whether it rewards training rows: `Grade.row_rewards` is added to the score, each on its own row."""
     keeps_deadlines: ClassVar[bool] = False
     """The grader keeps the deadline of `grade` itself: samples wait for places in it, and the answers before this one
     must not use up its time."""
@@ -143,7 +145,11 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
 
     async def _graded(self, sample: Sample) -> Grade:
         seconds = None if self.keeps_deadlines else self.options.timeout_seconds
-        return await asyncio.wait_for(self.grade(sample), seconds)
+        grade = await asyncio.wait_for(self.grade(sample), seconds)
+        rows = len(sample.trajectory.rows)
+        if self.by_rows and len(grade.row_rewards) not in (0, rows):
+            raise GraderFault(f"{len(grade.row_rewards)} rewards of rows, and the rollout has {rows} rows")
+        return grade
 
     def _failure(self, error: Exception) -> str:
         name = type(self).__name__
@@ -165,13 +171,18 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
             total = sum(grade.turn_rewards, 0.0)
             extra |= {TURN_REWARDS: json.dumps(grade.turn_rewards), TURN_REWARD: total}
             score += self.turn_weight * total
+        if self.by_rows:
+            extra[ROW_REWARDS] = json.dumps(grade.row_rewards)
+            score += sum(grade.row_rewards)
         return {"reward_score": score, "reward_extra_info": extra}
 
     def empty_extra_info(self) -> dict[str, Any]:
         """What ``reward_extra_info`` holds besides faults where there is no reward: the same keys as where there is."""
         terms = (f"shaping/{name}" for name in self.options.shaping.terms())
         extra: dict[str, Any] = dict.fromkeys(("acc", "base_score", *self.details, *terms), math.nan)
-        return extra | {TURN_REWARDS: "[]", TURN_REWARD: math.nan} if self.by_turns else extra
+        if self.by_turns:
+            extra |= {TURN_REWARDS: "[]", TURN_REWARD: math.nan}
+        return extra | {ROW_REWARDS: "[]"} if self.by_rows else extra
 
 
 def _is_from_outside(error: BaseException) -> bool:

@@ -21,6 +21,9 @@ class Grade:
     turn_rewards: tuple[float, ...] = ()
     """A reward for each turn of the model's from the first on, of managers that reward turns
     (`GradingRewardManager.by_turns`); later turns have none. `Trajectory.turn_calls` tells what they called."""
+    row_rewards: tuple[float, ...] = ()
+    """A further reward for each of `Trajectory.rows`, of managers that reward rows (`GradingRewardManager.by_rows`). An
+    empty one is 0 for each."""
 
 
 class GraderFault(VerlToolError):
