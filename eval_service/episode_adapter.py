@@ -7,7 +7,7 @@ from typing import Any
 
 from eval_service.engines.base import Engine, TokenChunk
 from verl_tool.agent_loop.actions import length_to_stop
-from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.generators.base import Generation, generating_summary
 from verl_tool.agent_loop.generators.turn_writer import up_to_stop
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.tool_channel import Tools
@@ -22,8 +22,11 @@ class StreamObserver:
     async def wrote(self, chunk: TokenChunk) -> None:
         """The model wrote these tokens."""
 
+    async def summary_begins(self) -> None:
+        """What the model writes next is a summary of its context."""
+
     async def turn_over(self) -> None:
-        """The model's turn has ended; all of its tokens were told."""
+        """The model's turn, or its summary, has ended; all of its tokens were told."""
 
     async def called(self, action: str) -> None:
         """The turn is an action; a tool is about to run it."""
@@ -70,6 +73,8 @@ class EpisodeAdapter:
         observer = self._observer
         if observer is not None and self._seen is not None:
             await observer.appended(prompt_ids[self._seen :])
+        if observer is not None and generating_summary.get():
+            await observer.summary_begins()
         maximum = self._max_of(len(prompt_ids), sampling_params.get("max_tokens"))
         if maximum <= 0:
             return Generation((), stop_reason="length")

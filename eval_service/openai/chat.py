@@ -2,12 +2,12 @@
 
 At once: ``message.content`` is what the model wrote in its last turn, all calls done.
 
-As a stream: all that the model writes comes as ``delta.content``. Where a turn turns out to be an action, a delta with
-``tool_calls`` follows, and one with ``tool_messages`` that holds what the tools gave. Such a message is OpenAI's (role,
-tool_call_id, content; of an observation with images a list of parts, as in a request, with data URIs), but it does not
-come as ``content``: a client that puts all ``content`` together gets the model's words and nobody else's. What follows
-the last tool message is the answer. A tool that
-merely ends the trajectory, without a word, sends none.
+As a stream: all that the model writes comes as ``delta.content``, but not a summary of its context. Where a turn turns
+out to be an action, a delta with ``tool_calls`` follows, and one with ``tool_messages`` that holds what the tools
+gave. Such a message is OpenAI's (role, tool_call_id, content; of an observation with images a list of parts, as in a
+request, with data URIs), but it does not come as ``content``: a client that puts all ``content`` together gets the
+model's words and nobody else's. What follows the last tool message is the answer. A tool that merely ends the
+trajectory, without a word, sends none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from eval_service.openai.streaming.text_stream import turn_text
 from eval_service.openai.tool_calls import CallLog
 from eval_service.openai.usage import Usage
 from eval_service.service import Service
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import Author, Trajectory
 from verl_tool.content.parts import TextPart, parts_of
 from verl_tool.errors import ContentError
 from verl_tool.protocol import StepResult
@@ -39,13 +39,15 @@ def chat_choice(
     with_trajectory: bool,
 ) -> dict[str, Any]:
     """One entry of ``choices``. `log_probs`: a list a turn of the model, if they were asked for."""
-    turns = [segment for segment in trajectory.response if segment.is_turn]
-    last = turns[-1].tokens if turns else ()
-    content = turn_text(last, service.tokenizer, service.end_token_ids, stops)
+    written = [segment for segment in trajectory.response if segment.author is Author.MODEL]
+    last = max((place for place, segment in enumerate(written) if segment.is_turn), default=None)
+    tokens = () if last is None else written[last].tokens
+    content = turn_text(tokens, service.tokenizer, service.end_token_ids, stops)
+    entries = None if log_probs is None else () if last is None else log_probs[last]
     return {
         "index": index,
         "message": {"role": "assistant", "content": content},
-        "logprobs": None if log_probs is None else chat_log_probs(log_probs[-1] if turns else (), service.tokenizer),
+        "logprobs": None if entries is None else chat_log_probs(entries, service.tokenizer),
     } | ending(trajectory, with_trajectory)
 
 
@@ -54,8 +56,14 @@ class ChatStream(ChoiceStream):
         super().__init__(*args)
         self._calls = CallLog(self._job.trajectory_id, self._job.formats or self._service.formats)
         self._begun = False
+        self._in_summary = False
+
+    async def summary_begins(self) -> None:
+        self._in_summary = True
 
     async def wrote(self, chunk: TokenChunk) -> None:
+        if self._in_summary:
+            return
         text = self._turn.push(chunk.token_ids)
         if text or chunk.log_probs:
             log_probs = chat_log_probs(chunk.log_probs, self._service.tokenizer) if chunk.log_probs else None
@@ -63,7 +71,7 @@ class ChatStream(ChoiceStream):
 
     async def turn_over(self) -> None:
         text = self._turn.finish()
-        self._turn = self._new_turn()
+        self._turn, self._in_summary = self._new_turn(), False
         if text:
             await self._send({"content": text})
 

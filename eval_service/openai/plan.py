@@ -127,6 +127,12 @@ async def _plan(
             "this model has sub-agents, which answer neither streams nor completions; send a chat without 'stream'"
         )
         raise bad_request(message, param="stream" if request.stream else "prompt")
+    if service.options.context != "append" and request.stream and task_prompt is None:
+        message = (
+            f"the context of this model is cut (context={service.options.context}), so a completion is not one text "
+            "that grows; leave out 'stream', or send a chat"
+        )
+        raise bad_request(message, param="stream")
     n = request.n or 1
     formats = await service.formats_of(request.tool_names)
     extra = dict(request.extra_fields or {})

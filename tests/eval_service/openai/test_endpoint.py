@@ -80,6 +80,34 @@ async def test_sub_agents_answer_a_chat_and_neither_a_stream_nor_a_completion() 
     assert main.model_text.startswith("<delegate>count</delegate>")
 
 
+def summarising(text: str) -> str:
+    """Calls once, notes what came of it, and answers; the notes are all that the answer sees."""
+    if text.endswith("Write notes."):
+        return "it is 10.1"
+    return "Result=10.1" if "it is 10.1" in text else CALL
+
+
+SUMMARISES = {"context": "summarise", "context_tokens": 1, "summary_tokens": 20, "summary_prompt": "Write notes."}
+
+
+async def test_a_summary_of_the_context_is_no_part_of_a_chats_answer() -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "logprobs": True}
+    async with live_endpoint(summarising, options=SUMMARISES) as live:
+        client = client_of(live)
+        answer = await client.chat.completions.create(**asked, extra_body={"return_trajectory": True})
+        stream = await client.chat.completions.create(**asked, stream=True)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        whole = await client.completions.create(model=MODEL, prompt="13.1-3? ", logprobs=1)
+        with pytest.raises(openai.BadRequestError, match="context=summarise"):
+            await client.completions.create(model=MODEL, prompt="x", stream=True)
+    trajectory = Trajectory.from_json(json.dumps(answer.choices[0].trajectory))
+    assert [row.response[-1].summary for row in trajectory.rows] == [True, False]
+    assert answer.choices[0].message.content == "Result=10.1"
+    assert "".join(entry.token for entry in answer.choices[0].logprobs.content).startswith("Result=10.1")
+    assert "".join(delta.content or "" for delta in deltas) == CALL + "Result=10.1"
+    assert "it is 10.1" in whole.choices[0].text
+
+
 async def test_usage_counts_the_tokens_of_model_and_tools_apart() -> None:
     async with live_endpoint() as live:
         answer = await client_of(live).chat.completions.create(model=MODEL, messages=QUESTION)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from verl_tool.content.parts import ImagePart
+
+generating_summary: ContextVar[bool] = ContextVar("generating_summary", default=False)
+"""Whether what a generator is asked for is a summary of the context, not a turn."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_tool.agent_loop.actions import ParsedTurn, length_to_stop, stopped_action
-from verl_tool.agent_loop.generators.base import Generation, Generator, ImageGenerator
+from verl_tool.agent_loop.generators.base import Generation, Generator, ImageGenerator, generating_summary
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ class TurnWriter:
         """Generate and append one turn, or a `summary` of the context, at whose limit nothing ends."""
         params = self._sampling_params(builder, summary)
         maximum: int | None = params.get("max_tokens")
-        started = now()
+        started, token = now(), generating_summary.set(summary)
         try:
             images: dict[str, Any] = {"images": visible} if (visible := builder.visible_images) else {}
             generation = await asyncio.wait_for(
@@ -57,6 +57,7 @@ class TurnWriter:
                 retryable=False,
             ) from None
         finally:
+            generating_summary.reset(token)
             seconds = now() - started
             builder.generate_seconds += seconds
         _check(generation, maximum)
