@@ -358,6 +358,69 @@ class TestRowsPerRollout:
         assert several
 
 
+class TestSubagents:
+    """Each call of the model starts a sub-agent, whose turns are a row of their own."""
+
+    FORMAT = """
+from verl_tool.formats import Call
+
+
+class Delegating:
+    name, stop, observation = "delegating", ("<call>",), None
+
+    def markers(self):
+        return ("<call>",)
+
+    def find_calls(self, text):
+        task, mark, _ = text.partition("<call>")
+        return [Call("delegate", task, 0, len(task + mark), self)] if mark else []
+
+    def render(self, output, call=None):
+        return output
+
+    def usage(self, tools):
+        return ""
+
+
+FORMAT = Delegating()
+"""
+
+    @pytest.fixture(scope="class")
+    def run(self, calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
+        folder = tmp_path_factory.mktemp("subagents")
+        written = folder / "delegating.py"
+        written.write_text(self.FORMAT)
+        run = small_run(
+            folder / "run",
+            calculator,
+            *by_length(folder),
+            *("algorithm.adv_estimator=grpo", "trainer.use_v1=true", "trainer.val_before_train=false"),
+            *(f"{AGENT}.subagents=true", f"{AGENT}.formats=['{written}']", f"{AGENT}.tool_schemas=none"),
+            *(f"{AGENT}.max_subagents=1", f"{AGENT}.action_stop_tokens=['<call>']", "token_records_every=1"),
+            "doctor=false",  # it refuses a format in which no tool is called
+            *("trainer.save_freq=-1", "trainer.test_freq=2"),
+        )
+        run.finish()
+        return run
+
+    def test_it_trains(self, run):
+        for data in run.steps().values():
+            assert data["actor/grad_norm"] > 0
+            assert data["training/rows_per_rollout/max"] > 1
+            assert data["training/rollout_probs_diff_max"] < 1e-4
+
+    def test_a_sub_agents_row_is_trained_with_its_rollout(self, run):
+        agents = set()
+        for step in run.steps():
+            for line, record in enumerate(trajectories(run, step)):
+                advantages = tokens_of(run.folder / "trajectories" / f"step_{step}.jsonl", line)["advantages"]
+                written = [a for a, m in zip(advantages, record.response_mask, strict=True) if m]
+                # The estimator gives all tokens of a rollout one advantage, whoever wrote them.
+                assert written == pytest.approx([written[0]] * len(written), abs=1e-5)
+                agents |= {segment.agent for segment in record.segments}
+        assert agents == {0, 1}
+
+
 class TestServerKilled:
     """REINFORCE++ on verl's newer trainer, groups without signal filtered out; the tool server killed meanwhile."""
 
