@@ -1,0 +1,1 @@
+"""Sessions of agents that call a model's API: what they sample, token for token."""

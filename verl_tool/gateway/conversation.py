@@ -1,0 +1,191 @@
+"""A request of an agent and the model's answer, whatever API it speaks, and when two messages are the same.
+
+Agents send the conversation again with each request, and change its form on the way: they serialise arguments anew, add
+defaults of a schema, send text as parts, drop thoughts. `Message.digest` ignores what is form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from verl_tool.content.parts import AudioPart, ImagePart, TextPart
+
+ContentPart = TextPart | ImagePart | AudioPart
+
+
+class Role(str, Enum):
+    """Who a message is from."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Finish(str, Enum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """The model ended its turn, or wrote a stop string."""
+    CALLS = "calls"
+    """It calls tools."""
+    LENGTH = "length"
+    """A limit of tokens cut it."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call in a turn of the model."""
+
+    name: str
+    arguments: str
+    """A JSON object; of a custom tool (`is_text`) any text."""
+    id: str = ""
+    """Made by the gateway, and sent back by the agent."""
+    is_text: bool = False
+    error: str | None = None
+    """Why the call cannot be run, if the model wrote it wrongly; `arguments` is what it wrote then."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation. All that a model writes in a turn is one message."""
+
+    role: Role
+    parts: tuple[ContentPart, ...] = ()
+    thoughts: str = ""
+    """Of an assistant: its reasoning as the agent sent it back; empty if it dropped it."""
+    calls: tuple[ToolCall, ...] = ()
+    """Of an assistant."""
+    answers: int | None = None
+    """Of a tool: which call of the last assistant message it answers, from 0; None if that message has no such call."""
+    is_error: bool = False
+    """Of a tool: the agent marked the result as an error."""
+    handles: tuple[str, ...] = ()
+    """Of an assistant: ids and signatures that the gateway gave out with an answer, and that came back with it."""
+
+    @property
+    def text(self) -> str:
+        """The text of its parts."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    def digest(self, before: bytes, *, with_thoughts: bool) -> bytes:
+        """Hash of the conversation up to this message; `before` is that of the messages before it. [16 bytes]
+
+        Text of an assistant is compared without white space around it, arguments as parsed JSON. Ids are not compared.
+        """
+        from_model = self.role is Role.ASSISTANT
+        fields: list[str] = [self.role.value, "" if self.answers is None else str(self.answers)]
+        fields += [f"error={self.is_error}", self.thoughts.strip() if with_thoughts else ""]
+        text = self.text
+        fields.append(text.strip() if from_model else text)
+        fields += [part.sha256 for part in self.parts if not isinstance(part, TextPart)]
+        for call in self.calls:
+            fields += [call.name, canonical_arguments(call.arguments)]
+        return digest_of(before, fields)
+
+
+@dataclass(frozen=True)
+class AgentRequest:
+    """What an agent asks of the model."""
+
+    dialect: str
+    messages: tuple[Message, ...]
+    """At least one."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """As chat templates take them: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+    text_tools: frozenset[str] = frozenset()
+    """Names of those whose argument is text, not JSON (custom tools of the Responses API)."""
+    model: str = ""
+    """The name that the agent gave; answers repeat it."""
+    stream: bool = False
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    agent_id: str = ""
+    """What the agent's headers say of the sub-agent or thread that asks; empty for the main one."""
+    previous: str | None = None
+    """The answer that this request goes on from (``previous_response_id``); `messages` are those behind it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What is recorded and has no effect: temperature, a forced tool choice, a schema of the answer."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A turn of the model, as an agent is to read it."""
+
+    id: str
+    """Unique; letters, digits and ``-`` only. Dialects put it behind their own prefix (``chatcmpl-``, ``msg_``)."""
+    model: str
+    text: str
+    thoughts: str
+    calls: tuple[ToolCall, ...]
+    finish: Finish
+    prompt_tokens: int
+    completion_tokens: int
+    created: int
+    """Seconds since the epoch."""
+
+    @property
+    def message(self) -> Message:
+        """The answer as a message of the next request, sent back unchanged."""
+        parts = (TextPart(self.text),) if self.text else ()
+        return Message(Role.ASSISTANT, parts, self.thoughts, self.calls)
+
+
+class MessageList:
+    """Collects the messages of a request: consecutive pieces of an assistant become one message, and a tool's result
+    finds its call by id."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._places: dict[str, int] = {}
+
+    def add(self, message: Message) -> None:
+        """Append a message that is not an assistant's or a tool's."""
+        self._messages.append(message)
+
+    def add_assistant(self, message: Message, *, join: bool = False) -> None:
+        """Append a piece of an assistant's turn. join: it belongs to the turn before it, if that is an assistant's."""
+        last = self._messages[-1] if self._messages else None
+        if join and last is not None and last.role is Role.ASSISTANT:
+            message = Message(
+                Role.ASSISTANT,
+                last.parts + message.parts,
+                last.thoughts + message.thoughts,
+                last.calls + message.calls,
+                handles=last.handles + message.handles,
+            )
+            self._messages.pop()
+        self._messages.append(message)
+        self._places = {call.id: place for place, call in enumerate(message.calls)}
+
+    def add_result(self, call_id: str, parts: Sequence[ContentPart], *, is_error: bool = False) -> None:
+        """Append what a tool answered."""
+        answers = self._places.get(call_id)
+        self._messages.append(Message(Role.TOOL, tuple(parts), answers=answers, is_error=is_error))
+
+    def messages(self) -> tuple[Message, ...]:
+        """All of them, in order."""
+        return tuple(self._messages)
+
+
+def canonical_arguments(text: str) -> str:
+    """`text` as JSON with sorted keys and without white space; trimmed if it is not JSON."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+def digest_of(before: bytes, fields: Sequence[str]) -> bytes:
+    """Hash of `before` and of `fields`, each with its length. [16 bytes]"""
+    hashed = hashlib.blake2b(before, digest_size=16)
+    for text in fields:
+        data = text.encode("utf-8", "surrogatepass")
+        hashed.update(len(data).to_bytes(8, "big") + data)
+    return hashed.digest()

@@ -1,0 +1,40 @@
+"""What an API has to know: how to read a request, and how to write an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from verl_tool.errors import VerlToolError
+from verl_tool.gateway.conversation import AgentRequest, Answer
+
+
+class RequestError(VerlToolError):
+    """A request that the gateway does not answer: its message goes to the agent, with status 400."""
+
+
+class Dialect(Protocol):
+    """One API."""
+
+    name: str
+    path: str
+    """Of its requests, such as ``/v1/messages``."""
+
+    def parse_request(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentRequest:
+        """Read a request. `headers` have names in lower case. Raises RequestError that names the field."""
+        ...
+
+    def render_answer(self, answer: Answer, request: AgentRequest) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def stream_answer(self, answer: Answer, request: AgentRequest) -> Iterator[bytes]:
+        """The same as server-sent events, the last one included."""
+        ...
+
+    def render_error(self, status: int, message: str) -> dict[str, Any]:
+        """The body of an error, or the value of an event that ends a stream."""
+        ...
+
+    ping: bytes
+    """An event, or a comment, that clients pass over: it keeps a stream alive."""
