@@ -103,6 +103,9 @@ class AgentRequest:
     """As chat templates take them: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
     text_tools: frozenset[str] = frozenset()
     """Names of those whose argument is text, not JSON (custom tools of the Responses API)."""
+    deferred_tools: tuple[Mapping[str, Any], ...] = ()
+    """In the same form: not in the prompt, since results describe them on demand; the model may call them all the same.
+    """
     model: str = ""
     """The name that the agent gave; answers repeat it."""
     stream: bool = False
@@ -131,6 +134,8 @@ class ModelAnswer:
     completion_tokens: int
     created: int
     """Seconds since the epoch."""
+    stop_string: str | None = None
+    """The one of the request's that ended it, which `text` does not hold."""
 
     @property
     def message(self) -> AgentMessage:
