@@ -96,7 +96,7 @@ ROWS = [
         "servers.serve",
         "servers retrieval.serving",
         "agent_loop retrieval.__main__",
-        "notebook agent_workers",
+        "notebook agent_workers gateway",
         "checks text_environment text_history",
         "trainer",
         "eval_service",

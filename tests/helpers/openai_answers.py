@@ -11,19 +11,19 @@ from agent_recordings import RecordedRequest, recordings
 from openai import AsyncOpenAI
 
 from verl_tool.content.parts import TextPart
-from verl_tool.gateway.conversation import AgentRequest, Answer, Finish, Message, Role, ToolCall
+from verl_tool.gateway.conversation import AgentMessage, AgentRequest, Finish, ModelAnswer, Role, ToolCall
 from verl_tool.gateway.dialects.base import Dialect
 
 _JSON = {"content-type": "application/json"}
 
 
-def make_answer(text: str = "", thoughts: str = "", calls: tuple[ToolCall, ...] = (), **fields: Any) -> Answer:
+def make_answer(text: str = "", thoughts: str = "", calls: tuple[ToolCall, ...] = (), **fields: Any) -> ModelAnswer:
     finish = Finish.CALLS if calls else Finish.STOP
     defaults = {"id": "a1b2", "model": "m", "finish": finish, "prompt_tokens": 12, "completion_tokens": 5, "created": 7}
-    return Answer(text=text, thoughts=thoughts, calls=calls, **{**defaults, **fields})
+    return ModelAnswer(text=text, thoughts=thoughts, calls=calls, **{**defaults, **fields})
 
 
-def client_of(dialect: Dialect, answer: Answer, requests: list[AgentRequest] | None = None) -> AsyncOpenAI:
+def client_of(dialect: Dialect, answer: ModelAnswer, requests: list[AgentRequest] | None = None) -> AsyncOpenAI:
     """A client of a server that answers each request so; the requests, as parsed, are put in `requests`."""
 
     def respond(http: httpx.Request) -> httpx.Response:
@@ -36,7 +36,7 @@ def client_of(dialect: Dialect, answer: Answer, requests: list[AgentRequest] | N
         events = dialect.ping + b"".join(dialect.stream_answer(answer, request))
         return httpx.Response(200, content=events, headers={"content-type": "text/event-stream"})
 
-    http = httpx.AsyncClient(transport=httpx.MockTransport(respond))
+    http: Any = httpx.AsyncClient(transport=httpx.MockTransport(respond))
     return AsyncOpenAI(api_key="k", base_url="http://gateway/v1", http_client=http)
 
 
@@ -45,7 +45,7 @@ def recorded_requests(dialect: str) -> list[tuple[str, RecordedRequest]]:
     return [(name, each) for name, run in recordings().items() for each in run if each.dialect == dialect]
 
 
-def recorded_message(response: Mapping[str, Any]) -> Message:
+def recorded_message(response: Mapping[str, Any]) -> AgentMessage:
     """The model's turn in a recorded answer of either API."""
     if "choices" in response:
         message = response["choices"][0]["message"]
@@ -55,10 +55,10 @@ def recorded_message(response: Mapping[str, Any]) -> Message:
         items = response["output"]
         calls = [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"]
         text = "".join(part["text"] for item in items if item["type"] == "message" for part in item["content"])
-    return Message(Role.ASSISTANT, (TextPart(text),), calls=tuple(ToolCall(*call) for call in calls))
+    return AgentMessage(Role.ASSISTANT, (TextPart(text),), calls=tuple(ToolCall(*call) for call in calls))
 
 
-def chained_digest(messages: tuple[Message, ...]) -> bytes:
+def chained_digest(messages: tuple[AgentMessage, ...]) -> bytes:
     digest = b""
     for message in messages:
         digest = message.digest(digest, with_thoughts=False)
@@ -68,7 +68,7 @@ def chained_digest(messages: tuple[Message, ...]) -> bytes:
 def following_requests(dialect: Dialect, name: str) -> Iterator[tuple[bytes, bytes]]:
     """Of each request of a recording that goes on from an earlier one: the digest up to and with the answer, as sampled
     and as it came back. Sub-agents are left out."""
-    answered: list[tuple[tuple[Message, ...], Message]] = []
+    answered: list[tuple[tuple[AgentMessage, ...], AgentMessage]] = []
     for each in recordings()[name]:
         if each.kind != "main":
             continue

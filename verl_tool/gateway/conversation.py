@@ -1,7 +1,7 @@
 """A request of an agent and the model's answer, whatever API it speaks, and when two messages are the same.
 
 Agents send the conversation again with each request, and change its form on the way: they serialise arguments anew, add
-defaults of a schema, send text as parts, drop thoughts. `Message.digest` ignores what is form.
+defaults of a schema, send text as parts, drop thoughts. `AgentMessage.digest` ignores what is form.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ class ToolCall:
     id: str = ""
     """Made by the gateway, and sent back by the agent."""
     is_text: bool = False
+    native_id: str = ""
+    """The id that the model itself wrote, where its format has one."""
     error: str | None = None
     """Why the call cannot be run, if the model wrote it wrongly; `arguments` is what it wrote then."""
 
 
 @dataclass(frozen=True)
-class Message:
+class AgentMessage:
     """One message of a conversation. All that a model writes in a turn is one message."""
 
     role: Role
@@ -97,7 +99,7 @@ class AgentRequest:
     """What an agent asks of the model."""
 
     dialect: str
-    messages: tuple[Message, ...]
+    messages: tuple[AgentMessage, ...]
     """At least one."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """As chat templates take them: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
@@ -121,7 +123,7 @@ class AgentRequest:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """A turn of the model, as an agent is to read it."""
 
     id: str
@@ -137,10 +139,10 @@ class Answer:
     """Seconds since the epoch."""
 
     @property
-    def message(self) -> Message:
+    def message(self) -> AgentMessage:
         """The answer as a message of the next request, sent back unchanged."""
         parts = (TextPart(self.text),) if self.text else ()
-        return Message(Role.ASSISTANT, parts, self.thoughts, self.calls)
+        return AgentMessage(Role.ASSISTANT, parts, self.thoughts, self.calls)
 
 
 class MessageList:
@@ -148,18 +150,18 @@ class MessageList:
     finds its call by id."""
 
     def __init__(self) -> None:
-        self._messages: list[Message] = []
+        self._messages: list[AgentMessage] = []
         self._places: dict[str, int] = {}
 
-    def add(self, message: Message) -> None:
+    def add(self, message: AgentMessage) -> None:
         """Append a message that is not an assistant's or a tool's."""
         self._messages.append(message)
 
-    def add_assistant(self, message: Message, *, join: bool = False) -> None:
+    def add_assistant(self, message: AgentMessage, *, join: bool = False) -> None:
         """Append a piece of an assistant's turn. join: it belongs to the turn before it, if that is an assistant's."""
         last = self._messages[-1] if self._messages else None
         if join and last is not None and last.role is Role.ASSISTANT:
-            message = Message(
+            message = AgentMessage(
                 Role.ASSISTANT,
                 last.parts + message.parts,
                 last.thoughts + message.thoughts,
@@ -173,9 +175,11 @@ class MessageList:
     def add_result(self, call_id: str, parts: Sequence[ContentPart], *, is_error: bool = False) -> None:
         """Append what a tool answered."""
         answers = self._places.get(call_id)
-        self._messages.append(Message(Role.TOOL, tuple(parts), answers=answers, is_error=is_error, call_id=call_id))
+        self._messages.append(
+            AgentMessage(Role.TOOL, tuple(parts), answers=answers, is_error=is_error, call_id=call_id)
+        )
 
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> tuple[AgentMessage, ...]:
         """All of them, in order."""
         return tuple(self._messages)
 

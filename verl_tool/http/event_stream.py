@@ -25,18 +25,24 @@ class EventStream(StreamingResponse):
 
     `first` is made before the answer begins, so that what fails until then can be answered with a plain error. `rest`
     is closed when the stream ends or the client leaves. `told`: what it raises, as a status and the value of an event:
-    OpenAI's clients raise an error that arrives as an event.
+    OpenAI's clients raise an error that arrives as an event. `end` is sent last.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: bytes, rest: AsyncGenerator[bytes, None], told: Callable[[Exception], tuple[int, object]]
+        self,
+        first: bytes,
+        rest: AsyncGenerator[bytes, None],
+        told: Callable[[Exception], tuple[int, object]],
+        *,
+        end: bytes = DONE,
     ) -> None:
         # Reverse proxies hold streams back otherwise.
         super().__init__(self._all(first), headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._rest = rest
         self._told = told
+        self._end = end
         self.bytes_out = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,4 +65,4 @@ class EventStream(StreamingResponse):
         except Exception as error:  # noqa: BLE001  # the client is told
             self.status_code, value = self._told(error)
             yield event(value)
-        yield DONE
+        yield self._end

@@ -14,7 +14,7 @@ from openai_answers import client_of, following_requests, make_answer, recorded_
 from PIL import Image
 
 from verl_tool.content.parts import ImagePart, TextPart
-from verl_tool.gateway.conversation import Finish, Message, Role, ToolCall
+from verl_tool.gateway.conversation import AgentMessage, Finish, Role, ToolCall
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.dialects.chat import ChatDialect
 
@@ -74,7 +74,7 @@ def test_fields_of_a_chat():
     )
     assert (request.model, request.stream, request.max_tokens, request.stop) == ("m", True, 7, ("END",))
     assert request.settings == {"temperature": 0.5, "invented": {"a": 1}}
-    assert request.messages[1] == Message(Role.SYSTEM, (TextPart("be brief"),))
+    assert request.messages[1] == AgentMessage(Role.SYSTEM, (TextPart("be brief"),))
     assert request.tools[0]["function"] == {"name": "bash", "description": "", "parameters": {"type": "object"}}
     assert parse(max_tokens=3, stop=["a", "b"]).stop == ("a", "b")
 
@@ -279,3 +279,7 @@ async def test_the_client_of_openai_reads_a_custom_call_of_a_chat():
 def test_an_error_of_a_chat_is_an_object():
     assert json.loads(json.dumps(CHAT.render_error(400, "n: no")))["error"]["type"] == "invalid_request_error"
     assert CHAT.render_error(503, "later")["error"]["type"] == "server_error"
+
+
+def test_an_error_ends_a_streamed_chat():
+    assert json.loads(CHAT.render_error_event(503, "later").removeprefix(b"data: "))["error"]["message"] == "later"

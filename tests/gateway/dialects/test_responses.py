@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openai_answers import client_of, following_requests, make_answer, recorded_requests
 
 from verl_tool.content.parts import TextPart
-from verl_tool.gateway.conversation import Finish, Message, Role, ToolCall
+from verl_tool.gateway.conversation import AgentMessage, Finish, Role, ToolCall
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.dialects.responses import ResponsesDialect
 
@@ -87,7 +87,7 @@ def test_items_of_a_turn_are_one_message():
     )
     _, turn, first, second = request.messages
     calls = (ToolCall("f", "{}", "c0"), ToolCall("patch", "*** x", "c1", is_text=True))
-    assert turn == Message(Role.ASSISTANT, (TextPart("so"),), "why", calls, handles=("a1", "a1", "a1"))
+    assert turn == AgentMessage(Role.ASSISTANT, (TextPart("so"),), "why", calls, handles=("a1", "a1", "a1"))
     assert (first.text, first.answers, second.text, second.answers) == ("done", 1, "ok", 0)
     content = [{"type": "reasoning_text", "text": "all of it"}]
     assert parse({"type": "reasoning", "content": content, "summary": []}).messages[0].thoughts == "all of it"
@@ -241,3 +241,9 @@ async def test_the_client_of_openai_collects_a_streamed_response(kind):
         async for _ in stream:
             pass
         check_response(await stream.get_final_response(), kind)
+
+
+def test_an_error_ends_a_streamed_response():
+    event = RESPONSES.render_error_event(503, "later").decode()
+    assert event.startswith("event: response.failed\ndata: ")
+    assert '"error":{"code":"server_error","message":"later"}' in event

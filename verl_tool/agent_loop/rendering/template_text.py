@@ -9,6 +9,8 @@ from verl_tool.agent_loop.tokenizer import Tokenizer
 MODEL_MARK = "MODELWROTETHIS7f3a"
 TOOL_MARK = "TOOLWROTETHIS7f3a"
 # Words that no template changes, and that no observation holds by chance.
+_MAX_OVERLAP = 64
+"""Tokens of the template that a model may have written itself before it was stopped."""
 
 
 def generation_prompt(tokenizer: Tokenizer) -> str:
@@ -37,6 +39,22 @@ def closing_token(tokenizer: Tokenizer, close: str) -> frozenset[int]:
 def control_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """Of the special tokens that are one token each."""
     return frozenset(ids[0] for ids in map(tokenizer.encode, tokenizer.special_tokens) if len(ids) == 1)
+
+
+def count_written(
+    context: Sequence[int], before: Sequence[int], end_token_ids: frozenset[int], control: frozenset[int]
+) -> int:
+    """How many of `before`, by which the template closes a turn, the model wrote itself at the end of `context`."""
+    last = context[-1] if context else None
+    if last in end_token_ids:
+        if last in before:
+            return before.index(last) + 1
+        # It closed its turn by another end token than the template does, as Llama by ``<|eom_id|>``.
+        return next((i + 1 for i, token in enumerate(before) if token in end_token_ids), 0)
+    maximum = min(len(before), len(context), _MAX_OVERLAP)
+    # A line end may be the model's own; a control token is the template's, such as ``<｜tool▁calls▁end｜>``.
+    overlaps = (n for n in range(maximum, 0, -1) if list(context[-n:]) == list(before[:n]))
+    return next((n for n in overlaps if not control.isdisjoint(before[:n])), 0)
 
 
 def without_suffix(ids: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int, ...]:

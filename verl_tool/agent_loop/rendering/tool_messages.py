@@ -18,6 +18,7 @@ from verl_tool.agent_loop.rendering.template_text import (
     closing_token,
     common_prefix,
     control_token_ids,
+    count_written,
     generation_prompt,
     without_suffix,
 )
@@ -36,8 +37,6 @@ _UNNAMED = "tool"
 _NOT_PLAIN = re.compile(r"[^\w.:/-]")
 """What a name or an id may not hold when it is shown to a template: it is a model's text."""
 _MAX_NAME = 200
-_MAX_OVERLAP = 64
-"""Tokens of the template that a model may have written itself before it was stopped."""
 _MAX_SHAPES = 1000
 """How many are remembered."""
 
@@ -51,7 +50,7 @@ class _Calls:
 
     @classmethod
     def made_up(cls, n: int) -> _Calls:
-        return cls((_UNNAMED,) * n, tuple(map(_made_up_id, range(n))))
+        return cls((_UNNAMED,) * n, tuple(map(made_up_id, range(n))))
 
 
 @dataclass(frozen=True)
@@ -240,7 +239,7 @@ class ToolMessageRenderer(TemplateCalls):
         # A token in which template and output meet counts as the output's.
         n_after = common_prefix(ids[n_before:][::-1], after[::-1])
         behind = len(ids) - n_after
-        reported = self._count_written(context, ids[:n_before])
+        reported = count_written(context, ids[:n_before], self.end_token_ids, self._control)
         segments = [
             _template(ids[reported:n_before], self._tokenizer),
             *_outputs(ids[n_before:behind], [encode(each) for each in fixed[1:-1]], shown, self._tokenizer),
@@ -248,33 +247,21 @@ class ToolMessageRenderer(TemplateCalls):
         ]
         return [segment for segment in segments if segment.tokens]
 
-    def _count_written(self, context: Sequence[int], before: Sequence[int]) -> int:
-        """How many of the template's tokens the model wrote itself, at the end of its turn."""
-        last = context[-1] if context else None
-        if last in self.end_token_ids:
-            if last in before:
-                return before.index(last) + 1
-            # It closed its turn by another end token than the template does, as Llama by ``<|eom_id|>``.
-            return next((i + 1 for i, token in enumerate(before) if token in self.end_token_ids), 0)
-        maximum = min(len(before), len(context), _MAX_OVERLAP)
-        # A line end may be the model's own; a control token is the template's, such as ``<｜tool▁calls▁end｜>``.
-        overlaps = (n for n in range(maximum, 0, -1) if list(context[-n:]) == list(before[:n]))
-        return next((n for n in overlaps if not self._control.isdisjoint(before[:n])), 0)
-
 
 def _named(found: Sequence[Call], n: int) -> _Calls:
     """The first `n` calls of an action; where it holds fewer, the others have no name."""
     made_up = _Calls.made_up(n)
-    names = [_plain(call.name) or _UNNAMED for call in found[:n]]
-    ids = [_plain(call.id or "") or made_up.ids[number] for number, call in enumerate(found[:n])]
+    names = [plain_name(call.name) or _UNNAMED for call in found[:n]]
+    ids = [plain_name(call.id or "") or made_up.ids[number] for number, call in enumerate(found[:n])]
     return _Calls((*names, *made_up.names[len(names) :]), (*ids, *made_up.ids[len(ids) :]))
 
 
-def _plain(text: str) -> str:
+def plain_name(text: str) -> str:
+    """`text` without what a template must not be shown in a name or an id."""
     return _NOT_PLAIN.sub("_", text[:_MAX_NAME])
 
 
-def _made_up_id(number: int) -> str:
+def made_up_id(number: int) -> str:
     """The id of a call that has none: nine letters and digits, as Mistral's templates demand."""
     return f"call{number % 100_000:05d}"
 

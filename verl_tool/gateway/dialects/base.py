@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from verl_tool.errors import VerlToolError
-from verl_tool.gateway.conversation import AgentRequest, Answer
+from verl_tool.gateway.conversation import AgentRequest, ModelAnswer
 
 
 class RequestError(VerlToolError):
@@ -24,11 +24,11 @@ class Dialect(Protocol):
         """Read a request. `headers` have names in lower case. Raises RequestError that names the field."""
         ...
 
-    def render_answer(self, answer: Answer, request: AgentRequest) -> dict[str, Any]:
+    def render_answer(self, answer: ModelAnswer, request: AgentRequest) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         ...
 
-    def stream_answer(self, answer: Answer, request: AgentRequest) -> Iterator[bytes]:
+    def stream_answer(self, answer: ModelAnswer, request: AgentRequest) -> Iterator[bytes]:
         """The same as server-sent events, the last one included."""
         ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verl_tool.gateway.conversation import AgentRequest, Answer, Finish, Message, MessageList, Role, ToolCall
+from verl_tool.gateway.conversation import AgentMessage, AgentRequest, Finish, MessageList, ModelAnswer, Role, ToolCall
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.dialects.openai_fields import (
     describe,
@@ -57,7 +57,7 @@ class ChatDialect:
             settings={name: value for name, value in body.items() if name not in _READ},
         )
 
-    def render_answer(self, answer: Answer, request: AgentRequest) -> dict[str, Any]:
+    def render_answer(self, answer: ModelAnswer, request: AgentRequest) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         message: dict[str, Any] = {"role": "assistant", "content": _content(answer), "refusal": None}
         if answer.thoughts:
@@ -67,7 +67,7 @@ class ChatDialect:
         choice = {"index": 0, "message": message, "finish_reason": _FINISH[answer.finish], "logprobs": None}
         return {**_head(answer, "chat.completion"), "choices": [choice], "usage": _render_usage(answer)}
 
-    def stream_answer(self, answer: Answer, request: AgentRequest) -> Iterator[bytes]:
+    def stream_answer(self, answer: ModelAnswer, request: AgentRequest) -> Iterator[bytes]:
         """The same as server-sent events, ``[DONE]`` included."""
         head = _head(answer, "chat.completion.chunk")
 
@@ -89,11 +89,15 @@ class ChatDialect:
         yield b"data: [DONE]\n\n"
 
     def render_error(self, status: int, message: str) -> dict[str, Any]:
-        """The body of an error, or the value of an event that ends a stream."""
+        """The body of an error."""
         return render_openai_error(status, message)
 
+    def render_error_event(self, status: int, message: str) -> bytes:
+        """The event of an error that ends a stream."""
+        return render_event(render_openai_error(status, message))
 
-def _read_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
+
+def _read_messages(body: Mapping[str, Any]) -> tuple[AgentMessage, ...]:
     values = read_field(body, "messages", list)
     if not values:
         raise RequestError("messages: missing or empty")
@@ -108,14 +112,14 @@ def _read_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
             call_id = read_field(message, "tool_call_id", str, f"{where}.") or ""
             found.add_result(call_id, read_content(content, f"{where}.content"))
         elif isinstance(role, str) and role in _ROLES:
-            found.add(Message(_ROLES[role], read_content(content, f"{where}.content")))
+            found.add(AgentMessage(_ROLES[role], read_content(content, f"{where}.content")))
         else:
             found_role = repr(role[:40]) if isinstance(role, str) else describe(role)
             raise RequestError(f"{where}.role: must be system, developer, user, assistant or tool, and is {found_role}")
     return found.messages()
 
 
-def _read_assistant(message: Mapping[str, Any], where: str) -> Message:
+def _read_assistant(message: Mapping[str, Any], where: str) -> AgentMessage:
     if message.get("audio"):
         raise RequestError(f"{where}.audio: audio is not supported")
     parts = read_content(message.get("content"), f"{where}.content") or read_content(
@@ -128,7 +132,7 @@ def _read_assistant(message: Mapping[str, Any], where: str) -> Message:
         _read_call(read_object(value, f"{where}.tool_calls[{place}]"), f"{where}.tool_calls[{place}].")
         for place, value in enumerate(read_field(message, "tool_calls", list, f"{where}.") or [])
     ]
-    return Message(Role.ASSISTANT, parts, thoughts, tuple(calls))
+    return AgentMessage(Role.ASSISTANT, parts, thoughts, tuple(calls))
 
 
 def _read_call(call: Mapping[str, Any], where: str) -> ToolCall:
@@ -164,12 +168,12 @@ def _read_stop(value: object) -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop)
 
 
-def _content(answer: Answer) -> str | None:
+def _content(answer: ModelAnswer) -> str | None:
     """Null beside calls: the official API writes it so."""
     return answer.text if answer.text or not answer.calls else None
 
 
-def _render_calls(answer: Answer) -> list[dict[str, Any]]:
+def _render_calls(answer: ModelAnswer) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for place, call in enumerate(answer.calls):
         call_id = call.id or f"call_{answer.id}_{place}"
@@ -179,7 +183,7 @@ def _render_calls(answer: Answer) -> list[dict[str, Any]]:
     return calls
 
 
-def _render_usage(answer: Answer) -> dict[str, Any]:
+def _render_usage(answer: ModelAnswer) -> dict[str, Any]:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
@@ -189,5 +193,5 @@ def _render_usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _head(answer: Answer, kind: str) -> dict[str, Any]:
+def _head(answer: ModelAnswer, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}

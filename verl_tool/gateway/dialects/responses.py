@@ -1,7 +1,7 @@
 """The Responses API of OpenAI: Codex, and agents made with its SDKs.
 
 A turn of the model is several items here: reasoning, a message, calls. Their ids, and ``encrypted_content``, name the
-answer that they are of: `Message.handles` has its id again when they come back.
+answer that they are of: `AgentMessage.handles` has its id again when they come back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_tool.gateway.conversation import AgentRequest, Answer, Finish, Message, MessageList, Role, ToolCall
+from verl_tool.gateway.conversation import AgentMessage, AgentRequest, Finish, MessageList, ModelAnswer, Role, ToolCall
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.dialects.openai_fields import (
     describe,
@@ -63,7 +63,7 @@ class ResponsesDialect:
             settings={name: value for name, value in body.items() if name not in _READ},
         )
 
-    def render_answer(self, answer: Answer, request: AgentRequest) -> dict[str, Any]:
+    def render_answer(self, answer: ModelAnswer, request: AgentRequest) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         cut = answer.finish is Finish.LENGTH
         return {
@@ -80,7 +80,7 @@ class ResponsesDialect:
             },
         }
 
-    def stream_answer(self, answer: Answer, request: AgentRequest) -> Iterator[bytes]:
+    def stream_answer(self, answer: ModelAnswer, request: AgentRequest) -> Iterator[bytes]:
         """The same as server-sent events, numbered; the last one has the whole body."""
         whole = self.render_answer(answer, request)
         opened = {**_render_head(answer, request), "status": "in_progress", "output": [], "usage": None}
@@ -92,8 +92,15 @@ class ResponsesDialect:
             yield render_event({**event, "sequence_number": number}, event["type"])
 
     def render_error(self, status: int, message: str) -> dict[str, Any]:
-        """The body of an error, or the value of an event that ends a stream."""
+        """The body of an error."""
         return render_openai_error(status, message)
+
+    def render_error_event(self, status: int, message: str) -> bytes:
+        """The event of an error that ends a stream."""
+        code = "rate_limit_exceeded" if status == 429 else "server_error"
+        failed = {"object": "response", "status": "failed", "error": {"code": code, "message": message}, "output": []}
+        event: dict[str, Any] = {"type": "response.failed", "response": failed, "sequence_number": 0}
+        return render_event(event, event["type"])
 
 
 _BEGINNING = ("created", "in_progress")
@@ -136,10 +143,10 @@ class _Tools:
         return name
 
 
-def _read_input(value: object, instructions: str, tools: _Tools) -> tuple[Message, ...]:
+def _read_input(value: object, instructions: str, tools: _Tools) -> tuple[AgentMessage, ...]:
     found = MessageList()
     if instructions:
-        found.add(Message(Role.SYSTEM, read_content(instructions, "instructions")))
+        found.add(AgentMessage(Role.SYSTEM, read_content(instructions, "instructions")))
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if value is not None and not isinstance(value, list):
@@ -155,19 +162,19 @@ def _read_item(item: Mapping[str, Any], where: str, found: MessageList, tools: _
     kind = read_field(item, "type", str, where) or "message"
     if kind == "reasoning":
         text = read_text(item.get("content"), f"{where}content") or read_text(item.get("summary"), f"{where}summary")
-        found.add_assistant(Message(Role.ASSISTANT, (), text, handles=_handles(item, where)), join=True)
+        found.add_assistant(AgentMessage(Role.ASSISTANT, (), text, handles=_handles(item, where)), join=True)
     elif kind in ("function_call", "custom_tool_call"):
         call = _read_call(item, where, tools, is_text=kind == "custom_tool_call")
-        found.add_assistant(Message(Role.ASSISTANT, calls=(call,), handles=_handles(item, where)), join=True)
+        found.add_assistant(AgentMessage(Role.ASSISTANT, calls=(call,), handles=_handles(item, where)), join=True)
     elif kind.endswith("_output"):
         call_id = read_field(item, "call_id", str, where) or ""
         found.add_result(call_id, read_content(item.get("output"), f"{where}output"))
     elif kind == "message":
         role, parts = item.get("role"), read_content(item.get("content"), f"{where}content")
         if role == "assistant":
-            found.add_assistant(Message(Role.ASSISTANT, parts, handles=_handles(item, where)), join=True)
+            found.add_assistant(AgentMessage(Role.ASSISTANT, parts, handles=_handles(item, where)), join=True)
         elif isinstance(role, str) and role in _ROLES:
-            found.add(Message(_ROLES[role], parts))
+            found.add(AgentMessage(_ROLES[role], parts))
         else:
             found_role = repr(role[:40]) if isinstance(role, str) else describe(role)
             raise RequestError(f"{where}role: must be system, developer, user or assistant, and is {found_role}")
@@ -195,7 +202,7 @@ def _answer_id(name: str) -> str:
     return pieces[1] if len(pieces) > 1 else name
 
 
-def _render_head(answer: Answer, request: AgentRequest) -> dict[str, Any]:
+def _render_head(answer: ModelAnswer, request: AgentRequest) -> dict[str, Any]:
     settings = request.settings
     echoed = {name: default if settings.get(name) is None else settings[name] for name, default in _ECHOED.items()}
     return {
@@ -213,7 +220,7 @@ def _render_head(answer: Answer, request: AgentRequest) -> dict[str, Any]:
     }
 
 
-def _render_items(answer: Answer, request: AgentRequest) -> list[dict[str, Any]]:
+def _render_items(answer: ModelAnswer, request: AgentRequest) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if answer.thoughts:
         summary = [{"type": "summary_text", "text": answer.thoughts}]

@@ -1,0 +1,299 @@
+"""The turns that the model wrote for an agent, as a tree.
+
+A request continues the deepest turn whose conversation it repeats, so an agent that only appends to its history gets
+one chain of tokens. Compaction, sub-agents and sampling again make branches. Requests are matched by a hash chain over
+canonical messages, as in verifiers (willccbb/verifiers), and by handles: ids that name an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.trajectory import DELEGATED, Author, RowContext, Segment, StopReason, Trajectory
+from verl_tool.gateway.conversation import AgentMessage, AgentRequest, ModelAnswer, Role, canonical_arguments, digest_of
+from verl_tool.gateway.conversation_renderer import ConversationRenderer
+
+FORKED, RESTARTED = "forked", "restarted"
+"""Reasons of a row: its prompt begins as another row does; its prompt is a conversation of its own."""
+_MIN_REUSED = 24
+"""Characters of an answer that a later request must repeat to have used it."""
+
+
+class SessionPolicy(BaseModel):
+    """How requests are matched, and what is trained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    thoughts: Literal["keep", "sent"] = "keep"
+    """What the model is fed of its earlier thoughts: all that it sampled, or what the agent sends back."""
+    edited: Literal["adopt", "branch"] = "adopt"
+    """An answer that came back changed, but is known by its handle: go on behind the tokens that were sampled, or treat
+    it as somebody else's words."""
+    dropped: Literal["mask", "train"] = "mask"
+    """Answers that the agent threw away and sampled again."""
+
+
+@dataclass(eq=False)
+class ModelTurn:
+    """One answer in a session."""
+
+    number: int
+    """From 0, in the order in which the answers were made."""
+    parent: ModelTurn | None
+    context_ids: tuple[int, ...]
+    """Between the parent's tokens, or the start, and this answer."""
+    generation: Generation
+    answer: ModelAnswer
+    request_key: bytes
+    """Hash of the conversation that it was sampled behind."""
+    key: bytes
+    """The same with the answer."""
+    depth: int
+    """Messages up to and with the answer."""
+    dialect: str
+    agent_id: str
+    has_tools: bool
+    edited: bool
+    """An answer before this one came back changed."""
+    delivered: bool = False
+    """The agent has received all of it."""
+    reused: bool = False
+    """A later request goes on behind it, or repeats its text."""
+    end: int = 0
+    """Tokens up to and with the answer."""
+    children: list[ModelTurn] = field(default_factory=list)
+
+    def path(self) -> list[ModelTurn]:
+        """The turns from the start to this one."""
+        turns: list[ModelTurn] = []
+        turn: ModelTurn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent
+        return turns[::-1]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a request goes on."""
+
+    request: AgentRequest
+    parent: ModelTurn | None
+    context_ids: tuple[int, ...]
+    prompt_ids: list[int]
+    """All that the model is fed. [prompt_length]"""
+    request_key: bytes
+    depth: int
+    edited: bool
+
+
+class SessionTree:
+    """The turns of one session. Not for several threads at once."""
+
+    def __init__(self, renderer: ConversationRenderer, policy: SessionPolicy | None = None) -> None:
+        self._renderer, self.policy = renderer, policy or SessionPolicy()
+        self.turns: list[ModelTurn] = []
+        self._by_key: dict[bytes, list[ModelTurn]] = defaultdict(list)
+        self._by_request: dict[bytes, list[ModelTurn]] = defaultdict(list)
+        self._by_handle: dict[str, ModelTurn] = {}
+        self._messages: dict[str, tuple[AgentMessage, ...]] = {}
+
+    def place(self, request: AgentRequest) -> Placement:
+        """Find where `request` goes on, and what the model is fed. Raises RequestError if the template rejects it."""
+        messages = self._whole_conversation(request)
+        defaults = _schema_defaults(request.tools)
+        tools = [canonical_arguments(json.dumps(tool)) for tool in request.tools]
+        parent, covered, key, edited = self._match(digest_of(b"", [request.agent_id, *tools]), messages, defaults)
+        tail = messages[covered:]
+        if parent is None:
+            context = self._renderer.render_whole(messages, request.tools)
+            prompt = context
+        else:
+            context = (
+                self._renderer.render_tail(parent.generation.token_ids, parent.answer.message, tail) if tail else []
+            )
+            prompt = [token for turn in parent.path() for part in _tokens_of(turn) for token in part] + context
+        self._mark_reused(tail)
+        return Placement(request, parent, tuple(context), prompt, key, len(messages), edited)
+
+    def add(self, placement: Placement, generation: Generation, answer: ModelAnswer) -> ModelTurn:
+        """Keep the answer to a request."""
+        request = placement.request
+        message = answer.message
+        turn = ModelTurn(
+            number=len(self.turns),
+            parent=placement.parent,
+            context_ids=placement.context_ids,
+            generation=generation,
+            answer=answer,
+            request_key=placement.request_key,
+            key=self._digest(message, placement.request_key, _schema_defaults(request.tools)),
+            depth=placement.depth + 1,
+            dialect=request.dialect,
+            agent_id=request.agent_id,
+            has_tools=bool(request.tools),
+            edited=placement.edited,
+            end=len(placement.prompt_ids) + len(generation.token_ids),
+        )
+        self.turns.append(turn)
+        self._by_key[turn.key].append(turn)
+        self._by_request[turn.request_key].append(turn)
+        self._by_handle[answer.id] = turn
+        for call in answer.calls:
+            self._by_handle[call.id] = turn
+        self._messages[answer.id] = (*self._whole_conversation(request), message)
+        if turn.parent is not None:
+            turn.parent.children.append(turn)
+            turn.parent.reused = True
+        return turn
+
+    def _whole_conversation(self, request: AgentRequest) -> tuple[AgentMessage, ...]:
+        return (*self._messages.get(request.previous or "", ()), *request.messages)
+
+    def _match(
+        self, key: bytes, messages: Sequence[AgentMessage], defaults: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[ModelTurn | None, int, bytes, bool]:
+        """The deepest turn that `messages` go on from, how many of them it covers, the hash of all, and whether an
+        answer came back changed. `key`: the hash before the first message."""
+        found, covered, edited = None, 0, False
+        for number, message in enumerate(messages, 1):
+            before, key = key, self._digest(message, key, defaults)
+            if message.role is not Role.ASSISTANT:
+                continue
+            turn = _named(self._by_key.get(key, ()), message)
+            if turn is None and self.policy.edited == "adopt":
+                turn = self._by_edited(message, before)
+                if turn is not None:
+                    key, edited = turn.key, True
+            if turn is not None:
+                found, covered = turn, number
+        return found, covered, key, edited
+
+    def _by_edited(self, message: AgentMessage, before: bytes) -> ModelTurn | None:
+        """The turn that `message` is a changed form of: one that a handle names, or the last answer to the same
+        request. `before`: hash of the conversation before it, which must be what the turn was sampled behind."""
+        same = [turn for turn in self._by_request.get(before, ()) if turn.delivered]
+        return _named(same, message) if same else None
+
+    def _digest(self, message: AgentMessage, before: bytes, defaults: Mapping[str, Mapping[str, Any]]) -> bytes:
+        if message.calls and defaults:
+            message = AgentMessage(
+                *(message.role, message.parts, message.thoughts),
+                tuple(type(c)(c.name, _without_defaults(c.arguments, defaults.get(c.name))) for c in message.calls),
+            )
+        return message.digest(before, with_thoughts=self.policy.thoughts == "sent")
+
+    def _mark_reused(self, messages: Sequence[AgentMessage]) -> None:
+        """Note which answers a request repeats as text: a summary of the conversation is used so, a title is not."""
+        pending = [turn for turn in self.turns if not turn.reused and len(turn.answer.text.strip()) >= _MIN_REUSED]
+        for turn in pending:
+            text = turn.answer.text.strip()
+            turn.reused = any(text in message.text for message in messages)
+
+    # Training rows
+
+    def is_trained(self, turn: ModelTurn) -> bool:
+        """Whether the turn is in the loss: the agent received it, did not throw it away, and it is not auxiliary, such
+        as a title for the session."""
+        if turn.children:
+            return True
+        if not turn.delivered or not turn.generation.token_ids:
+            return False
+        later = self._by_request[turn.request_key][-1]
+        if self.policy.dropped == "mask" and later is not turn and not turn.reused and later.number > turn.number:
+            return False
+        return not self._is_auxiliary(turn)
+
+    def _is_auxiliary(self, turn: ModelTurn) -> bool:
+        others_have_tools = any(other.has_tools for other in self.turns)
+        return turn.parent is None and not turn.has_tools and others_have_tools and not turn.reused
+
+    def rollout(self, session_id: str, stop: StopReason = StopReason.ANSWERED) -> Trajectory:
+        """The session as one rollout: a row for each branch, in which each turn is trained once.
+
+        The deepest branch comes first when turns that branches share are given to rows. Rows stand in the order in
+        which their own turns began.
+        """
+        rows = sorted(self._rows(), key=lambda row: row[1][0].number)
+        agents = {"": 0} | {agent: n for n, agent in enumerate(self._sub_agents(), 1)}
+        segments: list[Segment] = []
+        contexts: list[RowContext] = []
+        for number, (before, own) in enumerate(rows):
+            prompt = [token for turn in before for part in _tokens_of(turn) for token in part]
+            prompt += own[0].context_ids
+            agent = agents[own[0].agent_id]
+            if number:
+                reason = FORKED if before else DELEGATED if agent else RESTARTED
+                contexts.append(RowContext(tuple(prompt), reason))
+            else:
+                segments.append(Segment(Author.PROMPT, tuple(prompt)))
+            segments += _segments(own, number, agent)
+        if not segments:
+            segments = [Segment(Author.PROMPT, ())]
+        return Trajectory(session_id, tuple(segments), stop, contexts=tuple(contexts))
+
+    def _sub_agents(self) -> list[str]:
+        return list(dict.fromkeys(turn.agent_id for turn in self.turns if turn.agent_id))
+
+    def _rows(self) -> Iterator[tuple[list[ModelTurn], list[ModelTurn]]]:
+        """Of each row the turns that are prompt, and those that it trains."""
+        assigned: set[int] = set()
+        leaves = [turn for turn in self.turns if not any(map(self.is_trained, turn.children))]
+        for leaf in sorted(leaves, key=lambda turn: (-turn.end, turn.number)):
+            path = leaf.path()
+            own = [turn for turn in path if turn.number not in assigned]
+            if own and self.is_trained(leaf):
+                assigned |= {turn.number for turn in own}
+                yield path[: len(path) - len(own)], own
+
+
+def _segments(turns: Sequence[ModelTurn], row: int, agent: int) -> Iterator[Segment]:
+    for number, turn in enumerate(turns):
+        if number and turn.context_ids:
+            yield Segment(Author.TOOL, turn.context_ids, row=row, agent=agent)
+        generation = turn.generation
+        log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
+        yield Segment(Author.MODEL, tuple(generation.token_ids), log_probs, turn.answer.text, row=row, agent=agent)
+
+
+def _tokens_of(turn: ModelTurn) -> tuple[Sequence[int], Sequence[int]]:
+    return turn.context_ids, turn.generation.token_ids
+
+
+def _named(turns: Sequence[ModelTurn], message: AgentMessage) -> ModelTurn | None:
+    """The turn that the ids in `message` name, or else the last of `turns`."""
+    ids = {*message.handles, *(call.id for call in message.calls)}
+    named = [turn for turn in turns if turn.answer.id in ids or any(call.id in ids for call in turn.answer.calls)]
+    found = named or turns
+    return found[-1] if found else None
+
+
+def _schema_defaults(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By tool, the default of each argument that has one: agents add those to calls that they send back."""
+    found: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        function = tool.get("function") or {}
+        properties = (function.get("parameters") or {}).get("properties") or {}
+        defaults = {n: p["default"] for n, p in properties.items() if isinstance(p, Mapping) and "default" in p}
+        if defaults:
+            found[str(function.get("name"))] = defaults
+    return found
+
+
+def _without_defaults(arguments: str, defaults: Mapping[str, Any] | None) -> str:
+    if not defaults:
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    if not isinstance(value, dict):
+        return arguments
+    return json.dumps({k: v for k, v in value.items() if k not in defaults or defaults[k] != v})
