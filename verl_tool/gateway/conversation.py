@@ -70,6 +70,8 @@ class AgentMessage:
     """Of a tool: the agent marked the result as an error."""
     handles: tuple[str, ...] = ()
     """Of an assistant: ids and signatures that the gateway gave out with an answer, and that came back with it."""
+    call_id: str = ""
+    """Of a tool: the id of the call that it answers, which may belong to a turn that this request does not repeat."""
 
     @property
     def text(self) -> str:
@@ -115,6 +117,10 @@ class AgentRequest:
     """What the agent's headers say of the sub-agent or thread that asks; empty for the main one."""
     previous: str | None = None
     """The answer that this request goes on from (``previous_response_id``); `messages` are those behind it."""
+    instructions: str = ""
+    """Of a request with `previous`: the system message at the start of the conversation. It is not in `messages`."""
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    """Of tools that the agent groups: the group by the name in `tools`. An answer names both."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What is recorded and has no effect: temperature, a forced tool choice, a schema of the answer."""
 
@@ -174,7 +180,9 @@ class MessageList:
     def add_result(self, call_id: str, parts: Sequence[ContentPart], *, is_error: bool = False) -> None:
         """Append what a tool answered."""
         answers = self._places.get(call_id)
-        self._messages.append(AgentMessage(Role.TOOL, tuple(parts), answers=answers, is_error=is_error))
+        self._messages.append(
+            AgentMessage(Role.TOOL, tuple(parts), answers=answers, is_error=is_error, call_id=call_id)
+        )
 
     def messages(self) -> tuple[AgentMessage, ...]:
         """All of them, in order."""
