@@ -201,6 +201,7 @@ OF_A_WHOLE_FOLDER = {
     "examples/cluster": "manifests slurm",
     "examples/train": "recipes",
     "formats": "all_formats",
+    "gateway": "recordings",
     "formats/native": "round_trips",
     "judge/inside": "hacks",
     "platforms": "canaries gpu_stack torchvision",

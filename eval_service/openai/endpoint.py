@@ -1,6 +1,7 @@
 """The service as an ASGI application. Ray Serve and uvicorn run it alike.
 
-Routes: POST /v1/chat/completions, /v1/completions, GET /v1/models, /v1/models/<name>, /health, /metrics.
+Routes: POST /v1/chat/completions, /v1/completions, GET /v1/models, /v1/models/<name>, /health, /metrics; and those of
+`verl_tool.gateway` below /sessions, for agents that run their tools themselves.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.rollout import all_or_none
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.gateway.gateway_app import SESSIONS_PATH, Gateway, GatewayOptions
+from verl_tool.gateway.session import SessionModel
 from verl_tool.http.event_stream import HEARTBEAT, EventStream
 from verl_tool.http.host_check import HostCheck
 from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse
@@ -99,6 +102,13 @@ class Endpoint(WebApp):
         self._timeout = request_timeout_seconds
         self._heartbeat = heartbeat_seconds
         self._created = int(time.time())
+        self.gateway = Gateway(
+            SessionModel.create(
+                *(service.engine, service.tokenizer, service.formats, service.engine.max_model_len),
+                end_token_ids=service.end_token_ids,
+            ),
+            GatewayOptions(model_name=model, sampling=service.sampling.model_dump(), admin_key=api_key),
+        )
         super().__init__(
             [
                 ("POST", "/v1/chat/completions", partial(self._generate, self._chat)),
@@ -107,10 +117,12 @@ class Endpoint(WebApp):
                 ("GET", MODELS_PATH + "/{model:path}", self._one_model),
                 ("GET", HEALTH_PATH, self._health),
                 ("GET", "/metrics", self._metrics_text),
+                *self.gateway.routes(),
             ],
             self.metrics.http,
             bodies or RequestBodies(max_body_bytes),
             tokens=() if api_key is None else (api_key,),
+            keyed_below=SESSIONS_PATH,
             host_check=host_check,
         )
         admission = service.admission

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from verl_tool.gateway.conversation import Message, Role, ToolCall
+from verl_tool.gateway.conversation import AgentMessage, Role, ToolCall
 from verl_tool.gateway.schema_defaults import drop_defaults, find_defaults
 
 EDITS = {"type": "array", "items": {"type": "object", "properties": {"all": {"default": False}}}}
@@ -27,11 +27,11 @@ TOOLS = [
     ],
 )
 def test_arguments_that_equal_a_default_are_left_out(name, arguments, expected):
-    message = Message(Role.ASSISTANT, calls=(ToolCall(name, arguments, "c"),))
+    message = AgentMessage(Role.ASSISTANT, calls=(ToolCall(name, arguments, "c"),))
     (call,) = drop_defaults(message, find_defaults(TOOLS)).calls
     assert (call.name, call.id, json.loads(call.arguments)) == (name, "c", expected)
 
 
 def test_arguments_that_are_not_json_stay():
-    message = Message(Role.ASSISTANT, calls=(ToolCall("edit", '{"all": fal'),))
+    message = AgentMessage(Role.ASSISTANT, calls=(ToolCall("edit", '{"all": fal'),))
     assert drop_defaults(message, find_defaults(TOOLS)) == message

@@ -15,6 +15,7 @@ from typing import Any
 
 from verl_tool.content.parts import AudioPart, ImagePart, TextPart
 
+_MAX_WHOLE = 2**53
 ContentPart = TextPart | ImagePart | AudioPart
 
 
@@ -190,11 +191,18 @@ class MessageList:
 
 
 def canonical_arguments(text: str) -> str:
-    """`text` as JSON with sorted keys and without white space; trimmed if it is not JSON."""
+    """`text` as JSON with sorted keys, without white space, and whole numbers as JavaScript writes them; trimmed
+    if it is not JSON."""
     try:
-        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        value = json.loads(text, parse_float=_parse_number)
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     except (ValueError, RecursionError):
         return text.strip()
+
+
+def _parse_number(digits: str) -> float | int:
+    number = float(digits)
+    return int(number) if number.is_integer() and abs(number) < _MAX_WHOLE else number
 
 
 def digest_of(before: bytes, fields: Sequence[str]) -> bytes:

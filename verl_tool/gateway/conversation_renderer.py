@@ -120,7 +120,7 @@ class ConversationRenderer(TemplateCalls):
         for number, call in enumerate(calls):
             arguments: Any = {}
             if with_arguments:
-                arguments = _object(call.arguments)
+                arguments = {"input": call.arguments} if call.is_text else _object(call.arguments)
             if isinstance(self._arguments, str):  # some templates take the JSON of an object
                 arguments = json.dumps(arguments, ensure_ascii=False)
             function = {"name": plain_name(call.name), "arguments": arguments}

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_tool.gateway.conversation import Message, canonical_arguments
+from verl_tool.gateway.conversation import AgentMessage, canonical_arguments
 
 
 def find_defaults(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -20,7 +20,7 @@ def find_defaults(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, 
     return {name: schema for name, schema in schemas.items() if '"default"' in json.dumps(schema)}
 
 
-def drop_defaults(message: Message, schemas: Mapping[str, Mapping[str, Any]]) -> Message:
+def drop_defaults(message: AgentMessage, schemas: Mapping[str, Mapping[str, Any]]) -> AgentMessage:
     """`message` without the arguments of its calls that equal a default of `schemas`."""
     if not any(call.name in schemas for call in message.calls):
         return message

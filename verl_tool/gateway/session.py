@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
 import json
@@ -18,6 +19,7 @@ from verl_tool.agent_loop.generators.base import Generation, Generator
 from verl_tool.agent_loop.generators.turn_writer import up_to_stop
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.errors import ConfigError
 from verl_tool.formats import Format
 from verl_tool.formats.find import find_calls
 from verl_tool.formats.scan import THOUGHTS
@@ -28,6 +30,8 @@ from verl_tool.gateway.session_tree import ModelTurn, SessionPolicy, SessionTree
 
 _FORM_FIELDS = ("stream", "stream_options")
 """Fields of a body that a repetition of a request may change."""
+_CLOSING_SECONDS = 0.8
+"""More than it takes to notice that a client has left (`verl_tool.http.disconnect`)."""
 
 
 class ContextLengthError(RequestError):
@@ -39,8 +43,9 @@ class SessionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sampling: dict[str, Any] = Field(default_factory=lambda: {"temperature": 1.0})
-    """Parameters of every generation, with vLLM's names. What an agent asks for has no effect."""
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of every generation, with vLLM's names, in place of the gateway's. What an agent asks for has no
+    effect."""
     policy: SessionPolicy = SessionPolicy()
     max_turns: int = Field(default=200, ge=1)
     """Most answers; further requests are rejected."""
@@ -58,8 +63,8 @@ class SessionModel:
 
     generator: Generator
     tokenizer: Tokenizer
-    renderer: ConversationRenderer
     formats: tuple[Format, ...]
+    """Those in which it calls tools."""
     end_token_ids: frozenset[int]
     max_model_len: int
 
@@ -74,8 +79,15 @@ class SessionModel:
     ) -> SessionModel:
         """end_token_ids: those that end a turn in addition to the tokenizer's own."""
         ends = end_token_ids | tokenizer.eos_token_ids
-        renderer = ConversationRenderer(tokenizer, ends, formats)
-        return cls(generator, tokenizer, renderer, tuple(formats), ends, max_model_len)
+        return cls(generator, tokenizer, tuple(formats), ends, max_model_len)
+
+    @functools.cached_property
+    def renderer(self) -> ConversationRenderer:
+        """Renders its prompts. Raises ConfigError if it has no chat template."""
+        try:
+            return ConversationRenderer(self.tokenizer, self.end_token_ids, self.formats)
+        except Exception as error:  # a template is a program, and raises what it likes
+            raise ConfigError(f"agents need a model with a chat template: {error}") from error
 
 
 @dataclass(eq=False)
@@ -99,6 +111,10 @@ class AgentSession:
     used_at: float = field(default_factory=time.monotonic)
     record: Trajectory | None = None
     """Once it is finished."""
+    engine_failure: str | None = None
+    """What the engine raised last."""
+    aborted: bool = False
+    """The engine gave up an answer."""
 
     def __post_init__(self) -> None:
         self.tree = SessionTree(self.model.renderer, self.options.policy)
@@ -119,8 +135,8 @@ class AgentSession:
         if self.record is not None:
             raise RequestError("this session is finished; open another with POST /sessions")
         fingerprint = _fingerprint(request, body)
-        pending = self._pending.get(fingerprint)
-        if pending is not None and not pending.readers and not _has_failed(pending.task):
+        pending = await self._unread(fingerprint)
+        if pending is not None:
             pending.readers += 1
             return fingerprint, pending
         if len(self.tree.turns) + len(self._pending) >= self.options.max_turns:
@@ -142,9 +158,15 @@ class AgentSession:
         params["stop_token_ids"] = sorted(self.model.end_token_ids)
 
         async def generate() -> ModelTurn:
-            generation = await asyncio.wait_for(
-                self.model.generator.generate(list(placement.prompt_ids), params, self.id), self.options.answer_seconds
-            )
+            try:
+                generation = await asyncio.wait_for(
+                    self.model.generator.generate(list(placement.prompt_ids), params, self.id),
+                    self.options.answer_seconds,
+                )
+            except Exception as error:
+                self.engine_failure = f"{type(error).__name__}: {error}"
+                raise
+            self.aborted |= generation.stop_reason == "aborted"
             generation = up_to_stop(generation, params, self.model.tokenizer)
             self.used_at = time.monotonic()
             return self.tree.add(placement, generation, self._answer(request, generation, len(placement.prompt_ids)))
@@ -152,6 +174,18 @@ class AgentSession:
         pending = PendingAnswer(asyncio.ensure_future(generate()), readers=1)
         self._pending[fingerprint] = pending
         return fingerprint, pending
+
+    async def _unread(self, fingerprint: str) -> PendingAnswer | None:
+        """The answer to an earlier attempt of a request, if nobody waits for it any more. A client may repeat a request
+        before it is known here that it closed the first connection."""
+        until = time.monotonic() + _CLOSING_SECONDS
+        while (pending := self._pending.get(fingerprint)) is not None and not _has_failed(pending.task):
+            if not pending.readers:
+                return pending
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(0.01)
+        return None
 
     def close_answer(self, fingerprint: str, pending: PendingAnswer, *, delivered: bool) -> None:
         """A connection that waited for an answer is closed; `delivered`: the agent has received all of it."""
@@ -178,11 +212,11 @@ class AgentSession:
         while n and tokens[n - 1] in self.model.end_token_ids:
             n -= 1
         text = self.model.tokenizer.decode(tokens[:n])
-        for stop in request.stop:
-            text = text.partition(stop)[0]
+        stopped = min((stop for stop in request.stop if stop in text), key=text.index, default=None)
+        text = text if stopped is None else text.partition(stopped)[0]
         thoughts, text = _split_thoughts(text)
         calls: list[ToolCall] = []
-        if request.tools or request.text_tools:
+        if request.tools or request.deferred_tools:
             found = find_calls(text, self.model.formats)
             for call in found:
                 is_text = call.name in request.text_tools
@@ -204,6 +238,7 @@ class AgentSession:
             prompt_tokens=prompt_tokens,
             completion_tokens=len(tokens),
             created=int(time.time()),
+            stop_string=stopped,
         )
 
 

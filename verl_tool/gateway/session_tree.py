@@ -10,20 +10,22 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import DELEGATED, Author, RowContext, Segment, StopReason, Trajectory
+from verl_tool.content.parts import TextPart
 from verl_tool.gateway.conversation import AgentMessage, AgentRequest, ModelAnswer, Role, canonical_arguments, digest_of
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
+from verl_tool.gateway.schema_defaults import drop_defaults, find_defaults
 
 FORKED, RESTARTED = "forked", "restarted"
 """Reasons of a row: its prompt begins as another row does; its prompt is a conversation of its own."""
 _MIN_REUSED = 24
-"""Characters of an answer that a later request must repeat to have used it."""
+"""Characters of a line of an answer that a later request must repeat to have used it."""
 
 
 class SessionPolicy(BaseModel):
@@ -55,15 +57,17 @@ class ModelTurn:
     """Hash of the conversation that it was sampled behind."""
     key: bytes
     """The same with the answer."""
-    depth: int
-    """Messages up to and with the answer."""
     dialect: str
     agent_id: str
     has_tools: bool
+    has_history: bool
+    """Its request holds earlier answers."""
     edited: bool
     """An answer before this one came back changed."""
     delivered: bool = False
     """The agent has received all of it."""
+    superseded: bool = False
+    """The agent went on from the same request without this answer: it dropped it, or sampled again."""
     reused: bool = False
     """A later request goes on behind it, or repeats its text."""
     end: int = 0
@@ -90,7 +94,9 @@ class Placement:
     prompt_ids: list[int]
     """All that the model is fed. [prompt_length]"""
     request_key: bytes
-    depth: int
+    """Hash of the conversation."""
+    unanswered: tuple[bytes, ...]
+    """Hash of the conversation up to each message that no answer follows, the last one among them."""
     edited: bool
 
 
@@ -101,16 +107,16 @@ class SessionTree:
         self._renderer, self.policy = renderer, policy or SessionPolicy()
         self.turns: list[ModelTurn] = []
         self._by_key: dict[bytes, list[ModelTurn]] = defaultdict(list)
-        self._by_request: dict[bytes, list[ModelTurn]] = defaultdict(list)
         self._by_handle: dict[str, ModelTurn] = {}
+        self._by_request: dict[bytes, list[ModelTurn]] = defaultdict(list)
         self._messages: dict[str, tuple[AgentMessage, ...]] = {}
 
     def place(self, request: AgentRequest) -> Placement:
         """Find where `request` goes on, and what the model is fed. Raises RequestError if the template rejects it."""
         messages = self._whole_conversation(request)
-        defaults = _schema_defaults(request.tools)
+        defaults = find_defaults((*request.tools, *request.deferred_tools))
         tools = [canonical_arguments(json.dumps(tool)) for tool in request.tools]
-        parent, covered, key, edited = self._match(digest_of(b"", [request.agent_id, *tools]), messages, defaults)
+        parent, covered, keys, edited = self._match(digest_of(b"", [request.agent_id, *tools]), messages, defaults)
         tail = messages[covered:]
         if parent is None:
             context = self._renderer.render_whole(messages, request.tools)
@@ -121,7 +127,9 @@ class SessionTree:
             )
             prompt = [token for turn in parent.path() for part in _tokens_of(turn) for token in part] + context
         self._mark_reused(tail)
-        return Placement(request, parent, tuple(context), prompt, key, len(messages), edited)
+        following = [message.role for message in messages[1:]]
+        unanswered = [key for key, role in zip(keys, [*following, None], strict=True) if role is not Role.ASSISTANT]
+        return Placement(request, parent, tuple(context), prompt, keys[-1], tuple(unanswered), edited)
 
     def add(self, placement: Placement, generation: Generation, answer: ModelAnswer) -> ModelTurn:
         """Keep the answer to a request."""
@@ -134,20 +142,22 @@ class SessionTree:
             generation=generation,
             answer=answer,
             request_key=placement.request_key,
-            key=self._digest(message, placement.request_key, _schema_defaults(request.tools)),
-            depth=placement.depth + 1,
+            key=self._digest(message, placement.request_key, find_defaults((*request.tools, *request.deferred_tools))),
             dialect=request.dialect,
             agent_id=request.agent_id,
             has_tools=bool(request.tools),
+            has_history=any(each.role is Role.ASSISTANT for each in request.messages),
             edited=placement.edited,
             end=len(placement.prompt_ids) + len(generation.token_ids),
         )
+        path = {each.number for each in turn.path()}
+        for key in placement.unanswered:
+            for other in self._by_request.get(key, ()):
+                other.superseded |= other.number not in path
         self.turns.append(turn)
         self._by_key[turn.key].append(turn)
         self._by_request[turn.request_key].append(turn)
-        self._by_handle[answer.id] = turn
-        for call in answer.calls:
-            self._by_handle[call.id] = turn
+        self._by_handle |= dict.fromkeys([answer.id, *(call.id for call in answer.calls)], turn)
         self._messages[answer.id] = (*self._whole_conversation(request), message)
         if turn.parent is not None:
             turn.parent.children.append(turn)
@@ -155,16 +165,30 @@ class SessionTree:
         return turn
 
     def _whole_conversation(self, request: AgentRequest) -> tuple[AgentMessage, ...]:
-        return (*self._messages.get(request.previous or "", ()), *request.messages)
+        """The messages that a request stands for: those before it too, if it names the answer that it goes on from."""
+        before = self._messages.get(request.previous or "", ())
+        if not before:
+            return request.messages
+        places = {call.id: place for message in before for place, call in enumerate(message.calls)}
+        behind = (
+            replace(each, answers=places.get(each.call_id, each.answers)) if each.role is Role.TOOL else each
+            for each in request.messages
+        )
+        if request.instructions:
+            before = before[1:] if before[0].role is Role.SYSTEM else before
+            before = (AgentMessage(Role.SYSTEM, (TextPart(request.instructions),)), *before)
+        return (*before, *behind)
 
     def _match(
         self, key: bytes, messages: Sequence[AgentMessage], defaults: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[ModelTurn | None, int, bytes, bool]:
-        """The deepest turn that `messages` go on from, how many of them it covers, the hash of all, and whether an
-        answer came back changed. `key`: the hash before the first message."""
+    ) -> tuple[ModelTurn | None, int, tuple[bytes, ...], bool]:
+        """The deepest turn that `messages` go on from, how many of them it covers, the hash up to each message, and
+        whether an answer came back changed. `key`: the hash before the first message."""
         found, covered, edited = None, 0, False
+        keys: list[bytes] = []
         for number, message in enumerate(messages, 1):
             before, key = key, self._digest(message, key, defaults)
+            keys.append(key)
             if message.role is not Role.ASSISTANT:
                 continue
             turn = _named(self._by_key.get(key, ()), message)
@@ -172,9 +196,10 @@ class SessionTree:
                 turn = self._by_edited(message, before)
                 if turn is not None:
                     key, edited = turn.key, True
+                    keys[-1] = key
             if turn is not None:
                 found, covered = turn, number
-        return found, covered, key, edited
+        return found, covered, tuple(keys), edited
 
     def _by_edited(self, message: AgentMessage, before: bytes) -> ModelTurn | None:
         """The turn that `message` is a changed form of: one that a handle names, or the last answer to the same
@@ -183,19 +208,19 @@ class SessionTree:
         return _named(same, message) if same else None
 
     def _digest(self, message: AgentMessage, before: bytes, defaults: Mapping[str, Mapping[str, Any]]) -> bytes:
-        if message.calls and defaults:
-            message = AgentMessage(
-                *(message.role, message.parts, message.thoughts),
-                tuple(type(c)(c.name, _without_defaults(c.arguments, defaults.get(c.name))) for c in message.calls),
-            )
-        return message.digest(before, with_thoughts=self.policy.thoughts == "sent")
+        return drop_defaults(message, defaults).digest(before, with_thoughts=self.policy.thoughts == "sent")
 
     def _mark_reused(self, messages: Sequence[AgentMessage]) -> None:
-        """Note which answers a request repeats as text: a summary of the conversation is used so, a title is not."""
-        pending = [turn for turn in self.turns if not turn.reused and len(turn.answer.text.strip()) >= _MIN_REUSED]
-        for turn in pending:
-            text = turn.answer.text.strip()
-            turn.reused = any(text in message.text for message in messages)
+        """Note which answers a request uses elsewhere than behind what they were sampled behind: by their ids, or by
+        their text. A summary of the conversation is used so, a title is not."""
+        for message in messages:
+            for each in (*message.handles, *(call.id for call in message.calls)):
+                if (turn := self._by_handle.get(each)) is not None:
+                    turn.reused = True
+        for turn in self.turns:
+            if not turn.reused:
+                lines = [line for line in turn.answer.text.splitlines() if len(line.strip()) >= _MIN_REUSED]
+                turn.reused = any(line.strip() in message.text for message in messages for line in lines)
 
     # Training rows
 
@@ -206,14 +231,14 @@ class SessionTree:
             return True
         if not turn.delivered or not turn.generation.token_ids:
             return False
-        later = self._by_request[turn.request_key][-1]
-        if self.policy.dropped == "mask" and later is not turn and not turn.reused and later.number > turn.number:
+        if self.policy.dropped == "mask" and turn.superseded and not turn.reused:
             return False
         return not self._is_auxiliary(turn)
 
     def _is_auxiliary(self, turn: ModelTurn) -> bool:
-        others_have_tools = any(other.has_tools for other in self.turns)
-        return turn.parent is None and not turn.has_tools and others_have_tools and not turn.reused
+        if turn.has_tools or turn.has_history or turn.reused:
+            return False
+        return any(other.has_tools for other in self.turns)
 
     def rollout(self, session_id: str, stop: StopReason = StopReason.ANSWERED) -> Trajectory:
         """The session as one rollout: a row for each branch, in which each turn is trained once.
@@ -236,7 +261,7 @@ class SessionTree:
                 segments.append(Segment(Author.PROMPT, tuple(prompt)))
             segments += _segments(own, number, agent)
         if not segments:
-            segments = [Segment(Author.PROMPT, ())]
+            segments = [Segment(Author.PROMPT, self.turns[0].context_ids if self.turns else ())]
         return Trajectory(session_id, tuple(segments), stop, contexts=tuple(contexts))
 
     def _sub_agents(self) -> list[str]:
@@ -273,27 +298,3 @@ def _named(turns: Sequence[ModelTurn], message: AgentMessage) -> ModelTurn | Non
     named = [turn for turn in turns if turn.answer.id in ids or any(call.id in ids for call in turn.answer.calls)]
     found = named or turns
     return found[-1] if found else None
-
-
-def _schema_defaults(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By tool, the default of each argument that has one: agents add those to calls that they send back."""
-    found: dict[str, dict[str, Any]] = {}
-    for tool in tools:
-        function = tool.get("function") or {}
-        properties = (function.get("parameters") or {}).get("properties") or {}
-        defaults = {n: p["default"] for n, p in properties.items() if isinstance(p, Mapping) and "default" in p}
-        if defaults:
-            found[str(function.get("name"))] = defaults
-    return found
-
-
-def _without_defaults(arguments: str, defaults: Mapping[str, Any] | None) -> str:
-    if not defaults:
-        return arguments
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    if not isinstance(value, dict):
-        return arguments
-    return json.dumps({k: v for k, v in value.items() if k not in defaults or defaults[k] != v})

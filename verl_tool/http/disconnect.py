@@ -38,6 +38,18 @@ async def until_disconnect(work: Awaitable[Result], receive: Receive) -> Result:
         watcher.close()
 
 
+async def reject_disconnected(receive: Receive) -> None:
+    """Raise Disconnected if the client has left. For answers that must not be lost: short work is not watched
+    (`until_disconnect`)."""
+    message = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait([message], timeout=0)
+        if message.done() and message.result()["type"] == "http.disconnect":
+            raise Disconnected
+    finally:
+        message.cancel()
+
+
 class _Watcher:
     """Cancels the task if the client leaves."""
 

@@ -65,7 +65,7 @@ class WebApp:
     `routes`: method, path and handler of each; a handler may raise `HttpError`. `names`: headers by which a request may
     name whom it is for, with this server's own values, which every answer bears; one that names another is refused.
     `tokens`: bearer tokens, of which every route but `HEALTH_PATH` and `PROBE_PATH` asks;
-    none: no route does. `host_check`: by
+    none: no route does. `keyed_below`: below this path handlers check keys of their own. `host_check`: by
     which names clients may call; None: by any.
     """
 
@@ -80,6 +80,7 @@ class WebApp:
         *,
         names: Mapping[str, str] | None = None,
         tokens: Sequence[str] = (),
+        keyed_below: str = "",
         host_check: HostCheck | None = None,
     ) -> None:
         self.bodies = bodies
@@ -90,6 +91,7 @@ class WebApp:
         self._own_headers = [(name, own) for name, own in self._names if own]
         self._tokens = [f"Bearer {token}".encode() for token in tokens]
         self._host_check = host_check
+        self._keyed_below = f"{keyed_below}/" if keyed_below else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry point."""
@@ -159,7 +161,9 @@ class WebApp:
                 named = meant[:80].decode("latin-1")
                 message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the server's port anew"
                 raise HttpError(MISDIRECTED, "misdirected", message)
-        if self._tokens and scope["path"] not in (HEALTH_PATH, PROBE_PATH):
+        path = scope["path"]
+        own_key = bool(self._keyed_below) and f"{path}/".startswith(self._keyed_below)
+        if self._tokens and path not in (HEALTH_PATH, PROBE_PATH) and not own_key:
             provided = headers.get(b"authorization", b"")
             if not any(hmac.compare_digest(provided, token) for token in self._tokens):
                 message = "the api key is missing or wrong; send the header 'Authorization: Bearer <api_key>'"

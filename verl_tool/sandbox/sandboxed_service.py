@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -29,6 +30,7 @@ from verl_tool.sandbox.isolation import interpreter as interpreters
 from verl_tool.sandbox.isolation import levels as isolations
 from verl_tool.sandbox.isolation.cgroup import ControlGroup
 from verl_tool.sandbox.isolation.levels import Isolation, Level
+from verl_tool.sandbox.isolation.seccomp import SOCKETS, compile_filter
 from verl_tool.sandbox.limits import Limits
 
 _UID_BASE = 1 << 29
@@ -52,6 +54,8 @@ class SandboxedService:
     """Where it starts; None: in its own folder in the sandbox, in that of the server beside it."""
     readable: tuple[str, ...] = ()
     """Files and folders of the host that it may read in the sandbox, at the same paths."""
+    loopback: bool = False
+    """In the sandbox it may use sockets: its own loopback device, on which nobody else listens, and Unix sockets."""
     sandboxed: bool = True
     """False: it runs with the server's own rights."""
 
@@ -195,7 +199,7 @@ class ServiceSandbox:
             "links": _links([self._interpreter.prefix, *readable]),
             "as_root": isolation.as_root,
             "uid": _UID_BASE + os.getpid() * _UIDS + number % _UIDS if isolation.as_root else 0,
-            "filter": (isolation.run_filter or isolation.server_filter).hex(),
+            "filter": _socket_filter() if service.loopback else (isolation.run_filter or isolation.server_filter).hex(),
             "procs_files": procs_files,
             "memory_bytes": limits.memory_bytes,
             "disk_bytes": limits.disk_bytes,
@@ -203,6 +207,11 @@ class ServiceSandbox:
             "open_files": limits.open_files,
             "processes": limits.processes,
         }
+
+
+@functools.cache
+def _socket_filter() -> str:
+    return compile_filter(SOCKETS).hex()
 
 
 def _links(paths: list[str]) -> list[tuple[str, str]]:

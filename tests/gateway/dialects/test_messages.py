@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_tool.content.parts import ImagePart, TextPart
-from verl_tool.gateway.conversation import AgentRequest, Answer, Finish, Message, Role, ToolCall
+from verl_tool.gateway.conversation import AgentMessage, AgentRequest, Finish, ModelAnswer, Role, ToolCall
 from verl_tool.gateway.dialects.base import Dialect, RequestError
 from verl_tool.gateway.dialects.messages import MessagesDialect, render_token_count
 from verl_tool.gateway.schema_defaults import drop_defaults, find_defaults
@@ -31,12 +31,12 @@ def parse(messages: list, **fields) -> AgentRequest:
     return DIALECT.parse_request({"model": "m", "max_tokens": 9, "messages": messages, **fields}, {})
 
 
-def parse_user(*blocks: dict) -> tuple[Message, ...]:
+def parse_user(*blocks: dict) -> tuple[AgentMessage, ...]:
     return parse([{"role": "user", "content": list(blocks)}]).messages
 
 
-def make_answer(text="", thoughts="", calls=(), finish=Finish.STOP, stop_string=None) -> Answer:
-    return Answer("a-1", "m", text, thoughts, tuple(calls), finish, 11, 7, 0, stop_string)
+def make_answer(text="", thoughts="", calls=(), finish=Finish.STOP, stop_string=None) -> ModelAnswer:
+    return ModelAnswer("a-1", "m", text, thoughts, tuple(calls), finish, 11, 7, 0, stop_string)
 
 
 REQUEST = parse([{"role": "user", "content": "hi"}])
@@ -75,7 +75,7 @@ class TestRecordings:
                 assert digest(later.messages[:count], later) == digest(request.messages, request)
                 sent = response_message(recorded)
                 if recorded.op in ("badjson", "lengthtool"):
-                    sent = Message(Role.ASSISTANT, calls=(ToolCall("Read", '{"path": "app.p'),))
+                    sent = AgentMessage(Role.ASSISTANT, calls=(ToolCall("Read", '{"path": "app.p'),))
                 assert digest([later.messages[count]], later) == digest([sent], request), recorded.op
                 assert [call.id for call in later.messages[count].calls] == [
                     block["id"] for block in recorded.response["content"] if block["type"] == "tool_use"
@@ -107,7 +107,7 @@ def is_delivered(recorded) -> bool:
     return recorded.status == 200 and not recorded.op.startswith(("cut", "hang")) and bool(recorded.response["content"])
 
 
-def response_message(recorded) -> Message:
+def response_message(recorded) -> AgentMessage:
     (message,) = parse([{"role": "assistant", "content": recorded.response["content"]}]).messages
     return message
 
@@ -190,7 +190,7 @@ class TestReading:
                 }
             ]
         ).messages
-        assert turn == Message(Role.ASSISTANT, (TextPart("so"),), "hm", handles=("s", "d"))
+        assert turn == AgentMessage(Role.ASSISTANT, (TextPart("so"),), "hm", handles=("s", "d"))
 
     def test_tools(self):
         custom = {"name": "f", "description": "d", "input_schema": {"type": "object"}, "cache_control": {}}
@@ -280,7 +280,7 @@ def serve(respond) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(api_key="k", base_url="http://gateway", max_retries=0, http_client=client)
 
 
-async def ask(answer: Answer, stream: bool) -> anthropic.types.Message:
+async def ask(answer: ModelAnswer, stream: bool) -> anthropic.types.Message:
     """What Anthropic's client makes of an answer."""
 
     def respond(request: httpx2.Request) -> httpx2.Response:

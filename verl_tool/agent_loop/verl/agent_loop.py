@@ -229,10 +229,10 @@ class VerlToolAgentLoop(AgentLoopBase):
         """
         worker = self._worker
         if worker.step is not None:
-            return _one_or_several(self._made_again(worker.step, int(priority), row))
+            return one_or_several(self._made_again(worker.step, int(priority), row))
         if worker.stored is not None:
             replayed = self._replayed(worker.stored, index, int(global_steps), validation=bool(row.get(VALIDATION)))
-            return _one_or_several(replayed)
+            return one_or_several(replayed)
         where = f"row {'?' if index is None else index} of the data"
         conversation = await self._conversation(raw_prompt, row, where)
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
@@ -280,7 +280,7 @@ class VerlToolAgentLoop(AgentLoopBase):
             validation=bool(row.get(VALIDATION)),
         )
         if len(outputs) > 1:
-            return _one_or_several(outputs)
+            return one_or_several(outputs)
         [output] = outputs
         if worker.routes is not None:
             total = len(output.prompt_ids) + len(output.response_ids)
@@ -379,7 +379,7 @@ def model_inputs(images: QwenImages, shown: Sequence[ImagePart], record: Path | 
     return inputs
 
 
-def _one_or_several(outputs: Sequence[ToolLoopOutput]) -> AgentLoopOutput | list[AgentLoopOutput]:
+def one_or_several(outputs: Sequence[ToolLoopOutput]) -> AgentLoopOutput | list[AgentLoopOutput]:
     """As verl takes them; its older trainer takes one."""
     return outputs[0] if len(outputs) == 1 else list(outputs)
 

@@ -33,7 +33,11 @@ class Dialect(Protocol):
         ...
 
     def render_error(self, status: int, message: str) -> dict[str, Any]:
-        """The body of an error, or the value of an event that ends a stream."""
+        """The body of an error."""
+        ...
+
+    def render_error_event(self, status: int, message: str) -> bytes:
+        """The event of an error that ends a stream."""
         ...
 
     ping: bytes

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 from verl_tool.content.parts import ImagePart, TextPart, from_wire
 from verl_tool.errors import ContentError
 from verl_tool.gateway.conversation import (
+    AgentMessage,
     AgentRequest,
-    Answer,
     ContentPart,
     Finish,
-    Message,
     MessageList,
+    ModelAnswer,
     Role,
     ToolCall,
 )
@@ -93,7 +93,7 @@ class MessagesDialect:
             settings=settings,
         )
 
-    def render_answer(self, answer: Answer, request: AgentRequest) -> dict[str, Any]:
+    def render_answer(self, answer: ModelAnswer, request: AgentRequest) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         stopped = answer.finish is Finish.STOP and answer.stop_string is not None
         return {
@@ -112,7 +112,7 @@ class MessagesDialect:
             },
         }
 
-    def stream_answer(self, answer: Answer, request: AgentRequest) -> Iterator[bytes]:
+    def stream_answer(self, answer: ModelAnswer, request: AgentRequest) -> Iterator[bytes]:
         """The same as server-sent events, the last one included. Each block comes in one piece."""
         whole = self.render_answer(answer, request)
         usage = {**whole["usage"], "output_tokens": 0}
@@ -150,11 +150,11 @@ class _MessageReader:
         self._deferred = deferred
         self._list = MessageList()
 
-    def read(self, body: Mapping[str, Any]) -> tuple[Message, ...]:
+    def read(self, body: Mapping[str, Any]) -> tuple[AgentMessage, ...]:
         system = body.get("system")
         texts = [self._parse_text(block, where) for where, block in _blocks(system, "system")] if system else []
         if text := "\n".join(each for each in texts if not each.startswith(_BILLING)):
-            self._list.add(Message(Role.SYSTEM, (TextPart(text),)))
+            self._list.add(AgentMessage(Role.SYSTEM, (TextPart(text),)))
         messages = _value(body, "messages", list, "")
         for where, message in _objects(messages, "messages"):
             role = _value(message, "role", str, where)
@@ -186,7 +186,9 @@ class _MessageReader:
             elif not _is_of_server(kind):
                 parts.append(TextPart(self._parse_text(block, where)))
         named = tuple(handle for handle in handles if handle)
-        self._list.add_assistant(Message(Role.ASSISTANT, tuple(parts), "".join(thoughts), tuple(calls), handles=named))
+        self._list.add_assistant(
+            AgentMessage(Role.ASSISTANT, tuple(parts), "".join(thoughts), tuple(calls), handles=named)
+        )
 
     def _add_other(self, role: Role, blocks: _Blocks) -> None:
         """Add what a user or the system says. Results of tools become messages of their own, in their place."""
@@ -194,7 +196,7 @@ class _MessageReader:
         for where, block in blocks:
             if block["type"] == "tool_result" and role is Role.USER:
                 if parts:
-                    self._list.add(Message(role, tuple(parts)))
+                    self._list.add(AgentMessage(role, tuple(parts)))
                     parts = []
                 content = _blocks(block.get("content") or [], f"{where}.content")
                 result = [self._parse_part(*each) for each in content]
@@ -205,7 +207,7 @@ class _MessageReader:
                 if role is Role.SYSTEM and not isinstance(parts[-1], TextPart):
                     raise RequestError(f"{where}.type is {excerpt(block['type'])}; a system message holds text alone")
         if parts:
-            self._list.add(Message(role, tuple(parts)))
+            self._list.add(AgentMessage(role, tuple(parts)))
 
     def _parse_part(self, where: str, block: Mapping[str, Any]) -> ContentPart:
         return _parse_image(block, where) if block["type"] == "image" else TextPart(self._parse_text(block, where))
@@ -279,7 +281,7 @@ def _is_of_server(kind: str) -> bool:
     return kind in ("server_tool_use", "mcp_tool_use") or kind.endswith("_tool_result")
 
 
-def _content_blocks(answer: Answer, request: AgentRequest) -> list[dict[str, Any]]:
+def _content_blocks(answer: ModelAnswer, request: AgentRequest) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     thinking = request.settings.get("thinking")
     is_disabled = isinstance(thinking, Mapping) and thinking.get("type") == "disabled"

@@ -76,6 +76,12 @@ _ABSENT_BY_NUMBER = {
     "lsm_list_modules": 461,
 }
 
+SOCKETS = frozenset({"socket", "connect", "bind", "listen", "accept", "accept4"})
+"""What a program needs that is spoken to over its own loopback device, in a network namespace that has no other."""
+_FOREIGN_FAMILIES = (3, 4, 5, 6, 7, 8, 9)
+_LAST_FAMILY = 10
+"""Of sockets: Unix (1), IPv4 (2) and IPv6 (10) are allowed, all others are kernel surface that nobody needs."""
+
 FORKSERVER_NEEDS = frozenset({"mount", "setns", "clone", "setresuid", "setresgid"})
 """What a forkserver under real root does for its runs. A run has no capability left and gets EPERM from the kernel for
 each of them; a user namespace, which would give it some, stays denied."""
@@ -145,6 +151,10 @@ def compile_filter(needed: frozenset[str] = frozenset()) -> bytes:
     hiding = seccomp.Arg(0, seccomp.MASKED_EQ, _LOW_WORD, _PR_SET_DUMPABLE)
     program.add_rule(denied, "prctl", hiding, seccomp.Arg(1, seccomp.NE, 0))
     program.add_rule(denied, "socketpair", seccomp.Arg(0, seccomp.NE, _AF_UNIX))
+    if "socket" in needed:
+        program.add_rule(denied, "socket", seccomp.Arg(0, seccomp.GT, _LAST_FAMILY))
+        for family in _FOREIGN_FAMILIES:
+            program.add_rule(denied, "socket", seccomp.Arg(0, seccomp.EQ, family))
     return _export(program)
 
 

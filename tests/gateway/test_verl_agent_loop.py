@@ -1,0 +1,100 @@
+"""A program that nobody changed is trained: its requests are the rows."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("torch")
+
+from calculator_run import AGENT, TRAINS_ON_CPU, Calculator, Run, small_run
+
+from verl_tool.agent_loop.trajectory import Trajectory, read_jsonl
+from verl_tool.gateway.verl_agent_loop import PROGRAM
+from verl_tool.trainer.monitoring.token_records import tokens_of
+
+pytestmark = [*TRAINS_ON_CPU, pytest.mark.e2e, pytest.mark.timeout(1500)]
+
+PROGRAM_TEXT = '''
+"""Asks a model, computes what it wants computed, asks again, and writes its answer down."""
+import json, os, re, sys, urllib.request
+
+def ask(messages):
+    body = {"model": "any", "messages": messages, "stop": ["<call>"]}
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+messages = [{"role": "user", "content": sys.argv[1]}]
+text = ask(messages)
+found = re.search(r"([0-9.]+)([-+*/])([0-9.]+)$", text)
+if found:
+    a, b = float(found[1]), float(found[3])
+    result = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else 0}[found[2]]
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{result:g}"}]
+    text = ask(messages)
+open("answer.txt", "w").write(text)
+'''
+
+
+@pytest.fixture(scope="module")
+def run(calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("agent_program")
+    folder.chmod(0o755)
+    program = folder / "agent.py"
+    program.write_text(PROGRAM_TEXT)
+    program.chmod(0o644)
+    manager = folder / "lengths.py"
+    manager.write_text(
+        "from verl_tool.agent_workers.reward_manager.base import GradingRewardManager\n"
+        "from verl_tool.agent_workers.reward_manager.grade import Grade\n\n\n"
+        "class Lengths(GradingRewardManager):\n"
+        "    async def grade(self, sample):\n"
+        f"        written = sample.trajectory.extra['{PROGRAM}']['files'].get('answer.txt', '')\n"
+        "        return Grade(len(written) % 3 / 2, bool(written))\n"
+    )
+    run = small_run(
+        folder / "run",
+        calculator,
+        *("trainer.use_v1=true", "algorithm.adv_estimator=grpo", "trainer.val_before_train=false"),
+        *(f"gateway.program.command=[python,{program},'{{task}}']", f"gateway.program.readable=[{program}]"),
+        *("gateway.program.keep_files=[answer.txt]", "gateway.session.max_tokens=24", f"{AGENT}.enable_agent=false"),
+        *("tool_server.start=null", "token_records_every=1", "trainer.save_freq=-1", "trainer.test_freq=2"),
+        *("reward.reward_manager.source=importlib", "reward.reward_manager.name=Lengths"),
+        *(f"reward.reward_manager.module.path={manager}", "doctor=false"),
+    )
+    run.finish()
+    return run
+
+
+def records(run: Run, step: int) -> list[Trajectory]:
+    return list(read_jsonl(run.folder / "trajectories" / f"step_{step}.jsonl"))
+
+
+def test_it_trains(run: Run) -> None:
+    for data in run.steps().values():
+        assert data["actor/grad_norm"] > 0
+        assert data["training/rollout_probs_diff_max"] < 1e-4
+
+
+def test_a_rollout_is_what_the_program_sampled(run: Run) -> None:
+    turns = set()
+    for step in run.steps():
+        for line, record in enumerate(records(run, step)):
+            assert record.fault is None
+            assert record.extra[PROGRAM]["exit_code"] == 0
+            assert record.num_turns in (1, 2)
+            turns.add(record.num_turns)
+            known = tokens_of(run.folder / "trajectories" / f"step_{step}.jsonl", line)
+            ours = [p for p, m in zip(known["log_probs"], record.response_mask, strict=True) if m]
+            engine = [p for p, m in zip(record.response_log_probs or (), record.response_mask, strict=True) if m]
+            assert ours == pytest.approx(engine, abs=1e-3)
+    assert turns == {1, 2}
+
+
+def test_nothing_is_left_running(run: Run) -> None:
+    assert run.processes() == {}

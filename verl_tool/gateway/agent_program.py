@@ -1,0 +1,153 @@
+"""A program that acts as the agent of a session: in the sandbox, where it reaches the gateway and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from verl_tool.errors import SandboxError
+from verl_tool.gateway.gateway_app import SESSIONS_PATH
+from verl_tool.gateway.session import AgentSession
+from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
+
+PORT = 8000
+"""Of the gateway, on the loopback device of each program's sandbox."""
+MAX_OUTPUT = 64 << 10
+"""Bytes of a program's output that are kept: the last ones."""
+MAX_FILE = 256 << 10
+"""Bytes of a file that is kept."""
+_FORWARDER = (Path(__file__).parent / "inside" / "forwarder.py").read_text(encoding="utf-8")
+_LINE_BYTES = 64 << 20
+_NOT_STARTED = 127
+"""Status of a program that cannot be started in the sandbox."""
+
+
+class AgentProgram(BaseModel):
+    """How the program is started. In `command` and `env`, ``{task}``, ``{base_url}``, ``{key}`` and ``{session}`` are
+    replaced."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: tuple[str, ...] = Field(min_length=1)
+    """The program and its arguments. A program without a folder is looked for next to the Python in use, then on
+    PATH."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """In addition to ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``."""
+    seconds: float = Field(default=600.0, gt=0)
+    """After this long the program is killed."""
+    readable: tuple[str, ...] = ()
+    """Files and folders of this machine that it may read, at the same paths."""
+    keep_files: tuple[str, ...] = ()
+    """Files in its working directory whose contents are kept in the record, such as an answer to grade."""
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """How a program ended."""
+
+    exit_code: int | None
+    """None: it was killed at the time limit."""
+    output: str
+    """The end of what it printed."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Contents of `AgentProgram.keep_files` that exist."""
+    seconds: float = 0.0
+
+
+async def run_program(
+    sandbox: ServiceSandbox,
+    program: AgentProgram,
+    session: AgentSession,
+    socket: Path,
+    task: str,
+    files: Mapping[str, bytes] | None = None,
+) -> ProgramResult:
+    """Run `program` in a fresh sandbox until it exits. socket: Unix socket on which the gateway listens. files: put
+    into its working directory first.
+
+    Raises SandboxError if it cannot be started.
+    """
+    base = f"http://127.0.0.1:{PORT}{SESSIONS_PATH}/{session.id}"
+    values = {"{task}": task, "{base_url}": f"{base}/v1", "{key}": session.key, "{session}": session.id}
+    env = {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": session.key,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": session.key,
+        **{name: _fill(text, values) for name, text in program.env.items()},
+    }
+    service = SandboxedService(
+        (
+            *("python", "-c", _FORWARDER, str(socket), str(PORT), json.dumps(program.keep_files)),
+            *(_fill(text, values) for text in program.command),
+        ),
+        env,
+        readable=(str(socket.parent), *program.readable),
+        loopback=True,
+    )
+    started = time.monotonic()
+    running = await sandbox.spawn(service, line_bytes=_LINE_BYTES)
+    log = bytearray()
+    last: dict[str, object] | None = None
+    try:
+        last = await asyncio.wait_for(_communicate(running, files or {}, log), program.seconds)
+    except asyncio.TimeoutError:
+        pass
+    finally:
+        await running.end()
+    seconds, output = time.monotonic() - started, bytes(log[-MAX_OUTPUT:]).decode("utf-8", "replace")
+    if last is None:
+        return ProgramResult(None, output, seconds=seconds)
+    if "error" in last:
+        raise SandboxError(f"the agent program cannot be started: {last['error']}", retryable=False)
+    contents = last["files"]
+    assert isinstance(contents, dict)
+    exit_code = last["exit"]
+    assert isinstance(exit_code, int)
+    return ProgramResult(exit_code, output, {name: str(text)[:MAX_FILE] for name, text in contents.items()}, seconds)
+
+
+async def _communicate(running: RunningService, files: Mapping[str, bytes], log: bytearray) -> dict[str, object]:
+    """Send the files, collect what the program prints, and return the forwarder's last line."""
+    process = running.process
+    assert process.stdin is not None
+    assert process.stdout is not None
+    encoded = {name: base64.b64encode(data).decode() for name, data in files.items()}
+    process.stdin.write(json.dumps(encoded).encode() + b"\n")
+    with contextlib.suppress(ConnectionError):
+        await process.stdin.drain()
+
+    async def collect() -> None:
+        assert process.stderr is not None
+        while part := await process.stderr.read(1 << 16):
+            log.extend(part)
+            del log[: -2 * MAX_OUTPUT]
+
+    collecting = asyncio.ensure_future(collect())
+    try:
+        line = await process.stdout.readline()
+        if not line:
+            await collecting
+            if await process.wait() == _NOT_STARTED:
+                return {"error": bytes(log[-500:]).decode("utf-8", "replace")}
+            return {"exit": -9, "files": {}}  # the agent killed what waited for it
+        result: dict[str, object] = json.loads(line)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(collecting), 1.0)
+        return result
+    finally:
+        collecting.cancel()
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text

@@ -1,0 +1,341 @@
+"""The gateway over HTTP: sessions, and in each the APIs of OpenAI and Anthropic.
+
+POST /sessions                      open a session: its id, key and paths
+POST /sessions/ID/v1/…              what an agent calls; or /v1/… with the session's key as API key
+POST /sessions/ID/finish            end it: {"reward": 1.0} -> {"trajectory": …}
+GET, DELETE /sessions/ID
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.gateway.dialects.base import Dialect, RequestError
+from verl_tool.gateway.dialects.chat import ChatDialect
+from verl_tool.gateway.dialects.messages import MessagesDialect, render_token_count
+from verl_tool.gateway.dialects.responses import ResponsesDialect
+from verl_tool.gateway.session import AgentSession, PendingAnswer, SessionModel, SessionOptions
+from verl_tool.http.disconnect import reject_disconnected
+from verl_tool.http.event_stream import EventStream
+from verl_tool.http.host_check import HostCheck
+from verl_tool.http.messages import Disconnected, HttpError, JsonResponse
+from verl_tool.http.metrics import HttpMetrics
+from verl_tool.http.request_body import RequestBodies
+from verl_tool.http.web_app import HEALTH_PATH, Handler, Request, WebApp
+from verl_tool.util.json_text import decode_json
+
+MAX_BODY_BYTES = 64 << 20
+PING_SECONDS = 15.0
+SESSIONS_PATH = "/sessions"
+_SESSION_HEADER = b"x-session-id"
+DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), MessagesDialect())
+
+
+class GatewayOptions(BaseModel):
+    """Bounds of a gateway."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model_name: str = "model"
+    """What ``GET /v1/models`` tells."""
+    sampling: dict[str, Any] = Field(default_factory=lambda: {"temperature": 1.0})
+    """Parameters of every generation, with vLLM's names, where a session has no own."""
+    max_sessions: int = Field(default=1024, ge=1)
+    idle_seconds: float = Field(default=3600.0, gt=0)
+    """A session that no request used for so long is closed."""
+    admin_key: str | None = None
+    """Asked of those who open and finish sessions; None: nobody is."""
+
+
+class Gateway:
+    """Sessions of agents with one model."""
+
+    def __init__(self, model: SessionModel, options: GatewayOptions | None = None) -> None:
+        self.model, self.options = model, options or GatewayOptions()
+        self.sessions: dict[str, AgentSession] = {}
+
+    def app(self, *, metrics: HttpMetrics | None = None, host_check: HostCheck | None = None) -> WebApp:
+        """An ASGI application of the gateway alone: agents call it by the path of their session, or by their key."""
+        routes = [
+            ("GET", HEALTH_PATH, self._health),
+            *self.routes(),
+            *self._model_routes(""),
+            ("HEAD", "/", self._probe),
+            ("HEAD", "/api/hello", self._probe),
+        ]
+        bodies = RequestBodies(MAX_BODY_BYTES, 8 * MAX_BODY_BYTES)
+        return WebApp(routes, metrics or HttpMetrics(CollectorRegistry()), bodies, host_check=host_check)
+
+    def open_session(self, options: SessionOptions | None = None, session_id: str | None = None) -> AgentSession:
+        """Open a session. Raises HttpError 503 if `max_sessions` are open, 409 if the id is in use, 501 if the model
+        has no chat template."""
+        self._close_idle()
+        if len(self.sessions) >= self.options.max_sessions:
+            message = f"max_sessions={self.options.max_sessions} sessions are open; finish some"
+            raise HttpError(503, "overloaded", message, headers={"retry-after": "5"})
+        session_id = session_id or secrets.token_hex(16)
+        if session_id in self.sessions:
+            raise HttpError(409, "session_exists", f"there is a session {session_id[:80]!r}; take another id")
+        options = options or SessionOptions()
+        options = options.model_copy(update={"sampling": self.options.sampling | options.sampling})
+        try:
+            session = AgentSession(session_id, self.model, options)
+        except ConfigError as error:
+            raise HttpError(501, "no_chat_template", str(error)) from error
+        self.sessions[session_id] = session
+        return session
+
+    async def close(self) -> None:
+        """End all sessions."""
+        for session in list(self.sessions.values()):
+            await session.finish()
+        self.sessions.clear()
+
+    def _close_idle(self) -> None:
+        before = time.monotonic() - self.options.idle_seconds
+        for session in [each for each in self.sessions.values() if each.used_at < before]:
+            del self.sessions[session.id]
+            asyncio.ensure_future(session.finish())  # noqa: RUF006 - it only cancels what is generated
+
+    # Routes
+
+    def routes(self) -> list[tuple[str, str, Handler]]:
+        """Routes below ``/sessions``, for another application too."""
+        own = f"{SESSIONS_PATH}/{{session_id}}"
+        return [
+            ("POST", SESSIONS_PATH, self._open),
+            ("GET", own, self._show),
+            ("DELETE", own, self._delete),
+            ("POST", f"{own}/finish", self._finish),
+            ("HEAD", own, self._probe),
+            ("HEAD", f"{own}/api/hello", self._probe),
+            *self._model_routes(own),
+        ]
+
+    def _model_routes(self, prefix: str) -> list[tuple[str, str, Handler]]:
+        return [
+            *(("POST", prefix + dialect.path, self._answering(dialect)) for dialect in DIALECTS),
+            ("POST", f"{prefix}/v1/messages/count_tokens", self._count_tokens),
+            ("GET", f"{prefix}/v1/models", self._models),
+            ("HEAD", f"{prefix}/v1/models", self._probe),
+        ]
+
+    async def _health(self, request: Request) -> Response:
+        return JsonResponse({"status": "ok", "sessions": len(self.sessions)})
+
+    async def _probe(self, request: Request) -> Response:
+        return Response()
+
+    async def _models(self, request: Request) -> Response:
+        entry = {"id": self.options.model_name, "object": "model", "created": 0, "owned_by": "verl-tool"}
+        return JsonResponse({"object": "list", "data": [entry]})
+
+    async def _open(self, request: Request) -> Response:
+        self._check_admin(request)
+        fields = _object(request.body)
+        session_id = fields.pop("id", None)
+        if session_id is not None and not (isinstance(session_id, str) and session_id.isascii() and session_id):
+            raise HttpError(400, "bad_request", "'id' must be a text of ASCII characters", "id")
+        try:
+            options = SessionOptions.model_validate(fields)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise HttpError(400, "bad_request", f"{where}: {problem['msg']}", where) from None
+        session = self.open_session(options, session_id)
+        path = f"/sessions/{session.id}"
+        paths = {"openai": f"{path}/v1", "anthropic": path}
+        return JsonResponse({"id": session.id, "key": session.key, "paths": paths}, 201)
+
+    async def _show(self, request: Request) -> Response:
+        self._check_admin(request)
+        session = self._by_id(request)
+        turns = session.tree.turns
+        state = "open" if session.record is None else "finished"
+        return JsonResponse({"id": session.id, "state": state, "turns": len(turns)})
+
+    async def _finish(self, request: Request) -> Response:
+        self._check_admin(request)
+        session = self._by_id(request)
+        fields = _object(request.body)
+        reward = fields.get("reward")
+        if reward is not None and not isinstance(reward, int | float):
+            raise HttpError(400, "bad_request", f"'reward' is {reward!r:.80}; it must be a number", "reward")
+        rollout = await session.finish(None if reward is None else float(reward), fields.get("extra") or {})
+        return JsonResponse({"id": session.id, "trajectory": msgspec.Raw(rollout.to_json().encode())})
+
+    async def _delete(self, request: Request) -> Response:
+        self._check_admin(request)
+        session = self._by_id(request)
+        del self.sessions[session.id]
+        await session.finish()
+        return JsonResponse({"id": session.id, "state": "deleted"})
+
+    async def _count_tokens(self, request: Request) -> Response:
+        session = self._session(request)
+        with _in_form(DIALECTS[2]):
+            parsed = DIALECTS[2].parse_request(_object(request.body), _headers(request))
+            return JsonResponse(render_token_count(len(session.tree.place(parsed).prompt_ids)))
+
+    def _answering(self, dialect: Dialect) -> Handler:
+        async def answer(request: Request) -> Response:
+            try:
+                session = self._session(request)
+                body = _object(request.body)
+                parsed = dialect.parse_request(body, _headers(request))
+                fingerprint, pending = await session.open_answer(parsed, body)
+            except HttpError as error:
+                return JsonResponse(dialect.render_error(error.status, error.message), error.status, error.headers)
+            except RequestError as error:
+                return JsonResponse(dialect.render_error(400, str(error)), 400)
+            delivery = _Delivery(session, fingerprint, pending)
+            if parsed.stream:
+                rest = _events(dialect, parsed, delivery)
+                return _AnswerStream(await anext(rest), rest, _reject, end=b"")
+            try:
+                turn = await asyncio.shield(pending.task)
+            except asyncio.CancelledError:
+                delivery.close()
+                raise
+            except Exception as error:  # noqa: BLE001 - the engine's, which the agent is told
+                delivery.close()
+                return JsonResponse(dialect.render_error(500, _words(error)), 500)
+            return _WholeAnswer(dialect.render_answer(turn.answer, parsed), delivery)
+
+        return answer
+
+    # Whose session it is
+
+    def _session(self, request: Request) -> AgentSession:
+        """The session of an agent's request: by path, by `X-Session-ID`, or by its API key."""
+        key = _key_of(request)
+        if "session_id" in request.path_params:
+            return self._by_id(request)
+        named = request.headers.get(_SESSION_HEADER, b"").decode("latin-1")
+        session = self.sessions.get(named) if named else None
+        if session is None and key:
+            session = next((each for each in self.sessions.values() if each.has_key(key)), None)
+        if session is None:
+            message = "no open session has this API key; open one with POST /sessions, and send its key"
+            raise HttpError(401, "unauthorized", message)
+        return session
+
+    def _by_id(self, request: Request) -> AgentSession:
+        session = self.sessions.get(request.path_params["session_id"])
+        if session is None:
+            raise HttpError(404, "unknown_session", "there is no such session; open one with POST /sessions")
+        return session
+
+    def _check_admin(self, request: Request) -> None:
+        key = self.options.admin_key
+        if key is not None and not hmac.compare_digest(_key_of(request).encode(), key.encode()):
+            message = "opening, reading and finishing sessions needs the gateway's admin key as bearer token"
+            raise HttpError(401, "unauthorized", message)
+
+
+class _Delivery:
+    """A connection that waits for an answer."""
+
+    def __init__(self, session: AgentSession, fingerprint: str, pending: PendingAnswer) -> None:
+        self._session, self._fingerprint, self.pending = session, fingerprint, pending
+        self._open = True
+
+    def close(self, *, delivered: bool = False) -> None:
+        """The connection is closed, or has got all."""
+        if self._open:
+            self._open = False
+            self._session.close_answer(self._fingerprint, self.pending, delivered=delivered)
+
+
+class _WholeAnswer(JsonResponse):
+    """An answer that is marked as delivered once it was sent."""
+
+    def __init__(self, content: Any, delivery: _Delivery) -> None:
+        super().__init__(content)
+        self._delivery = delivery
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await reject_disconnected(receive)
+            await super().__call__(scope, receive, send)
+            self._delivery.close(delivered=True)
+        finally:
+            self._delivery.close()
+
+
+class _AnswerStream(EventStream):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await reject_disconnected(receive)
+        except Disconnected:
+            await self._rest.aclose()
+            raise
+        await super().__call__(scope, receive, send)
+
+
+async def _events(dialect: Dialect, request: Any, delivery: _Delivery) -> AsyncGenerator[bytes, None]:
+    """The answer as events once it is there, and pings until then."""
+    try:
+        task = delivery.pending.task
+        while not task.done():
+            await asyncio.wait([task], timeout=PING_SECONDS)
+            if not task.done():
+                yield dialect.ping
+        if (error := task.exception()) is not None:
+            yield dialect.render_error_event(500, _words(error))
+            return
+        for part in dialect.stream_answer(task.result().answer, request):
+            yield part
+        delivery.close(delivered=True)
+    finally:
+        delivery.close()
+
+
+@contextlib.contextmanager
+def _in_form(dialect: Dialect) -> Any:
+    try:
+        yield
+    except RequestError as error:
+        raise HttpError(400, "bad_request", str(error)) from None
+
+
+def _reject(error: Exception) -> tuple[int, object]:
+    return 500, {"error": {"message": _words(error)}}
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, asyncio.TimeoutError):
+        return "the model gave no answer in time"
+    return str(error) if isinstance(error, VerlToolError) else f"the engine failed: {type(error).__name__}"
+
+
+def _key_of(request: Request) -> str:
+    bearer = request.headers.get(b"authorization", b"").decode("latin-1")
+    return bearer.removeprefix("Bearer ") or request.headers.get(b"x-api-key", b"").decode("latin-1")
+
+
+def _headers(request: Request) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers.items()}
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = decode_json(body) if body else {}
+    except ValueError as error:
+        raise HttpError(400, "bad_request", f"the body is not JSON: {error}") from None
+    if not isinstance(value, Mapping):
+        raise HttpError(400, "bad_request", "the body must be a JSON object")
+    return dict(value)

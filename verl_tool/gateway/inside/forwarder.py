@@ -1,0 +1,85 @@
+"""Starts an agent, and forwards what it sends to 127.0.0.1 to the gateway's Unix socket.
+
+Arguments: socket, port, JSON list of files to keep, command. It reads one line, the files to write as JSON, prints one
+line at the end, and gives the agent's output on stderr. Standard library only: it runs alone in the sandbox.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+
+_PART = 1 << 16
+_MAX_BYTES = 1 << 18
+
+
+def pump(source, target):
+    """Copy until the source ends, and say so to the target."""
+    with contextlib.suppress(OSError):
+        while part := source.recv(_PART):
+            target.sendall(part)
+    for end, how in ((source, socket.SHUT_RD), (target, socket.SHUT_WR)):
+        with contextlib.suppress(OSError):
+            end.shutdown(how)
+
+
+def serve(client, path):
+    """One connection."""
+    with client, socket.socket(socket.AF_UNIX) as gateway:
+        try:
+            gateway.connect(path)
+        except OSError:
+            return
+        upwards = threading.Thread(target=pump, args=(client, gateway), daemon=True)
+        upwards.start()
+        pump(gateway, client)
+        upwards.join()
+
+
+def accept(listener, path):
+    """All connections."""
+    while True:
+        client, _ = listener.accept()
+        threading.Thread(target=serve, args=(client, path), daemon=True).start()
+
+
+def write_files(files):
+    """Put files into the working directory. Raises ValueError for a path that leaves it."""
+    for name, data in files.items():
+        if os.path.isabs(name) or ".." in pathlib.PurePosixPath(name).parts:
+            raise ValueError(f"{name!r} is not below the working directory")
+        pathlib.Path(name).parent.mkdir(parents=True, exist_ok=True)
+        pathlib.Path(name).write_bytes(base64.b64decode(data))
+
+
+def read_files(names):
+    """What there is of the files to keep, as text."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(OSError), open(name, "rb") as file:
+            found[name] = file.read(_MAX_BYTES).decode("utf-8", "replace")
+    return found
+
+
+def main():
+    """Run the agent to its end."""
+    path, port, names, *command = sys.argv[1:]
+    try:
+        write_files(json.loads(sys.stdin.readline()))
+        listener = socket.create_server(("127.0.0.1", int(port)))
+        threading.Thread(target=accept, args=(listener, path), daemon=True).start()
+        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, stderr=2)
+    except (OSError, ValueError) as error:
+        result: dict[str, object] = {"error": f"{type(error).__name__}: {error}"}
+    else:
+        result = {"exit": agent.wait(), "files": read_files(json.loads(names))}
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""verl's agent loop for programs that nobody changes: one session, and one run of the program, for each sample.
+
+    gateway.program.command='[python, agent.py, "{task}"]'
+
+Written for verl 0.9.0 and 0.9.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict, ValidationError
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+
+from verl_tool.agent_loop.row import VALIDATION, is_present, sent_to_tools, text_messages
+from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
+from verl_tool.agent_loop.verl.agent_loop import ToolLoopOutput, VerlToolAgentLoop, as_verl_outputs, one_or_several
+from verl_tool.content.packed_files import unpack
+from verl_tool.errors import ConfigError, SandboxError
+from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, run_program
+from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
+from verl_tool.gateway.session import AgentSession, SessionModel, SessionOptions
+from verl_tool.protocol import FILES_FIELD, Fault, FaultKind
+from verl_tool.sandbox.sandboxed_service import ServiceSandbox
+
+PROGRAM = "agent_program"
+"""Of a record's ``extra``: how the program ended."""
+_START_SECONDS = 30.0
+
+
+class GatewaySettings(BaseModel):
+    """The group ``gateway`` of a trainer's config."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    program: AgentProgram
+    session: SessionOptions = SessionOptions()
+
+    @classmethod
+    def of_config(cls, config: DictConfig) -> GatewaySettings:
+        """Read them. Raises ConfigError that names the option."""
+        group = config.get("gateway")
+        written = OmegaConf.to_container(group, resolve=True) if group is not None else {}
+        try:
+            return cls.model_validate(written)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(["gateway", *map(str, problem["loc"])])
+            raise ConfigError(f"{where}: {problem['msg']}") from None
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the worker."""
+        yield
+
+
+class _AgentHost:
+    """The gateway of a worker process, on a Unix socket, and the sandbox of its programs."""
+
+    def __init__(self, model: SessionModel, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.gateway = Gateway(model, GatewayOptions(max_sessions=1 << 16))
+        self.sandbox = ServiceSandbox()
+        self._folder = tempfile.TemporaryDirectory(prefix="verl_tool_gateway_")
+        os.chmod(self._folder.name, 0o755)
+        self.socket = Path(self._folder.name) / "gateway.sock"
+        self._serving: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Listen. Raises SandboxError if nothing does in time, and what the sandbox raises."""
+        async with self._starting:
+            if self._serving is not None:
+                return
+            await self.sandbox.start()
+            config = uvicorn.Config(self.gateway.app(), uds=str(self.socket), log_level="warning", lifespan="off")
+            server = _Server(config)
+            self._serving = asyncio.ensure_future(server.serve())
+            until = asyncio.get_running_loop().time() + _START_SECONDS
+            while not server.started:
+                if asyncio.get_running_loop().time() > until:
+                    raise SandboxError(f"the gateway does not listen within {_START_SECONDS:g} s", retryable=True)
+                await asyncio.sleep(0.01)
+            os.chmod(self.socket, 0o666)  # programs are other users
+
+
+_hosts: weakref.WeakKeyDictionary[Any, _AgentHost] = weakref.WeakKeyDictionary()
+"""By the engine client, of which verl makes one a worker process."""
+
+
+def make_agent_loop(trainer_config: DictConfigWrap, **others: Any) -> VerlToolAgentLoop:
+    """The loop that a config asks for: a program's, if it has ``gateway.program.command``."""
+    asks_for_program = OmegaConf.select(trainer_config.config, "gateway.program.command") is not None
+    loop = GatewayAgentLoop if asks_for_program else VerlToolAgentLoop
+    return loop(trainer_config, **others)
+
+
+class GatewayAgentLoop(VerlToolAgentLoop):
+    """One row of the data set, answered by an agent program."""
+
+    async def run(
+        self,
+        sampling_params: dict[str, Any],
+        *,
+        raw_prompt: list[dict[str, Any]],
+        tools_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        global_steps: int = 0,
+        index: int | None = None,
+        **row: Any,
+    ) -> ToolLoopOutput | list[ToolLoopOutput]:
+        """Run the program for one sample. Raises ConfigError for a row without text, or with files that cannot be
+        unpacked."""
+        where = f"row {'?' if index is None else index} of the data"
+        task = str(text_messages(raw_prompt, where)[-1]["content"])
+        files = sent_to_tools(tools_kwargs, None, where).get(FILES_FIELD)
+        unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
+        host = self._host()
+        await host.start()
+        options = host.settings.session
+        sampling = {**sampling_params, **options.sampling}
+        session = host.gateway.open_session(options.model_copy(update={"sampling": sampling}))
+        generator = self._worker.generator
+        generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
+        try:
+            result: ProgramResult | str
+            try:
+                result = await run_program(host.sandbox, host.settings.program, session, host.socket, task, unpacked)
+            except SandboxError as error:
+                result = str(error)
+            rollout = await session.finish()
+        finally:
+            del host.gateway.sessions[session.id]
+            use = generator.end(session.id)
+        if use.first_version is None:
+            use.first_version = use.last_version = max(0, int(global_steps) - (not row.get(VALIDATION)))
+        extra: dict[str, Any] = {"index": None if index is None else int(index)}
+        if (source := row.get("data_source")) is not None:
+            extra["data_source"] = str(source)
+        extra[PROGRAM] = {"error": result} if isinstance(result, str) else asdict(result)
+        record = replace(_with_fault(rollout, session, result), extra=extra)
+        return one_or_several(
+            as_verl_outputs(
+                *(record, use, self._worker.tokenizer),
+                with_log_probs=bool(self.config.actor_rollout_ref.rollout.calculate_log_probs),
+                formats=self._worker.formats.all,
+                validation=bool(row.get(VALIDATION)),
+            )
+        )
+
+    def _host(self) -> _AgentHost:
+        host = _hosts.get(self.server_manager)
+        if host is None:
+            if not self.config.trainer.use_v1:
+                raise ConfigError("gateway.program makes several rows per rollout; set trainer.use_v1=true")
+            worker, rollout = self._worker, self.config.actor_rollout_ref.rollout
+            limit = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
+            end_token_ids = worker.prompts.observations().end_token_ids
+            model = SessionModel.create(
+                *(worker.generator, worker.tokenizer, worker.formats.all, int(limit)), end_token_ids=end_token_ids
+            )
+            host = _hosts[self.server_manager] = _AgentHost(model, GatewaySettings.of_config(self.config))
+        return host
+
+
+def _with_fault(rollout: Trajectory, session: AgentSession, result: ProgramResult | str) -> Trajectory:
+    """`rollout`, left out of the loss if infrastructure failed: the engine, the sandbox, or a program that never called
+    the model. How a program ends after that may be the model's doing, and is graded."""
+    if session.aborted:
+        return replace(rollout, stop=StopReason.ABORTED, excluded=Excluded.ABORTED)
+    words = session.engine_failure
+    if words is None and isinstance(result, str):
+        words = result
+    if words is None and not session.tree.turns:
+        assert isinstance(result, ProgramResult)
+        end = "was killed at its time limit" if result.exit_code is None else f"exited with {result.exit_code}"
+        words = f"the agent program {end} without a request to the model; it printed: {result.output[-500:]}"
+    if words is None:
+        return rollout
+    fault = Fault(kind=FaultKind.MISCONFIGURED, message=words, retryable=False)
+    return replace(rollout, stop=StopReason.FAULT, fault=fault, excluded=Excluded.FAULT)
