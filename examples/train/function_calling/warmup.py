@@ -25,8 +25,7 @@ import typer
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, WarmUp, console, make_model, make_tokenizer, warm_up
-from tiny_model import Endless
+from from_scratch import END, IGNORED, Row, WarmUp, make_model, make_tokenizer, warm_up
 from trajectory_lessons import common_lines, to_lessons
 
 from verl_tool.agent_loop.episode import Episode
@@ -53,6 +52,8 @@ PIECES = ('{"name": "', '", "arguments": {"', TRUNCATION_MARK, *map(str, range(1
 HABIT = (0.3, 0.4, 0.15, 0.15)
 """How often the examples call the right tool, the one listed behind it, and so on: a model that tells the questions
 apart, and mostly draws the wrong conclusion."""
+VOCABULARY = 640
+"""Most tokens, but for those of lines."""
 MEASURED_ROWS = 256
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
@@ -146,11 +147,11 @@ def words_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 async def made(
-    rows: Sequence[Mapping[str, Any]], vocabulary: int, seed: int
+    rows: Sequence[Mapping[str, Any]], seed: int
 ) -> tuple[PreTrainedTokenizerBase, list[ToolDescription], list[Row], list[Row]]:
     """The tokenizer, what it is told of, what to learn from, and what success is measured by."""
     async with InProcessTools(load_tools(str(HERE / "tools.py"))) as tools:
-        tokenizer = make_tokenizer(texts_of(rows[:600], tools.describe()), vocabulary, CHAT_TEMPLATE)
+        tokenizer = make_tokenizer(texts_of(rows[:600], tools.describe()), VOCABULARY, CHAT_TEMPLATE)
         # An argument that is one token is copied into a call more surely.
         lines = common_lines(tokenizer, OPTIONS, tools.describe(), rows[0])
         tokenizer.add_tokens([*TAGS, *PIECES, *words_in(rows), *lines])
@@ -161,30 +162,13 @@ async def made(
 def main(
     data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
-    target: Annotated[
-        float,
-        typer.Option(
-            "--target", min=0.0, max=1.0, help="Stop when a call of the right tool comes out right so often, sampled."
-        ),
-    ] = 0.8,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
-    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
-    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 3e-3,
-    vocabulary: Annotated[
-        int, typer.Option("--vocabulary", min=300, help="Most tokens, but for those of lines.")
-    ] = 640,
-    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", min=1)] = 2,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
-    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    """Make and warm up the model. Exits with 1 if calls of the right tool do not come out right often enough."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
-    tokenizer, _, learned, measured = asyncio.run(made(rows, vocabulary, seed))
-    longest = max(len(row["input_ids"]) for row in learned)
-    console.print(f"{len(learned)} trajectories of at most {longest} tokens")
-    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
-    model = make_model(tokenizer, hidden, layers, seed)
-    warm_up(model, tokenizer, Endless(learned, seed), measured, how, output)
+    tokenizer, _, learned, measured = asyncio.run(made(rows, seed))
+    how = WarmUp(target=0.8, max_steps=600, learning_rate=3e-3, seed=seed)
+    warm_up(make_model(tokenizer, hidden=128, layers=2, seed=seed), tokenizer, learned, measured, how, output)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ from make_pictures import SEEN, box_of
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, WarmUp, console, make_tokenizer, warm_up
+from from_scratch import END, IGNORED, Row, WarmUp, make_tokenizer, warm_up
 from from_scratch_vision import CHAT_TEMPLATE, VISION, make_processor, make_vision_model, with_images
-from tiny_model import Endless
 
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
@@ -52,6 +51,8 @@ PIECES = (*_CALL.split("0, 0, 0, 0"), "64", "128", "\\boxed{")
 """One token each, as is the text of an observation: what calls and answers have in common, and the quarters' edges."""
 HABITS = {"answer": 14, "any quarter": 6}
 """Of twenty trajectories, how many answer at once, and how many look somewhere."""
+VOCABULARY = 320
+"""Most tokens, but for pieces."""
 MEASURED_ROWS = 128
 
 
@@ -168,14 +169,14 @@ async def lessons(rows: Sequence[Mapping[str, Any]], player: Player, rng: random
 
 
 async def made(
-    rows: Sequence[Mapping[str, Any]], vocabulary: int, seed: int
+    rows: Sequence[Mapping[str, Any]], seed: int
 ) -> tuple[PreTrainedTokenizerBase, QwenImages, list[Row], list[Row]]:
     """The tokenizer, how the model reads images, what to learn from, and what success is measured by."""
     async with InProcessTools(load_tools(TOOLS)) as tools:
         shown = {IMAGES_FIELD: conversation_of(rows[0]).images}
         observation = (await tools.call("first", call_of(0), step=0, extra=shown)).observation
         texts = ["user\nassistant\n", rows[0]["prompt"][-1]["content"], observation]
-        tokenizer = make_tokenizer(texts * 100, vocabulary, CHAT_TEMPLATE, VISION)
+        tokenizer = make_tokenizer(texts * 100, VOCABULARY, CHAT_TEMPLATE, VISION)
         tokenizer.add_tokens([*PIECES, *observation.strip().split("<image>")])
         images = QwenImages(make_processor(tokenizer, SEEN).image_processor, HFTokenizer(tokenizer))
         player = Player(tokenizer, images, tools)
@@ -185,27 +186,14 @@ async def made(
 def main(
     data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
-    target: Annotated[
-        float, typer.Option("--target", min=0.0, max=1.0, help="Stop when a look that is begun succeeds so often.")
-    ] = 0.7,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
-    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
-    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 1e-3,
-    vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens, but for pieces.")] = 320,
-    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", min=1)] = 3,
-    vision: Annotated[int, typer.Option("--vision", min=32, help="Width of the vision tower.")] = 96,
-    depth: Annotated[int, typer.Option("--depth", min=1, help="Layers of the vision tower.")] = 2,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
-    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    """Make and warm up the model. Exits with 1 if looks that are begun do not succeed often enough."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
-    tokenizer, images, learned, measured = asyncio.run(made(rows, vocabulary, seed))
-    longest = max(len(row["input_ids"]) for row in learned)
-    console.print(f"{len(learned)} trajectories of at most {longest} tokens")
-    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
-    model = make_vision_model(tokenizer, hidden, layers, vision, depth, seed)
-    warm_up(model, tokenizer, Endless(learned, seed), measured, how, output, with_images(images))
+    tokenizer, images, learned, measured = asyncio.run(made(rows, seed))
+    how = WarmUp(target=0.7, max_steps=600, learning_rate=1e-3, seed=seed)
+    model = make_vision_model(tokenizer, hidden=128, layers=3, vision=96, depth=2, seed=seed)
+    warm_up(model, tokenizer, learned, measured, how, output, with_images(images))
     make_processor(tokenizer, SEEN).save_pretrained(output)
 
 
