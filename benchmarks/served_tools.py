@@ -31,16 +31,15 @@ import aiohttp
 import typer
 from load import Cell, Usage, in_turn, markdown, measure, print_cells, usage_of_tree, with_ratios, write_json
 from rich.console import Console
+from sandbox import SNIPPETS as CODE
+from sandbox import in_pool, in_subprocess
 
 from verl_tool.sandbox import Limits, SandboxPool
 from verl_tool.servers.serve.ports import free_ports
 
 console = Console(stderr=True)
 
-SNIPPETS = {
-    "print": "print({n} + 1)",
-    "numpy": "import numpy as np\nprint(int(np.arange(8).sum()) - 28 + {n} + 1)",
-}
+SNIPPETS = ("print", "numpy")
 HOSTILE = [
     "while True: pass",
     "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
@@ -195,29 +194,9 @@ def get_observation(connections: Connections, snippet: str, batch: int = 1):
 
     async def call(number: int) -> int:
         numbers = range(number * batch, number * batch + batch)
-        actions = [f"```python\n{SNIPPETS[snippet].format(n=n)}\n```" for n in numbers]
+        actions = [f"```python\n{CODE[snippet].format(n=n)}\n```" for n in numbers]
         observations = await connections.get_observation([f"{snippet}-{batch}-{n}" for n in numbers], actions)
         return sum(str(n + 1) in text_of(obs).split() for n, obs in zip(numbers, observations, strict=True))
-
-    return call
-
-
-def plain_subprocess(snippet: str):
-    async def call(number: int) -> int:
-        code = SNIPPETS[snippet].format(n=number)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        out, _ = await process.communicate()
-        return int(out.split() == [str(number + 1).encode()])
-
-    return call
-
-
-def in_pool(pool: SandboxPool, snippet: str):
-    async def call(number: int) -> int:
-        result = await pool.run(SNIPPETS[snippet].format(n=number))
-        return int(result.stdout.split() == [str(number + 1)])
 
     return call
 
@@ -239,7 +218,7 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
             await asyncio.gather(in_pool(pool, snippet)(0), get_observation(front, snippet)(0))
             for level in levels:
                 systems = {
-                    "subprocess": (plain_subprocess(snippet), own),
+                    "subprocess": (in_subprocess(snippet), own),
                     "sandbox": (in_pool(pool, snippet), own),
                     "server": (get_observation(front, snippet), [server.pid]),
                     "server, direct server": (get_observation(side, snippet), [server.pid]),
