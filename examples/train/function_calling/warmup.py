@@ -25,11 +25,10 @@ import typer
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, WarmUp, make_model, make_tokenizer, warm_up
-from trajectory_lessons import common_lines, to_lessons
+from from_scratch import IGNORED, Row, WarmUp, make_model, make_tokenizer, warm_up
+from trajectory_lessons import ScriptedModel, common_lines, to_lessons
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import TRUNCATION_MARK
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
@@ -69,22 +68,6 @@ def answer_to(observation: str) -> str:
     return f"\\boxed{{{observation if NUMBER.fullmatch(observation) else '?'}}}"
 
 
-class Script:
-    """A generator that writes the call that is given for a trajectory, and then what answers the observation."""
-
-    def __init__(self, tokenizer: HFTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.calls: dict[str, str] = {}
-        """By the trajectory's id."""
-
-    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
-        text = self.calls.pop(request_id, None)
-        if text is None:
-            *_, behind = self._tokenizer.decode(prompt_ids).rpartition("<tool_response>\n")
-            text = answer_to(behind.partition("\n</tool_response>")[0])
-        return Generation(self._tokenizer.encode(text + END), stop_reason="stop")
-
-
 class Player:
     """Makes trajectories with the loop of the training."""
 
@@ -92,14 +75,21 @@ class Player:
         self.tokenizer = HFTokenizer(tokenizer)
         self.tools = tools.describe()
         self.prompts = PromptRenderer(self.tokenizer, OPTIONS, self.tools)
-        self._script = Script(self.tokenizer)
-        self._episode = Episode(self._script, tools, self.tokenizer, OPTIONS)
+        self._calls: dict[str, str] = {}
+        """Calls that are not written yet, by the trajectory's id."""
+        self._episode = Episode(ScriptedModel(self.tokenizer, self._write), tools, self.tokenizer, OPTIONS)
 
     async def play(self, row: Mapping[str, Any], tool: ToolDescription, trajectory_id: str) -> Trajectory:
         """The trajectory in which `tool` is called."""
-        self._script.calls[trajectory_id] = call_of(row, tool)
+        self._calls[trajectory_id] = call_of(row, tool)
         prompt = self.prompts.ids([dict(message) for message in row["prompt"]], None, trajectory_id)
         return await self._episode.run(prompt, trajectory_id=trajectory_id)
+
+    def _write(self, context: str, trajectory_id: str) -> str:
+        """The call, and then what answers its observation."""
+        if trajectory_id in self._calls:
+            return self._calls.pop(trajectory_id)
+        return answer_to(context.rpartition("<tool_response>\n")[2].partition("\n</tool_response>")[0])
 
 
 def once_named(lesson: Row, tool: str, tokenizer: HFTokenizer) -> Row:

@@ -26,11 +26,10 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, WarmUp, encode, make_model, make_tokenizer, warm_up
-from trajectory_lessons import common_lines, to_lessons
+from from_scratch import IGNORED, Row, WarmUp, encode, make_model, make_tokenizer, warm_up
+from trajectory_lessons import ScriptedModel, common_lines, to_lessons
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import HFTokenizer
@@ -67,32 +66,22 @@ DEVIATION = 0.05
 """Of the weights at the start: with the usual 0.02 so small a model takes several times as long until it copies."""
 
 
-class Script:
-    """A generator that reads to the last page, writes summaries by `habits` and answers from what it is fed."""
-
-    def __init__(self, tokenizer: HFTokenizer, habits: Mapping[str, int], rng: random.Random) -> None:
-        self._tokenizer, self._habits, self._rng = tokenizer, habits, rng
-
-    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
-        text = self.turn(self._tokenizer.decode(prompt_ids))
-        return Generation(self._tokenizer.encode(text + END), stop_reason="stop")
-
-    def turn(self, context: str) -> str:
-        """Return what is written behind `context`."""
-        [(first, early, second, later)] = ASKED.findall(context)
-        page = PAGE.search(context)
-        if page is None:
-            return READ
-        notes, lines = dict(LINE.findall(context[: page.start()])), dict(LINE.findall(context[page.end() :]))
-        new = {kind: lines[kind] for kind, number in ((first, early), (second, later)) if number == page[1]}
-        if page[1] == page[2]:
-            known = notes | new
-            lines = (f" {kind} {known.get(kind, UNKNOWN)}" for kind in (first, second))
-            return f"{ANSWER}{','.join(lines)}{ANSWER_END}"
-        [habit] = self._rng.choices([*self._habits], [*self._habits.values()])
-        stray = self._rng.choice([*lines.items()])
-        told = {KEEP: notes | new, FORGET: new, STRAY: dict([stray])}[habit]
-        return "\n".join([habit, *(f"- {kind} {word}" for kind, word in told.items())] + [NOTHING] * (not told))
+def write_turn(context: str, habits: Mapping[str, int], rng: random.Random) -> str:
+    """What is written behind `context`: a call up to the last page, a summary by `habits`, and the answer."""
+    [(first, early, second, later)] = ASKED.findall(context)
+    page = PAGE.search(context)
+    if page is None:
+        return READ
+    notes, lines = dict(LINE.findall(context[: page.start()])), dict(LINE.findall(context[page.end() :]))
+    new = {kind: lines[kind] for kind, number in ((first, early), (second, later)) if number == page[1]}
+    if page[1] == page[2]:
+        known = notes | new
+        lines = (f" {kind} {known.get(kind, UNKNOWN)}" for kind in (first, second))
+        return f"{ANSWER}{','.join(lines)}{ANSWER_END}"
+    [habit] = rng.choices([*habits], [*habits.values()])
+    stray = rng.choice([*lines.items()])
+    told = {KEEP: notes | new, FORGET: new, STRAY: dict([stray])}[habit]
+    return "\n".join([habit, *(f"- {kind} {word}" for kind, word in told.items())] + [NOTHING] * (not told))
 
 
 def build_tokenizer(rows: Sequence[Mapping[str, Any]], documents: Path) -> PreTrainedTokenizerBase:
@@ -136,7 +125,9 @@ async def play_rows(
 ) -> list[Row]:
     """Lessons from a trajectory for each row."""
     wrapped = HFTokenizer(tokenizer)
-    episode = Episode(Script(wrapped, habits, random.Random(seed)), tools, wrapped, OPTIONS)
+    rng = random.Random(seed)
+    model = ScriptedModel(wrapped, lambda context, _: write_turn(context, habits, rng))
+    episode = Episode(model, tools, wrapped, OPTIONS)
     prompts, found = PromptRenderer(wrapped, OPTIONS, tools.describe()), []
     for number, row in enumerate(rows):
         prompt = prompts.ids([dict(message) for message in row["prompt"]], None, f"row {number}")

@@ -24,18 +24,17 @@ from make_pictures import SEEN, box_of
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, WarmUp, make_tokenizer, warm_up
+from from_scratch import IGNORED, Row, WarmUp, make_tokenizer, warm_up
 from from_scratch_vision import CHAT_TEMPLATE, VISION, make_processor, make_vision_model, with_images
+from trajectory_lessons import ScriptedModel
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.conversation import Conversation, read_conversation
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.content.parts import ImagePart
 from verl_tool.formats import HERMES
 from verl_tool.protocol import IMAGES_FIELD
 from verl_tool.servers.execution.in_process import InProcessTools
@@ -76,24 +75,6 @@ def quarter_of(row: Mapping[str, Any]) -> int:
     return int(row["extra_info"]["qid"].rpartition("_")[2])
 
 
-class Script:
-    """A generator that writes the turns that are given for a trajectory."""
-
-    def __init__(self, tokenizer: HFTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.turns: dict[str, list[str]] = {}
-        """By the trajectory's id."""
-
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        request_id: str,
-        images: Sequence[ImagePart] = (),
-    ) -> Generation:
-        return Generation(self._tokenizer.encode(self.turns[request_id].pop(0) + END), stop_reason="stop")
-
-
 class Player:
     """Makes trajectories with the loop of the training."""
 
@@ -104,12 +85,14 @@ class Player:
         self.before_end = len(self.tokenizer.encode(guess(random.Random(0)))) - 1
         """Tokens of an answer up to its digit."""
         self._prompts = PromptRenderer(self.tokenizer, OPTIONS)
-        self._script = Script(self.tokenizer)
-        self._episode = Episode(self._script, tools, self.tokenizer, OPTIONS, image_tokens=images)
+        self._turns: dict[str, list[str]] = {}
+        """Turns that are not written yet, by the trajectory's id."""
+        model = ScriptedModel(self.tokenizer, lambda _, trajectory_id: self._turns[trajectory_id].pop(0))
+        self._episode = Episode(model, tools, self.tokenizer, OPTIONS, image_tokens=images)
 
     async def play(self, row: Mapping[str, Any], turns: Sequence[str], trajectory_id: str) -> Trajectory:
         """The trajectory in which the model writes these turns."""
-        self._script.turns[trajectory_id] = list(turns)
+        self._turns[trajectory_id] = list(turns)
         asked = conversation_of(row)
         prompt = self._prompts.ids(asked.messages, None, trajectory_id)
         return await self._episode.run(
