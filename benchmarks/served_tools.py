@@ -29,17 +29,19 @@ from pathlib import Path
 
 import aiohttp
 import typer
-from load import Cell, Usage, in_turn, markdown, measure, print_cells, usage_of_tree, with_ratios, write_json
+from load import Call, Cell, Usage, in_turn, markdown, measure, print_cells, usage_of_tree, with_ratios, write_json
 from rich.console import Console
-from sandbox import SNIPPETS as CODE
-from sandbox import in_pool, in_subprocess
 
 from verl_tool.sandbox import Limits, SandboxPool
 from verl_tool.servers.serve.ports import free_ports
 
 console = Console(stderr=True)
 
-SNIPPETS = ("print", "numpy")
+SNIPPETS = {
+    "print": "print(1 + {n})",
+    "numpy": "import numpy as np\nprint(np.arange({n} + 2).max())",
+}
+"""Each prints its number plus one."""
 HOSTILE = [
     "while True: pass",
     "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
@@ -124,13 +126,6 @@ def server_command(port: int, tools: str, queue: int = 4096) -> list[str]:
     return [*command, "--max_concurrent_requests", str(queue)]
 
 
-async def direct_server(url: str) -> str:
-    """Where `ToolClient` goes once it has asked which replicas there are: straight to the one replica."""
-    async with aiohttp.ClientSession() as session, session.get(url + "/replicas") as response:
-        (replica,) = (await response.json())["replicas"]
-    return replica["url"]
-
-
 def text_of(observation: str | dict) -> str:
     """The text of an observation in either of its wire forms."""
     return observation if isinstance(observation, str) else observation["obs"]
@@ -194,9 +189,33 @@ def get_observation(connections: Connections, snippet: str, batch: int = 1):
 
     async def call(number: int) -> int:
         numbers = range(number * batch, number * batch + batch)
-        actions = [f"```python\n{CODE[snippet].format(n=n)}\n```" for n in numbers]
+        actions = [f"```python\n{SNIPPETS[snippet].format(n=n)}\n```" for n in numbers]
         observations = await connections.get_observation([f"{snippet}-{batch}-{n}" for n in numbers], actions)
         return sum(str(n + 1) in text_of(obs).split() for n, obs in zip(numbers, observations, strict=True))
+
+    return call
+
+
+def in_subprocess(snippet: str) -> Call:
+    """A fresh interpreter for each call."""
+
+    async def call(number: int) -> int:
+        code = SNIPPETS[snippet].format(n=number)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        return int(out.split() == [str(number + 1).encode()])
+
+    return call
+
+
+def in_pool(pool: SandboxPool, snippet: str) -> Call:
+    """A run in the sandbox for each call."""
+
+    async def call(number: int) -> int:
+        result = await pool.run(SNIPPETS[snippet].format(n=number))
+        return int(result.stdout.split() == [str(number + 1)])
 
     return call
 
@@ -211,7 +230,6 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
     async with (
         running(server_command(port, "python_code"), url + "/health") as server,
         Connections(url) as front,
-        Connections(await direct_server(url)) as side,
         SandboxPool(max_concurrent=256) as pool,
     ):
         for snippet in SNIPPETS:
@@ -221,7 +239,6 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
                     "subprocess": (in_subprocess(snippet), own),
                     "sandbox": (in_pool(pool, snippet), own),
                     "server": (get_observation(front, snippet), [server.pid]),
-                    "server, direct server": (get_observation(side, snippet), [server.pid]),
                 }
                 console.print(f"[dim]{snippet:6} {level:4} at once: {', '.join(systems)}[/]")
                 measurements = [
@@ -292,11 +309,9 @@ async def compare_noop(seconds: float, levels: list[int], rounds: int) -> list[C
             running(server_command(ours, str(tool)), f"http://127.0.0.1:{ours}/health") as server,
             running([sys.executable, str(app), str(theirs)], f"http://127.0.0.1:{theirs}/docs") as fastapi,
         ):
-            front = f"http://127.0.0.1:{ours}"
             systems = {
                 "uvicorn + FastAPI": (f"http://127.0.0.1:{theirs}", fastapi.pid),
-                "server": (front, server.pid),
-                "server, direct server": (await direct_server(front), server.pid),
+                "server": (f"http://127.0.0.1:{ours}", server.pid),
             }
             for level in levels:
                 measurements = [
