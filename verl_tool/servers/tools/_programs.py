@@ -137,14 +137,15 @@ def ending_of(result: RunResult, limits: Limits, of: str = "a program") -> str:
     if result.limit_hit == "sandbox":
         return "Execution was ended: the program broke the process that ran it."
     if result.signal is not None:
-        return f"Execution was ended by signal {result.signal} ({_signal_name(result.signal)})."
+        return f"Execution was ended by signal {signal_name(result.signal)}."
     if result.exit_code and not result.stderr:
         return f"Exit code: {result.exit_code}"
     return ""
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Such as ``9 (SIGKILL)``."""
     try:
-        return signal.Signals(number).name
+        return f"{number} ({signal.Signals(number).name})"
     except ValueError:
-        return "a real-time signal"
+        return f"{number} (a real-time signal)"
