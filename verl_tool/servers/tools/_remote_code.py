@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 from pydantic import AliasChoices, Field, SecretStr
 
+from verl_tool.client.exchange import TooLongError
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.tools._programs import NO_OUTPUT, code_of, cut_middle, joined, stdin_of
-from verl_tool.servers.tools._service import MAX_ANSWER_BYTES, CodeService, ServiceRejectedError, TooLongError, base_url
+from verl_tool.servers.tools._service import MAX_ANSWER_BYTES, CodeService, ServiceRejectedError, base_url
 from verl_tool.servers.tools._without_policy import WithoutPolicy
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 
