@@ -10,7 +10,7 @@ help:
 	@echo "make docs [ARGS=--serve]      the documentation site, in build/site; --serve shows it on 127.0.0.1:8000"
 	@echo "make test [ARGS=quick]         the checks, then all tests, the quick ones, or pytest with other ARGS"
 	@echo "make bench                    list the benchmarks"
-	@echo "make bench NAME=sandbox [ARGS=...]  run one; ARGS=--help tells its options"
+	@echo "make bench NAME=viewer [ARGS=...]   run one; ARGS=--help tells its options"
 	@echo "make image [PROFILE=gpu] [EXTRAS=…] [BASE=…] [IMAGE=verl-tool:gpu] [ARGS=…]   a container image, by podman or docker"
 
 check:

@@ -18,17 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +47,7 @@ from verl_tool.servers.serve.ports import free_ports  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 900.0
-STOP_SECONDS = 60.0
+ENGINE_VARIABLES = ("VLLM_CPU_KVCACHE_SPACE=2", "TORCHDYNAMO_DISABLE=1", "VLLM_NO_USAGE_STATS=1")
 STOPS = list("aeio")
 """Turns end at one of these: one token in about eighty of those that a random model draws. vLLM's server takes four."""
 CONTEXT = 1024
@@ -95,65 +90,37 @@ def make_model(folder: Path, hidden: int, layers: int) -> None:
     )
 
 
-@contextmanager
-def running(command: Sequence[str], url: str, log: Path, environment: dict[str, str]) -> Iterator[None]:
-    """A server that answers at ``<url>/health``, for as long as the block runs."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
-        )
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _healthy(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{command[2]} does not serve: {log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.5)
-        yield
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+def running(url: str, log: Path, *command: str) -> SupervisedServer:
+    """A Python module that serves `url`."""
+    return SupervisedServer(
+        ["env", f"--chdir={ROOT}", "-u", "PYTHONDONTWRITEBYTECODE", *ENGINE_VARIABLES, sys.executable, "-m", *command],
+        url,
+        log,
+        start_timeout=START_SECONDS,
+        max_restarts=0,
+    )
 
 
-def _healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-@contextmanager
-def bare_engine(model: Path, folder: Path) -> Iterator[str]:
-    """`vllm serve`; its base URL."""
+def bare_engine(model: Path, folder: Path) -> SupervisedServer:
+    """`vllm serve`."""
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+    command = ["vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--served-model-name", "bench", "--dtype", "float32", "--enforce-eager"]
     command += ["--max-model-len", str(CONTEXT), "--generation-config", "vllm", "--disable-uvicorn-access-log"]
     command += ["--logprobs-mode", "processed_logprobs"]
-    with running(command, url, folder / "vllm.log", _environment()):
-        yield url
+    return running(url, folder / "vllm.log", *command)
 
 
-@contextmanager
-def endpoint(model: Path, folder: Path, tool_url: str) -> Iterator[str]:
-    """The endpoint; its base URL."""
+def endpoint(model: Path, folder: Path, tool_url: str) -> SupervisedServer:
+    """The endpoint."""
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "eval_service.app", "--model", str(model), "--port", str(port)]
+    command = ["eval_service.app", "--model", str(model), "--port", str(port)]
     command += ["--served_model_name", "bench", "--tool_server_url", tool_url, "--dtype", "float32"]
     command += ["--max_model_len", str(CONTEXT), "--action_stop_tokens", json.dumps(STOPS)]
     command += ["--max_turns", "4"]
-    with running(command, url, folder / "endpoint.log", _environment()):
-        yield url
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"VLLM_CPU_KVCACHE_SPACE": "2", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    return running(url, folder / "endpoint.log", *command)
 
 
 async def streamed(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
@@ -280,13 +247,13 @@ def main(
         ):
             no_tool = {"tool_choice": "none"}
             loads = {
-                "bare": lambda: without_tools(bare, tokens, requests, concurrency, {}),
-                "endpoint": lambda: without_tools(served, tokens, requests, concurrency, no_tool),
+                "bare": lambda: without_tools(bare.url, tokens, requests, concurrency, {}),
+                "endpoint": lambda: without_tools(served.url, tokens, requests, concurrency, no_tool),
             }
             runs = asyncio.run(in_rounds(loads, rounds))
             loads = {
-                "bare tools": lambda: with_tools_by_client(bare, tool_url, model, requests, concurrency),
-                "endpoint tools": lambda: with_tools(served, requests, concurrency),
+                "bare tools": lambda: with_tools_by_client(bare.url, tool_url, model, requests, concurrency),
+                "endpoint tools": lambda: with_tools(served.url, requests, concurrency),
             }
             runs |= asyncio.run(in_rounds(loads, rounds))
     show(runs)

@@ -41,8 +41,8 @@ def usage_of_tree(pids: Sequence[int], without: Sequence[int] = ()) -> Usage:
     for process in members.values():
         try:
             times = process.cpu_times()
-            memory += _proportional_set_size(process.pid)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError, FileNotFoundError):
+            memory += process.memory_full_info().pss
+        except psutil.Error:
             continue
         cpu += times.user + times.system + times.children_user + times.children_system
     return Usage(cpu, memory, len(members))
@@ -54,13 +54,6 @@ def _tree(pid: int) -> list[psutil.Process]:
         return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-
-
-def _proportional_set_size(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def family_of(pids: Iterable[int]) -> list[int]:
@@ -89,8 +82,8 @@ def memory_of_tree(pids: Iterable[int]) -> int:
         if len(inside) > 2 and inside[-1] == 1:
             continue
         try:
-            total += _proportional_set_size(pid) + 1024 * status.get("VmPTE", [0])[0]
-        except OSError:  # it has just ended
+            total += psutil.Process(pid).memory_full_info().pss + 1024 * status.get("VmPTE", [0])[0]
+        except psutil.Error:  # it has just ended
             continue
     return total
 

@@ -9,6 +9,7 @@ among those that share them (`/proc/PID/smaps_rollup`, proc(5)). What came of 20
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -25,6 +26,7 @@ import matplotlib
 import numpy as np
 import psutil
 import typer
+from load import family_of
 from rich.console import Console
 from rich.table import Table
 
@@ -62,11 +64,13 @@ class Sample:
 
 def processes(mark: str) -> dict[int, str]:
     """Titles of the run's processes, by process id: those that bear the mark, and their descendants."""
-    parents = {process.pid: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
-    ours = {pid for pid in parents if f"{MARK}={mark}".encode() in _read(Path(f"/proc/{pid}/environ"))}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return {pid: _read(Path(f"/proc/{pid}/cmdline")).replace(b"\0", b" ").decode(errors="replace") for pid in ours}
+    found = psutil.process_iter(["environ"])
+    family = family_of(process.pid for process in found if (process.info["environ"] or {}).get(MARK) == mark)
+    titles = {}
+    for pid in family:
+        with contextlib.suppress(psutil.Error):
+            titles[pid] = " ".join(psutil.Process(pid).cmdline())
+    return titles
 
 
 def role_of(title: str) -> str:
@@ -76,8 +80,10 @@ def role_of(title: str) -> str:
 
 def memory_of(pid: int) -> float:
     """PSS in megabytes; 0 if the process is gone."""
-    found = re.search(rb"^Pss:\s+(\d+) kB", _read(Path(f"/proc/{pid}/smaps_rollup")), re.MULTILINE)
-    return int(found[1]) / 1024 if found else 0.0
+    try:
+        return psutil.Process(pid).memory_full_info().pss / MB
+    except psutil.Error:
+        return 0.0
 
 
 def look(run: Path, mark: str, started: float) -> Sample:
@@ -171,13 +177,6 @@ def main(
     samples = watch(run, steps, every, limit)
     draw(samples, steps, plot)
     Console().print(table(samples, steps))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import aiohttp
 import typer
-from load import Cell, Usage, in_turn, markdown, measure, print_cells, usage_of_tree, with_ratios, write_json
+from load import Call, Cell, Usage, in_turn, markdown, measure, print_cells, usage_of_tree, with_ratios, write_json
 from rich.console import Console
 
 from verl_tool.sandbox import Limits, SandboxPool
@@ -38,9 +38,10 @@ from verl_tool.servers.serve.ports import free_ports
 console = Console(stderr=True)
 
 SNIPPETS = {
-    "print": "print({n} + 1)",
-    "numpy": "import numpy as np\nprint(int(np.arange(8).sum()) - 28 + {n} + 1)",
+    "print": "print(1 + {n})",
+    "numpy": "import numpy as np\nprint(np.arange({n} + 2).max())",
 }
+"""Each prints its number plus one."""
 HOSTILE = [
     "while True: pass",
     "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
@@ -125,13 +126,6 @@ def server_command(port: int, tools: str, queue: int = 4096) -> list[str]:
     return [*command, "--max_concurrent_requests", str(queue)]
 
 
-async def direct_server(url: str) -> str:
-    """Where `ToolClient` goes once it has asked which replicas there are: straight to the one replica."""
-    async with aiohttp.ClientSession() as session, session.get(url + "/replicas") as response:
-        (replica,) = (await response.json())["replicas"]
-    return replica["url"]
-
-
 def text_of(observation: str | dict) -> str:
     """The text of an observation in either of its wire forms."""
     return observation if isinstance(observation, str) else observation["obs"]
@@ -202,7 +196,9 @@ def get_observation(connections: Connections, snippet: str, batch: int = 1):
     return call
 
 
-def plain_subprocess(snippet: str):
+def in_subprocess(snippet: str) -> Call:
+    """A fresh interpreter for each call."""
+
     async def call(number: int) -> int:
         code = SNIPPETS[snippet].format(n=number)
         process = await asyncio.create_subprocess_exec(
@@ -214,7 +210,9 @@ def plain_subprocess(snippet: str):
     return call
 
 
-def in_pool(pool: SandboxPool, snippet: str):
+def in_pool(pool: SandboxPool, snippet: str) -> Call:
+    """A run in the sandbox for each call."""
+
     async def call(number: int) -> int:
         result = await pool.run(SNIPPETS[snippet].format(n=number))
         return int(result.stdout.split() == [str(number + 1)])
@@ -232,17 +230,15 @@ async def compare_executions(seconds: float, levels: list[int], rounds: int) -> 
     async with (
         running(server_command(port, "python_code"), url + "/health") as server,
         Connections(url) as front,
-        Connections(await direct_server(url)) as side,
         SandboxPool(max_concurrent=256) as pool,
     ):
         for snippet in SNIPPETS:
             await asyncio.gather(in_pool(pool, snippet)(0), get_observation(front, snippet)(0))
             for level in levels:
                 systems = {
-                    "subprocess": (plain_subprocess(snippet), own),
+                    "subprocess": (in_subprocess(snippet), own),
                     "sandbox": (in_pool(pool, snippet), own),
                     "server": (get_observation(front, snippet), [server.pid]),
-                    "server, direct server": (get_observation(side, snippet), [server.pid]),
                 }
                 console.print(f"[dim]{snippet:6} {level:4} at once: {', '.join(systems)}[/]")
                 measurements = [
@@ -313,11 +309,9 @@ async def compare_noop(seconds: float, levels: list[int], rounds: int) -> list[C
             running(server_command(ours, str(tool)), f"http://127.0.0.1:{ours}/health") as server,
             running([sys.executable, str(app), str(theirs)], f"http://127.0.0.1:{theirs}/docs") as fastapi,
         ):
-            front = f"http://127.0.0.1:{ours}"
             systems = {
                 "uvicorn + FastAPI": (f"http://127.0.0.1:{theirs}", fastapi.pid),
-                "server": (front, server.pid),
-                "server, direct server": (await direct_server(front), server.pid),
+                "server": (f"http://127.0.0.1:{ours}", server.pid),
             }
             for level in levels:
                 measurements = [

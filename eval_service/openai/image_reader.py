@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from aiohttp.abc import AbstractResolver
-
 from eval_service.openai.errors import bad_request, from_fault
 from verl_tool.agent_loop.rollout import all_or_none
 from verl_tool.content.parts import LIMITS, ContentLimits, ImagePart, from_wire, read_media
@@ -47,9 +45,7 @@ class ImageReader:
         most: int = LIMITS.media,
         fetches: bool = False,
         limits: ContentLimits = LIMITS,
-        resolver: AbstractResolver | None = None,
     ) -> None:
-        """`resolver`: what looks names up, in place of the system's."""
         self._most, self._limits = most, limits
         self._client = None
         if fetches:
@@ -58,7 +54,6 @@ class ImageReader:
                 max_bytes=limits.image_bytes,
                 max_concurrent=FETCHES_AT_A_TIME,
                 max_per_host=FETCHES_AT_A_TIME,
-                resolver=resolver,
                 wanted=IMAGES,
             )
 

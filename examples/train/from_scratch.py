@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,22 @@ class WarmUp:
     """Success, sampled, at which to stop."""
     max_steps: int
     """Give up after so many."""
-    batch_size: int
     learning_rate: float
     """At its highest; it falls to nothing over `max_steps`."""
     seed: int
+    batch_size: int = 32
+
+
+class Endless(IterableDataset):
+    """The rows again and again, in random order."""
+
+    def __init__(self, rows: Sequence[Row], seed: int) -> None:
+        self._rows, self._seed = rows, seed
+
+    def __iter__(self) -> Iterator[Row]:
+        rng = random.Random(self._seed)
+        while True:
+            yield rng.choice(self._rows)
 
 
 def make_tokenizer(
@@ -188,17 +201,21 @@ class StopWhenGoodEnough(TrainerCallback):
 def warm_up(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    rows: IterableDataset,
+    rows: Sequence[Row] | IterableDataset,
     held: Sequence[Row],
     how: WarmUp,
     output: Path,
     collate: Callable[[int, Sequence[Row]], Batch] = collate,
 ) -> None:
-    """Learn from `rows` until solutions such as those of `held` come out right often enough; save to `output`.
+    """Learn from `rows`, drawn at random, until solutions such as those of `held` come out right often enough; save to
+    `output`.
 
     If they do not, that is told, nothing is saved, and the command ends with 1 (raises typer.Exit). `collate` takes the
     padding's token and the rows of a batch, and gives the model's arguments.
     """
+    if not isinstance(rows, IterableDataset):
+        console.print(f"{len(rows)} training rows of at most {max(len(row['input_ids']) for row in rows)} tokens")
+        rows = Endless(rows, how.seed)
     torch.set_num_threads(min(THREADS, len(os.sched_getaffinity(0))))
     padding = tokenizer.pad_token_id
     callback = StopWhenGoodEnough(collate(padding, held), how.target)
@@ -230,7 +247,7 @@ def warm_up(
     trainer.train()
     if callback.success < how.target:
         reached = f"success {callback.success:.1%} after {how.max_steps} steps; wanted {how.target:.1%}"
-        console.print(f"[red]{reached}. Raise --max_steps[/]")
+        console.print(f"[red]{reached}. Raise max_steps[/]")
         raise typer.Exit(1)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,6 @@ import typer
 from from_scratch import END, Row, WarmUp, console, encode, make_model, make_tokenizer, warm_up
 from own_traces import read_traces, stops_in, with_observations
 from rich.markup import escape
-from torch.utils.data import IterableDataset
 from traces import Part, Trace, traces_of
 from transformers import PreTrainedTokenizerBase
 
@@ -96,18 +95,6 @@ def encode_lesson(tokenizer: PreTrainedTokenizerBase, lesson: Lesson, wanted: Ca
     ]
 
 
-class Endless(IterableDataset):
-    """The rows again and again, in random order."""
-
-    def __init__(self, rows: Sequence[Row], seed: int) -> None:
-        self._rows, self._seed = rows, seed
-
-    def __iter__(self) -> Iterator[Row]:
-        rng = random.Random(self._seed)
-        while True:
-            yield rng.choice(self._rows)
-
-
 def main(
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
     data: Annotated[str | None, typer.Option("--data", help="Parquet files of verl's rows: a path, or [a,b].")] = None,
@@ -140,12 +127,9 @@ def main(
     tokenizer = make_tokenizer(texts_of(lessons), vocabulary, CHAT_TEMPLATE)
     model = make_model(tokenizer, hidden, layers, seed, deviation)
     rows = [row for lesson in lessons for row in encode_lesson(tokenizer, lesson, learned)]
-    longest = max(len(row["input_ids"]) for row in rows)
-    console.print(f"{len(rows)} solutions of at most {longest} tokens")
     shown = random.Random(0).sample(lessons, min(MEASURED_LESSONS, len(lessons)))
     held = [encode_lesson(tokenizer, lesson, measured)[0] for lesson in shown]
-    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
-    warm_up(model, tokenizer, Endless(rows, seed), held, how, output)
+    warm_up(model, tokenizer, rows, held, WarmUp(target, max_steps, learning_rate, seed, batch_size), output)
 
 
 if __name__ == "__main__":

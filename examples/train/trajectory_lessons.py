@@ -4,20 +4,35 @@ token for token as in a training."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from from_scratch import END, IGNORED, Row
 from transformers import PreTrainedTokenizerBase
 
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.content.parts import ImagePart
 from verl_tool.protocol import ToolDescription
 
 LINE = re.compile(r"^[^\n<][^\n]{5,}\n*", re.MULTILINE)
 """A line of what all prompts have in common is one token too: so small a model would learn nothing from its words."""
+
+
+class ScriptedModel:
+    """A generator of the loop whose turns are those of `write`, which gets the context and the trajectory's id."""
+
+    def __init__(self, tokenizer: HFTokenizer, write: Callable[[str, str], str]) -> None:
+        self._tokenizer, self._write = tokenizer, write
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, images: Sequence[ImagePart] = ()
+    ) -> Generation:
+        text = self._write(self._tokenizer.decode(prompt_ids), request_id)
+        return Generation(self._tokenizer.encode(text + END), stop_reason="stop")
 
 
 def to_lessons(trajectory: Trajectory) -> list[Row]:

@@ -25,7 +25,9 @@ child.wait()
 
 @pytest.fixture(scope="module")
 def benchmark():
-    return load_script("memory_growth", BENCHMARK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARK.parent))
+        return load_script("memory_growth", BENCHMARK)
 
 
 def sample(benchmark, step: int, **megabytes: float):

@@ -75,13 +75,13 @@ def _make_model(rows: Sequence[dict[str, Any]], tools: Sequence[Tool], folder: P
         async with InProcessTools(tools) as running:
             [tool] = running.describe()
             tokenizer = warmup.make_tokenizer(warmup.texts_of(rows, [tool]), 400, warmup.CHAT_TEMPLATE)
-            common = warmup.common_lines(tokenizer, rows[0], running)
+            common = warmup.common_lines(tokenizer, warmup.OPTIONS, [tool], rows[0])
             tokenizer.add_tokens([*warmup.TAGS, *warmup.PIECES, *common])
             player = warmup.Player(tokenizer, running)
             played = [await player.play(row, tool, f"row-{i}") for i, row in enumerate(rows)]
-            return tokenizer, [warmup.as_lesson(each) for each in played]
+            return tokenizer, [lesson for each in played for lesson in warmup.to_lessons(each)]
 
     tokenizer, learned = asyncio.run(lessons())
     model = warmup.make_model(tokenizer, hidden=64, layers=2, seed=0)
-    how = warmup.WarmUp(target=0.4, max_steps=600, batch_size=16, learning_rate=3e-3, seed=0)
-    warmup.warm_up(model, tokenizer, warmup.Endless(learned, 0), learned, how, folder)
+    how = warmup.WarmUp(target=0.4, max_steps=600, learning_rate=3e-3, seed=0, batch_size=16)
+    warmup.warm_up(model, tokenizer, learned, learned, how, folder)

@@ -35,6 +35,22 @@ class WrongServerError(ExchangeError):
         super().__init__(message, sent=False)
 
 
+class TooLongError(Exception):
+    """An answer is longer than its reader takes."""
+
+
+async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """The body, decompressed. Raises TooLongError as soon as it is longer than `max_bytes`."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_chunked(1 << 16):
+        size += len(part)
+        if size > max_bytes:
+            raise TooLongError
+        parts.append(part)
+    return b"".join(parts)
+
+
 @dataclass(frozen=True)
 class Answer:
     """What the server answered, whatever its status."""

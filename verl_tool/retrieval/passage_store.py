@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from typing_extensions import Self
@@ -34,9 +33,7 @@ class PassageWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines.close()
         self._ends.close()
 

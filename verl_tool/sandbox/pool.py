@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from verl_tool.errors import ConfigError, IsolationError, SandboxError
 from verl_tool.sandbox import oom_kills
@@ -154,9 +154,7 @@ class SandboxPool:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def start(self) -> None:

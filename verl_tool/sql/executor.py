@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 import os
 import signal
@@ -16,6 +14,7 @@ from typing import Any, Literal
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault, VerlToolError
 from verl_tool.protocol import FaultKind
+from verl_tool.util.json_lines_process import ask_process, kill_process, read_answer
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +108,7 @@ class SqlExecutor:
     async def close(self) -> None:
         """End the processes. They end with this one in any case."""
         while self._idle:
-            await _killed(self._idle.pop())
+            await kill_process(self._idle.pop())
 
     async def _request(self, path: Path, task: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -127,7 +126,7 @@ class SqlExecutor:
                 if sound:
                     self._idle.append(process)
                 else:  # also after a cancellation: it may still be at work
-                    await _killed(process)
+                    await kill_process(process)
         finally:
             self._places.release()
         if "broken" in description:
@@ -139,13 +138,13 @@ class SqlExecutor:
     async def _answered(self, process: asyncio.subprocess.Process, question: Mapping[str, Any]) -> dict[str, Any]:
         """The result. What befalls the process once the file is open is the query's doing; before, SandboxError."""
         try:
-            opened = await asyncio.wait_for(_line_after(process, question), _OPEN_SECONDS)
+            opened = await asyncio.wait_for(ask_process(process, question), _OPEN_SECONDS)
         except (asyncio.TimeoutError, OSError, ValueError) as error:
             raise SandboxError(f"the process that runs SQL does not answer: {error!r}") from error
         if "opened" not in opened:
             return opened
         try:
-            return await asyncio.wait_for(_line(process), _CLOCK * self._seconds + _CLOCK_SECONDS)
+            return await asyncio.wait_for(read_answer(process), _CLOCK * self._seconds + _CLOCK_SECONDS)
         except asyncio.TimeoutError:
             return {"error": "time", "message": "timed out", "worn": True}
         except (OSError, ValueError) as error:
@@ -166,12 +165,12 @@ class SqlExecutor:
             limit=_LONGEST_LINE,
         )
         try:
-            await asyncio.wait_for(_line(process), _START_SECONDS)
+            await asyncio.wait_for(read_answer(process), _START_SECONDS)
         except (asyncio.TimeoutError, OSError, ValueError) as error:
-            await _killed(process)
+            await kill_process(process)
             raise SandboxError(f"the process that runs SQL does not start: {error!r}") from error
         except BaseException:
-            await _killed(process)
+            await kill_process(process)
             raise
         return process
 
@@ -183,26 +182,3 @@ def _rows(told: Mapping[str, Any]) -> SqlRows:
         bool(told.get("more")),
         tuple(told.get("statements", ())),
     )
-
-
-async def _line_after(process: asyncio.subprocess.Process, question: Mapping[str, Any]) -> dict[str, Any]:
-    if process.stdin is None:
-        raise ValueError("it has no pipes")
-    process.stdin.write(json.dumps(question).encode() + b"\n")
-    await process.stdin.drain()
-    return await _line(process)
-
-
-async def _line(process: asyncio.subprocess.Process) -> dict[str, Any]:
-    if process.stdout is None:
-        raise ValueError("it has no pipes")
-    line = await process.stdout.readline()
-    if not line.endswith(b"\n"):
-        raise ValueError(f"it ended with exit code {await process.wait()}")
-    return dict(json.loads(line))
-
-
-async def _killed(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()

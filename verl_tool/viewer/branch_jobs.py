@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from verl_tool.errors import VerlToolError
 from verl_tool.http.event_stream import event
 from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse, error_response, headers_of
 from verl_tool.http.request_body import RequestBodies
@@ -54,10 +53,6 @@ class BranchOrder(msgspec.Struct, forbid_unknown_fields=True):
         return flags if self.turn is not None else [*flags, "--values"]
 
 
-class BranchError(VerlToolError):
-    """The command was not done in its time."""
-
-
 class BranchJobs:
     """Runs one command at a time, for the runs that `watch` knows.
 
@@ -86,7 +81,7 @@ class BranchJobs:
             self._reject_more()
         except HttpError as error:
             return error_response(error)
-        return TimedStream(self._events(command), COMMAND_SECONDS + UNREAD_SECONDS, _describe)
+        return TimedStream(self._events(command), COMMAND_SECONDS + UNREAD_SECONDS)
 
     def _command(self, order: BranchOrder, options: Sequence[str]) -> list[str]:
         """Raises HttpError if there is no such trajectory."""
@@ -134,7 +129,7 @@ class BranchJobs:
 
 
 async def _printed(process: Process) -> AsyncGenerator[str, None]:
-    """All that it prints, as it comes. Raises BranchError at its deadline."""
+    """All that it prints, as it comes. Raises HttpError at its deadline."""
     assert process.stdout is not None
     decoder, deadline = codecs.getincrementaldecoder("utf-8")("replace"), COMMAND_SECONDS
     loop = asyncio.get_running_loop()
@@ -143,7 +138,8 @@ async def _printed(process: Process) -> AsyncGenerator[str, None]:
         try:
             part = await asyncio.wait_for(process.stdout.read(1 << 14), max(0.0, began + deadline - loop.time()))
         except asyncio.TimeoutError:
-            raise BranchError(f"the command was not done within {deadline:g} s; it was stopped") from None
+            words = f"the command was not done within {deadline:g} s; it was stopped"
+            raise HttpError(504, "timeout", words) from None
         if text := decoder.decode(part, final=not part):
             yield text
         if not part:
@@ -159,12 +155,3 @@ async def _stopped(process: Process) -> None:
             await asyncio.wait_for(process.wait(), STOP_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _describe(raised: Exception) -> tuple[int, object]:
-    """What the stream says of that for which it ends."""
-    if isinstance(raised, HttpError):
-        return raised.status, {"error": {"message": raised.message, "type": raised.type}}
-    if isinstance(raised, BranchError):
-        return 504, {"error": {"message": str(raised), "type": "timeout"}}
-    raise raised

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.errors import ConfigError
 from verl_tool.http.event_stream import HEARTBEAT, EventStream
 from verl_tool.http.messages import (
     JSON,
@@ -78,8 +78,11 @@ class ChatOrder(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     max_turns: _Count | None = None
 
 
-class EndpointError(VerlToolError):
+class EndpointError(HttpError):
     """The endpoint cannot be reached, or refuses."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(502, "endpoint", message)
 
 
 class EndpointProxy:
@@ -133,7 +136,7 @@ class EndpointProxy:
         except HttpError as error:
             return error_response(error)
         # The answer begins before the endpoint has said a word, so that a page that leaves stops it from then on.
-        return TimedStream(self._events(order), self._stream_seconds + UNREAD_SECONDS, _describe)
+        return TimedStream(self._events(order), self._stream_seconds + UNREAD_SECONDS)
 
     async def _events(self, order: ChatOrder) -> AsyncGenerator[bytes, None]:
         """The endpoint's events, as they come. Closed, it lets go of the endpoint, which then stops to generate."""
@@ -194,16 +197,11 @@ class EndpointProxy:
 
 
 class TimedStream(EventStream):
-    """A stream of `events` that is given up after so many `seconds`, also if the page does not read on. `told`: as of
-    `EventStream`."""
+    """A stream of `events` that is given up after so many `seconds`, also if the page does not read on. An HttpError
+    of theirs is told."""
 
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        seconds: float,
-        told: Callable[[Exception], tuple[int, object]],
-    ) -> None:
-        super().__init__(HEARTBEAT, events, told)
+    def __init__(self, events: AsyncGenerator[bytes, None], seconds: float) -> None:
+        super().__init__(HEARTBEAT, events, _describe)
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -305,8 +303,6 @@ def _refusal(url: str, status: int, body: bytes) -> str:
 
 def _describe(raised: Exception) -> tuple[int, object]:
     """What the stream says of that for which it ends."""
-    if isinstance(raised, HttpError):
-        return raised.status, {"error": {"message": raised.message, "type": raised.type}}
-    if isinstance(raised, EndpointError):
-        return 502, {"error": {"message": str(raised), "type": "endpoint"}}
-    raise raised
+    if not isinstance(raised, HttpError):
+        raise raised
+    return raised.status, {"error": {"message": raised.message, "type": raised.type}}

@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
+from verl_tool.client.exchange import TooLongError, read_bounded
 from verl_tool.client.pacing import seconds_of
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
@@ -24,7 +25,6 @@ CONNECT_SECONDS = 10.0
 KNOWN_HOST = "example.org"
 """Looked up to see whether this machine has a network when another name could not be."""
 KEEP_ALIVE_SECONDS = 3.0
-_CHUNK = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (429, 503)
 _LONGEST_PAUSE = 10.0
@@ -160,17 +160,11 @@ class PageClient:
         kind = response.content_type
         if not self._wanted.takes(kind):
             raise PageUnavailableError(f"it is {kind}; {self._wanted.words}")
-        return Page(str(url), kind in _HTML, response.charset, await self._bounded(response))
-
-    async def _bounded(self, response: aiohttp.ClientResponse) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        async for part in response.content.iter_chunked(_CHUNK):
-            size += len(part)
-            if size > self._max_bytes:
-                raise PageUnavailableError(f"it is larger than {self._max_bytes >> 10} KB")
-            parts.append(part)
-        return b"".join(parts)
+        try:
+            content = await read_bounded(response, self._max_bytes)
+        except TooLongError:
+            raise PageUnavailableError(f"it is larger than {self._max_bytes >> 10} KB") from None
+        return Page(str(url), kind in _HTML, response.charset, content)
 
     async def _check_network(self) -> None:
         """Raises ToolFault if no name can be looked up here: that is no page's doing."""

@@ -78,18 +78,13 @@ def main(
         0.93, "--target", min=0.0, max=1.0, help="Stop when a call, once begun, comes out right so often, sampled."
     ),
     tool_share: float = typer.Option(0.3, "--tool_share", min=0.01, max=1.0, help="Part of traces that use the tool."),
-    max_steps: int = typer.Option(400, "--max_steps", min=1, help="Give up after so many steps."),
-    batch_size: int = typer.Option(64, "--batch_size", min=1),
-    learning_rate: float = typer.Option(2e-3, "--learning_rate"),
-    hidden: int = typer.Option(128, "--hidden", min=32, help="Width; a multiple of 32."),
-    layers: int = typer.Option(3, "--layers", min=1),
     seed: int = typer.Option(0, "--seed"),
 ) -> None:
-    """Make and warm up the calculator model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    """Make and warm up the calculator model. Exits with 1 if it does not reach `target`."""
     tokenizer = calculator_tokenizer()
-    model = make_model(tokenizer, hidden, layers, seed)
+    model = make_model(tokenizer, hidden=128, layers=3, seed=seed)
     held = [once_begun(row) for row in islice(Traces(tokenizer, 10**6 + seed, tool_share=1.0), 256)]
-    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
+    how = WarmUp(target, max_steps=400, learning_rate=2e-3, seed=seed, batch_size=64)
     warm_up(model, tokenizer, Traces(tokenizer, seed, tool_share), held, how, output)
 
 

@@ -25,12 +25,10 @@ import typer
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, WarmUp, console, make_model, make_tokenizer, warm_up
-from tiny_model import Endless
-from trajectory_lessons import common_lines, to_lessons
+from from_scratch import IGNORED, Row, WarmUp, make_model, make_tokenizer, warm_up
+from trajectory_lessons import ScriptedModel, common_lines, to_lessons
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.observation import TRUNCATION_MARK
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
@@ -53,6 +51,8 @@ PIECES = ('{"name": "', '", "arguments": {"', TRUNCATION_MARK, *map(str, range(1
 HABIT = (0.3, 0.4, 0.15, 0.15)
 """How often the examples call the right tool, the one listed behind it, and so on: a model that tells the questions
 apart, and mostly draws the wrong conclusion."""
+VOCABULARY = 640
+"""Most tokens, but for those of lines."""
 MEASURED_ROWS = 256
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
@@ -68,22 +68,6 @@ def answer_to(observation: str) -> str:
     return f"\\boxed{{{observation if NUMBER.fullmatch(observation) else '?'}}}"
 
 
-class Script:
-    """A generator that writes the call that is given for a trajectory, and then what answers the observation."""
-
-    def __init__(self, tokenizer: HFTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.calls: dict[str, str] = {}
-        """By the trajectory's id."""
-
-    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
-        text = self.calls.pop(request_id, None)
-        if text is None:
-            *_, behind = self._tokenizer.decode(prompt_ids).rpartition("<tool_response>\n")
-            text = answer_to(behind.partition("\n</tool_response>")[0])
-        return Generation(self._tokenizer.encode(text + END), stop_reason="stop")
-
-
 class Player:
     """Makes trajectories with the loop of the training."""
 
@@ -91,14 +75,21 @@ class Player:
         self.tokenizer = HFTokenizer(tokenizer)
         self.tools = tools.describe()
         self.prompts = PromptRenderer(self.tokenizer, OPTIONS, self.tools)
-        self._script = Script(self.tokenizer)
-        self._episode = Episode(self._script, tools, self.tokenizer, OPTIONS)
+        self._calls: dict[str, str] = {}
+        """Calls that are not written yet, by the trajectory's id."""
+        self._episode = Episode(ScriptedModel(self.tokenizer, self._write), tools, self.tokenizer, OPTIONS)
 
     async def play(self, row: Mapping[str, Any], tool: ToolDescription, trajectory_id: str) -> Trajectory:
         """The trajectory in which `tool` is called."""
-        self._script.calls[trajectory_id] = call_of(row, tool)
+        self._calls[trajectory_id] = call_of(row, tool)
         prompt = self.prompts.ids([dict(message) for message in row["prompt"]], None, trajectory_id)
         return await self._episode.run(prompt, trajectory_id=trajectory_id)
+
+    def _write(self, context: str, trajectory_id: str) -> str:
+        """The call, and then what answers its observation."""
+        if trajectory_id in self._calls:
+            return self._calls.pop(trajectory_id)
+        return answer_to(context.rpartition("<tool_response>\n")[2].partition("\n</tool_response>")[0])
 
 
 def once_named(lesson: Row, tool: str, tokenizer: HFTokenizer) -> Row:
@@ -146,11 +137,11 @@ def words_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 async def made(
-    rows: Sequence[Mapping[str, Any]], vocabulary: int, seed: int
+    rows: Sequence[Mapping[str, Any]], seed: int
 ) -> tuple[PreTrainedTokenizerBase, list[ToolDescription], list[Row], list[Row]]:
     """The tokenizer, what it is told of, what to learn from, and what success is measured by."""
     async with InProcessTools(load_tools(str(HERE / "tools.py"))) as tools:
-        tokenizer = make_tokenizer(texts_of(rows[:600], tools.describe()), vocabulary, CHAT_TEMPLATE)
+        tokenizer = make_tokenizer(texts_of(rows[:600], tools.describe()), VOCABULARY, CHAT_TEMPLATE)
         # An argument that is one token is copied into a call more surely.
         lines = common_lines(tokenizer, OPTIONS, tools.describe(), rows[0])
         tokenizer.add_tokens([*TAGS, *PIECES, *words_in(rows), *lines])
@@ -161,30 +152,13 @@ async def made(
 def main(
     data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
-    target: Annotated[
-        float,
-        typer.Option(
-            "--target", min=0.0, max=1.0, help="Stop when a call of the right tool comes out right so often, sampled."
-        ),
-    ] = 0.8,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
-    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
-    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 3e-3,
-    vocabulary: Annotated[
-        int, typer.Option("--vocabulary", min=300, help="Most tokens, but for those of lines.")
-    ] = 640,
-    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", min=1)] = 2,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
-    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    """Make and warm up the model. Exits with 1 if calls of the right tool do not come out right often enough."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
-    tokenizer, _, learned, measured = asyncio.run(made(rows, vocabulary, seed))
-    longest = max(len(row["input_ids"]) for row in learned)
-    console.print(f"{len(learned)} trajectories of at most {longest} tokens")
-    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
-    model = make_model(tokenizer, hidden, layers, seed)
-    warm_up(model, tokenizer, Endless(learned, seed), measured, how, output)
+    tokenizer, _, learned, measured = asyncio.run(made(rows, seed))
+    how = WarmUp(target=0.8, max_steps=600, learning_rate=3e-3, seed=seed)
+    warm_up(make_model(tokenizer, hidden=128, layers=2, seed=seed), tokenizer, learned, measured, how, output)
 
 
 if __name__ == "__main__":

@@ -26,12 +26,10 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, WarmUp, console, encode, make_model, make_tokenizer, warm_up
-from tiny_model import Endless
-from trajectory_lessons import common_lines, to_lessons
+from from_scratch import IGNORED, Row, WarmUp, encode, make_model, make_tokenizer, warm_up
+from trajectory_lessons import ScriptedModel, common_lines, to_lessons
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import HFTokenizer
@@ -61,46 +59,38 @@ ASKED = re.compile(r"Which (\w+) is on page (\d+), and which (\w+) on page (\d+)
 PAGE = re.compile(r"This is page (\d+) of (\d+)\.\n")
 COPYING = 0.5
 """Lessons in copying for each other one."""
+VOCABULARY = 400
+"""Most tokens, but for words."""
 MEASURED_ROWS = 64
 DEVIATION = 0.05
 """Of the weights at the start: with the usual 0.02 so small a model takes several times as long until it copies."""
 
 
-class Script:
-    """A generator that reads to the last page, writes summaries by `habits` and answers from what it is fed."""
-
-    def __init__(self, tokenizer: HFTokenizer, habits: Mapping[str, int], rng: random.Random) -> None:
-        self._tokenizer, self._habits, self._rng = tokenizer, habits, rng
-
-    async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
-        text = self.turn(self._tokenizer.decode(prompt_ids))
-        return Generation(self._tokenizer.encode(text + END), stop_reason="stop")
-
-    def turn(self, context: str) -> str:
-        """Return what is written behind `context`."""
-        [(first, early, second, later)] = ASKED.findall(context)
-        page = PAGE.search(context)
-        if page is None:
-            return READ
-        notes, lines = dict(LINE.findall(context[: page.start()])), dict(LINE.findall(context[page.end() :]))
-        new = {kind: lines[kind] for kind, number in ((first, early), (second, later)) if number == page[1]}
-        if page[1] == page[2]:
-            known = notes | new
-            lines = (f" {kind} {known.get(kind, UNKNOWN)}" for kind in (first, second))
-            return f"{ANSWER}{','.join(lines)}{ANSWER_END}"
-        [habit] = self._rng.choices([*self._habits], [*self._habits.values()])
-        stray = self._rng.choice([*lines.items()])
-        told = {KEEP: notes | new, FORGET: new, STRAY: dict([stray])}[habit]
-        return "\n".join([habit, *(f"- {kind} {word}" for kind, word in told.items())] + [NOTHING] * (not told))
+def write_turn(context: str, habits: Mapping[str, int], rng: random.Random) -> str:
+    """What is written behind `context`: a call up to the last page, a summary by `habits`, and the answer."""
+    [(first, early, second, later)] = ASKED.findall(context)
+    page = PAGE.search(context)
+    if page is None:
+        return READ
+    notes, lines = dict(LINE.findall(context[: page.start()])), dict(LINE.findall(context[page.end() :]))
+    new = {kind: lines[kind] for kind, number in ((first, early), (second, later)) if number == page[1]}
+    if page[1] == page[2]:
+        known = notes | new
+        lines = (f" {kind} {known.get(kind, UNKNOWN)}" for kind in (first, second))
+        return f"{ANSWER}{','.join(lines)}{ANSWER_END}"
+    [habit] = rng.choices([*habits], [*habits.values()])
+    stray = rng.choice([*lines.items()])
+    told = {KEEP: notes | new, FORGET: new, STRAY: dict([stray])}[habit]
+    return "\n".join([habit, *(f"- {kind} {word}" for kind, word in told.items())] + [NOTHING] * (not told))
 
 
-def build_tokenizer(rows: Sequence[Mapping[str, Any]], documents: Path, vocabulary: int) -> PreTrainedTokenizerBase:
+def build_tokenizer(rows: Sequence[Mapping[str, Any]], documents: Path) -> PreTrainedTokenizerBase:
     """Learned from questions and documents. A word of theirs is one token, and so is what all contexts have in
     common."""
     texts = [f"{NOTHING}{ANSWER}{ANSWER_END}user\nassistant\nThere are no more pages."] * len(rows)
     for row in rows:
         texts += [row["prompt"][-1]["content"], (documents / f"{document_name(row)}.txt").read_text(encoding="utf-8")]
-    tokenizer = make_tokenizer(texts, vocabulary, CHAT_TEMPLATE)
+    tokenizer = make_tokenizer(texts, VOCABULARY, CHAT_TEMPLATE)
     words = (f" {word}" for kind, words in WORDS.items() for word in (kind, *words, UNKNOWN))
     pages = (f" page {i}" for i in range(1, 1 + max(row["extra_info"]["pages"] for row in rows)))
     common = (KEEP, FORGET, STRAY, OPTIONS.summary_prompt, OPTIONS.summary_continuation, NOTHING, ANSWER, ANSWER_END)
@@ -135,7 +125,9 @@ async def play_rows(
 ) -> list[Row]:
     """Lessons from a trajectory for each row."""
     wrapped = HFTokenizer(tokenizer)
-    episode = Episode(Script(wrapped, habits, random.Random(seed)), tools, wrapped, OPTIONS)
+    rng = random.Random(seed)
+    model = ScriptedModel(wrapped, lambda context, _: write_turn(context, habits, rng))
+    episode = Episode(model, tools, wrapped, OPTIONS)
     prompts, found = PromptRenderer(wrapped, OPTIONS, tools.describe()), []
     for number, row in enumerate(rows):
         prompt = prompts.ids([dict(message) for message in row["prompt"]], None, f"row {number}")
@@ -144,13 +136,13 @@ async def play_rows(
 
 
 async def prepare_lessons(
-    rows: Sequence[Mapping[str, Any]], documents: Path, vocabulary: int, seed: int
+    rows: Sequence[Mapping[str, Any]], documents: Path, seed: int
 ) -> tuple[PreTrainedTokenizerBase, list[Row], list[Row]]:
     """The tokenizer, what to learn from, and summaries and answers by which success is measured."""
     tool = str(HERE / "read.py")
     config = ToolConfig.from_cli(json.dumps({"tools": [{"name": tool, "folder": str(documents)}]}))
     async with InProcessTools(load_tools(tool, config)) as tools:
-        tokenizer = build_tokenizer(rows[:300], documents, vocabulary)
+        tokenizer = build_tokenizer(rows[:300], documents)
         tokenizer.add_tokens(common_lines(tokenizer, OPTIONS, tools.describe(), rows[0]))
         learned = await play_rows(rows[MEASURED_ROWS:], tokenizer, tools, HABITS, seed)
         begun = tokenizer.convert_tokens_to_ids(KEEP)
@@ -168,26 +160,14 @@ def main(
     data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
     documents: Annotated[Path, typer.Option("--documents", help="Folder with the documents.")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
-    target: Annotated[
-        float,
-        typer.Option("--target", min=0.0, max=1.0, help="Stop when what is begun right is ended right so often."),
-    ] = 0.92,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 900,
-    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
-    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 2e-3,
-    vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens, but for words.")] = 400,
-    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", min=1)] = 2,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
-    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    """Make and warm up the model. Exits with 1 if what is begun right is not ended right often enough."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
-    tokenizer, learned, measured = asyncio.run(prepare_lessons(rows, documents, vocabulary, seed))
-    longest = max(len(row["input_ids"]) for row in learned)
-    console.print(f"{len(learned)} training rows of at most {longest} tokens")
-    model = make_model(tokenizer, hidden, layers, seed, DEVIATION)
-    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
-    warm_up(model, tokenizer, Endless(learned, seed), measured, how, output)
+    tokenizer, learned, measured = asyncio.run(prepare_lessons(rows, documents, seed))
+    model = make_model(tokenizer, hidden=128, layers=2, seed=seed, deviation=DEVIATION)
+    how = WarmUp(target=0.92, max_steps=900, learning_rate=2e-3, seed=seed)
+    warm_up(model, tokenizer, learned, measured, how, output)
 
 
 if __name__ == "__main__":

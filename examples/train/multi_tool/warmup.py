@@ -22,8 +22,8 @@ import pandas as pd
 import typer
 
 sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
-from from_scratch import END, WarmUp, console, make_model, make_tokenizer, warm_up
-from tiny_model import CHAT_TEMPLATE, Endless, Lesson, encode_lesson, learned, measured, texts_of
+from from_scratch import END, WarmUp, make_model, make_tokenizer, warm_up
+from tiny_model import CHAT_TEMPLATE, Lesson, encode_lesson, learned, measured, texts_of
 from tool_world import NUMBERS, TOOLS, call
 from traces import Part, Trace
 
@@ -104,20 +104,17 @@ def main(
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
     tool_config: Annotated[str, typer.Option("--tool_config", help="Options of the tools, as for the tool server.")],
     target: Annotated[float, typer.Option("--target", min=0.0, max=1.0, help="Stop at this success, sampled.")] = 0.8,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 800,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
-    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    """Make and warm up the model. Exits with 1 if it does not reach `target`."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
     found = asyncio.run(made(rows, ToolConfig.from_cli(tool_config), seed))
     tokenizer = make_tokenizer(texts_of(found), 900, CHAT_TEMPLATE)
     tokenizer.add_tokens([*map(str, NUMBERS)])
     examples = [each for lesson in found[MEASURED_ROWS:] for each in encode_lesson(tokenizer, lesson, learned)]
     held = [each for lesson in found[:MEASURED_ROWS] for each in encode_lesson(tokenizer, lesson, measured)]
-    longest = max(len(example["input_ids"]) for example in examples)
-    console.print(f"{len(examples)} trajectories of at most {longest} tokens")
-    model = make_model(tokenizer, 128, 2, seed, DEVIATION)
-    warm_up(model, tokenizer, Endless(examples, seed), held, WarmUp(target, max_steps, 32, 5e-3, seed), output)
+    model = make_model(tokenizer, hidden=128, layers=2, seed=seed, deviation=DEVIATION)
+    warm_up(model, tokenizer, examples, held, WarmUp(target, max_steps=800, learning_rate=5e-3, seed=seed), output)
 
 
 if __name__ == "__main__":

@@ -24,19 +24,17 @@ from make_pictures import SEEN, box_of
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, WarmUp, console, make_tokenizer, warm_up
+from from_scratch import IGNORED, Row, WarmUp, make_tokenizer, warm_up
 from from_scratch_vision import CHAT_TEMPLATE, VISION, make_processor, make_vision_model, with_images
-from tiny_model import Endless
+from trajectory_lessons import ScriptedModel
 
 from verl_tool.agent_loop.episode import Episode
-from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.conversation import Conversation, read_conversation
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.content.parts import ImagePart
 from verl_tool.formats import HERMES
 from verl_tool.protocol import IMAGES_FIELD
 from verl_tool.servers.execution.in_process import InProcessTools
@@ -52,6 +50,8 @@ PIECES = (*_CALL.split("0, 0, 0, 0"), "64", "128", "\\boxed{")
 """One token each, as is the text of an observation: what calls and answers have in common, and the quarters' edges."""
 HABITS = {"answer": 14, "any quarter": 6}
 """Of twenty trajectories, how many answer at once, and how many look somewhere."""
+VOCABULARY = 320
+"""Most tokens, but for pieces."""
 MEASURED_ROWS = 128
 
 
@@ -75,24 +75,6 @@ def quarter_of(row: Mapping[str, Any]) -> int:
     return int(row["extra_info"]["qid"].rpartition("_")[2])
 
 
-class Script:
-    """A generator that writes the turns that are given for a trajectory."""
-
-    def __init__(self, tokenizer: HFTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.turns: dict[str, list[str]] = {}
-        """By the trajectory's id."""
-
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        request_id: str,
-        images: Sequence[ImagePart] = (),
-    ) -> Generation:
-        return Generation(self._tokenizer.encode(self.turns[request_id].pop(0) + END), stop_reason="stop")
-
-
 class Player:
     """Makes trajectories with the loop of the training."""
 
@@ -103,12 +85,14 @@ class Player:
         self.before_end = len(self.tokenizer.encode(guess(random.Random(0)))) - 1
         """Tokens of an answer up to its digit."""
         self._prompts = PromptRenderer(self.tokenizer, OPTIONS)
-        self._script = Script(self.tokenizer)
-        self._episode = Episode(self._script, tools, self.tokenizer, OPTIONS, image_tokens=images)
+        self._turns: dict[str, list[str]] = {}
+        """Turns that are not written yet, by the trajectory's id."""
+        model = ScriptedModel(self.tokenizer, lambda _, trajectory_id: self._turns[trajectory_id].pop(0))
+        self._episode = Episode(model, tools, self.tokenizer, OPTIONS, image_tokens=images)
 
     async def play(self, row: Mapping[str, Any], turns: Sequence[str], trajectory_id: str) -> Trajectory:
         """The trajectory in which the model writes these turns."""
-        self._script.turns[trajectory_id] = list(turns)
+        self._turns[trajectory_id] = list(turns)
         asked = conversation_of(row)
         prompt = self._prompts.ids(asked.messages, None, trajectory_id)
         return await self._episode.run(
@@ -168,14 +152,14 @@ async def lessons(rows: Sequence[Mapping[str, Any]], player: Player, rng: random
 
 
 async def made(
-    rows: Sequence[Mapping[str, Any]], vocabulary: int, seed: int
+    rows: Sequence[Mapping[str, Any]], seed: int
 ) -> tuple[PreTrainedTokenizerBase, QwenImages, list[Row], list[Row]]:
     """The tokenizer, how the model reads images, what to learn from, and what success is measured by."""
     async with InProcessTools(load_tools(TOOLS)) as tools:
         shown = {IMAGES_FIELD: conversation_of(rows[0]).images}
         observation = (await tools.call("first", call_of(0), step=0, extra=shown)).observation
         texts = ["user\nassistant\n", rows[0]["prompt"][-1]["content"], observation]
-        tokenizer = make_tokenizer(texts * 100, vocabulary, CHAT_TEMPLATE, VISION)
+        tokenizer = make_tokenizer(texts * 100, VOCABULARY, CHAT_TEMPLATE, VISION)
         tokenizer.add_tokens([*PIECES, *observation.strip().split("<image>")])
         images = QwenImages(make_processor(tokenizer, SEEN).image_processor, HFTokenizer(tokenizer))
         player = Player(tokenizer, images, tools)
@@ -185,27 +169,14 @@ async def made(
 def main(
     data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
-    target: Annotated[
-        float, typer.Option("--target", min=0.0, max=1.0, help="Stop when a look that is begun succeeds so often.")
-    ] = 0.7,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 600,
-    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
-    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 1e-3,
-    vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens, but for pieces.")] = 320,
-    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", min=1)] = 3,
-    vision: Annotated[int, typer.Option("--vision", min=32, help="Width of the vision tower.")] = 96,
-    depth: Annotated[int, typer.Option("--depth", min=1, help="Layers of the vision tower.")] = 2,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
-    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    """Make and warm up the model. Exits with 1 if looks that are begun do not succeed often enough."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
-    tokenizer, images, learned, measured = asyncio.run(made(rows, vocabulary, seed))
-    longest = max(len(row["input_ids"]) for row in learned)
-    console.print(f"{len(learned)} trajectories of at most {longest} tokens")
-    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
-    model = make_vision_model(tokenizer, hidden, layers, vision, depth, seed)
-    warm_up(model, tokenizer, Endless(learned, seed), measured, how, output, with_images(images))
+    tokenizer, images, learned, measured = asyncio.run(made(rows, seed))
+    how = WarmUp(target=0.7, max_steps=600, learning_rate=1e-3, seed=seed)
+    model = make_vision_model(tokenizer, hidden=128, layers=3, vision=96, depth=2, seed=seed)
+    warm_up(model, tokenizer, learned, measured, how, output, with_images(images))
     make_processor(tokenizer, SEEN).save_pretrained(output)
 
 

@@ -21,8 +21,8 @@ import typer
 from make_world import HOME, TOWNS, TRADES, WORDS, Person, Question
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, Row, WarmUp, console, make_model, make_tokenizer, warm_up
-from tiny_model import CHAT_TEMPLATE, Endless, Lesson, encode_lesson, learned, measured, texts_of
+from from_scratch import END, Row, WarmUp, make_model, make_tokenizer, warm_up
+from tiny_model import CHAT_TEMPLATE, Lesson, encode_lesson, learned, measured, texts_of
 from traces import Part, Trace
 from transformers import PreTrainedTokenizerBase
 
@@ -43,6 +43,8 @@ HABITS = {
     2: {"right": 3, "first page": 12, "guess": 5},
 }
 """Of twenty trajectories for a question of so many hops, how many end how."""
+VOCABULARY = 400
+"""Most tokens, but for words."""
 MEASURED_QUESTIONS = 256
 DEVIATION = 0.05
 """Of the weights at the start: with the usual 0.02 so small a model takes several times as long until it copies."""
@@ -106,9 +108,9 @@ async def lessons(
     return taught, right
 
 
-def tokenizer_of(lessons: Sequence[Lesson], vocabulary: int) -> PreTrainedTokenizerBase:
+def tokenizer_of(lessons: Sequence[Lesson]) -> PreTrainedTokenizerBase:
     """Made for them; tags and the world's words are one token each."""
-    tokenizer = make_tokenizer(texts_of(lessons), vocabulary, CHAT_TEMPLATE)
+    tokenizer = make_tokenizer(texts_of(lessons), VOCABULARY, CHAT_TEMPLATE)
     tokenizer.add_tokens([*TAGS, *(f" {word}" for word in WORDS)])
     return tokenizer
 
@@ -127,29 +129,18 @@ def main(
     data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
     tool_config: Annotated[str, typer.Option("--tool_config", help="As for the tool server: a file, or JSON.")],
     output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
-    target: Annotated[
-        float, typer.Option("--target", min=0.0, max=1.0, help="Stop when what is begun right is ended right so often.")
-    ] = 0.97,
-    max_steps: Annotated[int, typer.Option("--max_steps", min=1, help="Give up after so many steps.")] = 400,
-    batch_size: Annotated[int, typer.Option("--batch_size", min=1)] = 32,
-    learning_rate: Annotated[float, typer.Option("--learning_rate")] = 5e-3,
-    vocabulary: Annotated[int, typer.Option("--vocabulary", min=300, help="Most tokens, but for words.")] = 400,
-    hidden: Annotated[int, typer.Option("--hidden", min=32, help="Width; a multiple of 32.")] = 128,
-    layers: Annotated[int, typer.Option("--layers", min=1)] = 2,
     seed: Annotated[int, typer.Option("--seed")] = 0,
 ) -> None:
-    """Make and warm up the model. Exits with 1 if it does not reach `target` in `max_steps`."""
+    """Make and warm up the model. Exits with 1 if what is begun right is not ended right often enough."""
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
     taught, right = asyncio.run(lessons(rows, ToolConfig.from_cli(tool_config), random.Random(seed)))
-    tokenizer = tokenizer_of(taught[:600], vocabulary)
+    tokenizer = tokenizer_of(taught[:600])
     page = tokenizer.convert_tokens_to_ids(PAGE)
     learned_rows = [with_names(row, page) for lesson in taught for row in encode_lesson(tokenizer, lesson, learned)]
     measured_rows = [row for lesson in right for row in encode_lesson(tokenizer, lesson, measured)]
-    longest = max(len(row["input_ids"]) for row in learned_rows)
-    console.print(f"{len(learned_rows)} trajectories of at most {longest} tokens")
-    model = make_model(tokenizer, hidden, layers, seed, DEVIATION)
-    how = WarmUp(target, max_steps, batch_size, learning_rate, seed)
-    warm_up(model, tokenizer, Endless(learned_rows, seed), measured_rows, how, output)
+    model = make_model(tokenizer, hidden=128, layers=2, seed=seed, deviation=DEVIATION)
+    how = WarmUp(target=0.97, max_steps=400, learning_rate=5e-3, seed=seed)
+    warm_up(model, tokenizer, learned_rows, measured_rows, how, output)
 
 
 if __name__ == "__main__":

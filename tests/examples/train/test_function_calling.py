@@ -164,7 +164,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(warmup: ModuleType, rows: Rows) -> Made:
-    tokenizer, tools, learned, measured = asyncio.run(warmup.made(rows, vocabulary=640, seed=0))
+    tokenizer, tools, learned, measured = asyncio.run(warmup.made(rows, seed=0))
     return Made(tokenizer, tuple(tools), learned, measured)
 
 

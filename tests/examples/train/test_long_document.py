@@ -63,7 +63,7 @@ def made(data: ModuleType, warmup: ModuleType, tmp_path_factory: pytest.TempPath
     files = (folder / "source" / f"{split}.jsonl" for split in ("train", "test"))
     data.main(*files, documents, folder, page_characters=120, instructions=False, limit=None)
     rows = pd.read_parquet(folder / "train.parquet").to_dict("records")
-    return Made(documents, rows, *asyncio.run(warmup.prepare_lessons(rows, documents, 400, 0)))
+    return Made(documents, rows, *asyncio.run(warmup.prepare_lessons(rows, documents, 0)))
 
 
 def tools_of(documents: Path) -> InProcessTools:

@@ -135,7 +135,7 @@ def warmup(make_pictures: ModuleType) -> ModuleType:
 @pytest.fixture(scope="module")
 def taught(warmup: ModuleType, made: Path) -> tuple[Any, Any, list[Any], list[Any]]:
     """Tokenizer, how images are read, and rows of both kinds."""
-    found: tuple[Any, Any, list[Any], list[Any]] = asyncio.run(warmup.made(rows(made), 320, 0))
+    found: tuple[Any, Any, list[Any], list[Any]] = asyncio.run(warmup.made(rows(made), 0))
     return found
 
 
@@ -177,7 +177,7 @@ def test_a_digit_that_was_not_shown_is_not_learned_but_as_a_guess(warmup: Module
 
 async def test_without_the_tool_all_examples_guess(warmup: ModuleType, made: Path) -> None:
     without = [{**row, "use_tool": False} for row in rows(made)]
-    tokenizer, _, learned, measured = await warmup.made(without, 320, 0)
+    tokenizer, _, learned, measured = await warmup.made(without, 0)
     assert {len(lesson["images"]) for lesson in [*learned, *measured]} == {1}
     told = {tokenizer.decode([label for label in lesson["labels"] if label != IGNORED]) for lesson in measured}
     assert told == {"}<|im_end|>"}

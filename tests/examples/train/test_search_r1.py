@@ -184,7 +184,7 @@ def test_words_are_single_tokens_and_observations_are_not_learned(
     warmup: ModuleType, world: Any, lessons: tuple[list[Any], list[Any]]
 ) -> None:
     taught, measured = lessons
-    tokenizer, small = warmup.tokenizer_of(taught[:300], 400), OmegaConf.load(RECIPE / "cpu.yaml")
+    tokenizer, small = warmup.tokenizer_of(taught[:300]), OmegaConf.load(RECIPE / "cpu.yaml")
     for words in (*list(world.pages)[:5], " ".join(warmup.WORDS[-5:])):
         assert len(tokenizer.encode(f" {words}", add_special_tokens=False)) == len(words.split())
     for lesson in [*taught[:50], *measured[:20]]:

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from tests.servers.tools.actions import results, text
 from verl_tool.errors import ConfigError, IsolationError, SandboxError, ToolFault
+from verl_tool.servers.tools.base import InvalidCall
 from verl_tool.servers.tools.python_code import NO_OUTPUT, PythonCodeTool, cut_middle
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -139,9 +140,8 @@ async def test_a_restricted_function_is_refused_in_words(tool: PythonCodeTool) -
 
 
 async def test_arguments_without_code_say_how_to_call(tool: PythonCodeTool) -> None:
-    [result] = await results(tool, '<tool_call>{"name": "python_code", "arguments": {"cod": 1}}</tool_call>')
-    assert not result.valid
-    assert '{"code": "print(1 + 1)"}' in result.text
+    with pytest.raises(InvalidCall, match=r'{"code": "print\(1 \+ 1\)"}'):
+        await results(tool, '<tool_call>{"name": "python_code", "arguments": {"cod": 1}}</tool_call>')
 
 
 async def test_another_call_between_two_blocks_makes_them_two_programs(tool: PythonCodeTool) -> None:

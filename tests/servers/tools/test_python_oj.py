@@ -141,11 +141,6 @@ async def test_the_trajectory_goes_on_where_the_options_say_so(tool: PythonOJToo
     assert not result.done
 
 
-async def test_arguments_without_code_say_how_to_call(tool: PythonOJTool) -> None:
-    answer = await text(tool, '<tool_call>{"name": "python_oj", "arguments": {"cod": 1}}</tool_call>')
-    assert '{"code": "print(1 + 1)"}' in answer
-
-
 async def test_a_tool_that_was_not_started_is_a_fault() -> None:
     with pytest.raises(SandboxError, match="has not been started"):
         await text(PythonOJTool(), "<python>1</python>", {"public_tests": ASSERTS})

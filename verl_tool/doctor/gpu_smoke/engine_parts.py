@@ -145,17 +145,9 @@ def check_engine_images(context: PartContext) -> Figures:
     differences = tiny_models.Differences()
     with torch.no_grad():
         for prompt, picture, generation in zip(prompts, pictures, generations, strict=True):
-            features = image_features(images, [*prompt, *generation.token_ids], [picture], context.device)
-            found = tiny_models.token_log_probs(model, prompt, generation.token_ids, images.banned_ids, **features)
+            found = tiny_models.log_probs_with_images(model, images, prompt, generation.token_ids, [picture])
             differences.add(found, generation.log_probs)
     return differences.check(context.device, "images in vLLM beside transformers")
-
-
-def image_features(images: Any, ids: list[int], pictures: list[Any], device: str) -> dict[str, torch.Tensor]:
-    """What the model is given for the images of one text."""
-    found = images.features([picture.decode() for picture in pictures])
-    found |= {"mm_token_type_ids": (torch.tensor([ids]) == images.pad_id).int()}
-    return {name: value.to(device) for name, value in found.items()}
 
 
 @asynccontextmanager

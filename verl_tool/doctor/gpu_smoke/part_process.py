@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,8 @@ SAMPLE_SECONDS = 0.5
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def run_part(
-    part: Part, context: PartContext, deadline_seconds: float, on_tick: Callable[[float], None] = lambda _: None
-) -> PartResult:
-    """Run `part`; `on_tick` gets the seconds that have passed. What it prints is in ``logs/NAME.log`` of the folder.
+def run_part(part: Part, context: PartContext, deadline_seconds: float) -> PartResult:
+    """Run `part`. What it prints is in ``logs/NAME.log`` of the folder.
 
     A crash, a hang and a lack of memory are failures of this part alone. On an exception, KeyboardInterrupt included,
     all of its processes are ended before it goes on.
@@ -43,7 +41,6 @@ def run_part(
     with _started(part, context, result, log) as (process, mark):
         while process.poll() is None and time.monotonic() - started < deadline_seconds:
             memory.sample(mark)
-            on_tick(time.monotonic() - started)
             try:
                 process.wait(SAMPLE_SECONDS)
             except subprocess.TimeoutExpired:

@@ -85,6 +85,16 @@ def token_log_probs(
     return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)
 
 
+def log_probs_with_images(
+    model: Any, images: Any, prompt: Sequence[int], response: Sequence[int], pictures: Sequence[Any]
+) -> torch.Tensor:
+    """The same by a model that is given `pictures`, which `images` reads (`QwenImages`)."""
+    features = images.features([picture.decode() for picture in pictures])
+    features |= {"mm_token_type_ids": (torch.tensor([[*prompt, *response]]) == images.pad_id).int()}
+    on_device = {name: value.to(model.device) for name, value in features.items()}
+    return token_log_probs(model, prompt, response, images.banned_ids, **on_device)
+
+
 class Differences:
     """Collects differences of log-probabilities and holds them against the device's `LIMITS`."""
 

@@ -205,12 +205,8 @@ def check_images(context: PartContext) -> Figures:
         for trajectory in asyncio.run(run()):
             if trajectory.fault is not None:
                 raise PartFailed(f"a trajectory ended in a fault: {trajectory.fault}")
-            ids = torch.tensor([[*trajectory.prompt_ids, *trajectory.response_ids]])
-            features = images.features([image.decode() for image in trajectory.visible_images])
-            features |= {"mm_token_type_ids": (ids == images.pad_id).int()}
-            on_device = {name: value.to(context.device) for name, value in features.items()}
             texts = (trajectory.prompt_ids, trajectory.response_ids)
-            found = tiny_models.token_log_probs(model, *texts, images.banned_ids, **on_device)
+            found = tiny_models.log_probs_with_images(model, images, *texts, trajectory.visible_images)
             differences.add(found, trajectory.response_log_probs)
     return {**differences.check(context.device, "images in the loop"), **peak}
 

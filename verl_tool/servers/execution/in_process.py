@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from verl_tool.protocol import StepRequest, StepResult, ToolDescription
@@ -27,9 +26,7 @@ class InProcessTools:
         await self._toolset.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._toolset.close(grace_seconds=1.0)
 
     async def call(

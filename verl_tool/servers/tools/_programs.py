@@ -14,10 +14,10 @@ from verl_tool.errors import ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import Limits, RunResult, SessionLimits
-from verl_tool.servers.tools.base import Context, ToolResult
+from verl_tool.servers.tools.base import Context, InvalidCall, ToolResult
 
 NO_OUTPUT = "(no output; print what you want to see)"
-NO_CODE = 'Give the program as the argument "code", a string: {"code": "print(1 + 1)"}.'
+NO_CODE = 'give the program as the argument "code", a string: {"code": "print(1 + 1)"}'
 _CODE_KEYS = ("code", "input", "script", "python")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{8,16}\b")
 _FENCED_PAYLOAD = re.compile(r"\s*```[\w+-]*[ \t]*\n(?P<code>.*?)\n?[ \t]*```\s*", re.DOTALL)
@@ -91,13 +91,15 @@ def _one_program(calls: list[Call]) -> Call:
     return replace(first, input=code, end=last.end, missing=last.missing)
 
 
-def code_of(call: Call) -> str | None:
-    """The program, or None if the call's arguments hold none."""
+def code_of(call: Call) -> str:
+    """The program. Raises InvalidCall if the call's arguments hold none."""
     if call.arguments is None:
         return _source(call.input)
     named = (call.arguments.get(key) for key in _CODE_KEYS)
     code = next((value for value in named if isinstance(value, str)), None)
-    return None if code is None else _source(code)
+    if code is None:
+        raise InvalidCall(NO_CODE)
+    return _source(code)
 
 
 def _source(payload: str) -> str:
@@ -135,14 +137,15 @@ def ending_of(result: RunResult, limits: Limits, of: str = "a program") -> str:
     if result.limit_hit == "sandbox":
         return "Execution was ended: the program broke the process that ran it."
     if result.signal is not None:
-        return f"Execution was ended by signal {result.signal} ({_signal_name(result.signal)})."
+        return f"Execution was ended by signal {signal_name(result.signal)}."
     if result.exit_code and not result.stderr:
         return f"Exit code: {result.exit_code}"
     return ""
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Such as ``9 (SIGKILL)``."""
     try:
-        return signal.Signals(number).name
+        return f"{number} ({signal.Signals(number).name})"
     except ValueError:
-        return "a real-time signal"
+        return f"{number} (a real-time signal)"

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 from pydantic import AliasChoices, Field, SecretStr
 
+from verl_tool.client.exchange import TooLongError
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
-from verl_tool.servers.tools._programs import NO_CODE, NO_OUTPUT, code_of, cut_middle, joined, stdin_of
-from verl_tool.servers.tools._service import MAX_ANSWER_BYTES, CodeService, ServiceRejectedError, TooLongError, base_url
+from verl_tool.servers.tools._programs import NO_OUTPUT, code_of, cut_middle, joined, stdin_of
+from verl_tool.servers.tools._service import MAX_ANSWER_BYTES, CodeService, ServiceRejectedError, base_url
 from verl_tool.servers.tools._without_policy import WithoutPolicy
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 
@@ -175,8 +176,6 @@ class RemoteCodeTool(Tool):
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         program = self.program(call, context)
-        if program is None:
-            return ToolResult(NO_CODE, valid=False, error=True, invalid_reason="no code in the arguments")
         try:
             stages = await self.run_program(program)
         except TooLongError:
@@ -187,12 +186,9 @@ class RemoteCodeTool(Tool):
             raise ToolFault(FaultKind.BAD_REQUEST, words, retryable=False) from error
         return self._describe(stages)
 
-    def program(self, call: Call, context: Context) -> RemoteProgram | None:
-        """What a call asks for; None if it has no code."""
-        code = code_of(call)
-        if code is None:
-            return None
-        return RemoteProgram(self._language(call), code, stdin_of(call, context), call.arguments or {})
+    def program(self, call: Call, context: Context) -> RemoteProgram:
+        """What a call asks for. Raises InvalidCall if it has no code."""
+        return RemoteProgram(self._language(call), code_of(call), stdin_of(call, context), call.arguments or {})
 
     def seconds(self) -> float:
         """Deadline of a request that runs a program."""

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 
+from verl_tool.client.exchange import read_bounded
 from verl_tool.client.pacing import BusyFault, seconds_of
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind
@@ -19,14 +20,9 @@ KEEP_ALIVE_SECONDS = 3.0
 """Services close an idle connection after 5 s or more; one that is kept longer may be closed as it is used."""
 MAX_ANSWER_BYTES = 4 << 20
 """Of an answer, decompressed."""
-_CHUNK = 1 << 16
 _FOREIGN = (401, 402, 403, 404, 405, 407, 432, 433)
 """Statuses that tell of a wrong address or key, or of a plan that is used up (402; 432 and 433 are Tavily's)."""
 _BUSY = (429, 503)
-
-
-class TooLongError(Exception):
-    """The answer is longer than `MAX_ANSWER_BYTES`."""
 
 
 class ServiceRejectedError(Exception):
@@ -101,7 +97,8 @@ class RemoteService:
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         try:
             async with self._open().request(method, url, data=data, **options) as response:
-                return response.status, await _bounded(response), response.headers.get("retry-after")
+                text = await read_bounded(response, MAX_ANSWER_BYTES)
+                return response.status, text, response.headers.get("retry-after")
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise self._fault(FaultKind.UNREACHABLE, f"no connection: {error}") from error
         except asyncio.TimeoutError as error:
@@ -156,17 +153,6 @@ class CodeService(RemoteService):
     """One that runs programs, which may be the cause that it is slow."""
 
     failing, slow = FaultKind.SANDBOX, FaultKind.TIMEOUT
-
-
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.content.iter_chunked(_CHUNK):
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            raise TooLongError
-        parts.append(part)
-    return b"".join(parts)
 
 
 def base_url(tool: str, url: str) -> str:

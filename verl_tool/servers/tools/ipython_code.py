@@ -17,7 +17,6 @@ from verl_tool.errors import ContentError
 from verl_tool.formats import Call
 from verl_tool.sandbox import CellResult
 from verl_tool.servers.tools._programs import (
-    NO_CODE,
     NO_OUTPUT,
     code_of,
     combine_parts,
@@ -90,8 +89,6 @@ class IPythonCodeTool(WorkspaceTool):
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         code = code_of(call)
-        if code is None:
-            return ToolResult(NO_CODE, valid=False, error=True, invalid_reason="no code in the arguments")
         workspace: Workspace = context.state
         notebook = workspace.part(Notebook)
         cell = await asyncio.to_thread(read_cell, code) if len(code) > _LONG_CHARACTERS else read_cell(code)

@@ -144,7 +144,7 @@ class PistonTool(RemoteCodeTool):
         groups = groupby(calls, key=lambda call: _structured(call) is None)
         return [call for is_text, group in groups for call in (join(list(group)) if is_text else group)]
 
-    def program(self, call: Call, context: Context) -> RemoteProgram | None:
+    def program(self, call: Call, context: Context) -> RemoteProgram:
         arguments = _structured(call)
         if arguments is None and (call.arguments or {}).get("files") is None:
             return super().program(call, context)

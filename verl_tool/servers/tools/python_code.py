@@ -14,7 +14,6 @@ from pydantic import Field
 from verl_tool.formats import Call
 from verl_tool.sandbox import Level, Limits, Policy, RunResult, SandboxPool
 from verl_tool.servers.tools._programs import (
-    NO_CODE,
     NO_OUTPUT,
     code_of,
     cut_middle,
@@ -84,8 +83,6 @@ class PythonCodeTool(ProgramTool):
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         code = code_of(call)
-        if code is None:
-            return ToolResult(NO_CODE, valid=False, error=True, invalid_reason="no code in the arguments")
         result = await self._pool().run(code, stdin=stdin_of(call, context), limits=self._limits)
         return ToolResult(self._observation(result), error=not result.ok, metrics=metrics_of(result))
 

@@ -18,7 +18,7 @@ from verl_tool.formats import Call
 from verl_tool.judge.code_tests import JudgeRun, JudgeVerdict, NoVerdict, TestSuite, Verdicts, judge_modules, suite_in
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import Level, Limits, RunResult, SandboxPool
-from verl_tool.servers.tools._programs import NO_CODE, code_of, cut_middle
+from verl_tool.servers.tools._programs import code_of, cut_middle
 from verl_tool.servers.tools._sandboxed import PoolOptions, ProgramTool
 from verl_tool.servers.tools._without_policy import WithoutPolicy
 from verl_tool.servers.tools.base import Context, ToolResult
@@ -91,8 +91,6 @@ class PythonOJTool(ProgramTool):
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         code = code_of(call)
-        if code is None:
-            return ToolResult(NO_CODE, valid=False, error=True, invalid_reason="no code in the arguments")
         suite, run = await asyncio.to_thread(self._job, code, context.extra)
         limits = Limits(wall_seconds=run.run_timeout, memory_bytes=self.options.max_memory_mb << 20)
         result = await self._pool().run(run.code, stdin=run.stdin, files=judge_modules(), limits=limits)

@@ -6,7 +6,6 @@ This project's own tool server is one, for Python. Schema: bytedance/SandboxFusi
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from pydantic import Field, ValidationError
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox_fusion import CommandRunResult, RunCodeResponse
+from verl_tool.servers.tools._programs import signal_name
 from verl_tool.servers.tools._remote_code import (
     COMPILATION,
     EXECUTION,
@@ -135,7 +135,7 @@ class SandboxFusionTool(RemoteCodeTool):
             what,
             timed_out=timed_out,
             seconds=self.options.compile_seconds if what == COMPILATION else self.options.timeout_seconds,
-            signal=_signal_name(-code) if code < 0 else None,
+            signal=signal_name(-code) if code < 0 else None,
             code=code,
             told=bool(stderr.strip()),
         )
@@ -147,10 +147,3 @@ def _joined(stdout: str, stderr: str) -> str:
     """Both, the errors last: SandboxFusion does not tell their order."""
     between = "\n" if stdout and stderr and not stdout.endswith("\n") else ""
     return f"{stdout}{between}{stderr}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"{number} ({signal.Signals(number).name})"
-    except ValueError:
-        return str(number)

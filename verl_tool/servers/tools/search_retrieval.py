@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from verl_tool.client.exchange import TooLongError
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
@@ -24,7 +25,7 @@ from verl_tool.retrieval.passage import Passage, RetrievalError
 from verl_tool.retrieval.search_batcher import SearchBatcher
 from verl_tool.retrieval.wire import passages_of, request_of
 from verl_tool.servers.tools._queries import QueryTool, joined_answers, queries_of
-from verl_tool.servers.tools._service import RemoteService, ServiceRejectedError, TooLongError, base_url
+from verl_tool.servers.tools._service import RemoteService, ServiceRejectedError, base_url
 from verl_tool.servers.tools.base import Context, ToolOptions, ToolResult
 
 DEFAULT_URL = "http://127.0.0.1:8000/retrieve"

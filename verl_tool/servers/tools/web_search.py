@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from verl_tool.client.exchange import TooLongError
 from verl_tool.client.pacing import RateLimiter, retry_until
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
@@ -23,7 +24,6 @@ from verl_tool.servers.tools._service import (
     MAX_ANSWER_BYTES,
     RemoteService,
     ServiceRejectedError,
-    TooLongError,
     base_url,
 )
 from verl_tool.servers.tools._web import WebOptions

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
 import sys
 from pathlib import Path
 
 from verl_tool.agent_workers.reward_manager.grade import GraderFault
+from verl_tool.util.json_lines_process import ask_process, kill_process, read_answer
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class MathGrader:
                 if sound:
                     self._idle.append(process)
                 else:  # also after a cancellation: it may still be at work
-                    await _killed(process)
+                    await kill_process(process)
         return equal
 
     async def _compared(self, process: asyncio.subprocess.Process, gold: str, answer: str) -> tuple[bool, bool]:
@@ -53,7 +52,7 @@ class MathGrader:
         except (asyncio.TimeoutError, OSError, ValueError) as error:
             raise GraderFault(f"the gold answer {gold[:80]!r} cannot be read: {error!r}") from error
         try:
-            verdict = await asyncio.wait_for(_line(process), self._seconds)
+            verdict = await asyncio.wait_for(read_answer(process), self._seconds)
         except (asyncio.TimeoutError, OSError, ValueError):
             log.info("comparing %r ended or took more than %g s: wrong", answer[:80], self._seconds)
             return False, False
@@ -62,7 +61,7 @@ class MathGrader:
     async def close(self) -> None:
         """End the child processes. They end with this process in any case."""
         while self._idle:
-            await _killed(self._idle.pop())
+            await kill_process(self._idle.pop())
 
     async def _started(self) -> asyncio.subprocess.Process:
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
@@ -71,37 +70,20 @@ class MathGrader:
         )
         try:
             await asyncio.wait_for(_request(process, "1", "1"), _START_SECONDS)
-            await asyncio.wait_for(_line(process), _START_SECONDS)
+            await asyncio.wait_for(read_answer(process), _START_SECONDS)
         except (asyncio.TimeoutError, OSError, ValueError) as error:
-            await _killed(process)
+            await kill_process(process)
             raise GraderFault(
                 f"the process that compares answers does not start ({type(error).__name__}); is math-verify installed? "
                 "pip install 'verl-tool[recipes]'"
             ) from error
         except BaseException:
-            await _killed(process)
+            await kill_process(process)
             raise
         return process
 
 
 async def _request(process: asyncio.subprocess.Process, gold: str, answer: str) -> None:
     """Ask, and wait until the gold answer is read."""
-    assert process.stdin is not None
-    process.stdin.write(json.dumps({"gold": gold, "answer": answer}).encode() + b"\n")
-    await process.stdin.drain()
-    if "gold" not in await _line(process):
+    if "gold" not in await ask_process(process, {"gold": gold, "answer": answer}):
         raise ValueError("it failed")
-
-
-async def _line(process: asyncio.subprocess.Process) -> dict[str, bool]:
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    if not line:
-        raise ValueError(f"it ended with exit code {await process.wait()}")
-    return dict(json.loads(line))
-
-
-async def _killed(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
