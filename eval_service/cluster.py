@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from eval_service.deployment import DEPLOYMENT
 from verl_tool.servers.serve.launcher import announce_stop
 from verl_tool.servers.serve.serve_cluster import ServeCluster
 
@@ -12,8 +11,6 @@ _WORDS = 2000
 
 class ServiceCluster(ServeCluster):
     """Ray and Serve for one service; a context manager that gives back what it took."""
-
-    deployment = DEPLOYMENT
 
     def quote(self, words: str) -> str:
         """The end of a replica's words: a model may fail to load for reasons that take a traceback to tell."""

@@ -63,11 +63,9 @@ class ServeCluster:
 
     Replicas of its application listen at `host`, `port` of their nodes. `ray_address`: a running cluster to join; None:
     a local one is started, which ends with this process, with `logical_cpus` for replicas. `app_name`: of the
-    application; another live server may not have it. What a launcher that is dead left under the same name is replaced.
+    application; another live server may not have it. What a launcher that is dead left under the same name is replaced,
+    if its one deployment is called `deployment`, as ours is.
     """
-
-    deployment = DEPLOYMENT
-    """Name of the one deployment of an application of ours."""
 
     def __init__(
         self,
@@ -78,6 +76,7 @@ class ServeCluster:
         logical_cpus: int | None = None,
         app_name: str = "verl_tool",
     ) -> None:
+        deployment: str = DEPLOYMENT,
         if re.fullmatch(APP_NAME_PATTERN, app_name) is None:
             raise ConfigError(f"--app_name is {excerpt(app_name)}; it must match {APP_NAME_PATTERN}")
         self.host = host
@@ -88,6 +87,7 @@ class ServeCluster:
         self._address = ray_address
         self._logical_cpus = logical_cpus
         self._stops_serve = True
+        self._deployment = deployment
         self._reserved: Reservation | None = None
         self._deployed = False
         self._processes = ChildProcesses()
@@ -291,7 +291,7 @@ class ServeCluster:
         own = None if self.local else serve.status().applications.get(self.app_name)
         # What a dead launcher left is ours to end, with the Serve that it may have started.
         self._stops_serve = own is not None or self.local or not _serve_runs()
-        if own is not None and own.deployments and set(own.deployments) != {self.deployment}:
+        if own is not None and own.deployments and set(own.deployments) != {self._deployment}:
             raise StartError(
                 f"the application {self.app_name!r} on this cluster is none of ours; give another name with --app_name"
             )
