@@ -11,8 +11,9 @@ from serve_harness import DATA, observed
 from toy_tools import Puppet, picture
 
 from verl_tool.content.parts import to_wire
+from verl_tool.http.listening_socket import listen_at
 from verl_tool.protocol import FaultKind, StepRequest
-from verl_tool.servers.cluster.direct_server import DirectServer, guarded, listen_at
+from verl_tool.servers.cluster.direct_server import DirectServer, guarded
 from verl_tool.servers.cluster.members import Member
 from verl_tool.servers.cluster.peers import (
     PeerAwayError,

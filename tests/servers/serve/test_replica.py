@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from verl_tool.errors import StartError
-from verl_tool.servers.cluster.direct_server import DirectServer, bind_at
+from verl_tool.http.listening_socket import bind_at
+from verl_tool.servers.cluster.direct_server import DirectServer
 from verl_tool.servers.cluster.members import Member, Members
 from verl_tool.servers.serve import deployment, replica
 from verl_tool.servers.serve.deployment import ToolReplica

@@ -24,6 +24,7 @@ from ray.util import list_named_actors
 from typing_extensions import Self
 
 from verl_tool.errors import ConfigError, StartError
+from verl_tool.http.listening_socket import base_url
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
 from verl_tool.servers.serve.launcher import NAMESPACE, announce_stop, claim_name, release_name
 from verl_tool.servers.serve.local_ray import keep_token_private, make_token, on_loopback, private_folder
@@ -75,8 +76,8 @@ class ServeCluster:
         ray_address: str | None = None,
         logical_cpus: int | None = None,
         app_name: str = "verl_tool",
-    ) -> None:
         deployment: str = DEPLOYMENT,
+    ) -> None:
         if re.fullmatch(APP_NAME_PATTERN, app_name) is None:
             raise ConfigError(f"--app_name is {excerpt(app_name)}; it must match {APP_NAME_PATTERN}")
         self.host = host
@@ -86,8 +87,8 @@ class ServeCluster:
         self._output = ReplicaOutput(app_name, local=self.local)
         self._address = ray_address
         self._logical_cpus = logical_cpus
-        self._stops_serve = True
         self._deployment = deployment
+        self._stops_serve = True
         self._reserved: Reservation | None = None
         self._deployed = False
         self._processes = ChildProcesses()
@@ -132,8 +133,7 @@ class ServeCluster:
     @property
     def url(self) -> str:
         """Base URL of the server, as seen from this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://{host}:{self.port}"
+        return base_url(self.host, self.port)
 
     def deploy(
         self,
