@@ -19,7 +19,6 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from eval_service.cluster import ServiceCluster
 from eval_service.deployment import APP_NAME, CLOSE_SECONDS, DEPLOYMENT, application
 from eval_service.episode_flags import merged_options, set_options, with_episode_flags
 from eval_service.model.run_config import TrainedRun, read_run
@@ -31,12 +30,15 @@ from verl_tool.http import command_options
 from verl_tool.http.supervised_server import SupervisedServer, serve_command
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.running_server import Signals
+from verl_tool.servers.serve.serve_cluster import ServeCluster
 from verl_tool.servers.server_console import console, print_address
 from verl_tool.servers.settings import new_server_name
 from verl_tool.util.command_line import run_command
 from verl_tool.util.json_text import BadJsonError, decode_json
 
 START_SECONDS = 1800.0
+QUOTED_CHARACTERS = 2000
+"""The end of a replica's last words."""
 TOOL_SERVER_LOG = Path("outputs/eval_service/tool_server.log")
 
 
@@ -55,13 +57,15 @@ class Start:
 def serve_model(start: Start) -> None:
     """Serve until told to stop. Raises VerlToolError."""
     signals = Signals()
-    cluster = ServiceCluster(
+    cluster = ServeCluster(
         host=start.host,
         port=start.port,
         ray_address=start.ray_address,
         logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
         app_name=APP_NAME,
         deployment=DEPLOYMENT,
+        # A model may fail to load for reasons that take a traceback to tell.
+        quote=lambda words: words[-QUOTED_CHARACTERS:],
     )
     with _tool_server(start) as settings, cluster:
         signals.install()
@@ -294,7 +298,7 @@ def _is_health_of(server: str, body: bytes) -> bool:
     return isinstance(report, dict) and report.get("server") == server
 
 
-def _watch(cluster: ServiceCluster, signals: Signals) -> None:
+def _watch(cluster: ServeCluster, signals: Signals) -> None:
     """Return when told to stop. Raises StartError if the service is gone, or has no model for too long."""
     healthy_at = time.monotonic()
     last_state = "RUNNING"
@@ -309,7 +313,7 @@ def _watch(cluster: ServiceCluster, signals: Signals) -> None:
             raise StartError(f"the model did not come back in {START_SECONDS:g} s: {cluster.replicas_words()}")
 
 
-def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: Start) -> None:
+def _print_summary(cluster: ServeCluster, settings: ServiceSettings, start: Start) -> None:
     engine = settings.engine
     what = f"vLLM, {start.num_models} replica(s)" if isinstance(engine, VllmSettings) else engine.url
     which = "" if settings.checkpoint is None else f"{settings.checkpoint}: "
