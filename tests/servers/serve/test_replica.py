@@ -46,6 +46,7 @@ async def test_a_port_is_waited_for_that_a_replaced_server_still_has() -> None:
         assert mine.is_open()
     finally:
         await mine.close(1.0)
+    assert not mine.is_open()
 
 
 async def test_a_server_that_is_stopped_before_it_has_started_serves_nothing() -> None:
