@@ -19,8 +19,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from eval_service.cluster import ServiceCluster
-from eval_service.deployment import APP_NAME, CLOSE_SECONDS, application
+from eval_service.deployment import APP_NAME, CLOSE_SECONDS, DEPLOYMENT, application
 from eval_service.episode_flags import merged_options, set_options, with_episode_flags
 from eval_service.model.run_config import TrainedRun, read_run
 from eval_service.settings import CompletionsSettings, Sampling, ServiceSettings, VllmSettings
@@ -31,14 +30,15 @@ from verl_tool.http import command_options
 from verl_tool.http.supervised_server import SupervisedServer, serve_command
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.serve.running_server import Signals
+from verl_tool.servers.serve.serve_cluster import ServeCluster
 from verl_tool.servers.server_console import console, print_address
 from verl_tool.servers.settings import new_server_name
 from verl_tool.util.command_line import run_command
 from verl_tool.util.json_text import BadJsonError, decode_json
 
 START_SECONDS = 1800.0
-LOOK_SECONDS = 5.0
-"""How often the running service looks whether its cluster is still there."""
+QUOTED_CHARACTERS = 2000
+"""The end of a replica's last words."""
 TOOL_SERVER_LOG = Path("outputs/eval_service/tool_server.log")
 
 
@@ -57,15 +57,18 @@ class Start:
 def serve_model(start: Start) -> None:
     """Serve until told to stop. Raises VerlToolError."""
     signals = Signals()
-    signals.install()
-    cluster = ServiceCluster(
+    cluster = ServeCluster(
         host=start.host,
         port=start.port,
         ray_address=start.ray_address,
         logical_cpus=max(os.cpu_count() or 1, start.num_models + 1),
         app_name=APP_NAME,
+        deployment=DEPLOYMENT,
+        # A model may fail to load for reasons that take a traceback to tell.
+        quote=lambda words: words[-QUOTED_CHARACTERS:],
     )
     with _tool_server(start) as settings, cluster:
+        signals.install()
         on_gpus = ray.cluster_resources().get("GPU", 0) > 0
         server = new_server_name(APP_NAME)
         app = application(settings, start.num_models, on_gpus=on_gpus, server=server)
@@ -73,7 +76,6 @@ def serve_model(start: Start) -> None:
         # An unwell tool server shows in the status; the endpoint serves all the same.
         cluster.wait_until_it_answers(lambda status, body: _is_health_of(server, body))
         _print_summary(cluster, settings, start)
-        signals.serving = True
         _watch(cluster, signals)
         console.print("stopping: what runs is answered first; once more Ctrl-C: at once")
         cluster.drain(settings.drain_seconds + CLOSE_SECONDS)
@@ -296,14 +298,11 @@ def _is_health_of(server: str, body: bytes) -> bool:
     return isinstance(report, dict) and report.get("server") == server
 
 
-def _watch(cluster: ServiceCluster, signals: Signals) -> None:
+def _watch(cluster: ServeCluster, signals: Signals) -> None:
     """Return when told to stop. Raises StartError if the service is gone, or has no model for too long."""
     healthy_at = time.monotonic()
     last_state = "RUNNING"
-    while not signals.stop:
-        signals.wait(LOOK_SECONDS)
-        if signals.stop:
-            return
+    for _ in signals.looks():
         state = cluster.live_state()
         if state != last_state:
             console.print(f"the model is {state}: {cluster.replicas_words() or 'all its replicas serve'}", markup=False)
@@ -314,7 +313,7 @@ def _watch(cluster: ServiceCluster, signals: Signals) -> None:
             raise StartError(f"the model did not come back in {START_SECONDS:g} s: {cluster.replicas_words()}")
 
 
-def _print_summary(cluster: ServiceCluster, settings: ServiceSettings, start: Start) -> None:
+def _print_summary(cluster: ServeCluster, settings: ServiceSettings, start: Start) -> None:
     engine = settings.engine
     what = f"vLLM, {start.num_models} replica(s)" if isinstance(engine, VllmSettings) else engine.url
     which = "" if settings.checkpoint is None else f"{settings.checkpoint}: "

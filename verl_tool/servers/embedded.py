@@ -17,8 +17,9 @@ from pathlib import Path
 import uvloop
 
 from verl_tool.errors import StartError, VerlToolError
+from verl_tool.http.listening_socket import listen_at
 from verl_tool.http.supervised_server import write_url_file
-from verl_tool.servers.cluster.direct_server import DirectServer, listen_at
+from verl_tool.servers.cluster.direct_server import DirectServer
 from verl_tool.servers.replica.replica_log import log_to_stderr
 from verl_tool.servers.replica.replica_parts import isolation_of, make_app, make_toolset
 from verl_tool.servers.replica.router import Router

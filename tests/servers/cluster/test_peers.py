@@ -11,8 +11,9 @@ from serve_harness import DATA, observed
 from toy_tools import Puppet, picture
 
 from verl_tool.content.parts import to_wire
+from verl_tool.http.listening_socket import listen_at
 from verl_tool.protocol import FaultKind, StepRequest
-from verl_tool.servers.cluster.direct_server import DirectServer, guarded, listen_at
+from verl_tool.servers.cluster.direct_server import DirectServer, guarded
 from verl_tool.servers.cluster.members import Member
 from verl_tool.servers.cluster.peers import (
     PeerAwayError,
@@ -155,13 +156,3 @@ async def test_a_peer_that_says_nothing_is_given_up(peers):
     async with server:
         with pytest.raises(PeerTimeoutError):
             await peers.ask(peer, "/health", seconds=0.2)
-
-
-async def test_a_closed_direct_server_refuses_and_says_that_it_is_closed(app, peers):
-    direct = DirectServer(listen_at("127.0.0.1", 0))
-    await direct.open(app)
-    assert direct.is_open()
-    await direct.close(grace_seconds=5.0)
-    assert not direct.is_open()
-    with pytest.raises(PeerAwayError):
-        await peers.step(peer_at(direct.url), requests("a"))

@@ -184,12 +184,6 @@ class TestRefusals:
         assert answer["error"]["field"] == field
         assert words in answer["error"]["message"]
 
-    async def test_a_body_over_the_limit_is_refused_by_its_length(self, servers: LiveServers) -> None:
-        server = await servers.start([Puppet()], max_body_bytes=1000)
-        status, answer = await post(server, batch("x" * 2000))
-        assert status == 413
-        assert "1000 bytes" in answer["error"]["message"]
-
     async def test_a_body_over_the_limit_is_refused_while_it_comes(self, servers: LiveServers) -> None:
         server = await servers.start([Puppet()], max_body_bytes=100_000)
         host, port = server.url.removeprefix("http://").split(":")
@@ -206,7 +200,9 @@ class TestRefusals:
         body = json.dumps(batch(SAY_HI)).encode()
         server = await servers.start([Puppet()], max_body_bytes=len(body))
         assert (await post(server, body))[0] == 200
-        assert (await post(server, body + b" "))[0] == 413
+        status, answer = await post(server, body + b" ")
+        assert status == 413
+        assert f"{len(body)} bytes" in answer["error"]["message"]
 
     async def test_an_unknown_path_lists_the_routes(self, servers: LiveServers) -> None:
         status, body, _ = await get(await servers.start([Puppet()]), "/observe")
@@ -219,21 +215,18 @@ class TestRefusals:
         assert headers["allow"] == "POST"  # type: ignore[call-overload, index]
         assert "POST" in body
 
-    @pytest.mark.parametrize("given", [None, "Bearer wrong", "secret", "Bearer secret2"])
-    async def test_without_the_right_token_nothing_is_served(self, servers: LiveServers, given: str | None) -> None:
+    async def test_without_the_right_token_nothing_is_served(self, servers: LiveServers) -> None:
         puppet = Puppet()
         server = await servers.start([puppet], api_key="secret")
-        headers = {} if given is None else {"authorization": given}
-        status, answer = await post(server, batch(SAY_HI), headers=headers)
-        assert status == 401
-        assert "Bearer" in answer["error"]["message"]
-        assert puppet.runs == []
-        for path in ("/tools", "/metrics", "/replicas", "/nowhere"):
-            assert (await get(server, path, headers=headers))[0] == 401
+        for value in (None, "Bearer wrong", "secret", "Bearer secret2"):
+            headers = {} if value is None else {"authorization": value}
+            status, answer = await post(server, batch(SAY_HI), headers=headers)
+            assert status == 401, value
+            assert "Bearer" in answer["error"]["message"]
+            assert puppet.runs == []
+            for path in ("/tools", "/metrics", "/replicas", "/nowhere"):
+                assert (await get(server, path, headers=headers))[0] == 401, (value, path)
         assert (await get(server, "/health"))[0] == 200
-
-    async def test_the_right_token_is_served(self, servers: LiveServers) -> None:
-        server = await servers.start([Puppet()], api_key="secret")
         assert (await post(server, batch(SAY_HI), headers={"authorization": "Bearer secret"}))[0] == 200
 
     async def test_a_full_queue_answers_503_with_retry_after(self, servers: LiveServers) -> None:

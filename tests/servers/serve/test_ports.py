@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_tool.servers.cluster.direct_server import bind_at, listen_at
+from verl_tool.http.listening_socket import bind_at, listen_at
 from verl_tool.servers.serve import ports
 from verl_tool.servers.serve.ports import (
     PortInUseError,

@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from verl_tool.errors import StartError
-from verl_tool.servers.cluster.direct_server import DirectServer, bind_at
+from verl_tool.http.listening_socket import bind_at
+from verl_tool.servers.cluster.direct_server import DirectServer
 from verl_tool.servers.cluster.members import Member, Members
 from verl_tool.servers.serve import deployment, replica
 from verl_tool.servers.serve.deployment import ToolReplica
@@ -45,6 +46,7 @@ async def test_a_port_is_waited_for_that_a_replaced_server_still_has() -> None:
         assert mine.is_open()
     finally:
         await mine.close(1.0)
+    assert not mine.is_open()
 
 
 async def test_a_server_that_is_stopped_before_it_has_started_serves_nothing() -> None:

@@ -20,17 +20,10 @@ from verl_tool.servers.cluster.peers import Peers
 from verl_tool.servers.replica.replica_log import log_to_stderr
 from verl_tool.servers.serve.replica import LEAVING_SECONDS, REPLICA_VARIABLES, SharedPort, make_member, own_listener
 from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
-from verl_tool.servers.serve.serve_cluster import ServeCluster
 
 DEPLOYMENT = "retrieval"
 CLOSE_SECONDS = 10.0
 """What Serve grants a replica to answer what it works on and to close."""
-
-
-class RetrievalCluster(ServeCluster):
-    """Ray and Serve for one retrieval server; a context manager that gives back what it took."""
-
-    deployment = DEPLOYMENT
 
 
 class RetrievalReplica:

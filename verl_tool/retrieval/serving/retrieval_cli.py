@@ -24,8 +24,6 @@ from verl_tool.servers.settings import new_server_name
 
 START_SECONDS = 900.0
 """Deadline for the replicas to open the index, and to load its embedder."""
-LOOK_SECONDS = 5.0
-"""How often the running server looks whether its cluster is still there."""
 
 
 def serve(
@@ -100,22 +98,22 @@ class _Start:
 def _serve(start: _Start) -> None:
     """Serve until told to stop. Raises VerlToolError."""
     # Ray takes a second to import, which the other commands do without.
-    from verl_tool.retrieval.serving.deployment import RetrievalCluster, application
+    from verl_tool.retrieval.serving.deployment import DEPLOYMENT, application
     from verl_tool.servers.serve.running_server import Signals
+    from verl_tool.servers.serve.serve_cluster import ServeCluster
 
     settings, replicas = start.settings, start.replicas
     assert settings.listen_port is not None
     signals = Signals()
-    signals.install()
-    cluster = RetrievalCluster(
+    cluster = ServeCluster(
         host=settings.listen_host,
         port=settings.listen_port,
         ray_address=start.ray_address,
         logical_cpus=max(os.cpu_count() or 1, 2 * replicas * start.cpus + 1),
         app_name=settings.app_name,
+        deployment=DEPLOYMENT,
     )
     with cluster:
-        # Ray has put its own handler of SIGTERM in the place of ours.
         signals.install()
         cluster.serve_application(application(settings, replicas, start.cpus), START_SECONDS)
         cluster.wait_until_it_answers(lambda status, body: status == 200)
@@ -125,10 +123,7 @@ def _serve(start: _Start) -> None:
         print_address(f"{cluster.url}/retrieve", settings.listen_host, settings.api_key)
         if start.url_file is not None:
             write_url_file(start.url_file, cluster.url)
-        signals.serving = True
-        while not signals.stop:
-            signals.wait(LOOK_SECONDS)
-            if not signals.stop:
-                cluster.live_state()
+        for _ in signals.looks():
+            cluster.live_state()
         console.print("stopping; once more Ctrl-C: at once")
     console.print("stopped")

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from verl_tool.http.http_protocol import BoundedHttp
+from verl_tool.http.listening_socket import BACKLOG, base_url
 from verl_tool.http.messages import HttpError, error_response
 from verl_tool.servers.replica.router import PEER_KEY_HEADER
 
@@ -24,13 +25,8 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 90
 """An idle connection is kept longer than any of our clients keeps it, so that it is never closed under a request."""
-BACKLOG = 4096
-"""Connections that wait to be accepted."""
 BACKLOG_SECONDS = 0.5
 """A server that stops accepts what waits for at most so long."""
-
-_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that stand for all of a machine's, and the one at which the machine itself finds a server there."""
 
 
 class _Server(uvicorn.Server):
@@ -46,9 +42,7 @@ class DirectServer:
 
     def __init__(self, listener: socket.socket) -> None:
         self._socket = listener
-        host, port = listener.getsockname()[:2]
-        host = _REACHED_AT.get(host, host)
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.url = base_url(*listener.getsockname()[:2])
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -126,37 +120,3 @@ def guarded(app: ASGIApp, peer_key: str) -> ASGIApp:
             await error_response(refusal)(scope, receive, send)
 
     return guard
-
-
-def listen_at(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0: any free one. Raises OSError if the port is taken.
-
-    Clients may connect from now on: they wait in the backlog until a server accepts.
-    """
-    listener = bind_at(host, port)
-    try:
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def bind_at(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket that is bound and gets no connection yet. `shared`: other processes of this user may be bound there too.
-
-    Raises OSError if the port is taken.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Connections of a server that has just ended do not hold the port. Linux still allows one listener only.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from unittest import mock
 import ray
 from ray._common.network_utils import is_localhost, node_ip_address_from_perspective
 from ray._private import ray_constants, services
-from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
 from verl_tool.errors import ConfigError
 from verl_tool.util.env_variables import variables_unless_set
@@ -94,7 +94,7 @@ def make_token() -> None:
     path = _token_file()
     if path is not None and path == _default_token_file() and not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_at_once(path, generate_new_authentication_token())
+        _write_at_once(path, secrets.token_hex(32))
     keep_token_private()
 
 

@@ -19,13 +19,13 @@ from hashlib import blake2b
 from pathlib import Path
 
 from verl_tool.errors import VerlToolError
+from verl_tool.http.listening_socket import BACKLOG, bind_at
 
 _SINGLES = range(28_000, 32_768)
 """Ports that `free_ports` gives out: below those that Linux gives to outgoing connections (`ip_local_port_range`),
 above those of Ray's workers."""
 _ABSTRACT = Path("/proc/net/unix")
 """Lists the names of all such sockets."""
-_BACKLOG = 4096
 _CREDENTIALS = struct.Struct("iII")
 """Linux's ``struct ucred``: pid, uid, gid."""
 _PARENT = re.compile(r"^PPid:\s+(\d+)$", re.MULTILINE)
@@ -74,21 +74,16 @@ def hold_port(host: str, port: int, reservation: Reservation | None = None) -> R
     Raises `PortInUseError` too if somebody has the port.
     """
     reservation = reservation or reserve_port(port)
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    holder = socket.socket(family, kind, protocol)
     try:
-        # Connections of a server that has just ended do not hold the port.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(address)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        # Bound alone, it is shared from now on, and gets no connection, because it does not listen.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder = bind_at(host, port)
     except OSError as error:
-        holder.close()
         reservation.release()
         raise PortInUseError(
             f"port {port} on {host} cannot be used: {error.strerror}; choose another with --port"
         ) from error
+    # Bound alone, it is shared from now on, and gets no connection, because it does not listen.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return Reservation(holder, *reservation._holders)
 
 
@@ -133,7 +128,7 @@ def _hold(name: str) -> socket.socket | None:
     try:
         holder.bind(_address(name))
         # Others connect to learn whose it is.
-        holder.listen(_BACKLOG)
+        holder.listen(BACKLOG)
     except OSError:
         holder.close()
         return None

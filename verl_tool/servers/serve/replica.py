@@ -11,8 +11,9 @@ import ray
 from ray import serve
 
 from verl_tool.errors import StartError
+from verl_tool.http.listening_socket import bind_at, listen_at
 from verl_tool.http.web_app import WebApp
-from verl_tool.servers.cluster.direct_server import DirectServer, bind_at, listen_at
+from verl_tool.servers.cluster.direct_server import DirectServer
 from verl_tool.servers.cluster.members import Member
 from verl_tool.servers.serve.local_ray import network_address
 from verl_tool.servers.serve.ports import PortInUseError, Reservation, share_port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -33,20 +33,25 @@ class Signals:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self.serving = False
-        self.stop = False
+        self._serving = False
+        self._stop = False
         self._update = False
+        self.install()
 
     def install(self) -> None:
-        """Handle the signals from now on."""
+        """Handle the signals from now on. Once more after ``ray.init``, which handles SIGTERM itself."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGUSR1, self._on_update)
 
-    def wait(self, seconds: float) -> None:
-        """Return at a signal, or after `seconds`."""
-        self._event.wait(seconds)
-        self._event.clear()
+    def looks(self) -> Iterator[None]:
+        """The server serves: yield every `LOOK_SECONDS`, and at an update, until it is told to stop."""
+        self._serving = True
+        while not self._stop:
+            self._event.wait(LOOK_SECONDS)
+            self._event.clear()
+            if not self._stop:
+                yield
 
     def take_update(self) -> bool:
         """Whether an update was asked for since the last look."""
@@ -54,10 +59,10 @@ class Signals:
         return requested
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        if self.stop or not self.serving:
+        if self._stop or not self._serving:
             console.print("[bold]stopping at once[/bold]")
             raise KeyboardInterrupt
-        self.stop = True
+        self._stop = True
         self._event.set()
 
     def _on_update(self, number: int, frame: FrameType | None) -> None:
@@ -75,21 +80,17 @@ def run_server(
 ) -> None:
     """Serve until told to stop. `settings_now` reads `settings` anew for every update. Raises VerlToolError."""
     signals = Signals()
-    signals.install()
     with cluster:
-        # Ray has put its own handler of SIGTERM in the place of ours.
         signals.install()
         cluster.deploy(settings, replicas, cpus_per_replica=cpus_per_replica)
         cluster.wait_until_it_answers(lambda status, body: status == 200)
         _print_table(cluster, settings)
         if url_file is not None:
             write_url_file(url_file, cluster.url)
-        signals.serving = True
-        while not signals.stop:
-            signals.wait(LOOK_SECONDS)
+        for _ in signals.looks():
             if signals.take_update():
                 _update(cluster, settings_now, replicas, cpus_per_replica)
-            elif not signals.stop:
+            else:
                 cluster.live_state()
         console.print("stopping; once more Ctrl-C: at once")
     console.print("stopped")

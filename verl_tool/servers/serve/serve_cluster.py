@@ -24,6 +24,7 @@ from ray.util import list_named_actors
 from typing_extensions import Self
 
 from verl_tool.errors import ConfigError, StartError
+from verl_tool.http.listening_socket import base_url
 from verl_tool.servers.serve.deployment import DEPLOYMENT, application
 from verl_tool.servers.serve.launcher import NAMESPACE, announce_stop, claim_name, release_name
 from verl_tool.servers.serve.local_ray import keep_token_private, make_token, on_loopback, private_folder
@@ -58,16 +59,24 @@ _INTERRUPTED = 130
 _EXITED = ("NOT_STARTED", ApplicationStatus.DELETING.value)
 
 
+def _cause(text: str) -> str:
+    """The line of a replica's traceback that a user needs: our own error if there is one, else the last."""
+    local = re.findall(r"verl_tool\.errors\.\w+: (.+)", text)
+    if local:
+        return str(local[-1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "Ray gave no reason"
+
+
 class ServeCluster:
     """Ray and Serve for one server; a context manager that gives back what it took.
 
     Replicas of its application listen at `host`, `port` of their nodes. `ray_address`: a running cluster to join; None:
     a local one is started, which ends with this process, with `logical_cpus` for replicas. `app_name`: of the
-    application; another live server may not have it. What a launcher that is dead left under the same name is replaced.
+    application; another live server may not have it. What a launcher that is dead left under the same name is replaced,
+    if its one deployment is called `deployment`, as ours is. `quote`: what a user needs of the words of a replica that
+    could not start.
     """
-
-    deployment = DEPLOYMENT
-    """Name of the one deployment of an application of ours."""
 
     def __init__(
         self,
@@ -77,6 +86,8 @@ class ServeCluster:
         ray_address: str | None = None,
         logical_cpus: int | None = None,
         app_name: str = "verl_tool",
+        deployment: str = DEPLOYMENT,
+        quote: Callable[[str], str] = _cause,
     ) -> None:
         if re.fullmatch(APP_NAME_PATTERN, app_name) is None:
             raise ConfigError(f"--app_name is {excerpt(app_name)}; it must match {APP_NAME_PATTERN}")
@@ -87,6 +98,8 @@ class ServeCluster:
         self._output = ReplicaOutput(app_name, local=self.local)
         self._address = ray_address
         self._logical_cpus = logical_cpus
+        self._deployment = deployment
+        self._quote = quote
         self._stops_serve = True
         self._reserved: Reservation | None = None
         self._deployed = False
@@ -132,8 +145,7 @@ class ServeCluster:
     @property
     def url(self) -> str:
         """Base URL of the server, as seen from this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://{host}:{self.port}"
+        return base_url(self.host, self.port)
 
     def deploy(
         self,
@@ -166,7 +178,7 @@ class ServeCluster:
                 return
             words = self._words(status)
             if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
-                raise StartError(words or self.quote(status.message))
+                raise StartError(words or self._quote(status.message))
             if time.monotonic() > deadline:
                 raise StartError(f"the replicas were not ready in {timeout_seconds:g} s: {words}")
 
@@ -174,6 +186,14 @@ class ServeCluster:
         """Return once `answers` holds of an answer (status, body) of ``/health``. Raises StartError at a deadline."""
         what = f"an answer of {self.url}/health (is there a replica on this node?)"
         wait_until(lambda: _answers(f"{self.url}/health", answers), ANSWER_SECONDS, what)
+
+    def drain(self, timeout_seconds: float) -> None:
+        """Take the application away once its replicas have answered what they work on, at most for so long.
+
+        Serve's own shutdown would cut their answers off.
+        """
+        announce_stop(self.app_name)
+        self._delete(timeout_seconds)
 
     def _has_lost_head(self) -> bool:
         """Whether the local cluster has lost its head: no call of Ray's would come back."""
@@ -202,12 +222,8 @@ class ServeCluster:
         return state
 
     def replicas_words(self) -> str:
-        """What Serve says about the application's replicas, as `quote` gives it; empty if all is well."""
+        """What Serve says about the application's replicas, quoted; empty if all is well."""
         return self._words(self._status())
-
-    def quote(self, words: str) -> str:
-        """What a user needs of the words of a replica that could not start."""
-        return _cause(words)
 
     def _status(self) -> ApplicationStatusOverview | None:
         return serve.status().applications.get(self.app_name)
@@ -218,7 +234,7 @@ class ServeCluster:
 
     def _words(self, status: ApplicationStatusOverview | None) -> str:
         words = "\n".join(deployment.message for deployment in status.deployments.values()) if status else ""
-        return self.quote(words) if words.strip() else ""
+        return self._quote(words) if words.strip() else ""
 
     def _connect(self) -> None:
         if not self.local:
@@ -291,7 +307,7 @@ class ServeCluster:
         own = None if self.local else serve.status().applications.get(self.app_name)
         # What a dead launcher left is ours to end, with the Serve that it may have started.
         self._stops_serve = own is not None or self.local or not _serve_runs()
-        if own is not None and own.deployments and set(own.deployments) != {self.deployment}:
+        if own is not None and own.deployments and set(own.deployments) != {self._deployment}:
             raise StartError(
                 f"the application {self.app_name!r} on this cluster is none of ours; give another name with --app_name"
             )
@@ -382,12 +398,3 @@ def _answers(url: str, answers: Callable[[int, bytes], bool]) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _cause(text: str) -> str:
-    """The line of a replica's traceback that a user needs: our own error if there is one, else the last."""
-    local = re.findall(r"verl_tool\.errors\.\w+: (.+)", text)
-    if local:
-        return str(local[-1])
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "Ray gave no reason"
