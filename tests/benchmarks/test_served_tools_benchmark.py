@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 from aiohttp import web
+from local_server import serve
 from script_module import load_script
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/served_tools.py"
@@ -36,16 +37,8 @@ async def echo(seen: list[str]) -> AsyncIterator[str]:
             response.force_close()
         return response
 
-    app = web.Application()
-    app.router.add_post("/get_observation", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serve(web.post("/get_observation", answer)) as url:
+        yield url
 
 
 async def test_each_answer_is_its_own_and_connections_are_used_again(benchmark: ModuleType) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 import asyncio
 import signal
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
+from local_server import LocalServer
 
 from verl_tool.sandbox import Limits, RunResult, SandboxPool
 
@@ -23,32 +24,25 @@ OUTPUT_BYTES = 1 << 16
 _SHELL = "import subprocess, sys\nsys.exit(subprocess.run(['bash', '0', *sys.argv[1:]]).returncode)"
 
 
-class PistonService:
-    """Serves at `url` between `start` and `stop`."""
+class PistonService(LocalServer):
+    """Piston's API over a sandbox."""
 
     def __init__(self) -> None:
-        self.url = ""
         self.requests: list[dict[str, Any]] = []
         """Bodies of the programs that were asked for."""
         self.most_at_once = 0
         self._now = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/api/v2/runtimes", self._runtimes), web.post("/api/v2/execute", self._execute)]
+
+    async def __aenter__(self) -> Self:
         self._pool = SandboxPool(workers=1, warm_modules=())
-        self._runner: web.AppRunner | None = None
-
-    async def start(self) -> None:
         await self._pool.start()
-        app = web.Application()
-        app.add_routes([web.get("/api/v2/runtimes", self._runtimes), web.post("/api/v2/execute", self._execute)])
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = self._runner.addresses[0]
-        self.url = f"http://{host}:{port}"
+        return await super().__aenter__()
 
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+    async def __aexit__(self, *error: Any) -> None:
+        await super().__aexit__(*error)
         await self._pool.close()
 
     async def _runtimes(self, request: web.Request) -> web.Response:
@@ -133,32 +127,21 @@ def _stage(stdout: str = "", stderr: str = "", code: int | None = 0) -> dict[str
     return {"stdout": stdout, "stderr": stderr, "output": stdout + stderr, "code": code, "signal": None}
 
 
-class OddService:
+class OddService(LocalServer):
     """Answers every request in the way that `answer` says."""
 
     def __init__(self) -> None:
-        self.url = ""
         self.status = 200
         self.body = b""
         self.headers: dict[str, str] = {}
         self.wait_seconds = 0.0
         self.closes = False
-        self.seen: list[web.BaseRequest] = []
-        self._runner: web.ServerRunner | None = None
+        self.seen: list[web.Request] = []
 
-    async def start(self) -> None:
-        self._runner = web.ServerRunner(web.Server(self._handle), shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = self._runner.addresses[0]
-        self.url = f"http://{host}:{port}"
+    def routes(self) -> list[web.RouteDef]:
+        return [web.route("*", "/{path:.*}", self._handle)]
 
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-
-    async def _handle(self, request: web.BaseRequest) -> web.Response:
+    async def _handle(self, request: web.Request) -> web.Response:
         self.seen.append(request)
         await asyncio.sleep(self.wait_seconds)
         if self.closes and request.transport is not None:

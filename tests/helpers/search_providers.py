@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from aiohttp import web
+from local_server import LocalServer
 
 KEYS = {"serper": "SERPER_API_KEY", "brave": "BRAVE_API_KEY", "tavily": "TAVILY_API_KEY"}
 KEYS["brightdata"] = "BRIGHTDATA_API_KEY"
@@ -26,38 +27,24 @@ HTML = (
 _FOUND = ("The harbour of Sandmouth", "https://sandmouth.example/harbour", "Mira Tolk painted it &amp; more.")
 
 
-class Providers:
-    """Serves at `url` between `start` and `stop`."""
+class Providers(LocalServer):
+    """The four search providers."""
 
     def __init__(self) -> None:
-        self.url = ""
         self.asked: list[dict[str, Any]] = []
         """What was searched for: provider, query, count."""
         self.instead: list[web.Response] = []
         """Answers in place of the next ones."""
         self.delay = 0.0
-        self._runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
-        app = web.Application()
+    def routes(self) -> list[web.RouteDef]:
         # Serper and Tavily, and SearXNG by GET, have one path.
-        app.add_routes(
-            [
-                web.post("/search", self._told(self._post_search)),
-                web.get("/search", self._told(self._searxng)),
-                web.get("/res/v1/web/search", self._told(self._brave)),
-                web.post("/request", self._told(self._brightdata)),
-            ]
-        )
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0]
-        self.url = f"http://{host}:{port}"
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        return [
+            web.post("/search", self._told(self._post_search)),
+            web.get("/search", self._told(self._searxng)),
+            web.get("/res/v1/web/search", self._told(self._brave)),
+            web.post("/request", self._told(self._brightdata)),
+        ]
 
     def _told(self, handler: Callable[[web.Request], Awaitable[web.Response]]) -> Any:
         async def answer(request: web.Request) -> web.Response:
@@ -139,30 +126,18 @@ class Providers:
         self.asked.append({"provider": provider, "query": query, "count": count})
 
 
-class Pages:
-    """A few pages of the web at `url`, between `start` and `stop`."""
+class Pages(LocalServer):
+    """A few pages of the web."""
 
     def __init__(self, files: Mapping[str, tuple[bytes, str]] | None = None) -> None:
         """`files`: further ones by name, with their media types."""
         self.files = dict(files or {})
-        self.url = ""
         self.asked: list[str] = []
         self.busy = 0
         """How often ``/busy`` is busy before it answers."""
-        self._runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
-        app = web.Application()
-        app.add_routes([web.get("/{name:.*}", self._page)])
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0]
-        self.url = f"http://{host}:{port}"
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/{name:.*}", self._page)]
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+from local_server import serve
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -18,16 +19,8 @@ async def stand_in(chat: Handler, models: Handler | None = None) -> AsyncIterato
     async def one_model(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "toy", "owned_by": "verl-tool"}]})
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
-    app.router.add_get("/v1/models", models or one_model)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    finally:
-        await runner.cleanup()
+    async with serve(web.post("/v1/chat/completions", chat), web.get("/v1/models", models or one_model)) as url:
+        yield f"{url}/v1"
 
 
 async def begin(request: web.Request) -> web.StreamResponse:

@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import typer
 from real_tokenizers import byte_level
 from run_folders import MODEL, run_folder
+from typer.testing import CliRunner, Result
 
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopReason, Trajectory
+from verl_tool.replay.replay_cli import command
 
 Turn = tuple[str, str]
 """What the model wrote, and what the tool said to it; nothing, if it was not asked."""
@@ -70,3 +73,10 @@ def write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
         for i, (question, answer) in enumerate(rows)
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in written))
+
+
+def replay(*arguments: object) -> Result:
+    """Run the command `replay` in this process."""
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})

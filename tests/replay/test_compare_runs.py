@@ -6,14 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 
 pytest.importorskip("verl")
 
-from stored_runs import trajectory
-from typer.testing import CliRunner, Result
-
-from verl_tool.replay.replay_cli import command
+from stored_runs import replay, trajectory
 
 
 def left(folder: Path, loss: float, answers: list[str], seconds: float = 1.0) -> Path:
@@ -31,42 +27,36 @@ def left(folder: Path, loss: float, answers: list[str], seconds: float = 1.0) ->
     return folder
 
 
-def compared(*arguments: object) -> Result:
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
-
-
 def test_times_and_ids_do_not_count(tmp_path: Path) -> None:
     run, other = left(tmp_path / "a", 0.5, ["4", "5"]), left(tmp_path / "b", 0.5, ["4", "5"], seconds=2.0)
-    result = compared(run, "--same_as", other)
+    result = replay(run, "--same_as", other)
     assert result.exit_code == 0, result.output
     assert "2 lines of metrics and 2 trajectories compared, all the same" in result.output
 
 
 def test_the_first_difference_of_each_line_is_told(tmp_path: Path) -> None:
     run, other = left(tmp_path / "a", 0.5, ["4", "5"]), left(tmp_path / "b", 0.25, ["4", "6", "7"])
-    result = compared(run, "--same_as", other, "--output", tmp_path / "found.jsonl")
+    result = replay(run, "--same_as", other, "--output", tmp_path / "found.jsonl")
     assert result.exit_code == 1
     assert "4 are different" in result.output
     found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert found[0] == {"where": "metrics.jsonl:1 data.actor/pg_loss", "was": 0.5, "now": 0.25}
     assert found[2]["where"] == "step_1.jsonl:2 segments[1].text"
     assert found[3]["where"] == "step_1.jsonl:3"
-    assert compared(run, "--same_as", other, "--accept", tmp_path / "found.jsonl").exit_code == 0
+    assert replay(run, "--same_as", other, "--accept", tmp_path / "found.jsonl").exit_code == 0
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     run = left(tmp_path / "a", 0.5, ["4"])
     (tmp_path / "empty").mkdir()
-    result = compared(run, "--same_as", tmp_path / "empty")
+    result = replay(run, "--same_as", tmp_path / "empty")
     assert result.exit_code == 2
     assert "has no metrics.jsonl" in result.output
     (run / "metrics.jsonl").write_text("{")
-    assert "metrics.jsonl:1 is no JSON" in compared(run, "--same_as", run).output
-    assert "--same_as" in compared(run, "--same_as", run, "--regrade").output
+    assert "metrics.jsonl:1 is no JSON" in replay(run, "--same_as", run).output
+    assert "--same_as" in replay(run, "--same_as", run, "--regrade").output
     (run / "metrics.jsonl").write_text("")
-    assert "or nothing in it" in compared(run, "--same_as", run).output
+    assert "or nothing in it" in replay(run, "--same_as", run).output
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000 + "]" * 100_000, b"\xff", '{"a": 1'], ids=["deep", "no UTF-8", "cut"])
@@ -74,17 +64,17 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str | bytes) 
     run, other = left(tmp_path / "a", 0.5, ["4"]), left(tmp_path / "b", 0.5, ["4"])
     with (other / "trajectories" / "step_1.jsonl").open("ab") as file:
         file.write(line if isinstance(line, bytes) else line.encode())
-    result = compared(run, "--same_as", other)
+    result = replay(run, "--same_as", other)
     assert result.exit_code == 2
     assert "step_1.jsonl:2 is no JSON" in result.output
 
 
 def test_files_that_cannot_be_read_or_written_are_no_difference(tmp_path: Path) -> None:
     run = left(tmp_path / "a", 0.5, ["4"])
-    assert compared(run, "--same_as", run, "--output", tmp_path / "none" / "found.jsonl").exit_code == 2
-    assert compared(run, "--same_as", run, "--accept", tmp_path / "none").exit_code == 2
+    assert replay(run, "--same_as", run, "--output", tmp_path / "none" / "found.jsonl").exit_code == 2
+    assert replay(run, "--same_as", run, "--accept", tmp_path / "none").exit_code == 2
     (run / "trajectories" / "step_2.jsonl").mkdir()
-    assert compared(run, "--same_as", run).exit_code == 2
+    assert replay(run, "--same_as", run).exit_code == 2
 
 
 def test_differences_in_text_that_no_terminal_should_see_are_told(tmp_path: Path) -> None:
@@ -93,8 +83,8 @@ def test_differences_in_text_that_no_terminal_should_see_are_told(tmp_path: Path
     path.write_text(json.dumps({**json.loads(path.read_text()), "extra": {"a": "\ud800\u202e\x1b[31mä"}}) + "\n")
     path = run / "trajectories" / "step_1.jsonl"
     path.write_text(json.dumps({**json.loads(path.read_text()), "extra": {"a": ""}}) + "\n")
-    result = compared(run, "--same_as", other, "--output", tmp_path / "found.jsonl")
+    result = replay(run, "--same_as", other, "--output", tmp_path / "found.jsonl")
     assert result.exit_code == 1
     assert "\\ud800\\u202e\\u001b[31mä" in result.output
     assert json.loads((tmp_path / "found.jsonl").read_text())["now"] == "\ud800\u202e\x1b[31mä"
-    assert compared(run, "--same_as", other, "--accept", tmp_path / "found.jsonl").exit_code == 0
+    assert replay(run, "--same_as", other, "--accept", tmp_path / "found.jsonl").exit_code == 0

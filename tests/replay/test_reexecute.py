@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,13 +49,6 @@ class Shop(Tool):
 """
 ROW = Problem(0, ({"role": "user", "content": "Buy."},), "shop", {}, tools_kwargs={"customer": "Ann"})
 BUY = "<shop>one</shop>"
-
-
-@pytest.fixture
-async def servers() -> AsyncIterator[LiveServers]:
-    running = LiveServers()
-    yield running
-    await running.stop()
 
 
 async def shop(servers: LiveServers, tmp_path: Path, price: str) -> tuple[str, str]:

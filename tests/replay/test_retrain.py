@@ -7,17 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 
 pytest.importorskip("verl")
 
 from calculator_run import ACTOR, SUMMARIES, TRAINS_ON_CPU, Calculator, Run, small_run
-from stored_runs import stored_run, trajectory
-from typer.testing import CliRunner, Result
+from stored_runs import replay, stored_run, trajectory
 
 from verl_tool.agent_loop.trajectory import read_jsonl, write_jsonl
 from verl_tool.errors import ConfigError
-from verl_tool.replay.replay_cli import command
 from verl_tool.replay.retrain import RetrainReport, compared, retraining
 
 pytestmark = pytest.mark.slow
@@ -40,12 +37,6 @@ def run_of(folder: Path, *overrides: str) -> Path:
     return run
 
 
-def again(*arguments: object) -> Result:
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
-
-
 @pytest.mark.parametrize("newer", [False, True])
 def test_it_begins_with_the_weights_before_the_step_and_leaves_the_run_alone(tmp_path: Path, newer: bool) -> None:
     run, folder = run_of(tmp_path, f"trainer.use_v1={newer}", "algorithm.filter_groups.enable=true"), tmp_path / "again"
@@ -62,7 +53,7 @@ def test_it_begins_with_the_weights_before_the_step_and_leaves_the_run_alone(tmp
 
 
 def test_a_step_without_the_weights_before_it_is_told_those_that_have_them(tmp_path: Path) -> None:
-    result = again(run_of(tmp_path), "--retrain", 2, "--run_dir", tmp_path / "again")
+    result = replay(run_of(tmp_path), "--retrain", 2, "--run_dir", tmp_path / "again")
     assert result.exit_code == 2
     told = " ".join(result.output.split())
     assert "step 2 began with the weights of global_step_1" in told
@@ -109,13 +100,13 @@ def test_nothing_is_written_into_the_run(tmp_path: Path) -> None:
 
 def test_a_run_whose_update_is_not_known_is_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    assert "tell no actor/loss and no actor/grad_norm of step 3" in again(run, "--retrain", 3).output
-    assert "no step_4.jsonl; steps that are stored: 1, 2, 3" in again(run, "--retrain", 4).output
+    assert "tell no actor/loss and no actor/grad_norm of step 3" in replay(run, "--retrain", 3).output
+    assert "no step_4.jsonl; steps that are stored: 1, 2, 3" in replay(run, "--retrain", 4).output
     (run / "metrics.jsonl").unlink()
-    result = again(run, "--retrain", 1)
+    result = replay(run, "--retrain", 1)
     assert result.exit_code == 2
     assert "has no metrics.jsonl" in result.output
-    assert "give one of" in again(run, "--retrain", 1, "--regrade").output
+    assert "give one of" in replay(run, "--retrain", 1, "--regrade").output
 
 
 @pytest.mark.timeout(400)
@@ -123,7 +114,7 @@ def test_an_error_of_the_training_is_told(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     for path in run.parent.glob("train.jsonl"):
         path.unlink()
-    result = again(run, "--retrain", 1, "--run_dir", tmp_path / "again")
+    result = replay(run, "--retrain", 1, "--run_dir", tmp_path / "again")
     assert result.exit_code == 2, result.output
     assert "ended with code 1: error:" in " ".join(result.output.split())
 
@@ -168,7 +159,7 @@ def test_an_update_of_a_real_training_comes_out_as_it_did(
     )
     run.finish()
     before = _files(run.folder)
-    result = again(run.folder, "--retrain", 2, "--run_dir", tmp_path / "again", "--tolerance", 1e-5)
+    result = replay(run.folder, "--retrain", 2, "--run_dir", tmp_path / "again", "--tolerance", 1e-5)
     assert result.exit_code == 0, result.output
     assert _files(run.folder) == before
     rates = [Run(folder, ()).steps()[2]["actor/lr"] for folder in (run.folder, tmp_path / "again")]
@@ -176,7 +167,7 @@ def test_an_update_of_a_real_training_comes_out_as_it_did(
     changed = run.folder / "trajectories" / "step_1.jsonl"
     lines = [replace(line, reward=1.0 - (line.reward or 0.0)) for line in read_jsonl(changed)]
     write_jsonl(changed, [*lines[:4], *list(read_jsonl(changed))[4:]])
-    result = again(run.folder, "--retrain", 1, "--run_dir", tmp_path / "other")
+    result = replay(run.folder, "--retrain", 1, "--run_dir", tmp_path / "other")
     assert result.exit_code == 1, result.output
     assert "differs" in result.output
 

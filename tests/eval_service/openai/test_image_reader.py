@@ -200,16 +200,13 @@ async def test_audio_of_a_tool_is_refused_by_the_tools_name() -> None:
 class TestAddresses:
     @pytest.fixture
     async def pages(self) -> AsyncIterator[Pages]:
-        made = Pages(
-            {
-                "one.png": (ONE.data, "image/png"),
-                "octets": (ONE.data, "application/octet-stream"),
-                "large.png": (ONE.data + bytes(9 << 20), "image/png"),
-            }
-        )
-        await made.start()
-        yield made
-        await made.stop()
+        files = {
+            "one.png": (ONE.data, "image/png"),
+            "octets": (ONE.data, "application/octet-stream"),
+            "large.png": (ONE.data + bytes(9 << 20), "image/png"),
+        }
+        async with Pages(files) as made:
+            yield made
 
     async def test_public_ones_are_fetched_where_that_is_allowed(self, pages: Pages) -> None:
         reader = ImageReader(fetches=True)

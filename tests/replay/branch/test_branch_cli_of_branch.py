@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,13 +32,6 @@ pytestmark = pytest.mark.slow
 
 TURNS = ["<shop>tea</shop>", "<shop>rice</shop>", "Result=3"]
 SHORT = "data.max_response_length=128"
-
-
-@pytest.fixture
-async def servers() -> AsyncIterator[LiveServers]:
-    running = LiveServers()
-    yield running
-    await running.stop()
 
 
 async def branched(run: Path, *arguments: object) -> Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -38,13 +37,6 @@ pytestmark = pytest.mark.slow
 
 TURNS = ["<shop>tea</shop>", "<shop>rice</shop>", "Result=3"]
 PLACE = BranchPlace("step_1.jsonl", 1)
-
-
-@pytest.fixture
-async def servers() -> AsyncIterator[LiveServers]:
-    running = LiveServers()
-    yield running
-    await running.stop()
 
 
 async def shop(servers: LiveServers, folder: Path) -> str:

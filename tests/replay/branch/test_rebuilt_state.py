@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,13 +26,6 @@ from verl_tool.verification import Verification
 
 ROW = Problem(0, ({"role": "user", "content": "How many are left?"},), "sums", {})
 TURNS = ["<shop>tea</shop>", "<shop>rice</shop>", "Result=4"]
-
-
-@pytest.fixture
-async def servers() -> AsyncIterator[LiveServers]:
-    running = LiveServers()
-    yield running
-    await running.stop()
 
 
 async def shop(servers: LiveServers, folder: Path, price: str = "3", *, forks: bool = False) -> LiveServer:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from live_server import LiveServers, serve_asgi
+from local_server import serve
 from mcp.server.mcpserver import MCPServer
 from test_tool import ask, serving
 from toy_tools import Puppet
@@ -57,22 +58,8 @@ async def hostile(call: Answer, listed: Answer | None = None) -> AsyncIterator[s
             return web.Response(status=202)
         return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}})
 
-    async with serve(handle) as url:
-        yield url
-
-
-@asynccontextmanager
-async def serve(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_route("*", "/mcp", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
-    finally:
-        await runner.cleanup()
+    async with serve(web.route("*", "/mcp", handle)) as url:
+        yield f"{url}/mcp"
 
 
 def result(message: dict[str, Any], value: Any, **options: Any) -> web.Response:
@@ -224,7 +211,7 @@ async def test_a_server_cannot_have_its_client_ask_for_ever(monkeypatch: pytest.
             before = asked
             await asyncio.sleep(1.0)
 
-    async with serve(handle) as url, serving(at(url, stateful=False)):
+    async with serve(web.route("*", "/mcp", handle)) as url, serving(at(f"{url}/mcp", stateful=False)):
         await asyncio.wait_for(until_it_stops(), 30)
     assert asked > 10
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -46,13 +46,6 @@ from verl_tool.servers.tools.python_code import PythonCodeTool
 from verl_tool.servers.tools.sql import SqlTool
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-async def servers() -> AsyncIterator[LiveServers]:
-    made = LiveServers()
-    yield made
-    await made.stop()
 
 
 async def problems(servers: LiveServers, tools: Sequence[Tool], name: str, cases: Sequence[LiveCase]) -> dict[str, str]:
@@ -131,40 +124,25 @@ async def test_sandbox_fusion_holds(servers: LiveServers) -> None:
 
 
 async def test_piston_holds(servers: LiveServers) -> None:
-    service = PistonService()
-    await service.start()
-    try:
+    async with PistonService() as service:
         tool = tool_class("piston")(url=service.url, timeout_seconds=1)
         assert await problems(servers, [tool], "piston", piston_check.CASES) == {}
-    finally:
-        await servers.stop()
-        await service.stop()
 
 
 async def test_web_search_holds(servers: LiveServers) -> None:
-    providers = Providers()
-    await providers.start()
-    try:
+    async with Providers() as providers:
         tool = tool_class("web_search")(provider="searxng", url=providers.url)
         assert await problems(servers, [tool], "web_search", web_check.CASES) == {}
         assert len(providers.asked) == 2, "each query is asked once"
-    finally:
-        await servers.stop()
-        await providers.stop()
 
 
 async def test_web_page_holds(servers: LiveServers) -> None:
-    pages = Pages()
-    await pages.start()
-    try:
+    async with Pages() as pages:
         tool = tool_class("web_page")(allow_private_addresses=True, workers=1)
         assert await problems(servers, [tool], "web_page", page_check.cases(f"{pages.url}/article", private=True)) == {}
         refusing = tool_class("web_page")(workers=1)
         [private] = page_check.cases("https://a.example")[-1:]
         assert await problems(servers, [refusing], "web_page", [private]) == {}
-    finally:
-        await servers.stop()
-        await pages.stop()
 
 
 class WrongCalculator(tool_class("calculator")):

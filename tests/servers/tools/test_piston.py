@@ -23,10 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service() -> AsyncIterator[PistonService]:
-    made = PistonService()
-    await made.start()
-    yield made
-    await made.stop()
+    async with PistonService() as made:
+        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -184,10 +182,8 @@ async def test_it_does_not_start_without_its_server_or_with_a_limit_above_the_se
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def odd() -> AsyncIterator[OddService]:
-    made = OddService()
-    await made.start()
-    yield made
-    await made.stop()
+    async with OddService() as made:
+        yield made
 
 
 RUN = {"run": {"stdout": "", "stderr": "", "code": None, "signal": None, "status": "XX", "message": "no box"}}

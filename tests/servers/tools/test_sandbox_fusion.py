@@ -39,10 +39,8 @@ async def tool(run_code_url: str) -> AsyncIterator[SandboxFusionTool]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def odd() -> AsyncIterator[OddService]:
-    made = OddService()
-    await made.start()
-    yield made
-    await made.stop()
+    async with OddService() as made:
+        yield made
 
 
 def call(**arguments: object) -> str:

@@ -23,10 +23,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 async def pages() -> AsyncIterator[Pages]:
-    made = Pages()
-    await made.start()
-    yield made
-    await made.stop()
+    async with Pages() as made:
+        yield made
 
 
 @pytest.fixture

@@ -28,10 +28,8 @@ FOUND = "[1] The harbour of Sandmouth\nhttps://sandmouth.example/harbour\nMira T
 
 @pytest.fixture
 async def providers() -> AsyncIterator[Providers]:
-    made = Providers()
-    await made.start()
-    yield made
-    await made.stop()
+    async with Providers() as made:
+        yield made
 
 
 @pytest.fixture
