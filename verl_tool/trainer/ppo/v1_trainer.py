@@ -49,6 +49,7 @@ from verl_tool.trainer.ppo.replay import (
     read_loop_fields,
     read_reward_fields,
     rewards_of,
+    trajectories_of,
 )
 from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, Rewards, bypasses, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
@@ -197,16 +198,16 @@ class AgentTrainerMixin(PPOTrainer):
         keys = [batch.keys[row] for row in index.final]
         description = read_loop_fields(_select(batch, index.final))
         sums = rewards_of(index, batch.partition_id)
-        lines = [row["trajectory"] for row in description]
+        trajectories = trajectories_of(description)
         if partition == "val":
-            self._rollouts.add(lines, sums, step, validation=True, told=read_reward_fields(description))
+            self._rollouts.add(trajectories, sums, step, validation=True, told=read_reward_fields(description))
             return
         expected = prompts * self.config.actor_rollout_ref.rollout.n
         rewards = read_reward_fields(description, [prompt_of(key) for key in keys])
         sums, rewards = self._with_curiosity(keys, batch.partition_id, sums, rewards, invalid_of(description))
         versions = [versions_of(tag) for tag in batch.tags]
         written = self._rollouts.add(
-            lines,
+            trajectories,
             sums,
             step,
             validation=False,
