@@ -72,7 +72,8 @@ class RolloutLog:
         """
         self.tokens = TokenRecords(folder, tokens_every)
         self._folder = folder
-        self._watch = FaultWatch(limits if isinstance(limits, FaultLimits) else FaultLimits(limits))
+        self.limits = limits if isinstance(limits, FaultLimits) else FaultLimits(limits)
+        self._watch = FaultWatch(self.limits)
         self._sampled = sampled
         self._files: dict[str, Path] = {}
         self._lines: dict[str, int] = {}

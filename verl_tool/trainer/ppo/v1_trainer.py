@@ -25,7 +25,6 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_t
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from verl_tool.agent_loop.trajectory import BONUS, RECORD_PLACES
-from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.stored_step import STORED_LINE
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
@@ -176,10 +175,9 @@ class AgentTrainerMixin(PPOTrainer):
         """
         raised, others = self.replay_buffer.take_raised()
         self._raised += raised
-        maximum = options_in(self.config).max_fault_fraction
-        check_replaced(self._raised, max(others, self.config.data.train_batch_size), maximum)
-        self._asked += num_prompts
         filters, batch = self.config.algorithm.filter_groups, self.config.data.train_batch_size
+        check_replaced(self._raised, max(others, batch), self._rollouts.limits.trajectories)
+        self._asked += num_prompts
         if filters.enable and 0 < filters.max_num_gen_batches * batch < self._asked:
             raise NoSignalError(
                 f"step {self.global_steps} needs more than algorithm.filter_groups.max_num_gen_batches="
