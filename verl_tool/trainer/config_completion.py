@@ -125,13 +125,12 @@ def _replace_engine(config: DictConfig) -> None:
 def _choose_tool_server(config: DictConfig) -> EpisodeOptions:
     """Give the loop an address of a tool server; return the loop's options."""
     requested, agent = config.tool_server, config.actor_rollout_ref.agent
+    provided = agent.tool_server_url or agent.tool_config.server_url
+    if requested.start is not None and provided is not None:
+        raise ConfigError(
+            f"tool_server.start={requested.start!r} starts one, tool_server_url={provided!r} names one; give just one"
+        )
     if requested.start is not None:
-        provided = agent.tool_server_url or agent.tool_config.server_url
-        if provided is not None:
-            raise ConfigError(
-                f"tool_server.start={requested.start!r} starts one, tool_server_url={provided!r} names one; "
-                "give just one"
-            )
         requested.port = requested.port or free_ports(1)[0]
         agent.tool_server_url = f"http://127.0.0.1:{requested.port}"
     options = options_in(config)

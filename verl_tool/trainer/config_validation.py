@@ -23,6 +23,7 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.verl.model_config import is_hub_name, why_not_loaded
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManager
+from verl_tool.checks.row_files import file_names
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.tools import Tool
 from verl_tool.trainer.ppo.turns.turn_columns import missing_turn_rewards_message, takes_turn_rewards
@@ -63,8 +64,7 @@ def missing_files(config: DictConfig) -> Iterator[str]:
     if recipe is not None and recipe.make_data:
         maker = f"the recipe makes the files in {recipe.data}"
     for setting in ("train_files", "val_files"):
-        files = data[setting]
-        for name in map(str, [files] if isinstance(files, str) else files or ()):
+        for name in file_names(data[setting]):
             if "://" not in name and not Path(name).expanduser().exists():
                 yield f"data.{setting}: there is no file {name}; {maker}"
     if "://" not in model and not is_hub_name(model) and not Path(model).expanduser().exists():

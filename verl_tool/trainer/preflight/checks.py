@@ -41,8 +41,7 @@ class Preflight:
 
 
 def run_preflight(config: DictConfig, options: EpisodeOptions) -> Preflight:
-    """Check a config after `complete`, which returned `options`: parallel sizes, batches, combinations, packages, CPUs,
-    disk, memory."""
+    """Check what `complete` returned `options` of: sizes, batches, combinations, packages, CPUs, disk, memory."""
     found = Preflight()
     found.problems += [*check_combinations(config), *check_impossible_settings(config, options)]
     if found.problems:  # what follows reads the settings that these name
