@@ -131,7 +131,7 @@ class Scorer:
             "reward_model": dict(problem.reward_model),
             "extra_info": dict(problem.extra_info),
             "ability": problem.ability,
-            "tool_extra_fields": {"trajectory": trajectory.to_json()},
+            "tool_extra_fields": {"trajectory": trajectory},
             "__num_turns__": trajectory.num_turns,
         }
         columns = {name: _column(value) for name, value in row.items()}

@@ -51,7 +51,7 @@ def data(of: Trajectory | None, ground_truth: Any, mask: list[int] | None = None
         "data_source": "test",
         "reward_model": {"style": "rule", "ground_truth": ground_truth},
         "extra_info": {"index": 0},
-        "tool_extra_fields": {"trajectory": of.to_json()} if of is not None else {},
+        "tool_extra_fields": {"trajectory": of} if of is not None else {},
         "__num_turns__": 2,
         **row,
     }

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from verl_loop import composed  # noqa: E402
 
+from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.trainer import config_validation  # noqa: E402
 from verl_tool.trainer.config_validation import check_parts, missing_files  # noqa: E402
@@ -21,6 +22,7 @@ from verl_tool.trainer.ppo.turns import mt_grpo  # noqa: E402, F401 - registers 
 
 pytestmark = pytest.mark.slow
 
+OPTIONS = EpisodeOptions(enable_mtrl=True)
 REWARD = "reward.reward_manager"
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -55,7 +57,7 @@ def problems(*overrides: str) -> str:
     """What stands in the way of a config, or nothing."""
     config = composed("platform=cpu", f"{REWARD}.name=gsm8k", *overrides)
     try:
-        check_parts(config)
+        check_parts(config, OPTIONS)
     except ConfigError as error:
         return str(error)
     return ""
@@ -113,9 +115,9 @@ def test_a_retriever_that_does_not_answer_is_told_before_anything_starts(monkeyp
 
 def test_before_a_recipe_has_made_what_its_tools_read_the_numbers_are_looked_at_alone():
     wrong = ["tool_server.start=pyton_code", f"{REWARD}.name=gsm9k"]
-    check_parts(composed("platform=cpu", *wrong), tool_data_is_there=False)
+    check_parts(composed("platform=cpu", *wrong), OPTIONS, tool_data_is_there=False)
     with pytest.raises(ConfigError, match=r"quantization='fp7' is unknown[^\n]*$"):
-        check_parts(composed("platform=cpu", *wrong, f"{ROLLOUT}.quantization=fp7"), tool_data_is_there=False)
+        check_parts(composed("platform=cpu", *wrong, f"{ROLLOUT}.quantization=fp7"), OPTIONS, tool_data_is_there=False)
 
 
 def test_a_tool_of_one_s_own_is_made(tmp_path):
@@ -217,9 +219,11 @@ def test_a_model_that_the_hub_cannot_give_is_refused_but_for_a_cluster_whose_nod
 DRY_RUN = """
 import sys
 from verl_loop import composed
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.trainer.config_validation import check_parts
 
-check_parts(composed("platform=cpu", "reward.reward_manager.name=torl", "tool_server.start=python_code"))
+config = composed("platform=cpu", "reward.reward_manager.name=torl", "tool_server.start=python_code")
+check_parts(config, EpisodeOptions(enable_mtrl=True))
 import ray
 print(sorted({"vllm", "sglang"} & set(sys.modules)), ray.is_initialized())
 """

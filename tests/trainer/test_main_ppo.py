@@ -269,7 +269,7 @@ def test_a_dry_run_prints_the_config_then_what_would_be_refused_and_leaves_nothi
 
 def test_a_dry_run_prints_what_it_warns_of_and_the_estimate_of_memory(tmp_path, capsys, monkeypatch):
     found = Preflight(warnings=["little room"], memory=Table("phase", "total"))
-    monkeypatch.setattr(config_validation, "run_preflight", lambda _config: found)
+    monkeypatch.setattr(config_validation, "run_preflight", lambda *_: found)
     monkeypatch.setattr(main_ppo, "run_preflight_checks", lambda *_args, **_kwargs: None)
     files = [f"data.train_files={tmp_path}/no.parquet", "data.val_files=null", "tool_server.start=calculator"]
     reward = "reward.reward_manager.name=gsm8k"

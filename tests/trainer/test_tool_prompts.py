@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +80,15 @@ async def test_a_tool_is_called_by_a_tag_of_its_name_in_chat_mode(tmp_path: Path
     engine = ScriptedEngine(tokenizer, f"{thought}So {call}", "42", call)
     loop = loop_of(config, tokenizer, engine)
     output = await loop.run({}, raw_prompt=[{"role": "user", "content": f"Write {call}."}])
-    [record] = json.loads(output.extra_fields["trajectory"])["calls"]
-    assert (record["names"], record["valid"]) == (["calculator"], True)
-    assert "42" in record["observation"]
-    masked = [token for token, is_call in zip(output.response_ids, output.action_mask, strict=True) if is_call]
+    [record] = output.extra_fields["trajectory"].calls
+    assert (record.names, record.valid) == (("calculator",), True)
+    assert "42" in record.observation
+    mask = output.extra_fields["action_mask"]
+    masked = [token for token, is_call in zip(output.response_ids, mask, strict=True) if is_call]
     assert tokenizer.decode(masked) == call
     other = await loop.run({}, raw_prompt=SHORT["prompt"], extra_info={"tool_selection": ["finish"]})
-    assert json.loads(other.extra_fields["trajectory"])["calls"] == []
-    assert sum(other.action_mask) == 0
+    assert other.extra_fields["trajectory"].calls == ()
+    assert sum(other.extra_fields["action_mask"]) == 0
 
 
 def test_a_server_that_does_not_tell_its_tools_is_named_with_the_remedy(tmp_path: Path) -> None:
@@ -176,14 +176,14 @@ async def test_the_loop_tells_of_the_tools_that_a_row_lists_and_lets_it_use_no_o
     engine = ScriptedEngine(tokenizer, call, "42", call, "no")
     loop = loop_of(config, tokenizer, engine)
     row = {"raw_prompt": SHORT["prompt"], "tools_kwargs": {"unit": "m", "tools": ["calculator"]}}
-    told = json.loads((await loop.run({}, **row)).extra_fields["trajectory"])
+    told = (await loop.run({}, **row)).extra_fields["trajectory"]
     prompt = tokenizer.decode(engine.asked[0][1])
     assert ('"calculator"' in prompt, '"finish"' in prompt) == (True, False)
-    assert "42" in told["calls"][0]["observation"]
+    assert "42" in told.calls[0].observation
     row = {"raw_prompt": SHORT["prompt"], "extra_info": {"tool_selection": ["finish"]}}
-    refused = json.loads((await loop.run({}, **row)).extra_fields["trajectory"])
-    assert not refused["calls"][0]["valid"]
-    assert "42" not in refused["calls"][0]["observation"]
+    refused = (await loop.run({}, **row)).extra_fields["trajectory"]
+    assert not refused.calls[0].valid
+    assert "42" not in refused.calls[0].observation
     with pytest.raises(ConfigError, match="row 5 of the data: the tool 'nope' is unknown; known: calculator, finish"):
         await loop.run({}, raw_prompt=SHORT["prompt"], tools_kwargs={"tools": ["nope"]}, index=5)
 

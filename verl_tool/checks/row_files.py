@@ -90,11 +90,12 @@ def row_files(config: DictConfig) -> tuple[RowFile, ...]:
     """The files that a training reads, each once. None if a class of the user's makes other rows of them."""
     if config.data.get("custom_cls", {}).get("path") is not None:
         return ()
-    names = [name for files in (config.data.train_files, config.data.get("val_files")) for name in _names(files)]
+    names = [name for files in (config.data.train_files, config.data.get("val_files")) for name in file_names(files)]
     return tuple(RowFile(Path(name).expanduser()) for name in dict.fromkeys(names))
 
 
-def _names(files: Any) -> list[str]:
+def file_names(files: Any) -> list[str]:
+    """The names in ``data.train_files`` or ``data.val_files``: one, several, or none."""
     return [str(name) for name in ([files] if isinstance(files, str) else files or ())]
 
 
@@ -154,7 +155,7 @@ def check_row_count(config: DictConfig, files: Sequence[RowFile]) -> None:
     `row_files`."""
     data, batch = config.data, config.data.train_batch_size
     known = {file.path: file for file in files}
-    requested = [known.get(Path(name).expanduser()) for name in _names(data.train_files)]
+    requested = [known.get(Path(name).expanduser()) for name in file_names(data.train_files)]
     counts = [file.count() if file is not None else None for file in requested]
     if config.trainer.get("val_only", False) or not counts or None in counts:
         return

@@ -17,7 +17,7 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.tool_descriptions import ask_for_tools, serves_mcp, tools_in
-from verl_tool.checks.row_files import SUFFIXES, RowFile
+from verl_tool.checks.row_files import SUFFIXES, RowFile, file_names
 from verl_tool.checks.setup import MADE_UP_TOOL, Row
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
@@ -54,14 +54,14 @@ def read_config(path: Path) -> OfConfig:
     config = run_config(path)
     try:
         model, data, reward = config.actor_rollout_ref.model, config.data, config.reward
-        manager = reward.reward_manager
+        manager, names = reward.reward_manager, file_names(data.train_files) + file_names(data.val_files)
         return OfConfig(
             options=options_in(config),
             model=str(model.path),
             chat_template=model.get("custom_chat_template"),
             chat_template_kwargs=OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create({})),  # type: ignore[arg-type]
             trust_remote_code=bool(model.get("trust_remote_code", False)),
-            data=tuple(RowFile(Path(name).expanduser()) for name in _names(data.train_files) + _names(data.val_files)),
+            data=tuple(RowFile(Path(name).expanduser()) for name in dict.fromkeys(names)),
             prompt_key=str(data.prompt_key),
             drops_overlong=bool(data.filter_overlong_prompts),
             reward_manager=str(manager.name if manager.source == "register" else manager.module.path),
@@ -74,10 +74,6 @@ def read_config(path: Path) -> OfConfig:
             f"{path} is no config of a training as a run leaves it (config.yaml): {error}. A recipe's own file is only "
             "a part of one; DRY_RUN=1 bash train.sh looks at that with the same checks"
         ) from error
-
-
-def _names(files: Any) -> list[str]:
-    return [str(name) for name in ([files] if isinstance(files, str) else files or ())]
 
 
 def rows_in(files: Sequence[RowFile], prompt_key: str) -> tuple[Row, ...]:

@@ -57,7 +57,7 @@ def complete(config: DictConfig) -> EpisodeOptions:
         if config.trainer.device == "cpu":
             _check_cpu(config)
         choose_attention(config)
-        _choose_tool_server(config)
+        options = _choose_tool_server(config)
         if config.actor_rollout_ref.rollout.agent.agent_loop_config_path is None:
             config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(AGENT_LOOPS)
         _leave_resources_to_cluster(config)
@@ -68,7 +68,6 @@ def complete(config: DictConfig) -> EpisodeOptions:
         if config.deterministic:
             make_deterministic(config)
     check_backends(config)
-    options = options_in(config)
     _check_lengths(config, options)
     MetricWatch(config.metric_limits)
     if config.algorithm.filter_groups.enable and not config.trainer.use_v1:
@@ -123,25 +122,26 @@ def _replace_engine(config: DictConfig) -> None:
         config.actor_rollout_ref.rollout.agent.num_workers = 1
 
 
-def _choose_tool_server(config: DictConfig) -> None:
+def _choose_tool_server(config: DictConfig) -> EpisodeOptions:
+    """Give the loop an address of a tool server; return the loop's options."""
     requested, agent = config.tool_server, config.actor_rollout_ref.agent
-    if requested.start is None:
-        options = options_in(config)
-        if options.enable_agent and options.tool_server_url is None:
-            raise ConfigError(
-                "no tool server: set tool_server.start=python_code to start one (empty for tools of MCP servers alone, "
-                "with tool_server.args=[--mcp,servers.json]), "
-                "actor_rollout_ref.agent.tool_server_url=http://127.0.0.1:5000 to use a running one, "
-                "or actor_rollout_ref.agent.enable_agent=false"
-            )
-        return
     provided = agent.tool_server_url or agent.tool_config.server_url
-    if provided is not None:
+    if requested.start is not None and provided is not None:
         raise ConfigError(
             f"tool_server.start={requested.start!r} starts one, tool_server_url={provided!r} names one; give just one"
         )
-    requested.port = requested.port or free_ports(1)[0]
-    agent.tool_server_url = f"http://127.0.0.1:{requested.port}"
+    if requested.start is not None:
+        requested.port = requested.port or free_ports(1)[0]
+        agent.tool_server_url = f"http://127.0.0.1:{requested.port}"
+    options = options_in(config)
+    if options.enable_agent and options.tool_server_url is None:
+        raise ConfigError(
+            "no tool server: set tool_server.start=python_code to start one (empty for tools of MCP servers alone, "
+            "with tool_server.args=[--mcp,servers.json]), "
+            "actor_rollout_ref.agent.tool_server_url=http://127.0.0.1:5000 to use a running one, "
+            "or actor_rollout_ref.agent.enable_agent=false"
+        )
+    return options
 
 
 def _check_cpu(config: DictConfig) -> None:

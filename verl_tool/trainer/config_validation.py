@@ -19,9 +19,11 @@ from pydantic import ValidationError
 from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.verl.model_config import is_hub_name, why_not_loaded
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 from verl_tool.agent_workers.reward_manager.by_source import BySourceRewardManager
+from verl_tool.checks.row_files import file_names
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.tools import Tool
 from verl_tool.trainer.ppo.turns.turn_columns import missing_turn_rewards_message, takes_turn_rewards
@@ -35,12 +37,12 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """click's, or that of the copy of click which newer versions of typer have."""
 
 
-def check_parts(config: DictConfig, *, tool_data_is_there: bool = True) -> Preflight:
+def check_parts(config: DictConfig, options: EpisodeOptions, *, tool_data_is_there: bool = True) -> Preflight:
     """What may go wrong in a training with this config. Raises ConfigError that tells all that stands in its way.
 
     Not `tool_data_is_there`: tools and reward manager, which read what a recipe has yet to make, are not looked at.
     """
-    preflight, problems = run_preflight(config), list(_of_gpus(config))
+    preflight, problems = run_preflight(config, options), list(_of_gpus(config))
     if config.dry_run:  # perhaps on a login node
         preflight.warnings += [f"not checked: {problem}" for problem in problems]
         problems = []
@@ -62,8 +64,7 @@ def missing_files(config: DictConfig) -> Iterator[str]:
     if recipe is not None and recipe.make_data:
         maker = f"the recipe makes the files in {recipe.data}"
     for setting in ("train_files", "val_files"):
-        files = data[setting]
-        for name in map(str, [files] if isinstance(files, str) else files or ()):
+        for name in file_names(data[setting]):
             if "://" not in name and not Path(name).expanduser().exists():
                 yield f"data.{setting}: there is no file {name}; {maker}"
     if "://" not in model and not is_hub_name(model) and not Path(model).expanduser().exists():

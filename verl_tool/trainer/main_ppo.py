@@ -171,7 +171,7 @@ def dry_run(config: DictConfig) -> None:
                 f"not there yet: recipe.tool_data: the recipe makes {folder} for its tools, then they are checked",
                 file=sys.stderr,
             )
-        preflight = check_parts(config, tool_data_is_there=folder is None)
+        preflight = check_parts(config, options, tool_data_is_there=folder is None)
         for warning in preflight.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         if preflight.memory is not None:
@@ -200,7 +200,7 @@ def prepare(config: DictConfig, console: Console) -> EpisodeOptions:
 
     options = complete(config)
     make_tool_data(config, console)
-    for warning in check_parts(config).warnings:
+    for warning in check_parts(config, options).warnings:
         log.warning("%s", warning)
     check_same_run(config)
     check_tool_server(config, options)

@@ -61,7 +61,7 @@ async def run(engine: StandInSGLang, tokenizer: Any, url: str | None, *overrides
         *("data.max_response_length=200", "actor_rollout_ref.agent.max_turns=1", *overrides),
     )
     output = await loop.run(dict(SAMPLING), raw_prompt=PROMPT)
-    record = Trajectory.from_json(output.extra_fields["trajectory"])
+    record = output.extra_fields["trajectory"]
     assert record.response_log_probs == output.response_logprobs
     return record
 

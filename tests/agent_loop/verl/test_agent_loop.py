@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from live_server import LiveServers  # noqa: E402
 from toy_model import ToyTokenizer  # noqa: E402
+from transfer_queue.utils.serial_utils import decode, encode  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap  # noqa: E402
 from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
@@ -52,7 +54,7 @@ async def test_a_row_without_tools():
     assert output.response_mask == [1, 1]
     assert output.response_logprobs == [-0.5, -0.5]
     assert engine.asked[0][3] == 9
-    record = Trajectory.from_json(output.extra_fields["trajectory"])
+    record = output.extra_fields["trajectory"]
     assert record.extra == {"index": 3, "data_source": "sums"}
     assert record.stop is StopReason.ANSWERED
 
@@ -115,12 +117,13 @@ async def test_nothing_of_the_gold_answer_reaches_the_server():
     )
     row = {"reward_model": {"ground_truth": "SECRET"}, "extra_info": {"solution": "SECRET"}}
     output = await loop.run({}, raw_prompt=[{"role": "user", "content": "6*7?"}], tools_kwargs={"unit": "m"}, **row)
-    record = json.loads(output.extra_fields["trajectory"])
-    assert "SECRET" not in json.dumps(record)
-    assert record["stop"] == "fault"
+    record = output.extra_fields["trajectory"].to_json()
+    assert "SECRET" not in record
+    assert '"stop":"fault"' in record
     assert output.extra_fields["excluded_from_group"] is True
     assert not any(output.response_mask)
-    assert sum(output.action_mask) == sum(output.turn_ids) == len("<request><calculator>6*7<call>")
+    written = len("<request><calculator>6*7<call>")
+    assert [sum(output.extra_fields[name]) for name in ("action_mask", "turn_ids")] == [written, written]
 
 
 async def test_a_row_and_a_validation_have_their_own_limits(servers: LiveServers):
@@ -138,7 +141,7 @@ async def test_a_row_and_a_validation_have_their_own_limits(servers: LiveServers
 
     async def calls(**row):
         output = await loop.run({}, raw_prompt=[{"role": "user", "content": "6*7?"}], **row)
-        record = Trajectory.from_json(output.extra_fields["trajectory"])
+        record = output.extra_fields["trajectory"]
         return len(record.calls), record.stop
 
     # A call and its answer are over 40 tokens of a byte each.
@@ -170,7 +173,7 @@ async def test_a_row_brings_files_and_its_verifier_judges_what_is_left(servers: 
         },
     }
     output = await loop.run({}, raw_prompt=[{"role": "user", "content": "Copy it."}], **row)
-    record = Trajectory.from_json(output.extra_fields["trajectory"])
+    record = output.extra_fields["trajectory"]
     assert record.verdict is not None
     assert (record.verdict.reward, record.verdict.fault) == (1.0, None)
     for column, told in (
@@ -237,10 +240,20 @@ def test_the_main_agents_row_is_the_last_and_carries_the_record():
     outputs = as_verl_outputs(rollout, EngineUse(), ToyTokenizer())
     assert [output.prompt_ids for output in outputs] == [[7, 8], [9], [1]]
     assert [output.response_ids for output in outputs] == [[3], [5], [2, 4]]
-    assert [output.turn_ids for output in outputs] == [[1], [2], [1, 2]]
+    assert [output.extra_fields["turn_ids"] for output in outputs] == [[1], [2], [1, 2]]
     assert [output.extra_fields[RECORD_PLACES] for output in outputs] == [[(1, 1)], [(3, 1)], [(0, 1), (2, 1)]]
     assert [output.is_final for output in outputs] == ["trajectory" in output.extra_fields for output in outputs]
     assert [output.is_final for output in outputs] == [False, False, True]
+
+
+def test_the_record_crosses_transfer_queue_as_it_is():
+    segments = (Segment(Author.PROMPT, (1,)), Segment(Author.MODEL, (2, 3), (-1.0, -float("inf")), "ab"))
+    rollout = Trajectory("t", segments, StopReason.ANSWERED)
+    [output] = as_verl_outputs(rollout, EngineUse(), ToyTokenizer())
+    assert output.extra_fields["trajectory"] == rollout
+    [row] = decode(encode([output.as_dict()["extra_fields"]]))
+    assert pickle.loads(row["trajectory"]) == rollout
+    assert not {"action_mask", "turn_ids"} & row.keys(), "they are columns, and slow as lists"
 
 
 def rewards_of(outputs: Sequence[Any], told: dict[str, Any]) -> list[list[float]]:

@@ -23,7 +23,6 @@ from verl.utils.model import extract_multi_modal_inputs  # noqa: E402
 from verl_loop import ScriptedEngine, composed, loop_of, make_loop, make_tokenizer  # noqa: E402
 
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
-from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.agent_loop import ToolLoopOutput, VerlToolAgentLoop  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.protocol import FaultKind  # noqa: E402
@@ -106,8 +105,9 @@ async def test_images_of_the_prompt_and_of_a_tool(servers: LiveServers, folder: 
     )
     own = [striped(1), striped(2, 40)]
     output = await loop.run({}, **shown_in_row(*own))
-    record = Trajectory.from_json(output.extra_fields["trajectory"])
+    record = output.extra_fields["trajectory"]
     assert record.fault is None
+    assert record.images == {}, "their files cross to the trainer beside the record"
     images = [s.image for s in record.segments if s.image is not None]
     assert images[:2] == [image.sha256 for image in own]
     assert [len(sizes) for sizes in engine.seen] == sorted(len(sizes) for sizes in engine.seen)
@@ -173,7 +173,7 @@ async def test_what_concerns_one_trajectory_is_its_fault_alone(folder: Path, pro
         ({"raw_prompt": [{"role": "user", "content": [{"type": "image", "bytes": broken.data}]}]}, "cannot be decoded"),
     ):
         output = await loop.run({}, **row)
-        record = Trajectory.from_json(output.extra_fields["trajectory"])
+        record = output.extra_fields["trajectory"]
         assert record.fault is not None
         assert words in record.fault.message
         assert not any(output.response_mask)
@@ -186,7 +186,7 @@ async def test_more_images_than_the_engine_takes(folder: Path, processor: Any) -
     limit = "+actor_rollout_ref.rollout.limit_images=1"
     loop = loop_over(folder, processor, LookingEngine(processor.tokenizer, "4"), NO_TOOLS, limit)
     output = await loop.run({}, **shown_in_row(striped(1), striped(2)))
-    fault = Trajectory.from_json(output.extra_fields["trajectory"]).fault
+    fault = output.extra_fields["trajectory"].fault
     assert fault is not None
     assert fault.message == "2 images in one trajectory, and the engine takes 1; raise limit_images"
     assert trained_on(processor, output)[1]["image_grid_thw"].shape == (2, 3)

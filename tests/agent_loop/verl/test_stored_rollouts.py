@@ -71,6 +71,6 @@ async def test_the_loop_gives_them_to_verl_and_asks_no_engine(folder: Path) -> N
     assert outputs[0].response_logprobs == [-0.5]
     assert outputs[0].response_mask == [1]
     assert outputs[0].extra_fields["min_global_steps"] == 4
-    record = Trajectory.from_json(outputs[1].extra_fields["trajectory"])
+    record = outputs[1].extra_fields["trajectory"]
     assert (record.extra, record.trajectory_id == "then-b") == ({"index": 0}, False)
     assert engine.asked == []

@@ -211,6 +211,12 @@ async def test_a_trajectory_without_record_is_told_apart_by_its_mask() -> None:
     assert (await manager("gsm8k").run_single(data(None, "5", ids=ids[:-1])))["reward_score"] == 1.0
 
 
+async def test_another_loop_tells_its_record_as_json() -> None:
+    told = trajectory(("tool", "#### 5"), ("model", "#### 6"))
+    row = data(told, "5", tool_extra_fields={"trajectory": told.to_json()})
+    assert (await manager("gsm8k").run_single(row))["reward_score"] == 0.0
+
+
 async def test_a_faulted_trajectory_is_not_graded() -> None:
     fault = Fault(kind=FaultKind.UNREACHABLE, message="no server", retryable=True)
     of = trajectory(("model", "#### 5"), fault=fault, stop=StopReason.FAULT)

@@ -32,7 +32,6 @@ from eval_service.openai.requests import ChatRequest, read_request  # noqa: E402
 from eval_service.openai.response_builder import ResponseBuilder  # noqa: E402
 from eval_service.service import GenerationJob, Service  # noqa: E402
 from verl_tool.agent_loop.options import EpisodeOptions  # noqa: E402
-from verl_tool.agent_loop.trajectory import Trajectory  # noqa: E402
 from verl_tool.agent_loop.verl.config import options_in  # noqa: E402
 from verl_tool.checks.row_files import row_files  # noqa: E402
 from verl_tool.client import ToolClient  # noqa: E402
@@ -165,7 +164,7 @@ async def test_tools_of_an_mcp_server_are_told_alike_and_called_in_training_endp
     save_config(config)
     engine = ScriptedEngine(tokenizer, *(turn + tokenizer.eos_token for turn in turns))
     output = await loop_of(config, tokenizer, engine).run({}, raw_prompt=ASKED)
-    trained = Trajectory.from_json(output.extra_fields["trajectory"])
+    trained = output.extra_fields["trajectory"]
     prompt = engine.asked[0][1]
     assert json.dumps(TEXT) in tokenizer.decode(prompt)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -46,8 +47,7 @@ def provoked(name: str = "d") -> Trajectory:
 
 def added(trajectories: list[Trajectory], most: float = 1.0, folder=None, sampled=None, **told) -> RolloutLog:
     log = RolloutLog(folder, most, sampled)
-    lines = [t.to_json() for t in trajectories]
-    log.add(lines, [1.0] * len(lines), 1, validation=False, told=Rewards(**told))
+    log.add(trajectories, [1.0] * len(trajectories), 1, validation=False, told=Rewards(**told))
     return log
 
 
@@ -111,10 +111,10 @@ def test_what_a_model_could_bring_about_is_told(excluded, fault, provokable):
 def test_what_did_not_come_and_what_was_filtered_count_too():
     log = RolloutLog(None, 0.5)
     with pytest.raises(TooManyFaultsError, match="lost 3"):
-        log.add([solved().to_json()] * 2, None, 1, validation=False, lost=3)
+        log.add([solved()] * 2, None, 1, validation=False, lost=3)
     filtered = Rewards().outcomes([faulted(), faulted()], None)
     with pytest.raises(TooManyFaultsError, match="unreachable 2"):
-        log.add([solved().to_json()], None, 1, validation=False, filtered=filtered)
+        log.add([solved()], None, 1, validation=False, filtered=filtered)
 
 
 def test_who_is_left_alone_is_told(tmp_path):
@@ -129,7 +129,7 @@ def test_a_step_that_samples_twice_keeps_both(tmp_path):
     log = RolloutLog(tmp_path, 0.5)
     (tmp_path / "step_3.jsonl").write_text("of an earlier start\n")
     for name in "ab":
-        log.add([solved(name).to_json()], [0.0], 3, validation=False)
+        log.add([solved(name)], [0.0], 3, validation=False)
     assert [t.trajectory_id for t in read_jsonl(tmp_path / "step_3.jsonl")] == ["a", "b"]
     assert log.take_metrics()["agent/tool/submit/calls"] == 2
     assert log.take_metrics() == {}
@@ -163,7 +163,7 @@ def test_greedy_baselines_are_no_trajectories_of_the_training(tmp_path):
     output = DataProto.from_dict(
         tensors={"response_mask": torch.ones(n, 3, dtype=torch.int64), "rm_scores": scores},
         non_tensors={
-            "trajectory": column([t.to_json() for t in trajectories]),
+            "trajectory": column(trajectories),
             LOOP_FAULT: column([False] * 5 + [True]),
             "action_mask": column([[0, 0, 0]] * n),
             "turn_ids": column([[1, 1, 1]] * n),
@@ -254,13 +254,14 @@ def test_scores_of_invalid_rows_are_in_no_mean(invalid, mean):
 )
 @pytest.mark.parametrize("metric", ["acc", "reward"])
 def test_groups_are_filtered_by_the_rows_that_count(values, filtered, metric, monkeypatch):
-    """None is a fault, of which verl-tool's loop tells NaN. The reward is the row's, not a column of that name."""
+    """None is a fault, of which verl-tool's loop tells NaN. The reward is the row's, not a column of that name. Every
+    second record is of another loop."""
     store = StoredRows()
     monkeypatch.setattr("verl_tool.trainer.ppo.replay.tq", store)
     rows = {
         f"u_{i}_0": {
             "extra_fields": {
-                "trajectory": (faulted() if value is None else solved()).to_json(),
+                "trajectory": (pickle.dumps, Trajectory.to_json)[i % 2](faulted() if value is None else solved()),
                 LOOP_FAULT: value is None,
                 "reward_extra_info": {"acc": float("nan") if value is None else float(value), "reward": float(i)},
             },

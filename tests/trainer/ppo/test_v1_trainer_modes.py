@@ -136,12 +136,12 @@ def sampled(prompts: Prompts, warm_up: int, most: float, monkeypatch: pytest.Mon
     trainer.config = OmegaConf.create(
         {
             "data": {"train_batch_size": BATCH},
-            "actor_rollout_ref": {"rollout": {"n": 1}, "agent": {"max_fault_fraction": most, "enable_agent": False}},
+            "actor_rollout_ref": {"rollout": {"n": 1}},
             "algorithm": {"filter_groups": {"enable": False}},
         }
     )
     trainer._progress, trainer.global_steps, trainer.total_training_steps = Quiet(), 1, 1
-    trainer._ids = None
+    trainer._ids, trainer._rollouts = None, RolloutLog(None, most)
     buffer = replay.make_valid_group_buffer(verl_replay.ReplayBufferAsync)(
         trainer_mode="colocate_async",
         trainer_config={},
@@ -179,7 +179,7 @@ def test_warm_up_passes_no_limit_of_a_step(monkeypatch):
     monkeypatch.setattr(PPOTrainer, "__init__", lambda self, config: setattr(self, "config", config))
     monkeypatch.setattr(PPOTrainer, "on_step_begin", lambda self: None)
     monkeypatch.setattr(PPOTrainer, "_add_prompts_to_generate", lambda self, n: n)
-    monkeypatch.setattr(v1_trainer, "rollout_log", lambda config: None)
+    monkeypatch.setattr(v1_trainer, "rollout_log", lambda config: RolloutLog(None, 1.0))
     monkeypatch.setattr(v1_trainer, "Progress", lambda seconds: Quiet())
     limits = [f"algorithm.filter_groups.{name}" for name in ("enable=true", "max_num_gen_batches=1")]
     register_agent_trainer("sync")

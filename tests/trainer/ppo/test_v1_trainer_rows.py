@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,7 +73,7 @@ def stored(store: StoredRows, rows: Rows, faulted: str = "") -> KVBatchMeta:
         }
         loop = {LOOP_FAULT: key == faulted, "reward_extra_info": {REWARD_FAULT: "", "acc": 0.0}}
         if place in index.final:
-            loop["trajectory"] = solved(key).to_json()
+            loop["trajectory"] = pickle.dumps(solved(key))
         fields[key] = tensors | {
             "rm_scores": rows.data.batch["token_level_scores"][place, :length],
             "responses": torch.zeros(length, dtype=torch.int64),

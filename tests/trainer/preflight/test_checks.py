@@ -10,11 +10,13 @@ pytest.importorskip("verl")
 
 from preflight_configs import GPU_FILES, changed_config, gpu_config
 
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.trainer.preflight import packages
 from verl_tool.trainer.preflight.checks import run_preflight
 
 pytestmark = pytest.mark.slow
 
+OPTIONS = EpisodeOptions(enable_mtrl=True)
 ROW_LIMIT = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 ONE_GPU = {
     # Full parameters of 7 billion weights, and two GPUs per engine, need more than one.
@@ -45,7 +47,7 @@ def test_recipes_pass_on_one_to_eight_gpus_and_two_nodes(file, gpus, nodes):
     settings = {"trainer.n_gpus_per_node": gpus, "trainer.nnodes": nodes, "gpu_memory_gb": 80}
     if gpus * nodes == 16:  # the two whose batches are too small for so many
         settings |= OF_SIXTEEN.get(file, {})
-    found = run_preflight(changed_config(file, settings))
+    found = run_preflight(changed_config(file, settings), OPTIONS)
     if gpus * nodes == 1 and not ONE_GPU[file]:
         assert found.problems
     elif gpus * nodes == 2 and not ONE_GPU[file]:
@@ -60,7 +62,8 @@ def test_all_problems_are_found_at_once():
             actor_rollout_ref__rollout__tensor_model_parallel_size=3,
             actor_rollout_ref__actor__ppo_max_token_len_per_gpu=100,
             ray_kwargs__ray_init__num_cpus=4,
-        )
+        ),
+        OPTIONS,
     )
     assert list(dict.fromkeys(problem.split("=")[0] for problem in found.problems)) == [
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -72,7 +75,7 @@ def test_all_problems_are_found_at_once():
 
 
 def test_a_model_that_is_not_here_is_named_as_not_checked():
-    found = run_preflight(gpu_config(recipe__model="some/model", gpu_memory_gb=80))
+    found = run_preflight(gpu_config(recipe__model="some/model", gpu_memory_gb=80), OPTIONS)
     assert not found.problems
     assert [warning for warning in found.warnings if "some/model" in warning] == [
         "not checked: parallel sizes and lengths against the model: config.json of some/model is not here",
@@ -82,7 +85,7 @@ def test_a_model_that_is_not_here_is_named_as_not_checked():
 
 def test_a_broken_config_of_a_model_stops_nothing(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "of_another_world"}))
-    found = run_preflight(gpu_config(recipe__model=str(tmp_path)))
+    found = run_preflight(gpu_config(recipe__model=str(tmp_path)), OPTIONS)
     assert not found.problems
     assert found.memory is None
 
@@ -90,6 +93,6 @@ def test_a_broken_config_of_a_model_stops_nothing(tmp_path):
 def test_packages_of_a_cluster_s_nodes_are_a_warning(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr(packages, "is_installed", lambda module: module != "liger_kernel")
-    found = run_preflight(gpu_config(actor_rollout_ref__model__use_liger=True, gpu_memory_gb=80))
+    found = run_preflight(gpu_config(actor_rollout_ref__model__use_liger=True, gpu_memory_gb=80), OPTIONS)
     assert not found.problems
     assert any("liger_kernel, which is not installed" in warning for warning in found.warnings)

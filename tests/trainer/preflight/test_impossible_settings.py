@@ -8,6 +8,7 @@ pytest.importorskip("verl")
 
 from verl_loop import composed
 
+from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.trainer.preflight.impossible_settings import (
     IGNORED_VARIABLES,
     LAUNCH_VARIABLES,
@@ -20,7 +21,8 @@ AGENT = "actor_rollout_ref.agent"
 
 def problems(*overrides: str) -> list[str]:
     stops = (f"{AGENT}.action_stop_tokens=['<call>']", f"{AGENT}.tool_server_url=http://127.0.0.1:5000")
-    return list(check_impossible_settings(composed(*stops, *overrides)))
+    config = composed(*stops, *overrides)
+    return list(check_impossible_settings(config, options_in(config)))
 
 
 @pytest.mark.parametrize(

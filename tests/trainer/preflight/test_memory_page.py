@@ -9,6 +9,7 @@ pytest.importorskip("verl")
 from memory_page import estimated_cells, rows_of_page, settings_of
 from preflight_configs import changed_config
 
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.trainer.preflight import memory_report, packages
 from verl_tool.trainer.preflight.checks import run_preflight
 
@@ -41,7 +42,7 @@ def test_a_row_has_the_estimate_of_its_command(variables, recipe, cells):
 @pytest.mark.parametrize(("variables", "recipe", "cells"), ROWS, ids=[f"{recipe} {names}" for names, recipe, _ in ROWS])
 def test_its_command_passes_the_preflight_and_fits_or_is_named(variables, recipe, cells):
     config = changed_config(f"{recipe}/gpu.yaml", settings_of(variables))
-    assert not run_preflight(config).problems
+    assert not run_preflight(config, EpisodeOptions(enable_mtrl=True)).problems
     card, *phases, _ = map(int, cells)
     fits = max(phases) <= card
     assert fits == (recipe not in DOES_NOT_FIT)

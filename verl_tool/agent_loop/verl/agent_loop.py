@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import os
+import pickle
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -74,12 +75,12 @@ from verl_tool.verification import verification_of
 
 
 class ToolLoopOutput(AgentLoopOutput):
-    """What verl takes from an agent loop, which tokens are calls, and which turn each is of."""
+    """What verl takes from an agent loop.
 
-    action_mask: list[int] = Field(default_factory=list)
-    """1 on tokens of a call. [response_length]"""
-    turn_ids: list[int] = Field(default_factory=list)
-    """As `Trajectory.turn_ids`. [response_length]"""
+    Among its ``extra_fields`` are ``action_mask``, 1 on tokens of a call, ``turn_ids``, as `Trajectory.turn_ids`, and
+    of a final row the ``trajectory``, without images.
+    """
+
     row: int = Field(default=0, exclude=True)
     """Which of the rollout's rows this is."""
     is_final: bool = Field(default=True, exclude=True)
@@ -92,14 +93,20 @@ class ToolLoopOutput(AgentLoopOutput):
     routed_experts: Any = Field(default=None, exclude=True)
     """`ExpertRoutes.align`. [prompt_length + response_length, layers, top_k]"""
 
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Leave ``extra_fields`` as they are; pydantic makes dicts of dataclasses."""
+        return super().model_dump(exclude={"extra_fields"}, **options) | {"extra_fields": dict(self.extra_fields)}
+
     def as_dict(self) -> dict[str, Any]:
         """verl's newer trainer stores these fields as they are."""
         fields = super().as_dict()
         if self.routed_experts is not None:
             fields["routed_experts"] = torch.from_numpy(self.routed_experts)
-        for name in ("action_mask", "turn_ids"):
-            fields[name] = torch.tensor(fields[name], dtype=torch.int64)
         extra = fields["extra_fields"]
+        for name in ("action_mask", "turn_ids"):
+            fields[name] = torch.tensor(extra.pop(name), dtype=torch.int64)
+        if self.is_final:  # TransferQueue, too, makes a dict of a dataclass
+            extra["trajectory"] = pickle.dumps(extra["trajectory"])
         if "rm_scores" in fields:  # verl copies the rollout's reward to each of its rows
             own = json.loads(extra.get("reward_extra_info", {}).get(ROW_REWARDS, "[]"))
             own = [] if self.of_validation else own[:-1]
@@ -419,8 +426,8 @@ def as_verl_outputs(
         row = {name: [v for start, n in places for v in column[start : start + n]] for name, column in columns.items()}
         fields = {
             LOOP_FAULT: trajectory.excluded in (Excluded.FAULT, Excluded.ABORTED),
-            "action_mask": row["action_mask"],
-            "turn_ids": row["turn_ids"],
+            "action_mask": row.pop("action_mask"),
+            "turn_ids": row.pop("turn_ids"),
             "turn_scores": [],
             "tool_rewards": trajectory.tool_rewards,
             "min_global_steps": use.first_version,
@@ -443,7 +450,7 @@ def as_verl_outputs(
             )
         )
     outputs[-1].is_final = True
-    outputs[-1].extra_fields = {"trajectory": trajectory.to_json()} | outputs[-1].extra_fields
+    outputs[-1].extra_fields = {"trajectory": replace(trajectory, images={})} | outputs[-1].extra_fields
     check_trained_once(trajectory, outputs)
     return outputs
 

@@ -81,7 +81,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
 
     def _on_rollout(self, prompts: DataProto, output: DataProto) -> None:
         """Take the loop's own columns out of a rollout's output, which goes to every worker from here."""
-        lines = output.non_tensor_batch.pop("trajectory")
+        records = output.non_tensor_batch.pop("trajectory")
         invalid = np.array(invalid_rows(output.non_tensor_batch, len(output)))
         output.batch["response_mask"][invalid] = 0
         masks = output.non_tensor_batch.pop("action_mask")
@@ -99,7 +99,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             add_bonuses(output, bonuses)
         rewards = output.batch["rm_scores"].sum(-1).numpy() if "rm_scores" in output.batch else None
         if not sampled.all():
-            self._rollouts.add_baselines(lines[~sampled], None if rewards is None else rewards[~sampled], step)
+            self._rollouts.add_baselines(records[~sampled], None if rewards is None else rewards[~sampled], step)
             if rewards is not None:
                 # No baseline: what is compared with it is left out.
                 output.batch["rm_scores"][torch.from_numpy(invalid & ~sampled)] = torch.nan
@@ -113,7 +113,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             without_baseline=() if groups is None else set(groups[invalid & ~sampled]),
         )
         rewards = None if rewards is None else rewards[sampled].tolist()
-        written = self._rollouts.add(lines[sampled].tolist(), rewards, step, validation=validation, told=description)
+        written = self._rollouts.add(records[sampled].tolist(), rewards, step, validation=validation, told=description)
         if not validation:
             numbers = np.full(len(output), -1, dtype=object)
             numbers[sampled] = list(written)

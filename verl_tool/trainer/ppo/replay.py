@@ -5,6 +5,7 @@ Written for verl 0.9.0 and 0.9.1.
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +46,12 @@ def invalid_of(told: Sequence[LoopFields]) -> list[bool]:
     """Which rows are invalid."""
     rows = [row | row.get("reward_extra_info", {}) for row in told]
     return [invalid_rows({name: [value] for name, value in row.items()}, 1)[0] for row in rows]
+
+
+def trajectories_of(told: Sequence[LoopFields]) -> list[Trajectory]:
+    """The trajectories of rollouts' final rows. Those of another loop, and of an older checkpoint, are JSON."""
+    records = [row["trajectory"] for row in told]
+    return [Trajectory.from_json(each) if isinstance(each, str) else pickle.loads(each) for each in records]
 
 
 def read_reward_fields(told: Sequence[LoopFields], groups: Sequence[str] | None = None) -> Rewards:
@@ -127,7 +134,7 @@ class ValidGroupFilter(ReplayBuffer):
             values = {self._metric_of(uid, description[i]) for i in valid}
         if len(values) != 1:
             return None
-        self._filtered += _outcomes(description)
+        self._filtered += read_reward_fields(description).outcomes(trajectories_of(description), None)
         return values.pop()
 
     def _metric_of(self, uid: str, row: LoopFields) -> float:
@@ -152,8 +159,3 @@ def _extra_fields(keys: list[str], partition_id: str) -> list[LoopFields]:
     # `fields[name]` would give a list of another kind.
     rows: list[LoopFields] = fields.pop("extra_fields").tolist()
     return rows
-
-
-def _outcomes(told: Sequence[LoopFields]) -> list[GradedTrajectory]:
-    trajectories = [Trajectory.from_json(row["trajectory"]) for row in told]
-    return read_reward_fields(told).outcomes(trajectories, None)

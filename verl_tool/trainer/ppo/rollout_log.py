@@ -72,7 +72,8 @@ class RolloutLog:
         """
         self.tokens = TokenRecords(folder, tokens_every)
         self._folder = folder
-        self._watch = FaultWatch(limits if isinstance(limits, FaultLimits) else FaultLimits(limits))
+        self.limits = limits if isinstance(limits, FaultLimits) else FaultLimits(limits)
+        self._watch = FaultWatch(self.limits)
         self._sampled = sampled
         self._files: dict[str, Path] = {}
         self._lines: dict[str, int] = {}
@@ -83,7 +84,7 @@ class RolloutLog:
 
     def add(
         self,
-        lines: Sequence[str],
+        trajectories: Sequence[Trajectory],
         rewards: Sequence[float] | None,
         step: int,
         *,
@@ -93,14 +94,13 @@ class RolloutLog:
         filtered: Sequence[GradedTrajectory] = (),
         lost: int = 0,
     ) -> range:
-        """Keep one rollout, each trajectory as a line of JSON. The numbers of the lines in their file, from 0.
+        """Keep one rollout. The numbers of the trajectories' lines in their file, from 0.
 
         A step may sample more than once, and a validation come in several parts; either goes into one file. `told` is
         what is known besides `rewards`, `versions` the oldest and the newest weights that sampled each. `filtered` were
         sampled and thrown away with their groups, `lost` trajectories did not come. Raises TooManyFaultsError if
         too much of it failed.
         """
-        trajectories = [Trajectory.from_json(line) for line in lines]
         told = replace(told or Rewards(), rewards=rewards)
         outcomes = told.outcomes(trajectories, None if validation else self._sampled)
         if validation:
@@ -113,10 +113,9 @@ class RolloutLog:
         self._watch.check([*outcomes, *filtered], lost)
         return written
 
-    def add_baselines(self, lines: Sequence[str], rewards: Sequence[float] | None, step: int) -> None:
+    def add_baselines(self, trajectories: Sequence[Trajectory], rewards: Sequence[float] | None, step: int) -> None:
         """Keep the greedy answers that ReMax compares with; they are trained on nowhere and in no metric."""
-        outcomes = Rewards(rewards).outcomes([Trajectory.from_json(line) for line in lines], None)
-        self._write(outcomes, step, "baseline", validate=False)
+        self._write(Rewards(rewards).outcomes(trajectories, None), step, "baseline", validate=False)
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -25,7 +25,6 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_t
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
 from verl_tool.agent_loop.trajectory import BONUS, RECORD_PLACES
-from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.agent_loop.verl.stored_step import STORED_LINE
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
 from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
@@ -49,6 +48,7 @@ from verl_tool.trainer.ppo.replay import (
     read_loop_fields,
     read_reward_fields,
     rewards_of,
+    trajectories_of,
 )
 from verl_tool.trainer.ppo.rollout_log import TOKENS_TIMER, Rewards, bypasses, rollout_log
 from verl_tool.trainer.ppo.rollout_results import rollout_results
@@ -175,10 +175,9 @@ class AgentTrainerMixin(PPOTrainer):
         """
         raised, others = self.replay_buffer.take_raised()
         self._raised += raised
-        maximum = options_in(self.config).max_fault_fraction
-        check_replaced(self._raised, max(others, self.config.data.train_batch_size), maximum)
-        self._asked += num_prompts
         filters, batch = self.config.algorithm.filter_groups, self.config.data.train_batch_size
+        check_replaced(self._raised, max(others, batch), self._rollouts.limits.trajectories)
+        self._asked += num_prompts
         if filters.enable and 0 < filters.max_num_gen_batches * batch < self._asked:
             raise NoSignalError(
                 f"step {self.global_steps} needs more than algorithm.filter_groups.max_num_gen_batches="
@@ -197,16 +196,16 @@ class AgentTrainerMixin(PPOTrainer):
         keys = [batch.keys[row] for row in index.final]
         description = read_loop_fields(_select(batch, index.final))
         sums = rewards_of(index, batch.partition_id)
-        lines = [row["trajectory"] for row in description]
+        trajectories = trajectories_of(description)
         if partition == "val":
-            self._rollouts.add(lines, sums, step, validation=True, told=read_reward_fields(description))
+            self._rollouts.add(trajectories, sums, step, validation=True, told=read_reward_fields(description))
             return
         expected = prompts * self.config.actor_rollout_ref.rollout.n
         rewards = read_reward_fields(description, [prompt_of(key) for key in keys])
         sums, rewards = self._with_curiosity(keys, batch.partition_id, sums, rewards, invalid_of(description))
         versions = [versions_of(tag) for tag in batch.tags]
         written = self._rollouts.add(
-            lines,
+            trajectories,
             sums,
             step,
             validation=False,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from omegaconf import DictConfig
 from rich.table import Table
 
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.trainer.preflight.backends import check_combinations
 from verl_tool.trainer.preflight.impossible_settings import check_impossible_settings
 from verl_tool.trainer.preflight.memory_report import report_memory
@@ -39,10 +40,10 @@ class Preflight:
     """The estimate of GPU memory."""
 
 
-def run_preflight(config: DictConfig) -> Preflight:
-    """Check a config after `main_ppo.complete`: parallel sizes, batches, combinations, packages, CPUs, disk, memory."""
+def run_preflight(config: DictConfig, options: EpisodeOptions) -> Preflight:
+    """Check what `complete` returned `options` of: sizes, batches, combinations, packages, CPUs, disk, memory."""
     found = Preflight()
-    found.problems += [*check_combinations(config), *check_impossible_settings(config)]
+    found.problems += [*check_combinations(config), *check_impossible_settings(config, options)]
     if found.problems:  # what follows reads the settings that these name
         return found
     packages = list(check_packages(config))

@@ -11,8 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-from verl_tool.agent_loop.verl.config import options_in
-from verl_tool.errors import ConfigError
+from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.trainer.ppo.advantage import compares_within_groups
 
 MIN_PROMPT_TOKENS = 8
@@ -28,14 +27,14 @@ _MIN_LENGTH = 4
 _CONFIGS = Path(__file__).parents[1] / "config"
 
 
-def check_impossible_settings(config: DictConfig) -> Iterator[str]:
+def check_impossible_settings(config: DictConfig, options: EpisodeOptions) -> Iterator[str]:
     """A sentence for each setting that leaves no sample to learn from."""
-    yield from _check_lengths(config)
+    yield from _check_lengths(config, options)
     yield from _check_groups(config)
     yield from find_misspelt_variables(os.environ, config)
 
 
-def _check_lengths(config: DictConfig) -> Iterator[str]:
+def _check_lengths(config: DictConfig, options: EpisodeOptions) -> Iterator[str]:
     data = config.data
     if data.max_prompt_length < MIN_PROMPT_TOKENS:
         cut = "every row is left out" if data.filter_overlong_prompts else "every prompt loses its beginning"
@@ -43,18 +42,11 @@ def _check_lengths(config: DictConfig) -> Iterator[str]:
             f"data.max_prompt_length={data.max_prompt_length} (MAX_PROMPT_LENGTH) is shorter than any prompt of a "
             f"chat: {cut}; set it to the tokens of the longest prompt, {MIN_PROMPT_TOKENS} at least"
         )
-    if _uses_tools(config) and data.max_response_length < MIN_RESPONSE_TOKENS:
+    if options.enable_agent and data.max_response_length < MIN_RESPONSE_TOKENS:
         yield (
             f"data.max_response_length={data.max_response_length} (MAX_RESPONSE_LENGTH) has no room for a call, its "
             f"observation and an answer; set it to the tokens of all turns together, {MIN_RESPONSE_TOKENS} at least"
         )
-
-
-def _uses_tools(config: DictConfig) -> bool:
-    try:
-        return options_in(config).enable_agent
-    except ConfigError:  # so are the options of the loop
-        return False
 
 
 def _check_groups(config: DictConfig) -> Iterator[str]:

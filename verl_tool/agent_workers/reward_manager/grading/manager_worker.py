@@ -94,7 +94,7 @@ def batch_of(case: GradingCase) -> DataProto:
         **{k: v for k, v in case.row.items() if k not in ("ground_truth", "answer")},
         "extra_info": dict(extra) if isinstance(extra, Mapping) else {},  # pandas makes NaN of null
         "reward_model": {"style": "rule", "ground_truth": case.row["ground_truth"]},
-        "tool_extra_fields": {"trajectory": trajectory.to_json()},
+        "tool_extra_fields": {"trajectory": trajectory},
         "__num_turns__": max(2, trajectory.num_turns),
     }
     arrays = {name: np.empty(1, dtype=object) for name in columns}

@@ -42,14 +42,14 @@ class Sample:
 def sample_of(row: Mapping[str, Any], tensors: Mapping[str, Any], tokenizer: Decoder) -> Sample:
     """The sample of one row of verl's batch.
 
-    `row`: its non-tensor part; ``tool_extra_fields["trajectory"]`` holds the trajectory as JSON. `tensors`:
-    ``responses`` and ``attention_mask`` (and ``response_mask``), each [length]. A trajectory of another loop than
-    verl-tool's has no record; its mask tells who wrote what, and one of a single turn is the model's as a whole.
+    `row`: its non-tensor part; ``tool_extra_fields["trajectory"]`` is the `Trajectory`, of another loop its JSON.
+    `tensors`: ``responses`` and ``attention_mask`` (and ``response_mask``), each [length]. Where a loop tells neither,
+    the mask tells who wrote what, and a trajectory of a single turn is the model's as a whole.
 
     Raises ConfigError if neither tells which tokens the model wrote.
     """
-    record = (row.get("tool_extra_fields") or row).get("trajectory")
-    trajectory = Trajectory.from_json(record) if record is not None else _without_record(row, tensors)
+    record = (row.get("tool_extra_fields") or row).get("trajectory") or _without_record(row, tensors)
+    trajectory = Trajectory.from_json(record) if isinstance(record, str) else record
     written = (segment.tokens for segment in trajectory.response if segment.is_turn)
     return Sample(
         data_source=str(row["data_source"]),
@@ -71,7 +71,7 @@ def _without_record(row: Mapping[str, Any], tensors: Mapping[str, Any]) -> Traje
     else:
         raise ConfigError(
             f"a trajectory of {row['__num_turns__']} turns came without its record, so nothing tells the model's text "
-            "from the tools'; put Trajectory.to_json() into extra_fields['trajectory'], as verl_tool's agent loop does"
+            "from the tools'; put Trajectory.to_json() into extra_fields['trajectory']"
         )
     return Trajectory("", (Segment(Author.PROMPT, ()), *_segments(ids[:length], mask)), StopReason.ANSWERED)
 
