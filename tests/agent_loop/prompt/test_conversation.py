@@ -89,7 +89,7 @@ def test_a_conversation_as_texts_alone() -> None:
     parts = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]
     told = without_images([{"role": "system", "content": "s"}, {"role": "user", "content": parts}], "row 1")
     assert [message["content"] for message in told] == ["s", "<image>a<image>"]
-    with pytest.raises(ConfigError, match="row 1, message 0 holds a part of type 'video'"):
+    with pytest.raises(ConfigError, match="row 1, message 0 contains a part of type 'video'"):
         without_images([{"role": "user", "content": [{"type": "image"}, {"type": "video"}]}], "row 1")
-    with pytest.raises(ConfigError, match="no list of messages"):
+    with pytest.raises(ConfigError, match="not a list of messages"):
         without_images("abc", "row 1")  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], images: object, whe
     """
     column = [read_image(value, f"{where}, image {i}") for i, value in enumerate(_listed(images))]
     if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
-        raise ConfigError(f"{where}: the prompt is no list of messages with 'role' and 'content'")
+        raise ConfigError(f"{where}: the prompt is not a list of messages with 'role' and 'content'")
     left = iter(column)
     description: list[dict[str, Any]] = []
     found: list[ImagePart] = []
@@ -134,7 +134,9 @@ def _parts_of(content: object, left: Iterator[ImagePart], where: str) -> Iterato
             yield part["text"]
         else:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ConfigError(f"{where} holds a part of type {kind!r}; only text and images are carried. Leave it out")
+            raise ConfigError(
+                f"{where} contains a part of type {kind!r}; only text and images are carried. Leave it out"
+            )
 
 
 def _is_image(part: object) -> bool:

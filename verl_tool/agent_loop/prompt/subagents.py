@@ -34,7 +34,7 @@ def can_call_delegate(fmt: Format) -> bool:
     return write is None or any(call.name == DELEGATE.name for call in fmt.find_calls(write(DELEGATE.name, "…")))
 
 
-def delegates(action: Action, options: EpisodeOptions) -> bool:
+def is_delegation(action: Action, options: EpisodeOptions) -> bool:
     """Whether an action calls the tool."""
     return options.subagents and any(call.name == DELEGATE.name for call in action.sent_calls)
 
@@ -56,7 +56,7 @@ def read_task(action: Action, builder: TrajectoryBuilder, options: EpisodeOption
     return task
 
 
-def check_room(prompt_ids: Sequence[int], limit: int | None, max_model_len: int | None) -> None:
+def check_prompt_fits(prompt_ids: Sequence[int], limit: int | None, max_model_len: int | None) -> None:
     """Raise ArgumentsError if a sub-agent's prompt is longer than `limit`, or leaves no room for an answer."""
     limits = [n for n in (limit, None if max_model_len is None else max_model_len - 1) if n is not None]
     if len(prompt_ids) > min(limits, default=len(prompt_ids)):
@@ -65,7 +65,7 @@ def check_room(prompt_ids: Sequence[int], limit: int | None, max_model_len: int 
         )
 
 
-def finishes(action: Action) -> bool:
+def is_finish(action: Action) -> bool:
     """Whether an action of a sub-agent is its end: it must not reach the tools, which would end the trajectory."""
     return [call.name in ENDINGS for call in action.sent_calls] == [True]
 
@@ -73,7 +73,7 @@ def finishes(action: Action) -> bool:
 def answer_of(turn: ParsedTurn | None, stop: StopReason) -> str:
     """What the main agent is shown of a sub-agent that ended by `stop`, with `turn` as its last."""
     text = "" if turn is None else turn.text
-    if turn is not None and finishes(turn.action):
+    if turn is not None and is_finish(turn.action):
         [call] = turn.action.sent_calls
         text = turn.action.text[: call.start].strip() or call.input
     for mark in THOUGHTS.values():

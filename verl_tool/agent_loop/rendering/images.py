@@ -16,7 +16,7 @@ from verl_tool.agent_loop.observation import MAX_CHARS_PER_TOKEN, TRUNCATION_MAR
 from verl_tool.agent_loop.options import Side
 from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
-from verl_tool.agent_loop.trajectory_builder import fitting
+from verl_tool.agent_loop.trajectory_builder import longest_prefix
 from verl_tool.content.parts import ImagePart, at_tags
 from verl_tool.errors import ContentError
 
@@ -158,8 +158,8 @@ class ImagePlacer:
     def _trimmed(self, units: Sequence[int | ImagePart], keep: int, side: Side) -> list[Piece]:
         """The mark with whole units of at most `keep` tokens beside it."""
         n_head = {"left": 0, "right": keep, "middle": keep - keep // 2}[side]
-        head = fitting(units, self._size, n_head)
-        tail = fitting(units[len(head) :][::-1], self._size, keep - n_head)[::-1]
+        head = longest_prefix(units, self._size, n_head)
+        tail = longest_prefix(units[len(head) :][::-1], self._size, keep - n_head)[::-1]
         mark = TRUNCATION_MARK
         before, after = self._joined(head), self._joined(tail)
         # It joins the texts that it stands between.
