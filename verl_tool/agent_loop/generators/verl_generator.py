@@ -68,8 +68,8 @@ class VerlGenerator:
         send: Callable[[ImagePart], object] = ImagePart.decode,
         max_images: int | None = None,
     ) -> None:
-        """`engine` is its name in verl's config, such as ``vllm``. `send` converts an image for the engine, in a thread.
-        `max_images` is the engine's limit per trajectory (``limit_images``)."""
+        """`engine` is its name in verl's config, such as ``vllm``. `send` runs in a thread and converts an image for
+        the engine. `max_images` is the engine's limit per trajectory (``limit_images``)."""
         self._client, self._engine, self._send, self._max_images = client, engine, send, max_images
         self._uses: dict[str, EngineUse] = {}
 
