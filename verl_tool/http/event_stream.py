@@ -12,11 +12,11 @@ from verl_tool.util.json_text import encode_json
 
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": heartbeat\n\n"
-"""A comment, which clients pass over: it keeps proxies from closing a connection on which nothing moves."""
+"""Comment that clients ignore. It keeps proxies from closing an idle connection."""
 
 
 def event(value: object) -> bytes:
-    """One event with a JSON value. JSON of ours holds no line break, so it is one line."""
+    """Encode an event with a JSON value. `encode_json` writes no line breaks, so it is one line."""
     return b"data: " + encode_json(value) + b"\n\n"
 
 

@@ -23,7 +23,7 @@ def _make_reporting(tracking: type[Any]) -> type[Any]:
 
         def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> None:
             super().log(data, step, *args, **kwargs)
-            reported = self._watch.look(data, step)
+            reported = self._watch.check(data, step)
             row = step_row(data, step, asynchronous=self._asynchronous)
             if self._board is not None:
                 self._board.tell.remote([*([row] if row else []), *reported])
